@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What open streams of threads cost, and how soon the replay of a long thread begins.
+"""The cost of open thread streams, and the time until the replay of a long thread starts.
 
-Usage: thread_streams.py BASE_URL PID DATABASE_FILE   (a server with SQLite that does nothing else; Linux)
+Usage: thread_streams.py BASE_URL PID DATABASE_FILE   (an otherwise idle server with SQLite, on Linux)
 
-Opens 1,000 streams on 1,000 threads and lets them be: memory and CPU of the process by the kernel's counters. Then
-writes a thread of 100,000 events into the database, next to the server, and reads it as a client does.
+Opens 1,000 streams on 1,000 threads and measures the memory and CPU time of the idle server with the kernel's
+counters. Then writes a thread of 100,000 events directly into the database and reads it as a client.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ STREAMS, EVENTS, IDLE = 1000, 100_000, 30
 
 
 def memory():
-    """Memory of the server, in KiB, without the pages of the database file that the kernel lends it."""
+    """Returns the anonymous memory of the server, in KiB: without mapped pages of the database file."""
     with open(f"/proc/{PID}/status") as status:
         return int(next(line for line in status if line.startswith("RssAnon")).split()[1])
 
 
 def cpu():
-    """CPU time of the server, in seconds."""
+    """Returns the CPU time of the server, in seconds."""
     with open(f"/proc/{PID}/stat") as stat:
         fields = stat.read().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def switches():
-    """How often threads of the server went to sleep."""
+    """Returns the number of voluntary context switches of the server's threads."""
     import glob
     total = 0
     for place in glob.glob(f"/proc/{PID}/task/*/status"):
@@ -63,20 +63,20 @@ async def opens(thread, channels):
 
 async def idle_streams():
     threads = [str(uuid.uuid4()) for _ in range(STREAMS)]
-    # Half of them have had a run.
+    # Half of the threads have had a run.
     for thread in threads[: STREAMS // 2]:
         message = {"role": "user", "content": "hello"}
         post(f"/threads/{thread}/commands", {"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": {"messages": [message]}}})
     while post("/threads/count", {"status": "busy"}):
         await asyncio.sleep(0.5)
-    # What is made once, such as the caches of the database, belongs to no stream.
+    # Memory that is allocated once, such as the caches of the database, shall not count for the streams.
     for thread in threads[:100]:
         (await opens(thread, ["values"]))[1].close()
     await asyncio.sleep(5)
     before = memory()
     lines = [await opens(thread, ["values", "messages", "lifecycle", "input", "tools"]) for thread in threads]
     drains = [asyncio.create_task(reader.read(-1)) for reader, _ in lines]
-    # Whoever is silent gives back at the second sign of life what he wrote with.
+    # An idle stream frees its write buffer at the second heartbeat.
     await asyncio.sleep(12)
     each = (memory() - before) / STREAMS
     used, slept = cpu(), switches()

@@ -15,7 +15,7 @@ use adjutant::{
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Map, Value, json};
 
-/// What the server would read from a file. Everything that is registered below is used by its name.
+/// The configuration, which a server otherwise reads from a file. It refers to the parts registered below by name.
 pub(crate) const CONFIGURATION: &str = r#"
 [server]
 listen = "127.0.0.1:8123"
@@ -35,7 +35,7 @@ description = "Counts the words of a text."
 runnable = "count"
 "#;
 
-/// A subagent that is a program: it gets the state with its order as the last message, and gives back what it writes.
+/// A subagent that is a program: receives the state with its task as the last message, and returns what it writes.
 async fn count(_: Scope, state: State) -> Result<Update, Halt> {
     let text = state
         .messages
@@ -46,8 +46,8 @@ async fn count(_: Scope, state: State) -> Result<Update, Halt> {
     Ok(Update::messages([Message::ai(format!("{words} words"))]))
 }
 
-/// A tool that has a subagent find its result. The server keeps the run of the subagent, its depth and its limits; what
-/// the subagent says is the result of the call.
+/// A tool that delegates to a subagent. The server manages the run of the subagent, its depth and its limits; the
+/// subagent's answer is the result of the call.
 struct CountWords(Arc<ToolSpec>);
 
 impl CountWords {
@@ -76,7 +76,7 @@ impl Tool for CountWords {
     }
 }
 
-/// A policy that adds to the instructions of every agent that lists it.
+/// A policy that adds to the system prompt of every agent that lists it.
 struct HouseStyle;
 
 impl Middleware for HouseStyle {
@@ -92,7 +92,7 @@ impl Middleware for HouseStyle {
     }
 }
 
-/// A model: it has the words of the first message counted, and says what came of it.
+/// A model: calls a tool to count the words of the first message, and reports the result.
 struct Clerk;
 
 #[async_trait]
@@ -124,7 +124,7 @@ impl Model for Clerk {
     }
 }
 
-/// The server with its parts. `serve` or `start` is all that is left to say.
+/// Builds the server with its parts, ready for `serve` or `start`.
 pub(crate) fn desk() -> Builder {
     Adjutant::builder()
         .config_text(CONFIGURATION)

@@ -22,8 +22,8 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What the server sends with every call. The header `Idempotency-Key` carries the call's id as well: a service with
-/// effects remembers it and does nothing twice.
+/// The request body that the server sends for every call. The header `Idempotency-Key` has the id of the call: a
+/// service with side effects stores it and performs each call once.
 #[derive(Deserialize)]
 struct Call {
     args: Value,
@@ -31,7 +31,8 @@ struct Call {
     context: Option<Value>,
 }
 
-/// A string is the whole result. Any status but 200 is an error that the model is told of.
+/// Handles a call. The response is the result: a string, or an object with `content`. The model reads any status but
+/// 200 as an error.
 async fn call(Path(tool): Path<String>, Json(call): Json<Call>) -> (StatusCode, Json<Value>) {
     let args = &call.args;
     let agent = &call.agent_name;

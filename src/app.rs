@@ -1,4 +1,4 @@
-//! Builds the parts, and owns the order in which they start and stop.
+//! The assembly of the server: builds its parts from the configuration, and starts and stops them in order.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -48,7 +48,7 @@ pub use builder::{Builder, Prepared};
 
 use builder::Registered;
 
-/// The server, with everything it is made of.
+/// The server with all its parts.
 pub struct App {
     config: Config,
     db: Db,
@@ -61,12 +61,12 @@ pub struct App {
 }
 
 impl App {
-    /// Begins to put a server together.
+    /// Returns a builder for a server.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// Assembles the agents, and goes on with the runs that were left unfinished.
+    /// Assembles the agents and starts the worker, which continues unfinished runs.
     async fn open(
         config: Config,
         registered: Registered,
@@ -87,13 +87,13 @@ impl App {
             .transpose()?;
         let store = Store::open(db.clone(), Arc::clone(&clock), store_settings(&config.store), index)
             .await
-            .context("could not open the index of the store")?;
+            .context("could not open the vector index of the Store")?;
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
         let around = config::surroundings(&config);
         let tool_names = around.tools.iter().cloned().chain(POLICY_TOOLS.map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
-        let client = remote::client().context("could not make a client for tools")?;
+        let client = remote::client().context("could not create the HTTP client for tools")?;
         let mut tools = tools(&config, &client)?;
         tools.extend(registered.tools);
         let files = definitions::of_files(&config, Problems::default());
@@ -108,7 +108,7 @@ impl App {
             runnables: Arc::new(registered.runnables),
             policies: Arc::new(registered.policies),
             servers,
-            peers: peers(&config, &shutdown).context("could not make a client for other servers")?,
+            peers: peers(&config, &shutdown).context("could not create the HTTP client for remote agents")?,
             profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         };
         let ground = Ground {
@@ -125,11 +125,11 @@ impl App {
             metrics: metrics.clone(),
             store: store.clone(),
             retention: retention(&config),
-            webhooks: webhooks(&config.webhooks).context("could not prepare for webhooks")?,
+            webhooks: webhooks(&config.webhooks).context("could not create the webhook sender")?,
             lease: config.runtime.lease(),
             heartbeat: config.runtime.heartbeat(),
             max_concurrent_runs: usize::try_from(config.runtime.max_concurrent_runs).unwrap_or(usize::MAX),
-            bounds: bounds(&config.runtime),
+            bounds: run_bounds(&config.runtime),
             sizes: SizeLimits {
                 file: config.runtime.max_file_bytes,
                 state: config.runtime.max_state_bytes,
@@ -138,11 +138,11 @@ impl App {
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
         .await
-        .context("could not begin with the agents and their runs")?;
+        .context("could not load the agents or continue their runs")?;
         if let Some(pause) = config.runtime.reload() {
             let watch = Watch::new(&config.files);
             let soft = shutdown.soft().clone();
-            let following = definitions::follow(watch, runs.clone(), pause, soft);
+            let following = definitions::reload_on_change(watch, runs.clone(), pause, soft);
             shutdown.spawn_essential("definition files", following);
         }
         Ok(Self {
@@ -157,15 +157,16 @@ impl App {
         })
     }
 
-    /// What stops the server, and tells when it is about to stop.
+    /// Returns the shutdown signals of the server.
     pub fn shutdown(&self) -> &Shutdown {
         &self.shutdown
     }
 
-    /// Serves until the shutdown begins, then lets everybody finish.
+    /// Serves HTTP until the shutdown starts, then waits for running work.
     ///
     /// # Errors
-    /// When the listener fails, an essential task broke, or tasks had to be dropped, by a second signal or at the deadline.
+    /// Returns an error if the listener fails, if an essential task ended, or if tasks were dropped by a second signal
+    /// or at the deadline.
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
         self.check_address(address)?;
@@ -196,17 +197,17 @@ impl App {
         let serving = async {
             hard.run_until_cancelled(serving.boxed()).await;
             self.shutdown.begin();
-            // The loops store what they came to before the database is closed.
+            // Runs store their last step before the database is closed.
             hard.run_until_cancelled(self.runs.rest()).await;
             self.runs.close().await;
             self.db.close().await;
         };
-        // Side by side: the deadline runs from the first signal on.
+        // Both at once: the deadline starts with the first signal.
         let ((), finished) = tokio::join!(serving, self.shutdown.finished());
         Ok(finished?)
     }
 
-    /// Refuses to serve other machines without authentication, unless that is what the owner wants.
+    /// Refuses to listen on a public address without authentication, unless `insecure_no_auth` is set.
     fn check_address(&self, address: SocketAddr) -> anyhow::Result<()> {
         let may_be_public = self.config.files.settings.insecure_no_auth;
         if may_be_public || address.ip().to_canonical().is_loopback() {
@@ -216,19 +217,19 @@ impl App {
     }
 }
 
-/// Where a browser on this machine finds the page that shows the API document.
+/// Returns the URL of the API document for a browser on this machine.
 fn document_url(address: SocketAddr) -> String {
-    let here = match address.ip() {
+    let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
     };
-    format!("http://{}/docs", SocketAddr::new(here, address.port()))
+    format!("http://{}/docs", SocketAddr::new(ip, address.port()))
 }
 
-/// What the owner of a server that is bound to `address` decided about its HTTP side.
+/// Returns the HTTP settings of a server bound to `address`.
 fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
-    // The server may be told to listen under a name, which then is one of its own.
+    // A host name in `listen` is accepted as a name of the server.
     let listen = server.listen.rsplit_once(':').map(|(host, _)| host.to_owned());
     let named = listen.filter(|host| !host.starts_with('[') && host.parse::<IpAddr>().is_err());
     let hosts: Vec<String> = server.hosts.iter().cloned().chain(named).collect();
@@ -245,8 +246,8 @@ fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
     }
 }
 
-/// How many runs may wait, and how long one may be at work.
-fn bounds(runtime: &config::Runtime) -> RunBounds {
+/// Returns the limits of queued runs and of a run's time.
+fn run_bounds(runtime: &config::Runtime) -> RunBounds {
     RunBounds {
         waiting: runtime.max_queued_runs,
         waiting_on_thread: runtime.max_queued_runs_per_thread,
@@ -254,7 +255,7 @@ fn bounds(runtime: &config::Runtime) -> RunBounds {
     }
 }
 
-/// How long things are kept.
+/// Returns the retention of threads and checkpoints.
 fn retention(config: &Config) -> Retention {
     let ttl = |section: &TimeToLive| Ttl {
         after: section.after(),
@@ -274,7 +275,7 @@ fn retention(config: &Config) -> Retention {
     }
 }
 
-/// Who may be told that a run has ended.
+/// Creates the webhook sender.
 fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
     let settings = WebhookSettings {
         allow_private: section.allow_private,
@@ -291,7 +292,7 @@ fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
     Webhooks::new(settings, http::wire::report::render).map_err(|error| anyhow!("{error}"))
 }
 
-/// The database, whose tasks end the server when they end.
+/// Opens the database. If one of its tasks ends, the server stops.
 async fn database(storage: &config::Storage, shutdown: &Shutdown) -> anyhow::Result<Db> {
     let spawn = |name, task: BoxFuture<'static, ()>| shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
     let limits = DbLimits {
@@ -301,7 +302,7 @@ async fn database(storage: &config::Storage, shutdown: &Shutdown) -> anyhow::Res
     opened.with_context(|| format!("could not open {}", storage.url))
 }
 
-/// The other servers that may do the work of subagents.
+/// Creates the clients for the remote agents of other servers.
 fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     let section = &config.peers;
     let rules = AddressRules {
@@ -321,7 +322,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
         max_bytes: config.answers.max_remote_agent_bytes,
         max_stream_bytes: config.answers.max_remote_stream_bytes,
         max_event_bytes: config.answers.max_line_bytes,
-        pieces: pieces_of_others(&config.answers),
+        pieces: piece_limits(&config.answers),
     };
     let headers = section.headers.clone();
     let patience = section.patience();
@@ -337,7 +338,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     )?)
 }
 
-/// The secret from where it is kept.
+/// Returns the secret, read from the configuration, the environment or a file.
 fn secret(source: KeySource) -> anyhow::Result<Option<SecretString>> {
     Ok(match source {
         KeySource::Inline(secret) => Some(secret),
@@ -352,7 +353,7 @@ fn secret(source: KeySource) -> anyhow::Result<Option<SecretString>> {
     })
 }
 
-/// Whose pages may call the server.
+/// Returns the CORS settings.
 fn cors(server: &config::Server) -> CorsSettings {
     CorsSettings {
         origins: OriginRules::new(&server.cors_origins),
@@ -363,7 +364,7 @@ fn cors(server: &config::Server) -> CorsSettings {
     }
 }
 
-/// How long items of the Store stay.
+/// Returns the time to live of items in the Store.
 fn store_settings(store: &config::StoreSection) -> StoreSettings {
     StoreSettings {
         default_ttl: store.ttl.default_ttl(),
@@ -372,7 +373,7 @@ fn store_settings(store: &config::StoreSection) -> StoreSettings {
     }
 }
 
-/// By what items of the Store are found.
+/// Returns the embedder and the indexed fields of the Store.
 fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::Result<IndexParts> {
     let fields = TextPath::read_all("store.index.fields", &index.fields)?;
     Ok(IndexParts {
@@ -381,7 +382,7 @@ fn index_parts(index: &config::IndexSection, providers: &Providers) -> anyhow::R
     })
 }
 
-/// The places where models come from.
+/// Creates the model providers.
 fn providers(config: &Config) -> Providers {
     let configured = config
         .providers
@@ -390,12 +391,12 @@ fn providers(config: &Config) -> Providers {
     Providers::new(configured.collect(), config::variable).with_limits(answer_limits(&config.answers))
 }
 
-/// How long nothing may arrive of what tools, MCP servers and remote agents answer.
-fn pieces_of_others(answers: &config::Answers) -> PieceLimits {
+/// Returns the timeouts for pieces of responses from tools, MCP servers and remote agents.
+fn piece_limits(answers: &config::Answers) -> PieceLimits {
     PieceLimits::of_others(answers.first_byte(), answers.between_bytes())
 }
 
-/// The bounds of what models say.
+/// Returns the limits of models' answers.
 fn answer_limits(answers: &config::Answers) -> AnswerLimits {
     AnswerLimits {
         pieces: PieceLimits::of_models(answers.first_token(), answers.between_tokens()),
@@ -426,11 +427,11 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
     }
 }
 
-/// The MCP servers, of which there are none yet.
+/// Creates the pool of MCP servers, which is empty at first.
 fn mcp_servers(client: Client, answers: &config::Answers, shutdown: &Shutdown) -> McpServers {
     let limits = McpLimits {
         max_message_bytes: answers.max_mcp_bytes,
-        pieces: pieces_of_others(answers),
+        pieces: piece_limits(answers),
     };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
@@ -444,14 +445,14 @@ fn mcp_servers(client: Client, answers: &config::Answers, shutdown: &Shutdown) -
     })
 }
 
-/// The declared tools.
+/// Creates the tools of the configuration.
 fn tools(config: &Config, client: &Client) -> anyhow::Result<BTreeMap<String, Arc<dyn Tool>>> {
     let tool = |(name, definition): (&String, &ToolDefinition)| {
         let made: Arc<dyn Tool> = match definition.kind {
             ToolKind::Http => {
                 let tool = RemoteTool::new(name, definition, client.clone())?;
                 let tool = tool.with_longest_answer(config.answers.max_tool_bytes);
-                Arc::new(tool.with_pieces(pieces_of_others(&config.answers)))
+                Arc::new(tool.with_pieces(piece_limits(&config.answers)))
             }
             ToolKind::Builtin => demo::built_in(name, definition)
                 .ok_or_else(|| anyhow!("tool {name}: there is no built-in tool of that name"))?,

@@ -1,8 +1,8 @@
-//! The log of the process: lines on standard error, written by a thread of their own.
+//! The log of the process: lines on standard error, written by a thread of its own.
 //!
-//! Nothing waits for the log, and nothing fails with it. Who logs puts a line into a buffer and goes on. When the buffer is
-//! full, because whoever reads the log does not, or when a line cannot be written, because the disk is full or the reader
-//! is gone, lines are lost and counted: `adjutant_log_lines_lost_total` in `GET /metrics`.
+//! No task waits for the log or fails because of it: lines are put into a buffer. Lines are lost and counted in
+//! `adjutant_log_lines_lost_total` of `GET /metrics` if the buffer is full, because the reader of the log is too slow,
+//! or if a line cannot be written, because the disk is full or the reader has closed the pipe.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,29 +14,29 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{self, Log, LogFormat};
 
-/// How much may wait to be written, in bytes: some ten thousand lines, which outlasts a short stall of the reader.
-const MAX_WAITING: usize = 4 * 1024 * 1024;
+/// The maximum size of the buffer, in bytes: some ten thousand lines, enough for a short stall of the reader.
+const MAX_BUFFERED_BYTES: usize = 4 * 1024 * 1024;
 
-/// What the buffers keep of their room when they are empty, in bytes.
-const KEPT_ROOM: usize = 64 * 1024;
+/// The capacity that the buffers keep when they are empty, in bytes.
+const IDLE_CAPACITY: usize = 64 * 1024;
 
-/// How long the process waits at its end for what is still to be written.
+/// The maximum time that the process waits on exit for lines to be written.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The log of this process, once it was started.
+/// The log of this process, once it is started.
 static PROCESS: OnceLock<Buffer> = OnceLock::new();
 
-/// Sends what is logged to standard error from now on, and panics with it.
+/// Starts the log: lines and panics go to standard error from now on.
 ///
 /// # Errors
-/// When the filter cannot be read, when there is a log already, or when no thread can be started.
+/// Returns an error if the filter is invalid, if a log was started before, or if no thread can be started.
 pub fn start(log: &Log) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&log.filter)?;
     let buffer = PROCESS.get_or_init(Buffer::default);
     std::thread::Builder::new()
         .name("log".to_owned())
         .spawn(|| buffer.write_to(io::stderr()))?;
-    // An error of the log itself would be printed on the same broken standard error, and that panics.
+    // The subscriber would print its own errors with `eprintln!`, which panics if standard error is broken.
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(move || buffer)
@@ -56,7 +56,7 @@ pub fn start(log: &Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a line to standard error, after what was logged. Nothing happens when that is not possible.
+/// Writes a line to standard error, after the lines logged before. Errors are ignored.
 pub fn print(line: &str) {
     let line = format!("{line}\n");
     match PROCESS.get() {
@@ -65,24 +65,24 @@ pub fn print(line: &str) {
     }
 }
 
-/// Whether what is logged goes to standard error, by [`start`].
+/// Returns whether the log was started by [`start`].
 pub fn is_started() -> bool {
     PROCESS.get().is_some()
 }
 
-/// Waits until all that was logged is written, but not for long.
+/// Waits until all lines are written, but at most one second.
 pub fn flush() {
     if let Some(buffer) = PROCESS.get() {
         buffer.flush(FLUSH_DEADLINE);
     }
 }
 
-/// How many lines of the log of this process were lost so far.
+/// Returns the number of lines lost so far.
 pub fn lines_lost() -> u64 {
     PROCESS.get().map_or(0, |buffer| buffer.lost.load(Ordering::Relaxed))
 }
 
-/// Lines on their way from those who log to the thread that writes.
+/// The lines that wait for the writing thread.
 #[derive(Default)]
 struct Buffer {
     state: Mutex<State>,
@@ -93,42 +93,42 @@ struct Buffer {
 #[derive(Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Whether the thread is at work on what it took last.
+    /// Whether the thread is writing the lines that it took last.
     is_writing: bool,
 }
 
 impl Buffer {
-    /// Adds whole lines. They are lost if too much is waiting.
+    /// Adds whole lines. They are lost if the buffer is full.
     fn push(&self, lines: &[u8]) {
         let mut state = self.lock();
-        if state.waiting.len() + lines.len() > MAX_WAITING {
+        if state.waiting.len() + lines.len() > MAX_BUFFERED_BYTES {
             drop(state);
-            return self.lose(lines);
+            return self.count_lost(lines);
         }
         state.waiting.extend_from_slice(lines);
         drop(state);
         self.changed.notify_all();
     }
 
-    fn lose(&self, lines: &[u8]) {
+    fn count_lost(&self, lines: &[u8]) {
         let count = lines.iter().filter(|byte| **byte == b'\n').count();
         self.lost
             .fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Writes what comes, for as long as the process lives.
+    /// Writes lines for as long as the process lives.
     fn write_to(&self, mut out: impl Write) {
         let mut batch = vec![];
         loop {
             self.take(&mut batch);
             let unwritten = write_some(&mut out, &batch);
-            self.lose(unwritten);
+            self.count_lost(unwritten);
             batch.clear();
-            batch.shrink_to(KEPT_ROOM);
+            batch.shrink_to(IDLE_CAPACITY);
         }
     }
 
-    /// Waits for lines and takes all of them into `batch`, which is empty.
+    /// Waits for lines and moves all of them into `batch`, which must be empty.
     fn take(&self, batch: &mut Vec<u8>) {
         let mut state = self.lock();
         state.is_writing = false;
@@ -140,9 +140,9 @@ impl Buffer {
         state.is_writing = true;
     }
 
-    /// Waits until everything is written, or for as long as this.
-    fn flush(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    /// Waits until everything is written, or the timeout has passed.
+    fn flush(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         while state.is_writing || !state.waiting.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -173,7 +173,7 @@ impl Write for &Buffer {
     }
 }
 
-/// Writes as much as can be written; what is left when that fails.
+/// Writes as much as possible; returns what could not be written.
 fn write_some<'a>(out: &mut impl Write, mut bytes: &'a [u8]) -> &'a [u8] {
     while !bytes.is_empty() {
         match out.write(bytes) {
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A place for lines that takes each piece when it is told what to answer.
+    /// A writer whose result for each write is sent by the test.
     struct Reader {
         answers: Receiver<io::Result<usize>>,
         written: Sender<Vec<u8>>,
@@ -215,19 +215,19 @@ mod tests {
         let buffer = Arc::<Buffer>::default();
         let (answer, answers) = channel();
         let (written, read) = channel();
-        let at_work = Arc::clone(&buffer);
-        std::thread::spawn(move || at_work.write_to(Reader { answers, written }));
+        let writer = Arc::clone(&buffer);
+        std::thread::spawn(move || writer.write_to(Reader { answers, written }));
         (buffer, answer, read)
     }
 
     #[test]
-    fn a_reader_that_does_not_read_holds_nobody_up_and_what_is_too_much_is_counted() {
+    fn a_stalled_reader_blocks_no_writer_and_lost_lines_are_counted() {
         let (buffer, answer, read) = begin();
         let line = vec![b'\n'; 1024 * 1024];
         for _ in 0..20 {
             buffer.push(&line);
         }
-        // As much as waits may be on its way already.
+        // The writing thread may hold as much as the buffer.
         let lost = buffer.lost.load(Ordering::Relaxed) / (1024 * 1024);
         assert!((12..=16).contains(&lost), "{lost}");
         buffer.flush(Duration::ZERO);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_written_is_counted_and_the_next_one_is_tried() {
+    fn a_line_that_cannot_be_written_is_counted_and_writing_continues() {
         let (buffer, answer, read) = begin();
         answer.send(Err(io::ErrorKind::Interrupted.into())).unwrap();
         answer.send(Ok(2)).unwrap();

@@ -1,4 +1,4 @@
-//! The program: reads the command line, then serves or checks.
+//! The program: parses the command line, then serves or checks the configuration.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let prepared = Adjutant::builder().settings(settings).load();
     if only_check {
         let (text, is_usable) = config::verdict(prepared.as_ref().map(Prepared::loaded));
-        // Whoever does not read it still gets the exit code.
+        // The exit code tells the result even if standard output is closed.
         let _ = std::io::stdout().write_all(text.as_bytes());
         return if is_usable {
             ExitCode::SUCCESS
@@ -42,8 +42,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Asks the kernel for pages of the usual size only: in huge ones what lies idle, such as open streams, takes several times
-/// the memory that it uses (`benches/thread_streams.py`). A kernel that does not know the wish has no huge pages.
+/// Disables transparent huge pages: with them, idle memory such as that of open streams takes several times its size
+/// (`benches/thread_streams.py`). The error of a kernel without huge pages is ignored.
 #[cfg(target_os = "linux")]
 fn keep_pages_small() {
     let _ = rustix::thread::disable_transparent_huge_pages(true);

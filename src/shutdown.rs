@@ -1,10 +1,10 @@
-//! How the server stops, and how every long task is started.
+//! The shutdown of the server, and the start of every long task.
 //!
-//! There are two signals. *Soft*: take nothing new on, come to the next commit, leave. *Hard*: tasks are dropped where
-//! they are, which is safe, since what was not committed did not happen. A first SIGINT or SIGTERM is soft; a second
-//! one, or the deadline, is hard.
+//! There are two signals. *Soft*: accept nothing new, and stop at the next commit. *Hard*: tasks are dropped where they
+//! are, which is safe, since uncommitted work is repeated or lost as after a crash. The first SIGINT or SIGTERM is
+//! soft; a second one, or the deadline, is hard.
 //!
-//! Tasks are started here and nowhere else, so that none is forgotten when the server stops, and none dies unnoticed.
+//! All tasks are started here, so that each of them is stopped with the server and no panic goes unnoticed.
 
 use std::any::Any;
 use std::fmt;
@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, info, warn};
 
-/// How long tasks have to come to an end by themselves, unless told otherwise.
+/// The default time for tasks to finish after the soft signal.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Stops the server, and starts what has to be stopped. Clones are handles of the same.
+/// The shutdown signals and the task tracker of a server. Clones are handles to the same server.
 #[derive(Debug, Clone)]
 pub struct Shutdown {
     hard: CancellationToken,
@@ -29,22 +29,22 @@ pub struct Shutdown {
     tasks: TaskTracker,
     deadline: Duration,
     cause: Arc<OnceLock<Broken>>,
-    /// The signal that dropped everything, when it was one.
+    /// The signal that caused the hard shutdown, if one did.
     forced_by: Arc<OnceLock<&'static str>>,
-    /// How many tasks were alive when everything was dropped.
+    /// The number of tasks that were alive at the hard shutdown.
     dropped: Arc<OnceLock<usize>>,
 }
 
-/// Why a server did not stop in good order. The process then ends with an exit code that is not zero.
+/// The error of a server that did not shut down cleanly. The exit code of the process is then not zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopError {
-    /// An essential task ended although nobody had asked it to.
+    /// An essential task ended before the shutdown.
     Broken(Broken),
-    /// Tasks were dropped before they had come to an end.
+    /// Tasks were dropped before they had finished.
     Forced {
-        /// What dropped them.
+        /// The cause of the hard shutdown.
         reason: String,
-        /// How many there were.
+        /// The number of dropped tasks.
         tasks: usize,
     },
 }
@@ -56,7 +56,7 @@ impl fmt::Display for StopError {
             Self::Forced { reason, tasks } => {
                 write!(
                     f,
-                    "the server did not stop in good order: {reason}, and {tasks} tasks were dropped"
+                    "the server did not shut down cleanly: {reason}, and {tasks} tasks were dropped"
                 )
             }
         }
@@ -65,12 +65,12 @@ impl fmt::Display for StopError {
 
 impl std::error::Error for StopError {}
 
-/// An essential task that ended although nobody had asked it to.
+/// The error for an essential task that ended before the shutdown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    /// The task.
+    /// The name of the task.
     pub task: &'static str,
-    /// What happened to it.
+    /// The reason.
     pub reason: String,
 }
 
@@ -89,7 +89,7 @@ impl Default for Shutdown {
 }
 
 impl Shutdown {
-    /// A server that runs. Once told to stop, its tasks have until `deadline`.
+    /// Creates the signals of a running server. After the soft signal its tasks have until `deadline`.
     pub fn new(deadline: Duration) -> Self {
         let hard = CancellationToken::new();
         let soft = hard.child_token();
@@ -105,35 +105,35 @@ impl Shutdown {
         }
     }
 
-    /// Tells when to take nothing new on and to leave at the next commit.
+    /// Returns the token of the soft signal: accept nothing new, and stop at the next commit.
     pub fn soft(&self) -> &CancellationToken {
         &self.soft
     }
 
-    /// Tells when to drop everything. It implies [`Shutdown::soft`].
+    /// Returns the token of the hard signal: everything is dropped. Implies [`Shutdown::soft`].
     pub fn hard(&self) -> &CancellationToken {
         &self.hard
     }
 
-    /// Asks everybody to leave; the deadline begins.
+    /// Sends the soft signal; the deadline starts.
     pub fn begin(&self) {
         self.soft.cancel();
     }
 
-    /// Drops everything.
+    /// Sends the hard signal.
     pub fn force(&self) {
-        // The first time is the one that counts.
+        // Only the first call counts.
         let _ = self.dropped.set(self.tasks.len());
         self.hard.cancel();
     }
 
-    /// How many tasks are alive.
+    /// Returns the number of running tasks.
     pub fn tasks(&self) -> usize {
         self.tasks.len()
     }
 
-    /// Starts a task that may end at any time. A panic is logged and harms nobody else; the handle then yields
-    /// `None`, as it does when the task was dropped by [`Shutdown::hard`]. The handle may be thrown away.
+    /// Starts a task that may end at any time. A panic is logged and affects no other task; the handle then yields
+    /// `None`, as it does if the task was dropped by [`Shutdown::hard`]. The handle may be dropped.
     pub fn spawn<F>(&self, name: &'static str, future: F) -> JoinHandle<Option<F::Output>>
     where
         F: Future + Send + 'static,
@@ -141,7 +141,7 @@ impl Shutdown {
     {
         let hard = self.hard.clone();
         self.start(async move {
-            match guarded(&hard, future).await {
+            match run_guarded(&hard, future).await {
                 End::Done(output) => Some(output),
                 End::Dropped => {
                     debug!(task = name, "task dropped");
@@ -155,8 +155,8 @@ impl Shutdown {
         })
     }
 
-    /// Starts a task without which the server is of no use. When it ends before anybody asked it to, by an error, a
-    /// panic, or just so, the server stops and [`Shutdown::finished`] says why.
+    /// Starts a task that the server cannot do without. If it ends before the shutdown, by an error, a panic, or
+    /// without one, the server stops, and [`Shutdown::finished`] returns the reason.
     pub fn spawn_essential<F, E>(&self, name: &'static str, future: F)
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -164,19 +164,19 @@ impl Shutdown {
     {
         let shutdown = self.clone();
         let watched = async move {
-            let reason = match guarded(&shutdown.hard, future).await {
+            let reason = match run_guarded(&shutdown.hard, future).await {
                 End::Done(Ok(())) if shutdown.soft.is_cancelled() => return,
-                End::Done(Ok(())) => "it came to an end by itself".to_owned(),
+                End::Done(Ok(())) => "it ended without an error".to_owned(),
                 End::Done(Err(error)) => error.to_string(),
                 End::Panicked(reason) => format!("it panicked: {reason}"),
                 End::Dropped => return,
             };
             error!(task = name, %reason, "essential task ended, the server stops");
-            // Only the first is the cause; the others follow from it.
+            // Only the first is the cause; the others are its consequences.
             let _ = shutdown.cause.set(Broken { task: name, reason });
             shutdown.begin();
         };
-        // Nobody waits for the task itself; the tracker does.
+        // The tracker waits for the task, so the handle is not needed.
         drop(self.start(watched));
     }
 
@@ -186,18 +186,18 @@ impl Shutdown {
         let listener = async move {
             let mut signals = match Signals::new() {
                 Ok(signals) => signals,
-                Err(error) => return warn!(%error, "signals cannot be heard; stop the process another way"),
+                Err(error) => return warn!(%error, "cannot listen for signals; stop the process another way"),
             };
             let signal = signals.next().await;
             shutdown.begin();
-            info!(signal, "stopping; once more to stop at once");
+            info!(signal, "stopping; send the signal again to stop at once");
             let signal = signals.next().await;
-            // Nobody sends a third reason.
+            // There is no third signal: this can be set only once.
             let _ = shutdown.forced_by.set(signal);
             shutdown.force();
             warn!(signal, "stopping at once");
         };
-        // Not tracked: it must not keep the server alive, and a second signal has to be heard until the very end.
+        // Not tracked: it must not delay the end of the server, and must receive a second signal until then.
         #[expect(
             clippy::disallowed_methods,
             reason = "the one task that is meant to outlive the others"
@@ -205,10 +205,10 @@ impl Shutdown {
         drop(tokio::spawn(listener));
     }
 
-    /// Waits until the server was told to stop and all tasks have ended, by themselves or by the deadline.
+    /// Waits until the shutdown has started and all tasks have ended, by themselves or by the deadline.
     ///
     /// # Errors
-    /// When it stopped because an essential task had ended, or when tasks had to be dropped.
+    /// Returns an error if an essential task ended first, or if tasks were dropped.
     pub async fn finished(&self) -> Result<(), StopError> {
         self.soft.cancelled().await;
         self.tasks.close();
@@ -246,28 +246,28 @@ impl Shutdown {
     }
 }
 
-/// How a task came to its end.
+/// The outcome of a task.
 enum End<T> {
     Done(T),
     Dropped,
     Panicked(String),
 }
 
-/// Carries a future out until it ends, panics, or everything is dropped.
-async fn guarded<F: Future>(hard: &CancellationToken, future: F) -> End<F::Output> {
-    // Nothing of the future is looked at after a panic, so it cannot be seen half changed.
+/// Runs a future until it completes, panics, or is dropped by the hard signal.
+async fn run_guarded<F: Future>(hard: &CancellationToken, future: F) -> End<F::Output> {
+    // The future is not used after a panic, so a broken invariant in it cannot be observed.
     let caught = AssertUnwindSafe(future).catch_unwind();
     match hard.run_until_cancelled(caught).await {
         None => End::Dropped,
         Some(Ok(output)) => End::Done(output),
-        Some(Err(panic)) => End::Panicked(words_of(panic.as_ref())),
+        Some(Err(panic)) => End::Panicked(panic_message(panic.as_ref())),
     }
 }
 
-fn words_of(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without words".to_owned())
+        .unwrap_or_else(|| "no message".to_owned())
 }
 
 #[cfg(unix)]

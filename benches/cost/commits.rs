@@ -1,4 +1,4 @@
-//! What a durable transaction costs, alone and in company.
+//! The cost of a durable transaction, alone and with concurrent writers.
 
 use adjutant::db::threads;
 use adjutant::domain::id::ThreadId;
@@ -9,8 +9,8 @@ use serde_json::Map;
 use crate::lab::Lab;
 use crate::meter::{Cost, line};
 
-/// Each transaction inserts a thread, the smallest thing there is.
-pub(crate) async fn ask(lab: &Lab) {
+/// Runs the benchmark. Each transaction inserts a thread, the smallest row.
+pub(crate) async fn measure(lab: &Lab) {
     for writers in [1, 16, 64] {
         let cost = Cost::of(2_000, writers, || async {
             let thread = Thread::new(ThreadId::mint(), Map::new(), SystemClock.now());

@@ -1,4 +1,4 @@
-//! The server without its HTTP side, on a database of its own.
+//! A server without HTTP, on a database of its own.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,28 +28,28 @@ use adjutant::tool::{Tool, demo};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// The agent that everything is asked of.
+/// The agent used by all benchmarks.
 pub(crate) const AGENT: &str = "bench";
 
-/// Everything between HTTP and the disk, as `app.rs` puts it together.
+/// The parts between HTTP and the database, assembled as in `app.rs`.
 pub(crate) struct Lab {
     pub(crate) db: Db,
     pub(crate) events: Events,
     pub(crate) runs: Runs,
-    /// The database's file, on SQLite.
+    /// The database file, with SQLite.
     pub(crate) file: Option<PathBuf>,
     shutdown: Shutdown,
     _directory: TempDir,
 }
 
-/// The databases to ask: a new SQLite file, and the Postgres of the environment.
+/// Returns the databases to measure: a new SQLite file, and the Postgres URL of the environment.
 pub(crate) fn databases() -> Vec<Option<String>> {
     let postgres = adjutant::config::variable("ADJUTANT_TEST_POSTGRES_URL");
     std::iter::once(None).chain(postgres.map(Some)).collect()
 }
 
-/// No run of the lab names a webhook.
-fn nobody_is_told() -> WebhookSettings {
+/// Returns webhook settings; no run of the benchmarks has a webhook.
+fn webhook_settings() -> WebhookSettings {
     WebhookSettings {
         allow_private: false,
         private_hosts: vec![],
@@ -64,7 +64,7 @@ fn nobody_is_told() -> WebhookSettings {
     }
 }
 
-/// Other servers, which nobody asks.
+/// Returns the clients for remote servers, which the benchmarks do not use.
 fn peers() -> Peers {
     let reach = Reach {
         rules: AddressRules::default(),
@@ -82,7 +82,7 @@ fn peers() -> Peers {
 }
 
 impl Lab {
-    /// On the database at `url`, or on a new file.
+    /// Opens the server on the database at `url`, or on a new file.
     pub(crate) async fn open(url: Option<&str>) -> Self {
         let shutdown = Shutdown::new(Duration::from_secs(5));
         let directory = tempfile::tempdir().expect("a directory");
@@ -127,7 +127,7 @@ impl Lab {
             metrics: Metrics::new(Timestamp(0), []),
             store: store.expect("a store without an index"),
             retention: Retention::default(),
-            webhooks: Webhooks::new(nobody_is_told(), |_| Map::new()).expect("a client"),
+            webhooks: Webhooks::new(webhook_settings(), |_| Map::new()).expect("a client"),
             lease: Duration::from_secs(30),
             heartbeat: Duration::from_secs(5),
             max_concurrent_runs: 256,
@@ -161,7 +161,7 @@ impl Lab {
     /// Starts a run of `script` on `thread`.
     pub(crate) async fn start(&self, thread: ThreadId, script: &Value, after: Duration) -> Run {
         let input = json!({"messages": [{"role": "user", "content": script.to_string()}]});
-        let wish = Wish {
+        let request = Wish {
             target: Target::ThreadOrNew(thread),
             assistant: AssistantRef::Graph(AGENT.to_owned()),
             request: RunRequest {
@@ -172,10 +172,10 @@ impl Lab {
             metadata: Map::new(),
             after,
         };
-        self.runs.start(wish).await.expect("the run is admitted")
+        self.runs.start(request).await.expect("the run is admitted")
     }
 
-    /// Runs `script` on `thread` and follows it to its end, as `runs/wait` does.
+    /// Runs `script` on `thread` and waits for its end, as `runs/wait` does.
     pub(crate) async fn run(&self, thread: ThreadId, script: &Value) {
         let run = self.start(thread, script, Duration::ZERO).await;
         let mut tail = self.events.tail(&run, After::Start);
@@ -209,12 +209,12 @@ fn agent() -> AgentDefinition {
     }
 }
 
-/// An answer without calls.
+/// Returns a script with one answer without calls.
 pub(crate) fn one_step() -> Value {
     json!({"script": [{"text": "That is all."}]})
 }
 
-/// `count` rounds of a model's answer and one call, and a last answer.
+/// Returns a script with `count` rounds of an answer and one call, and a last answer.
 pub(crate) fn tool_steps(count: usize) -> Value {
     let call = json!({"tool_calls": [{"name": "lookup", "args": {"query": "rust"}}]});
     let steps: Vec<Value> = std::iter::repeat_n(call, count)
@@ -223,14 +223,14 @@ pub(crate) fn tool_steps(count: usize) -> Value {
     json!({"script": steps})
 }
 
-/// `count` delegations side by side, each of which looks one thing up.
+/// Returns a script with `count` parallel delegations, each with one tool call.
 pub(crate) fn delegations(count: usize) -> Value {
     let args = json!({"subagent_type": "researcher", "description": tool_steps(1).to_string()});
     let calls = vec![json!({"name": "task", "args": args}); count];
     json!({"script": [{"tool_calls": calls}, {"text": "Done."}]})
 }
 
-/// An answer in `count` pieces, the first of them after `first_ms`.
+/// Returns a script with an answer in `count` pieces, the first of them after `first_ms`.
 pub(crate) fn pieces(count: usize, first_ms: u64) -> Value {
     json!({"script": [{"text": "word ".repeat(count), "first_ms": first_ms}], "chunk": 5})
 }

@@ -1,11 +1,11 @@
-//! Wall time, processor time, bytes written, memory: what the kernel says of this process.
+//! Measurements of this process: wall time, CPU time, bytes written, memory.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, StreamExt};
 
-/// What a number of repetitions came to.
+/// The result of several repetitions.
 pub(crate) struct Cost {
     walls: Vec<Duration>,
     total: Duration,
@@ -13,7 +13,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// Does `work` `times` times, `clients` of them at once.
+    /// Runs `work` `times` times, with `clients` in parallel.
     pub(crate) async fn of<W: Future<Output = ()>>(times: usize, clients: usize, work: impl Fn() -> W) -> Self {
         let began = Instant::now();
         let before = cpu();
@@ -33,26 +33,26 @@ impl Cost {
         Self { walls, total, cpu }
     }
 
-    /// The median of the wall times, in milliseconds.
+    /// Returns the median wall time, in milliseconds.
     pub(crate) fn p50(&self) -> f64 {
         self.walls
             .get(self.walls.len() / 2)
             .map_or(0.0, |wall| wall.as_secs_f64() * 1e3)
     }
 
-    /// The processor time of one repetition, in milliseconds.
+    /// Returns the CPU time of one repetition, in milliseconds.
     pub(crate) fn cpu(&self) -> f64 {
         self.cpu.as_secs_f64() * 1e3 / count(self.walls.len().max(1))
     }
 
-    /// Repetitions in a second.
+    /// Returns the repetitions in a second.
     pub(crate) fn rate(&self) -> f64 {
         count(self.walls.len()) / self.total.as_secs_f64()
     }
 }
 
-/// The processor time of all living threads of this process. Counted by the scheduler in nanoseconds; the sums of
-/// `/proc/self/stat` come in hundredths of a second.
+/// Returns the CPU time of all living threads of this process. The scheduler counts it in nanoseconds; the sums of
+/// `/proc/self/stat` are in hundredths of a second.
 pub(crate) fn cpu() -> Duration {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let spent = |thread: fs::DirEntry| -> Option<u64> {
@@ -62,12 +62,12 @@ pub(crate) fn cpu() -> Duration {
     Duration::from_nanos(threads.filter_map(spent).sum())
 }
 
-/// The bytes that this process has handed to the kernel to write.
+/// Returns the bytes that this process has passed to write calls.
 pub(crate) fn written() -> f64 {
     field("/proc/self/io", "wchar:")
 }
 
-/// The memory of this process, in kilobytes.
+/// Returns the memory of this process, in kilobytes.
 pub(crate) fn memory() -> f64 {
     field("/proc/self/status", "VmRSS:")
 }
@@ -84,12 +84,12 @@ fn field(file: &str, name: &str) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// A count as a divisor; there are never enough for the difference to matter.
+/// Converts a count to a divisor. The counts are small enough for an exact conversion.
 pub(crate) fn count(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::NAN, f64::from)
 }
 
-/// Prints a line of a table: a name, then numbers with their units.
+/// Prints a row of a table: a name, then numbers with their units.
 pub(crate) fn line(name: &str, numbers: &[(f64, &str)]) {
     let numbers: Vec<String> = numbers
         .iter()

@@ -1,4 +1,4 @@
-//! What readers cost while nothing happens, and what they hold.
+//! The cost of readers while no event happens, and the memory that they hold.
 
 use std::time::Duration;
 
@@ -10,50 +10,44 @@ use crate::lab::{Lab, one_step, pieces};
 use crate::meter::{count, cpu, line, memory};
 use crate::stream::read;
 
-/// For how long it is looked.
-const WATCH: Duration = Duration::from_secs(4);
-/// For how long the model says nothing: longer than that.
+/// The duration of a measurement.
+const WINDOW: Duration = Duration::from_secs(4);
+/// The time in which the model sends nothing, in milliseconds: longer than a measurement.
 const SILENCE_MS: u64 = 7_000;
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-pub(crate) async fn ask(lab: &Lab) {
+pub(crate) async fn measure(lab: &Lab) {
     for readers in [0, 100, 1000] {
         let run = lab
             .start(ThreadId::mint(), &pieces(1, SILENCE_MS), Duration::ZERO)
             .await;
-        watch(
+        measure_idle(
             lab,
             &run,
-            &format!("{readers} readers of a run whose model thinks"),
+            &format!("{readers} readers of a run whose model sends nothing"),
             readers,
         )
         .await;
     }
-    // Nobody in this process works on it, so readers look at the database now and then.
+    // No worker of this process executes the run, so readers poll the database.
     for readers in [1, 100] {
         let run = lab
             .start(ThreadId::mint(), &one_step(), Duration::from_secs(3600))
             .await;
-        watch(
-            lab,
-            &run,
-            &format!("{readers} readers of a run that waits its turn"),
-            readers,
-        )
-        .await;
+        measure_idle(lab, &run, &format!("{readers} readers of a queued run"), readers).await;
     }
 }
 
-/// Measures from a moment after everybody has come to a moment before anything happens.
-async fn watch(lab: &Lab, run: &Run, name: &str, readers: usize) {
+/// Measures from shortly after all readers have connected until shortly before the next event.
+async fn measure_idle(lab: &Lab, run: &Run, name: &str, readers: usize) {
     let held = memory();
     let reading = join_all((0..readers).map(|_| read(lab, run, HEARTBEAT)));
-    let watching = async {
+    let measuring = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let before = cpu();
         let held = memory() - held;
-        tokio::time::sleep(WATCH).await;
-        let spent = cpu().saturating_sub(before).as_secs_f64() * 1e6 / WATCH.as_secs_f64();
+        tokio::time::sleep(WINDOW).await;
+        let spent = cpu().saturating_sub(before).as_secs_f64() * 1e6 / WINDOW.as_secs_f64();
         let each = count(readers.max(1));
         line(
             name,
@@ -64,10 +58,10 @@ async fn watch(lab: &Lab, run: &Run, name: &str, readers: usize) {
             ],
         );
     };
-    // The watcher decides when it is over.
+    // The measurement decides when the run is dropped.
     tokio::select! {
         biased;
-        () = watching => {}
+        () = measuring => {}
         _ = reading, if readers > 0 => panic!("the readers ended before they were watched"),
     }
 }

@@ -1,4 +1,4 @@
-//! What a run costs, and a step of it.
+//! The cost of a run, and of one of its steps.
 
 use adjutant::domain::id::ThreadId;
 use serde_json::Value;
@@ -6,8 +6,8 @@ use serde_json::Value;
 use crate::lab::{Lab, delegations, one_step, tool_steps};
 use crate::meter::{Cost, line};
 
-/// Each run has a thread of its own, made by the same request.
-pub(crate) async fn ask(lab: &Lab) {
+/// Runs the benchmark. Each run creates a thread of its own.
+pub(crate) async fn measure(lab: &Lab) {
     for clients in [1, 16] {
         let one = measure(lab, "one model step", (clients, 300), &one_step()).await;
         let ten = measure(

@@ -1,4 +1,4 @@
-//! What a streamed token costs: from the model through the log and the presenter to the bytes that a client gets.
+//! The cost of a streamed token: from the model through the log and the presenter to the bytes that a client receives.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::meter::{Cost, count, line};
 
 const TOKENS: usize = 500;
 
-pub(crate) async fn ask(lab: &Lab) {
+pub(crate) async fn measure(lab: &Lab) {
     let script = one_step();
     for clients in [1, 16] {
         let bare = Cost::of(200, clients, || lab.run(ThreadId::mint(), &script)).await;
@@ -33,7 +33,7 @@ pub(crate) async fn ask(lab: &Lab) {
     }
 }
 
-/// A run with so many readers that want `messages-tuple`, besides the one who waits for its end.
+/// Measures a run with this number of `messages-tuple` readers, in addition to one that waits for its end.
 async fn streamed(lab: &Lab, readers: usize) {
     let run = lab.start(ThreadId::mint(), &pieces(TOKENS, 0), Duration::ZERO).await;
     let reading = (0..readers).map(|_| async {
@@ -47,7 +47,7 @@ async fn streamed(lab: &Lab, readers: usize) {
     futures::join!(futures::future::join_all(reading), waiting);
 }
 
-/// Reads a run's stream to its end; returns how many bytes that were.
+/// Reads a run's stream to its end; returns the number of bytes.
 pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
     let request = StreamRequest {
         facts: Facts::of(run, AGENT),

@@ -1,4 +1,4 @@
-//! What a run on a long thread writes: the bytes must not grow with what was said before.
+//! The bytes written by a run on a long thread, which must not grow with the length of the conversation.
 
 use adjutant::domain::id::ThreadId;
 use serde_json::json;
@@ -8,10 +8,10 @@ use sqlx::{ConnectOptions, SqliteConnection};
 use crate::lab::Lab;
 use crate::meter::{Cost, count, line, written};
 
-/// How many turns are taken together; pages and the write-ahead log grow in leaps.
+/// The number of turns in one measurement; database pages and the write-ahead log grow in leaps.
 const WINDOW: usize = 20;
 
-pub(crate) async fn ask(lab: &Lab) {
+pub(crate) async fn measure(lab: &Lab) {
     let Some(file) = &lab.file else {
         return println!("  (counted on SQLite only)");
     };
@@ -49,7 +49,7 @@ pub(crate) async fn ask(lab: &Lab) {
     }
 }
 
-/// The bytes of all rows and index entries.
+/// Returns the bytes of all rows and index entries.
 async fn stored(conn: &mut SqliteConnection) -> f64 {
     let sum = sqlx::query_scalar::<_, i64>("select coalesce(sum(payload), 0) from dbstat")
         .fetch_one(conn)

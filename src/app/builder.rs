@@ -1,4 +1,4 @@
-//! Servers that have more than their configuration says: tools, policies, models and subagents written in Rust.
+//! The builder of servers with tools, policies, models and subagents written in Rust.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,33 +23,33 @@ use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
 use crate::tool::Tool;
 
-/// The policies that cannot be replaced: what they hold back would not be held back any more.
-const FIXED: [&str; 4] = [
+/// The policies that cannot be replaced, since the limits and approvals that they enforce would be lost.
+const IRREPLACEABLE: [&str; 4] = [
     "HumanInTheLoopMiddleware",
     "LimitsMiddleware",
     "RepeatedFailuresMiddleware",
     "SubAgentMiddleware",
 ];
 
-/// Where names are registered, in messages.
-const PROGRAM: &str = "the program";
+/// The file name used in errors about registrations.
+const PROGRAM_SOURCE: &str = "the program";
 
-/// What a program has registered, by name.
+/// The parts that a program has registered, by name.
 #[derive(Clone, Default)]
 pub(super) struct Registered {
     pub(super) tools: BTreeMap<String, Arc<dyn Tool>>,
     pub(super) policies: BTreeMap<String, Arc<dyn Middleware>>,
     pub(super) runnables: BTreeMap<String, Arc<dyn Runnable>>,
     sources: BTreeMap<String, Source>,
-    /// Models by the name after the colon, by the name before it.
+    /// The models by the name after the colon, by the provider's name before it.
     models: BTreeMap<String, BTreeMap<String, Arc<dyn Model>>>,
 }
 
-/// Puts a server together. Made by [`App::builder`].
+/// A builder for a server. Created by [`App::builder`].
 ///
-/// What is registered here, definitions name like anything that the configuration declares: tools in `tools`, policies in
-/// `middleware`, models in `model`, programs in the `runnable` of a subagent. Definitions may come from files, from code
-/// and over HTTP, all at once.
+/// Definitions refer to registered parts as to those of the configuration: tools in `tools`, policies in `middleware`,
+/// models in `model`, programs in the `runnable` of a subagent. Definitions may come from files, from code and over
+/// HTTP at the same time.
 #[derive(Default)]
 pub struct Builder {
     settings: Settings,
@@ -59,7 +59,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Takes what the command line and the environment say, as [`config::Arguments`] reads them.
+    /// Sets the command line and the environment, as parsed by [`config::Arguments`].
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         let embedded = std::mem::take(&mut self.settings.embedded);
@@ -67,14 +67,14 @@ impl Builder {
         self
     }
 
-    /// Reads this file instead of `adjutant.toml` in the working directory.
+    /// Sets the configuration file, instead of `adjutant.toml` in the working directory.
     #[must_use]
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.config = Some(path.into());
         self
     }
 
-    /// Takes this as the text of the configuration, in the place of a file.
+    /// Sets the text of the configuration, instead of a file.
     #[must_use]
     pub fn config_text(mut self, text: impl Into<String>) -> Self {
         self.settings.embedded.text = Some(text.into());
@@ -97,12 +97,12 @@ impl Builder {
         self
     }
 
-    /// Registers a policy under its own name. An agent that lists it in `middleware` has it inside the policies of the
-    /// server, or, if it has the name of one of them, in that one's place.
+    /// Registers a policy under its own name. For an agent that lists it in `middleware`, it is placed inside the
+    /// server's policies, or replaces the policy of the server with the same name.
     #[must_use]
     pub fn middleware(mut self, policy: impl Middleware + 'static) -> Self {
         let name = policy.name().to_owned();
-        if FIXED.contains(&name.as_str()) {
+        if IRREPLACEABLE.contains(&name.as_str()) {
             self.mistakes
                 .push(mistake(format!("the policy `{name}` of the server cannot be replaced")));
         }
@@ -118,7 +118,7 @@ impl Builder {
         self
     }
 
-    /// Registers one model under the name by which definitions use it, as in `lab:small`.
+    /// Registers one model under the name that definitions use, as in `lab:small`.
     #[must_use]
     pub fn model(mut self, name: &str, model: impl Model + 'static) -> Self {
         let Some((provider, name)) = name.split_once(':').filter(|(_, name)| !name.is_empty()) else {
@@ -134,7 +134,7 @@ impl Builder {
         self
     }
 
-    /// Registers a provider: `make` is asked for the model of the name after the colon, once for each name.
+    /// Registers a provider: `make` creates the model for the name after the colon, once for each name.
     #[must_use]
     pub fn provider(
         mut self,
@@ -153,8 +153,8 @@ impl Builder {
         self
     }
 
-    /// Registers a program that subagents can be, under the name by which their `runnable` names it. One program may serve
-    /// several subagents.
+    /// Registers a program under the name that the `runnable` of subagents refers to. Several subagents may use one
+    /// program.
     #[must_use]
     pub fn runnable(mut self, name: &str, runnable: impl Runnable + 'static) -> Self {
         self.check_word("program", name);
@@ -169,7 +169,7 @@ impl Builder {
         self
     }
 
-    /// Defines an agent in code, beside those of files.
+    /// Adds an agent definition in code, beside those of files.
     #[must_use]
     pub fn agent(mut self, graph_id: &str, definition: AgentDefinition) -> Self {
         if self
@@ -185,7 +185,7 @@ impl Builder {
         self
     }
 
-    /// Lives by this clock instead of the machine's.
+    /// Replaces the system clock.
     #[must_use]
     pub fn clock(self, clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -201,10 +201,10 @@ impl Builder {
         }
     }
 
-    /// Reads and checks the configuration. Nothing is opened yet.
+    /// Reads and validates the configuration. Opens nothing yet.
     ///
     /// # Errors
-    /// Everything that is wrong with the configuration and with what was registered.
+    /// Returns all errors in the configuration and in the registrations.
     pub fn load(self) -> Result<Prepared, Problems> {
         let loaded = config::load(&self.settings);
         let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
@@ -222,27 +222,27 @@ impl Builder {
         }
     }
 
-    /// Reads the configuration, opens the database, and goes on with the runs that were left unfinished. The server then
-    /// waits for [`App::serve`].
+    /// Reads the configuration, opens the database, and continues unfinished runs. Call [`App::serve`] to serve HTTP.
     ///
     /// # Errors
-    /// When the configuration is wrong, the database cannot be opened, or an agent cannot be assembled.
+    /// Returns an error if the configuration is invalid, the database cannot be opened, or an agent cannot be
+    /// assembled.
     pub async fn start(self) -> anyhow::Result<App> {
         let prepared = self.load()?;
         let shutdown = Shutdown::new(prepared.loaded.config.server.shutdown_deadline());
         prepared.start(shutdown).await
     }
 
-    /// Serves at the configured address until the process is told to stop.
+    /// Serves at the configured address until the process is stopped.
     ///
     /// # Errors
-    /// As [`Builder::start`], and when the address is taken or the server fails.
+    /// As [`Builder::start`], and if the address is in use or the server fails.
     pub async fn serve(self) -> anyhow::Result<()> {
         Box::pin(self.load()?.serve()).await
     }
 }
 
-/// A server whose configuration was read and found good.
+/// A server with a valid configuration.
 pub struct Prepared {
     loaded: Loaded,
     registered: Registered,
@@ -250,15 +250,15 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// The configuration, with what is odd about it.
+    /// Returns the configuration with its warnings.
     pub fn loaded(&self) -> &Loaded {
         &self.loaded
     }
 
-    /// Opens the database, assembles the agents, and goes on with the runs that were left unfinished.
+    /// Opens the database, assembles the agents, and continues unfinished runs.
     ///
     /// # Errors
-    /// When the database cannot be opened or an agent cannot be assembled.
+    /// Returns an error if the database cannot be opened or an agent cannot be assembled.
     pub async fn start(self, shutdown: Shutdown) -> anyhow::Result<App> {
         let db = self.open_database(&shutdown).await?;
         Box::pin(self.start_on(db, shutdown)).await
@@ -266,7 +266,7 @@ impl Prepared {
 
     async fn open_database(&self, shutdown: &Shutdown) -> anyhow::Result<Db> {
         let opened = super::database(&self.loaded.config.storage, shutdown).await;
-        // The tasks that were started already are not missed.
+        // Stops the tasks that were started already.
         opened.inspect_err(|_| shutdown.begin())
     }
 
@@ -275,25 +275,25 @@ impl Prepared {
         opened.inspect_err(|_| shutdown.begin())
     }
 
-    /// Serves at the configured address until the process is told to stop.
+    /// Serves at the configured address until the process is stopped.
     ///
     /// # Errors
-    /// When the address is taken, the server cannot start, or fails.
+    /// Returns an error if the address is in use, or if the server cannot start or fails.
     pub async fn serve(self) -> anyhow::Result<()> {
         for warning in &self.loaded.warnings.0 {
-            tracing::warn!(%warning, "odd configuration");
+            tracing::warn!(%warning, "configuration warning");
         }
         let agents: Vec<&str> = self.loaded.config.agents.keys().map(String::as_str).collect();
         tracing::info!(
             source = self.loaded.source,
-            agents = shown(&agents),
+            agents = name_list(&agents),
             "configuration loaded"
         );
         let server = &self.loaded.config.server;
         let shutdown = Shutdown::new(server.shutdown_deadline());
         shutdown.listen_for_signals();
-        // Before the port is bound: whoever finds it bound finds a server. Before the agents are assembled and runs go on:
-        // a second server, whose port is taken, must not do that.
+        // The database is opened before the port is bound, so that a client that connects gets an answer. Agents are
+        // assembled and runs continued only after that: a second server with the same port must not do so.
         let db = self.open_database(&shutdown).await?;
         let listener = TcpListener::bind(&server.listen).await;
         let listener = listener.with_context(|| format!("cannot listen on {}", server.listen));
@@ -311,8 +311,8 @@ impl Prepared {
         app.serve(listener).await
     }
 
-    /// What whoever starts the server by hand wants to know, a line each. Programs read logs in JSON, and libraries do not
-    /// print: there it is in the log alone.
+    /// Returns the lines printed for a person who starts the server in a terminal. With the JSON log format, and in an
+    /// embedded server without this log, nothing is printed.
     fn greeting(&self, address: SocketAddr) -> Vec<String> {
         let config = &self.loaded.config;
         if config.log.format != LogFormat::Text || !logging::is_started() {
@@ -326,12 +326,12 @@ impl Prepared {
             false => format!("Serves {}.", self.loaded.source),
         };
         let document = format!("API document: {}", super::document_url(address));
-        vec![serves, document, format!("Agents: {}", shown(&agents))]
+        vec![serves, document, format!("Agents: {}", name_list(&agents))]
     }
 }
 
 impl Registered {
-    /// The providers of the program: those that make models of any name, and those with models of certain names.
+    /// Returns the registered providers, combined with the registered single models.
     pub(super) fn sources(&self) -> BTreeMap<String, Source> {
         let mut sources = self.sources.clone();
         for (provider, models) in &self.models {
@@ -355,21 +355,21 @@ impl Registered {
 }
 
 fn mistake(message: impl Into<String>) -> Problem {
-    Problem::in_file(PROGRAM, message)
+    Problem::in_file(PROGRAM_SOURCE, message)
 }
 
-/// These names, or the first of them.
-fn shown(names: &[&str]) -> String {
-    const MOST: usize = 20;
-    let first = names.iter().take(MOST).copied().collect::<Vec<_>>().join(", ");
-    match names.len().checked_sub(MOST).filter(|more| *more > 0) {
+/// Returns the first 20 names, separated by commas, and the number of the others.
+fn name_list(names: &[&str]) -> String {
+    const MAX_NAMES: usize = 20;
+    let first = names.iter().take(MAX_NAMES).copied().collect::<Vec<_>>().join(", ");
+    match names.len().checked_sub(MAX_NAMES).filter(|more| *more > 0) {
         Some(more) => format!("{first} and {more} more"),
         None if names.is_empty() => "none".to_owned(),
         None => first,
     }
 }
 
-/// Registers a thing; a name that is taken is a mistake.
+/// Registers a part; a name that is in use is an error.
 fn add<T>(all: &mut BTreeMap<String, T>, what: &str, name: String, thing: T, mistakes: &mut Vec<Problem>) {
     match all.entry(name) {
         Entry::Occupied(taken) => mistakes.push(mistake(format!("the {what} `{}` is registered twice", taken.key()))),

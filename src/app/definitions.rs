@@ -1,4 +1,4 @@
-//! The definitions that come from files, and how their changes reach the running server.
+//! Definitions from files, and the task that reloads them.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::config::{Config, Problems, Watch};
 use crate::definition::Remark;
 use crate::runtime::{FileAgent, FileAgents, Runs};
 
-/// What the files of a configuration define, and what is odd about it.
-pub(super) fn of_files(config: &Config, oddities: Problems) -> FileAgents {
+/// Returns the agents that the files of a configuration define, with the warnings about them.
+pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
     let agent = |(graph_id, definition): (&String, &_)| FileAgent {
         graph_id: graph_id.clone(),
         place: config
@@ -23,12 +23,12 @@ pub(super) fn of_files(config: &Config, oddities: Problems) -> FileAgents {
     };
     FileAgents {
         agents: config.agents.iter().map(agent).collect(),
-        remarks: remarks(oddities),
+        remarks: remarks(warnings),
         servers: config.mcp_servers.clone(),
     }
 }
 
-/// Oddities and mistakes, each with the agent that it is about, when it is about one.
+/// Returns diagnostics, each with its agent, if it is about one.
 fn remarks(problems: Problems) -> Vec<(Option<String>, Remark)> {
     problems
         .0
@@ -37,30 +37,30 @@ fn remarks(problems: Problems) -> Vec<(Option<String>, Remark)> {
         .collect()
 }
 
-/// Takes over what files define whenever they change. Ends with the server.
+/// Reloads definitions whenever their files change, until the shutdown.
 ///
 /// # Errors
-/// When the look at the files panicked.
-pub(super) async fn follow(
+/// Returns an error if reading the files panicked.
+pub(super) async fn reload_on_change(
     mut watch: Watch,
     runs: Runs,
     pause: Duration,
     soft: CancellationToken,
 ) -> Result<(), JoinError> {
     while soft.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
-        let looking = tokio::task::spawn_blocking(move || {
+        let reading = tokio::task::spawn_blocking(move || {
             let found = watch.look();
             (watch, found)
         });
-        let (back, found) = looking.await?;
-        watch = back;
+        let (returned, found) = reading.await?;
+        watch = returned;
         match found {
             None => {}
             Some(Err(problems)) => runs.refuse_files(remarks(problems)).await,
             Some(Ok(loaded)) => {
                 let files = of_files(&loaded.config, loaded.warnings);
                 if let Err(error) = runs.replace_files(files).await {
-                    tracing::error!(%error, "could not store a change of the definitions; it is not in use");
+                    tracing::error!(%error, "could not store changed definitions; the previous ones stay in use");
                 }
             }
         }

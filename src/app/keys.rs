@@ -1,4 +1,4 @@
-//! Keys of providers that agents need and do not have. A server starts without them, so that whoever starts it is told.
+//! Warnings about missing API keys of providers. A server starts without them.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use super::builder::Registered;
 use crate::config::{Config, Loaded, Problem};
 use crate::definition::{AgentDefinition, Severity};
 
-/// A key that is not there.
+/// A missing key.
 struct MissingKey {
     reason: String,
-    /// Who cannot work without it.
+    /// The agents and indexes that need the key.
     users: Vec<String>,
 }
 
-/// One warning for each provider that lacks its key and is to be asked: by agents, or for the index of the Store.
+/// Returns one warning for each provider that lacks its key and is used by an agent or the index of the Store.
 pub(super) fn missing(loaded: &Loaded, registered: &Registered) -> Vec<Problem> {
     let providers = super::providers(&loaded.config).with_own(registered.sources());
     let mut missing: BTreeMap<String, MissingKey> = BTreeMap::new();
@@ -44,7 +44,7 @@ fn warning(loaded: &Loaded, provider: &str, key: &MissingKey) -> Problem {
     }
 }
 
-/// Who asks which model.
+/// Returns each user of a model, with the name of the model.
 fn models(config: &Config) -> impl Iterator<Item = (String, &str)> {
     let of_agents = config.agents.iter().flat_map(|(graph_id, agent)| {
         let user = format!("agent {graph_id}");

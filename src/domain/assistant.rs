@@ -1,4 +1,4 @@
-//! An assistant: named, versioned settings of an agent definition.
+//! Assistants: named, versioned settings of an agent definition.
 
 use serde_json::{Map, Value, json};
 
@@ -6,27 +6,27 @@ use super::id::AssistantId;
 use super::time::Timestamp;
 use super::{Invalid, metadata};
 
-/// The name of an assistant that was given none.
+/// The name of an assistant whose request gave none.
 pub const UNTITLED: &str = "Untitled";
-/// How long a name may be, in characters.
+/// The maximum length of a name, in characters.
 pub const LONGEST_NAME: usize = 512;
-/// How long a description may be, in characters.
+/// The maximum length of a description, in characters.
 pub const LONGEST_DESCRIPTION: usize = 16 * 1024;
-/// How large `config` and `context` may be, each for itself, in bytes of JSON. They are copied into every run.
-pub const LARGEST_SETTING: usize = 128 * 1024;
+/// The maximum size of `config` and of `context`, each in bytes of JSON. Both are copied into every run.
+pub const MAX_SETTING_BYTES: usize = 128 * 1024;
 
-/// What clients run: an agent definition with settings. The settings are those of the version in use.
+/// An assistant: an agent definition with settings, the target of a run. The settings are those of the version in use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Assistant {
-    /// Identifies it.
+    /// The id.
     pub id: AssistantId,
     /// The number of the version in use.
     pub version: i64,
-    /// What that version says.
+    /// The settings of the version in use.
     pub settings: Settings,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// When it last changed, or last took another version into use.
+    /// The time of the last change, including a switch to another version.
     pub updated_at: Timestamp,
 }
 
@@ -35,50 +35,50 @@ pub struct Assistant {
 pub struct Version {
     /// The assistant.
     pub assistant: AssistantId,
-    /// Counts from 1 within the assistant.
+    /// The number of the version, counted from 1 within the assistant.
     pub number: i64,
-    /// What it says.
+    /// The settings of the version.
     pub settings: Settings,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Timestamp,
 }
 
-/// What a version of an assistant says.
+/// The settings of one version of an assistant.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Settings {
     /// The key of the agent definition.
     pub graph_id: String,
-    /// `tags`, `recursion_limit`, `configurable` for every run.
+    /// `tags`, `recursion_limit` and `configurable` for every run.
     pub config: Map<String, Value>,
-    /// What tools may know about the caller, in every run.
+    /// The context of every run, readable by tools and policies.
     pub context: Map<String, Value>,
-    /// The owner's own notes, searchable. Copied to every run.
+    /// The client's metadata, searchable and copied to every run.
     pub metadata: Map<String, Value>,
-    /// What people call it.
+    /// The display name.
     pub name: String,
-    /// What it is for.
+    /// The description.
     pub description: Option<String>,
 }
 
-/// What a new version of an assistant says differently. The default says nothing.
+/// A change of an assistant's settings. The default changes nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Change {
-    /// Another definition.
+    /// The key of another definition.
     pub graph_id: Option<String>,
-    /// Takes the place of the old one.
+    /// A value that replaces the old one.
     pub config: Option<Map<String, Value>>,
-    /// Takes the place of the old one.
+    /// A value that replaces the old one.
     pub context: Option<Map<String, Value>>,
-    /// Keys that are set; the others stay.
+    /// Keys to set; the others stay.
     pub metadata: Option<Map<String, Value>>,
-    /// Another name.
+    /// A new name.
     pub name: Option<String>,
-    /// Another description.
+    /// A new description.
     pub description: Option<String>,
 }
 
 impl Assistant {
-    /// The assistant that every definition has by itself.
+    /// Creates the default assistant of a definition.
     pub fn automatic(graph_id: &str, name: &str, description: Option<&str>, now: Timestamp) -> Self {
         let settings = Settings {
             graph_id: graph_id.to_owned(),
@@ -90,7 +90,7 @@ impl Assistant {
         Self::new(AssistantId::of_graph(graph_id), settings, now)
     }
 
-    /// An assistant in its first version.
+    /// Creates an assistant with version 1.
     pub fn new(id: AssistantId, settings: Settings, now: Timestamp) -> Self {
         Self {
             id,
@@ -101,7 +101,7 @@ impl Assistant {
         }
     }
 
-    /// Takes another version into use.
+    /// Switches to another version.
     pub fn take(&mut self, version: Version, now: Timestamp) {
         self.version = version.number;
         self.settings = version.settings;
@@ -110,10 +110,11 @@ impl Assistant {
 }
 
 impl Settings {
-    /// Keeps `context` and `config.configurable`, two names for one thing, alike: what is empty is filled from the other.
+    /// Returns the settings with `context` and `config.configurable`, two names for one value, made equal: an empty one
+    /// is filled from the other.
     ///
     /// # Errors
-    /// When both hold something, and not the same.
+    /// Returns [`Contradiction`] if both are given and differ.
     pub fn mirrored(mut self) -> Result<Self, Contradiction> {
         let configurable = configurable(&self.config);
         match (configurable.is_empty(), self.context.is_empty()) {
@@ -128,11 +129,11 @@ impl Settings {
         Ok(self)
     }
 
-    /// These settings with a change. Like [`Settings::mirrored`], a new `context` or `configurable` changes both; a new
-    /// `config` that does not speak of it leaves the context as it is.
+    /// Returns these settings with a change applied. As in [`Settings::mirrored`], a new `context` or `configurable`
+    /// changes both; a new `config` without `configurable` leaves the context as it is.
     ///
     /// # Errors
-    /// When the change itself holds both, and not the same.
+    /// Returns [`Contradiction`] if the change gives both and they differ.
     pub fn changed(mut self, change: Change) -> Result<Self, Contradiction> {
         let given = change.config.as_ref().map(configurable).unwrap_or_default();
         match change.context {
@@ -159,10 +160,10 @@ impl Settings {
         Ok(self)
     }
 
-    /// Whether everything is within its bounds.
+    /// Checks every field against its maximum size.
     ///
     /// # Errors
-    /// Names the field that is not.
+    /// Returns the first field that is too large.
     pub fn check(&self) -> Result<(), Invalid> {
         if self.name.is_empty() || self.name.chars().count() > LONGEST_NAME {
             return Err(Invalid::new(
@@ -180,19 +181,19 @@ impl Settings {
                 format!("has more than {LONGEST_DESCRIPTION} characters"),
             ));
         }
-        // A context that is too large stands in `config`, too, and shall be named as what it is.
+        // `context` comes first: one that is too large is part of `config`, too, and the error shall name `context`.
         for (field, value) in [("context", &self.context), ("config", &self.config)] {
             let size = serde_json::to_vec(value).map_or(usize::MAX, |json| json.len());
-            if size > LARGEST_SETTING {
-                let reason = format!("has {size} bytes of JSON; more than {LARGEST_SETTING} are not kept");
+            if size > MAX_SETTING_BYTES {
+                let reason = format!("has {size} bytes of JSON; at most {MAX_SETTING_BYTES} are allowed");
                 return Err(Invalid::new(field, reason));
             }
         }
         metadata::check(&self.metadata)
     }
 
-    /// The settings of one run: those of the request, and these where the request says nothing. Objects are merged key by
-    /// key at their top, and so is `configurable`.
+    /// Returns the settings of one run: those of the request, with these as defaults. Objects are merged by their
+    /// top-level keys, and so is `configurable`.
     pub fn laid_under(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
         let mut own = configurable(&self.config);
         own.extend(configurable(config));
@@ -217,13 +218,13 @@ impl Settings {
 /// The settings of one run.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RunSettings {
-    /// `tags`, `recursion_limit`, `configurable`.
+    /// `tags`, `recursion_limit` and `configurable`.
     pub config: Map<String, Value>,
-    /// What tools may know about the caller.
+    /// The context, readable by tools and policies.
     pub context: Map<String, Value>,
 }
 
-/// Both `config.configurable` and `context` were given, and they differ.
+/// The error for `config.configurable` and `context` that are both given and differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("config.configurable and context differ")]
 pub struct Contradiction;
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn context_and_configurable_are_kept_alike() {
+    fn context_and_configurable_mirror_each_other() {
         let given = settings(json!({"tags": ["x"]}), json!({"who": "me"}))
             .mirrored()
             .expect("no contradiction");
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_says_wins_over_the_assistant_key_by_key() {
+    fn settings_of_a_request_override_the_assistant_key_by_key() {
         let ours = settings(
             json!({"recursion_limit": 5, "configurable": {"a": 1, "b": 1}}),
             json!({"a": 1, "b": 1}),
@@ -354,12 +355,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_by_name() {
+    fn a_field_that_is_too_large_is_refused_by_name() {
         let field = |settings: Settings| settings.check().map_err(|invalid| invalid.field);
         assert_eq!(field(settings(json!({}), json!({}))), Ok(()));
         assert_eq!(field(Settings::default()), Err("name".to_owned()));
         assert_eq!(
-            field(settings(json!({}), json!({"x": "y".repeat(LARGEST_SETTING)}))),
+            field(settings(json!({}), json!({"x": "y".repeat(MAX_SETTING_BYTES)}))),
             Err("context".to_owned())
         );
         let long = Settings {

@@ -1,26 +1,26 @@
-//! For how long several were at work together: time at which two of them were counts once.
+//! Running time of several runs together: time in which two of them run counts once.
 
 use std::time::Duration;
 
 use super::time::Timestamp;
 
-/// Time at which somebody was at work, put together from stretches that are told in any order.
+/// The length of the union of time intervals, which are added in any order.
 ///
-/// Two stretches are remembered apart: one that reaches further back than the gap before the last one is cut there.
+/// Only the last two intervals are kept. An interval that starts before the end of the last but one is cut there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BusyTime {
-    /// Microseconds at work so far.
+    /// The sum so far, in microseconds.
     pub micros: i64,
-    /// Where the stretch before the last one ended.
+    /// The end of the last but one interval.
     pub before: Timestamp,
-    /// Where the last one began.
+    /// The start of the last interval.
     pub from: Timestamp,
-    /// Up to when it goes.
+    /// The end of the last interval.
     pub until: Timestamp,
 }
 
 impl BusyTime {
-    /// Notes that somebody was at work all the time from `from` until `until`.
+    /// Adds the interval from `from` to `until`.
     pub fn covers(&mut self, from: Timestamp, until: Timestamp) {
         let from = from.max(self.before);
         if until <= from {
@@ -40,7 +40,7 @@ impl BusyTime {
         (self.from, self.until) = (self.from.min(from), self.until.max(until));
     }
 
-    /// The time as seconds.
+    /// Returns the sum in seconds.
     pub fn seconds(&self) -> f64 {
         Duration::from_micros(u64::try_from(self.micros).unwrap_or(0)).as_secs_f64()
     }
@@ -59,19 +59,19 @@ mod tests {
     }
 
     #[test]
-    fn time_that_two_spend_at_work_counts_once() {
+    fn overlapping_intervals_count_once() {
         assert_eq!(after(&[(10, 20), (15, 25)]), 15);
         assert_eq!(after(&[(15, 25), (10, 20)]), 15, "in any order");
         assert_eq!(
             after(&[(10, 30), (15, 25), (10, 30)]),
             20,
-            "nor twice when it is told twice"
+            "an interval added twice counts once"
         );
         assert_eq!(after(&[(15, 20), (10, 30)]), 20);
     }
 
     #[test]
-    fn time_in_which_nobody_is_at_work_does_not_count() {
+    fn gaps_between_intervals_do_not_count() {
         assert_eq!(after(&[(10, 20), (50, 60)]), 20);
         assert_eq!(after(&[(10, 20), (50, 60), (45, 70)]), 35);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A tool call of the step under way, and what becomes of it.
+//! Tool calls of the current step, and their status.
 
 use std::sync::Arc;
 
@@ -10,57 +10,58 @@ use super::item::ItemChange;
 use super::message::{Message, ToolCall, ToolStatus};
 use super::state::{State, Update};
 
-/// A tool call of the step under way.
+/// A tool call of the current step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    /// The model's id of the call.
+    /// The id that the model gave to the call.
     pub id: String,
-    /// What runs in its place, when a reviewer decided so.
+    /// The call that runs instead, if a reviewer edited it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edited: Option<Action>,
-    /// What became of it.
+    /// The status of the call.
     pub fate: Fate,
 }
 
-/// What became of a call.
+/// The status of a tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// It may run.
+    /// The call may be executed.
     Ready,
-    /// It was begun. Read back after a crash this means: its outcome is unknown.
+    /// The call was started. Read back after a crash: its outcome is unknown.
     Started,
-    /// It waits for the answer to a question of its own.
+    /// The call waits for the answer to an interrupt of its own.
     Asking,
-    /// A child run works on it; `parked` while that child waits for somebody.
+    /// A child run executes the call; `parked` while the child waits.
     Delegated {
-        /// The child.
+        /// The child run.
         child: RunId,
-        /// Whether the child waits.
+        /// Whether the child run waits for answers to interrupts.
         parked: bool,
     },
-    /// It is done.
+    /// The call is complete.
     Answered(Box<Answer>),
 }
 
-/// What a call came to.
+/// The output of a tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The result message, and whatever else the call writes.
+    /// The result message, and the other writes of the call.
     pub writes: Update,
-    /// Whether the agent is done once all calls of the step are (a tool that returns directly, structured output).
+    /// Whether the agent ends once all calls of the step are complete (a tool that returns directly, structured
+    /// output).
     #[serde(default)]
     pub ends: bool,
-    /// Whether the log already has this answer as an event of its own.
+    /// Whether the log already has this output as an event of its own.
     #[serde(default)]
     pub shown: bool,
-    /// What shall be remembered beyond the thread. It is stored together with the answer and then no longer part of it.
+    /// Writes to the Store. They are stored together with the output and are no longer part of it then.
     #[serde(skip)]
     pub changes: Vec<ItemChange>,
 }
 
 impl Answer {
-    /// An answer that consists of its message.
+    /// Creates an output that consists of one message.
     pub fn message(message: Message) -> Self {
         Self {
             writes: Update::messages([message]),
@@ -70,16 +71,17 @@ impl Answer {
         }
     }
 
-    /// An error result for `call`.
+    /// Creates an error result for `call`.
     pub fn error(call: &ToolCall, text: impl Into<String>) -> Self {
         Self::message(Message::tool(call, ToolStatus::Error, text.into()))
     }
 }
 
-/// The field in which the approval policy leaves what runs in place of a call.
+/// The state field in which the approval policy stores edited calls.
 pub const EDITED_CALLS: &str = "hitl_edited_tool_calls";
 
-/// The calls of `answer` without a result among the `later` messages. One that could not be read is answered at once.
+/// Returns the calls of `answer` that have no result among the `later` messages. A call that could not be parsed gets
+/// an error result at once.
 pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &State) -> Vec<Call> {
     let is_open = |id: &str| !later.iter().any(|m| m.answers() == Some(id));
     let edited = |id: &str| {
@@ -114,7 +116,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
 }
 
 impl Call {
-    /// Whether the driver can do something about it now.
+    /// Returns whether the driver can execute or continue the call now.
     pub(super) fn may_run(&self) -> bool {
         match &self.fate {
             Fate::Ready | Fate::Started | Fate::Delegated { parked: false, .. } => true,
@@ -122,7 +124,7 @@ impl Call {
         }
     }
 
-    /// What it came to, when it is done.
+    /// Returns the output of a call that is complete.
     pub fn answer(&self) -> Option<&Answer> {
         match &self.fate {
             Fate::Answered(answer) => Some(answer),

@@ -1,4 +1,4 @@
-//! Checkpoints: stored machines, and their place in the history of a thread.
+//! Checkpoints: the entries of a thread's log, and the state and position that they lead to.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,41 +9,41 @@ use super::machine::{MODEL, Moment, Phase, Plan, Position, RUNNABLE, START, TOOL
 use super::state::{State, Update};
 use super::time::Timestamp;
 
-/// One step of a history: what it wrote, and onto what.
+/// One step of a history: its writes, and the checkpoint that they apply to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Identifies the checkpoint that the step left.
+    /// The id of the checkpoint that the step created.
     pub id: CheckpointId,
-    /// The checkpoint before it.
+    /// The parent checkpoint.
     pub parent: Option<CheckpointId>,
-    /// Its number in the lane; the first one is -1.
+    /// The number of the step within its lane; the first one is -1.
     pub step: i64,
-    /// Why it exists.
+    /// The cause of the checkpoint.
     pub source: Source,
-    /// The node that wrote: `model`, `tools`, `__start__`, or a hook's name.
+    /// The node that wrote: `model`, `tools`, `__start__`, or the name of a hook.
     pub node: String,
-    /// What was written: one update, but for `tools` one for each call, in call order.
+    /// The writes: one update, or for `tools` one for each call, in the order of the calls.
     pub writes: Vec<Update>,
-    /// The calls of `writes` that the log has already shown one by one.
+    /// The indexes of those `writes` that the log already has as events of their own.
     pub shown: Vec<usize>,
 }
 
-/// Why a checkpoint exists.
+/// The cause of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
     /// A run brought new input.
     Input,
-    /// The loop took a step.
+    /// The agent's loop took a step.
     Loop,
-    /// A client wrote into the state.
+    /// A client updated the state.
     Update,
-    /// A client began anew from an older checkpoint.
+    /// A client restarted from an older checkpoint.
     Fork,
 }
 
 impl Source {
-    /// The word for it in metadata and storage.
+    /// Returns the word used in metadata and in the database.
     pub fn word(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -54,58 +54,59 @@ impl Source {
     }
 }
 
-/// Which history of a thread: the main agent's, or that of one child run.
+/// The history of one agent on a thread: the main agent's, or that of one child run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
-    /// The main agent's.
+    /// The history of the main agent.
     Main,
-    /// A child run's.
+    /// The history of a child run.
     Child(RunId),
 }
 
-/// A checkpoint as it is read back.
+/// A checkpoint as it is read from the database.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
-    /// The step that left it.
+    /// The step that created the checkpoint.
     pub entry: Entry,
     /// The thread.
     pub thread: ThreadId,
-    /// The history it belongs to.
+    /// The lane that the checkpoint belongs to.
     pub lane: Lane,
-    /// The run during which it was made; none for a client's update.
+    /// The run that created the checkpoint; none for a client's update.
     pub run: Option<RunId>,
-    /// Its place in the log of the thread.
+    /// The number in the log of the thread.
     pub seq: i64,
-    /// Whether it is the first of a branch: its parent had a child already.
+    /// Whether the checkpoint starts a branch: its parent already had a child.
     pub forks: bool,
-    /// What came after it, as far as it came.
+    /// The progress of the step that follows the checkpoint.
     pub position: Position,
-    /// The sum of all writes up to it.
+    /// The state: the sum of all writes up to this checkpoint.
     pub state: State,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Timestamp,
 }
 
-/// A task that a checkpoint is followed by: what clients read under `next` and `tasks`.
+/// A task that follows a checkpoint: the entry that clients read under `next` and `tasks`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
-    /// Identifies it.
+    /// The id.
     pub id: TaskId,
     /// The node.
     pub node: String,
-    /// Which call, when the node is `tools`.
+    /// The index of the call, if the node is `tools`.
     pub call: Option<usize>,
-    /// The open questions that it asks itself.
+    /// The open interrupts of the task itself.
     pub asks: Vec<Interrupt>,
-    /// The child that works on it, when a subagent does.
+    /// The child run that executes the call, if it is delegated.
     pub child: Option<RunId>,
-    /// Why it failed, when it did.
+    /// The error, if the task failed.
     pub error: Option<String>,
 }
 
 impl Position {
-    /// The same place in a copy of the thread. Questions and children stay with the original, so whoever waited for one
-    /// of them begins that anew. A call that was begun stays so: the original may yet bring it to its end.
+    /// Returns the position for a copy of the thread. Interrupts and child runs stay with the original, so calls and
+    /// hooks that waited for them start again. A call that was started keeps that status: the original may still
+    /// complete it.
     #[must_use]
     pub fn detached(mut self) -> Self {
         self.asked.clear();
@@ -122,7 +123,8 @@ impl Position {
         self
     }
 
-    /// The tasks that follow the checkpoint `head`. A hook that asks nothing is passed over: it leaves no trace.
+    /// Returns the tasks that follow the checkpoint `head`. Hooks without an interrupt are left out, since they leave
+    /// no trace.
     pub fn tasks(&self, plan: Option<&Plan>, head: CheckpointId) -> Vec<Task> {
         let mut tasks = match &self.phase {
             Phase::Start => vec![self.task(head, START, None)],
@@ -170,7 +172,8 @@ impl Position {
 
     fn task(&self, head: CheckpointId, node: &str, call: Option<usize>) -> Task {
         let id = TaskId::of_step(Some(head), node, call.unwrap_or(0));
-        // By the asker and not by the task: a client's write makes another checkpoint, and with it another task.
+        // Matched by the source of the interrupt, not by the task: a client's update creates another checkpoint, and
+        // with it other task ids.
         let asks = self
             .asked
             .iter()

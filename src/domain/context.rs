@@ -1,4 +1,4 @@
-//! What the owner of an agent says about the context of its runs.
+//! The JSON Schema that a definition gives for the context of its runs.
 
 use std::fmt;
 
@@ -7,29 +7,28 @@ use serde_json::{Map, Value};
 use super::Invalid;
 use super::schema::Schema;
 
-/// A JSON Schema that the context of every run has to fit.
+/// A JSON Schema that the context of every run must match.
 pub struct ContextSchema {
     schema: Value,
     compiled: Option<Schema>,
 }
 
 impl ContextSchema {
-    /// The context has to fit `schema`. One that is no JSON Schema was refused when the definition was read, and checks
-    /// nothing here.
+    /// Creates the check. An invalid schema is refused when the definition is read; here it accepts every context.
     pub fn new(schema: Value) -> Self {
         let compiled = Schema::compile(&schema).ok();
         Self { schema, compiled }
     }
 
-    /// The schema itself.
+    /// Returns the schema.
     pub fn schema(&self) -> &Value {
         &self.schema
     }
 
-    /// Checks the context of a run.
+    /// Validates the context of a run.
     ///
     /// # Errors
-    /// Names the first part that does not fit.
+    /// Returns the first part that does not match.
     pub fn check(&self, context: &Map<String, Value>) -> Result<(), Invalid> {
         let Some(compiled) = &self.compiled else { return Ok(()) };
         compiled.check("context", &Value::Object(context.clone()))
@@ -49,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_part_that_does_not_fit_is_named() {
+    fn the_error_names_the_invalid_part() {
         let schema = ContextSchema::new(json!({"type": "object", "required": ["who"],
             "properties": {"who": {"type": "object", "properties": {"age": {"type": "integer"}}}}}));
         let checked = |context: Value| {

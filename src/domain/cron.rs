@@ -1,4 +1,4 @@
-//! Runs that are started by the clock, again and again.
+//! Crons: schedules that start runs, and the calculation of due times.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,39 +13,39 @@ use super::id::{AssistantId, CronId, ThreadId};
 use super::run::RunRequest;
 use super::time::Timestamp;
 
-/// A wish for runs that are started by the clock.
+/// A schedule that starts runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cron {
-    /// Identifies it.
+    /// The id.
     pub id: CronId,
-    /// Who shall run.
+    /// The assistant to run.
     pub assistant: AssistantId,
-    /// Where; none gives every run a thread of its own.
+    /// The thread of the runs; none to give every run a new thread.
     pub thread: Option<ThreadId>,
-    /// When.
+    /// The schedule.
     pub schedule: Schedule,
-    /// After this instant no run is started any more.
+    /// The time after which no run is started.
     pub end: Option<Timestamp>,
     /// Whether runs are started at all.
     pub enabled: bool,
-    /// Whether a thread of a run's own stays when the run is over.
+    /// Whether a thread that was created for a run is kept when the run ends.
     pub keep_threads: bool,
-    /// When the next run is due; none when there will not be one.
+    /// The time of the next run; none if there is none.
     pub due_at: Option<Timestamp>,
-    /// What each run is asked to do.
+    /// The request for each run.
     pub request: RunRequest,
-    /// The wish as the client wrote it, for clients.
+    /// The request for the cron as the client wrote it, for responses.
     pub payload: Map<String, Value>,
-    /// The requester's notes, searchable; each run has them too.
+    /// The client's metadata, searchable and copied to each run.
     pub metadata: Map<String, Value>,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// When a client last changed it.
+    /// The time of the last change by a client.
     pub updated_at: Timestamp,
 }
 
 impl Cron {
-    /// The first due time behind `now`, unless it lies behind the end.
+    /// Returns the first due time after `now`, unless it is later than `end`.
     pub fn next_after(&self, now: Timestamp) -> Option<Timestamp> {
         self.schedule
             .next_after(now)
@@ -53,14 +53,14 @@ impl Cron {
     }
 }
 
-/// The longest schedule that is read, in bytes.
-const LONGEST: usize = 256;
+/// The maximum length of a schedule, in bytes.
+const MAX_SCHEDULE_BYTES: usize = 256;
 
-/// Five fields (minute, hour, day of the month, month, day of the week) and the time zone in which they are meant.
+/// A cron expression of five fields (minute, hour, day of the month, month, day of the week) in a time zone.
 ///
-/// When a zone moves its clocks forward, a fixed time that the jump leaves out comes right after the jump; when it moves
-/// them back, a fixed time that comes twice counts once, the first time. What comes at every step of an hour or of a day
-/// (`*/5 * * * *`) follows the time that really passes.
+/// When the clocks of the zone go forward, a fixed time that is skipped becomes due right after the skipped hour; when
+/// they go back, a fixed time that occurs twice is due once, the first time. A schedule that repeats within an hour or
+/// a day (`*/5 * * * *`) follows elapsed time.
 #[derive(Clone)]
 pub struct Schedule {
     text: String,
@@ -69,24 +69,24 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// The schedule `text`, meant in the time zone of this IANA name, or in UTC.
+    /// Parses a schedule in the time zone with this IANA name, or in UTC.
     ///
     /// # Errors
-    /// If it is none, if it never comes due, or if there is no such time zone.
+    /// Returns an error if the text is no cron expression or is never due, or if there is no such time zone.
     pub fn read(text: &str, zone: Option<&str>) -> Result<Self, Invalid> {
         let zone = zone.map(Tz::from_str).transpose().map_err(|_| {
             let reason = "must be the IANA name of a time zone, as in 'America/New_York'";
             Invalid::new("timezone", reason)
         })?;
-        let wrong = |reason: String| {
+        let invalid = |reason: String| {
             let form = "five fields (minute hour day_of_month month day_of_week), as in '*/5 * * * *'";
             Invalid::new("schedule", format!("must be {form}: {reason}"))
         };
-        if text.len() > LONGEST {
-            return Err(wrong(format!("this is longer than {LONGEST} bytes")));
+        if text.len() > MAX_SCHEDULE_BYTES {
+            return Err(invalid(format!("this is longer than {MAX_SCHEDULE_BYTES} bytes")));
         }
         if text.split_whitespace().count() != 5 {
-            return Err(wrong(format!("{text:?} has another number of them")));
+            return Err(invalid(format!("{text:?} does not have five")));
         }
         let parser = CronParser::builder()
             .seconds(Seconds::Disallowed)
@@ -94,35 +94,35 @@ impl Schedule {
             .build();
         let pattern = parser
             .parse(text)
-            .map_err(|error| wrong(format!("{text:?} is not: {error}")))?;
+            .map_err(|error| invalid(format!("{text:?} is invalid: {error}")))?;
         let schedule = Self {
             text: text.to_owned(),
             zone,
             pattern,
         };
-        // Any instant will do: what never comes after this one never comes.
+        // Any start will do: an expression that is never due after this time is never due.
         if schedule.next_after(Timestamp(0)).is_none() {
-            return Err(wrong(format!("{text:?} never comes")));
+            return Err(invalid(format!("{text:?} is never due")));
         }
         Ok(schedule)
     }
 
-    /// The schedule as it was written.
+    /// Returns the expression as it was written.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The IANA name of its time zone; none for UTC.
+    /// Returns the IANA name of the time zone; none for UTC.
     pub fn zone(&self) -> Option<&'static str> {
         self.zone.map(Tz::name)
     }
 
-    /// The first due time behind `now`.
+    /// Returns the first due time after `now`.
     pub fn next_after(&self, now: Timestamp) -> Option<Timestamp> {
         let zone = self.zone.unwrap_or(Tz::UTC);
         let mut from = DateTime::<Utc>::from_timestamp_micros(now.0)?;
-        // Where clocks are moved back the same time comes twice; what is found is behind `now` at the latest beyond that.
-        for _ in 0..LONGEST_OVERLAP_H {
+        // When clocks go back, local times repeat, and the result may not be after `now` until the overlap has passed.
+        for _ in 0..MAX_OVERLAP_HOURS {
             let found = self
                 .pattern
                 .find_next_occurrence(&from.with_timezone(&zone), false)
@@ -137,8 +137,8 @@ impl Schedule {
     }
 }
 
-/// No zone ever moved its clocks by more than a day.
-const LONGEST_OVERLAP_H: u32 = 25;
+/// The number of hours to try. No time zone ever moved its clocks by more than a day.
+const MAX_OVERLAP_HOURS: u32 = 25;
 
 impl PartialEq for Schedule {
     fn eq(&self, other: &Self) -> bool {

@@ -1,43 +1,43 @@
-//! Reports of runs that ended, on their way to those who asked for them.
+//! Deliveries: webhook requests that report the end of a run.
 
 use super::id::{DeliveryId, RunId, ThreadId, WorkerId};
 use super::time::Timestamp;
 
-/// A report of a run that ended, on its way to the address that the request for the run named.
+/// A report of the end of a run, for the webhook URL of the run's request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delivery {
-    /// Identifies it; the same however often it is tried.
+    /// The id, the same for all attempts.
     pub id: DeliveryId,
     /// The run.
     pub run: RunId,
     /// The thread of the run.
     pub thread: ThreadId,
-    /// Where it goes.
+    /// The webhook URL.
     pub url: String,
-    /// What is sent: JSON.
+    /// The JSON body.
     pub body: String,
-    /// How it stands.
+    /// The status.
     pub status: DeliveryStatus,
-    /// How often it was tried since it was made or asked for again.
+    /// The number of attempts since the delivery was created or requested again.
     pub attempts: u32,
-    /// The status with which the address answered the last attempt, if it answered.
+    /// The HTTP status of the last response, if there was one.
     pub answer: Option<u16>,
-    /// Why the last attempt failed, if it did; it names no address.
+    /// The error of the last attempt, if it failed. Contains no URL.
     pub error: Option<String>,
-    /// When it may be tried next, while it is pending.
+    /// The time of the next attempt, while the delivery is pending.
     pub due_at: Timestamp,
-    /// Who is at it.
+    /// The worker that sends it.
     pub worker: Option<WorkerId>,
-    /// Counts the attempts ever begun: who shows an older number has lost it.
+    /// The number of attempts ever started. A worker with a smaller number has lost its claim.
     pub fence: i64,
-    /// When the run ended.
+    /// The time at which the run ended.
     pub created_at: Timestamp,
-    /// When it arrived or was given up.
+    /// The time of success or of the last failed attempt.
     pub finished_at: Option<Timestamp>,
 }
 
 impl Delivery {
-    /// The report `body` about a run, to be sent to `url` at once.
+    /// Creates a delivery of `body` to `url` that is due at once.
     pub fn new(run: RunId, thread: ThreadId, url: &str, body: String, now: Timestamp) -> Self {
         Self {
             id: DeliveryId::mint(),
@@ -58,22 +58,22 @@ impl Delivery {
     }
 }
 
-/// How a delivery stands.
+/// The status of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeliveryStatus {
-    /// It is tried, or will be.
+    /// The delivery waits for an attempt, or one is running.
     Pending,
-    /// It has arrived.
+    /// The receiver accepted the report.
     Delivered,
-    /// It was given up.
+    /// All attempts failed.
     Dead,
 }
 
 impl DeliveryStatus {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Self; 3] = [Self::Pending, Self::Delivered, Self::Dead];
 
-    /// The word for it.
+    /// Returns the word that clients and the database use.
     pub fn word(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -82,7 +82,7 @@ impl DeliveryStatus {
         }
     }
 
-    /// The status of this word.
+    /// Parses the word that clients and the database use.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.word() == word)
     }

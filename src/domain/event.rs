@@ -1,7 +1,7 @@
-//! Facts in the log of a thread.
+//! Events: the entries of a thread's log.
 //!
-//! The log has one number line per thread. Checkpoints are facts of it, the others are in [`EventBody`]. Everything that
-//! clients stream is a projection of this log; nothing is streamed that is not in it.
+//! Each thread has one log with one sequence of numbers. Checkpoints are entries of it; the other kinds are in
+//! [`EventBody`]. Everything that clients stream is a projection of this log.
 
 use std::sync::Arc;
 
@@ -19,42 +19,42 @@ use super::state::Update;
 use super::time::Timestamp;
 use super::visibility::Visibility;
 
-/// A fact, where it happened, and its place in the log.
+/// An event, with its number, its run and its agent.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// Its number: strictly increasing within the thread, with gaps.
+    /// The number: strictly increasing within the thread, with gaps.
     pub seq: i64,
-    /// The run of the main agent in whose course it happened.
+    /// The run of the main agent that the event belongs to.
     pub run: RunId,
-    /// When.
+    /// The time.
     pub at: Timestamp,
-    /// Which agent.
+    /// The agent that caused the event.
     pub origin: Arc<Origin>,
-    /// What.
+    /// The content.
     pub body: EventBody,
 }
 
-/// Which agent an event is about.
+/// The agent that an event is about.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Origin {
-    /// Its history.
+    /// The agent's history.
     pub lane: Lane,
     /// The tasks of the callers, outermost first; empty for the main agent.
     pub namespace: Vec<TaskId>,
-    /// Its name: `lc_agent_name`.
+    /// The agent's name: `lc_agent_name`.
     pub agent: String,
-    /// The names from the main agent down to it.
+    /// The names of the agents from the main agent down to this one.
     pub path: Vec<String>,
-    /// The tool call that caused it; none for the main agent.
+    /// The tool call that started the agent; none for the main agent.
     pub cause: Option<String>,
-    /// How much clients see of it.
+    /// The visibility of the agent to clients.
     pub visibility: Visibility,
-    /// What a user interface shows while it works.
+    /// The text that user interfaces show while the agent runs.
     pub display_text: Option<String>,
 }
 
 impl Origin {
-    /// The agent of a run, be it the main agent's or a child's.
+    /// Returns the agent of a run, of the main agent or of a child.
     pub fn of(run: &Run) -> Self {
         Self {
             lane: if run.lineage.parent.is_none() {
@@ -72,29 +72,28 @@ impl Origin {
     }
 }
 
-/// What happened.
+/// The content of an event.
 #[derive(Debug, Clone)]
 pub enum EventBody {
-    /// A step was taken: a checkpoint was left.
+    /// A step was committed: there is a new checkpoint.
     Entry(Arc<Entry>),
-    /// Anything else that is stored.
+    /// Any other event that is stored.
     Fact(Fact),
-    /// A piece of an answer that is still being given. Not stored: the entry of the step supersedes it, or the fact that it
-    /// broke off.
+    /// A piece of a model's answer. Not stored: the checkpoint of the step supersedes it, or [`Fact::BrokenOff`] does.
     Delta(Delta),
-    /// A step begins. Not stored: what comes of the step tells later that it did.
+    /// A step starts. Not stored: the checkpoint of the step implies it.
     Begun(Work),
-    /// A piece of what a call that is being made will come to. Not stored: the result supersedes it.
+    /// A piece of the output of a tool call. Not stored: the result of the call supersedes it.
     Output {
-        /// The call's id.
+        /// The id of the call.
         call: String,
-        /// More text.
+        /// The text of the piece.
         text: String,
     },
 }
 
 impl EventBody {
-    /// Whether it is stored; if not, only those who are there when it happens hear of it.
+    /// Returns whether the event is stored. Ephemeral events reach live subscribers only.
     pub fn is_stored(&self) -> bool {
         match self {
             Self::Entry(_) | Self::Fact(_) => true,
@@ -103,87 +102,87 @@ impl EventBody {
     }
 }
 
-/// What an agent sets about.
+/// The kind of a step that starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// It asks its model.
+    /// A call of the model.
     Model,
-    /// It is a program, and runs.
+    /// The execution of a program.
     Program,
 }
 
-/// What is stored in the log beside checkpoints.
+/// The events that are stored beside checkpoints.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "fact", rename_all = "snake_case")]
 pub enum Fact {
-    /// An agent began, or went on, with the state of checkpoint `base`.
+    /// An agent started or resumed, with the state of checkpoint `base`.
     Started {
-        /// The state it begins with; none on a fresh lane.
+        /// The checkpoint that the agent starts from; none on an empty lane.
         base: Option<CheckpointId>,
-        /// Which attempt of the run this is, from 1.
+        /// The attempt of the run, from 1.
         attempt: u32,
-        /// Whether it goes on where an earlier run stopped.
+        /// Whether the run continues where an earlier run stopped.
         resumed: bool,
     },
-    /// Calls of the last answer begin, or go on: tools are called, subagents set to work. Calls that are answered without
-    /// being made are not among them.
+    /// Calls of the last answer started or resumed, delegated ones included. Calls that are answered without being
+    /// executed are not listed.
     Calling {
-        /// The step's checkpoint.
+        /// The checkpoint that the step follows.
         head: Option<CheckpointId>,
         /// The calls: their index in the step and their id.
         calls: Vec<(usize, String)>,
     },
     /// One of several parallel calls was answered while others still run.
     Answered {
-        /// The step's checkpoint.
+        /// The checkpoint that the step follows.
         head: CheckpointId,
-        /// The call's index in the step.
+        /// The index of the call in the step.
         call: usize,
-        /// What it wrote.
+        /// The writes of the call.
         writes: Update,
     },
-    /// An answer of the model broke off, after pieces of it were shown. It is part of no state and no model is shown it;
-    /// this is for clients who come later.
+    /// A model's answer ended early, after pieces of it were streamed. It is part of no state and is not sent to a
+    /// model; clients that connect later read it here.
     BrokenOff {
-        /// What was said of it; calls as far as their arguments came.
+        /// The text received so far; tool calls as far as their arguments were received.
         message: Box<Message>,
-        /// Whether the model failed; it was stopped otherwise.
+        /// Whether the model failed; otherwise the call was cancelled.
         failed: bool,
     },
-    /// The agent asks, and waits.
+    /// The agent raised interrupts and waits for their answers.
     Asked {
-        /// The newest checkpoint of the agent; who joins late finds its state there.
+        /// The newest checkpoint of the agent, from which clients that connect later read its state.
         #[serde(default)]
         head: Option<CheckpointId>,
-        /// What it asks. A parent repeats the questions of its children.
+        /// The interrupts. A parent repeats those of its children.
         interrupts: Vec<Interrupt>,
     },
     /// A breakpoint of the client was reached.
     Paused,
-    /// The run was undone. Nothing else is left of it; this keeps its numbers from being given out again.
+    /// The run was undone (multitask `rollback`). The entry keeps its numbers from being used again.
     Undone,
-    /// A tool or policy tells clients something.
+    /// A tool or policy sent a custom event to clients.
     Custom {
-        /// What.
+        /// The content.
         value: Value,
     },
-    /// The agent stopped: it is done, waits, failed or was cancelled.
+    /// The agent stopped: it is complete, waits, failed or was cancelled.
     Ended {
-        /// How.
+        /// The status.
         status: RunStatus,
-        /// Why, when it failed.
+        /// The failure, if it failed.
         error: Option<Failure>,
-        /// Whether it stopped to wait: for answers, or at a breakpoint of the client.
+        /// Whether the agent waits for answers, or stopped at a breakpoint of the client.
         #[serde(default)]
         waits: bool,
-        /// What was used by then; who stores it fills it in.
+        /// The usage up to here; set when the event is stored.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         used: Option<Box<Totals>>,
     },
 }
 
 impl Fact {
-    /// That an agent stopped and does not wait for anything.
+    /// Creates the event for an agent that stopped and does not wait.
     pub fn over(status: RunStatus, error: Option<Failure>) -> Self {
         Self::Ended {
             status,
@@ -194,59 +193,59 @@ impl Fact {
     }
 }
 
-/// A piece of an answer.
+/// A piece of a model's answer.
 #[derive(Debug, Clone)]
 pub struct Delta {
-    /// The answer it belongs to.
+    /// The answer that the piece belongs to.
     pub answer: Arc<AnswerHead>,
-    /// Its number among the pieces of the answer, from 0. A reader who misses one sees it by the gap.
+    /// The number of the piece within the answer, from 0. A gap tells the reader that pieces are missing.
     pub ordinal: u32,
-    /// The piece.
+    /// The content.
     pub chunk: Chunk,
 }
 
-/// What all pieces of one answer have in common.
+/// The properties shared by all pieces of one answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnswerHead {
-    /// The id of the message to come.
+    /// The id of the message that the answer becomes.
     pub message: String,
-    /// The task that asks the model.
+    /// The task that calls the model.
     pub task: TaskId,
     /// The number of the step.
     pub step: i64,
-    /// The provider's word for itself.
+    /// The provider's name for itself.
     pub provider: String,
     /// The model's name.
     pub model: String,
 }
 
-/// A piece of an answer.
+/// The content of a piece.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Chunk {
-    /// The answer begins.
+    /// The start of the answer.
     Begin,
-    /// More text.
+    /// Text.
     Text(String),
-    /// More reasoning.
+    /// Reasoning.
     Reasoning(String),
-    /// More of a tool call.
+    /// A part of a tool call.
     Call {
-        /// Which call of the answer.
+        /// The index of the call in the answer.
         index: usize,
-        /// Its id, on the first piece.
+        /// The id of the call, on the first piece.
         id: Option<String>,
-        /// Its tool, on the first piece.
+        /// The name of the tool, on the first piece.
         name: Option<String>,
-        /// More of the JSON text of its arguments.
+        /// A part of the JSON text of the arguments.
         args: String,
     },
-    /// The answer is complete; what the provider told about it, and the tokens.
+    /// The end of the answer, with the provider's metadata and the token usage.
     End {
-        /// `finish_reason` and the like.
+        /// `finish_reason` and similar fields.
         response_metadata: Map<String, Value>,
-        /// `input_tokens` and the like.
+        /// `input_tokens` and similar fields.
         usage: Option<Value>,
     },
-    /// The answer broke off and is asked for again; its pieces so far are void.
+    /// The call of the model failed and is repeated; the pieces so far are void.
     Void,
 }

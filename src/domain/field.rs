@@ -1,7 +1,6 @@
-//! The fields of the state that the owner of an agent declares.
+//! State fields that a definition declares: their merge rules, visibility and schemas.
 //!
-//! What is written says itself how it is to be merged, so that a history can be summed up without its agent: an
-//! [`Update`] carries the rules of those of its fields that have any.
+//! An [`Update`] carries the rules of its fields, so that a history can be folded without its agent.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,52 +13,52 @@ use super::Invalid;
 use super::schema::Schema;
 use super::state::Update;
 
-/// What happens when a field that has a value is written.
+/// The rule for a write to a field that has a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Merge {
-    /// The last write stands.
+    /// The new value replaces the old one.
     #[default]
     Last,
-    /// Items are added to a list.
+    /// The items are appended to the list.
     Append,
-    /// Keys of an object are set, or taken away by `null`.
+    /// The keys are set in the object; `null` deletes a key.
     ByKey,
 }
 
-/// Who sees a field, and who may write it.
+/// The permissions of clients to read and write a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Visibility {
-    /// Clients give it and see it.
+    /// Clients can write and read the field.
     #[default]
     Public,
-    /// Clients give it, and do not see it again.
+    /// Clients can write the field, but not read it.
     Input,
-    /// Clients see it and cannot give it.
+    /// Clients can read the field, but not write it.
     Output,
-    /// It belongs to this agent: clients do not see it, and it does not pass between an agent and its subagents.
+    /// Clients can neither read nor write the field, and it is not passed between an agent and its subagents.
     Private,
 }
 
-/// How a field is merged and who sees it.
+/// The merge rule and the visibility of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FieldRule {
-    /// What happens when it is written again.
+    /// The merge rule.
     #[serde(default)]
     pub merge: Merge,
-    /// Who sees it.
+    /// The visibility to clients.
     #[serde(default)]
     pub visibility: Visibility,
 }
 
 impl FieldRule {
-    /// Whether clients do not see the field.
+    /// Returns whether clients cannot read the field.
     pub fn is_hidden(self) -> bool {
         matches!(self.visibility, Visibility::Input | Visibility::Private)
     }
 
-    /// Writes `value` over what there is.
+    /// Returns the result of writing `value` over the old value.
     pub fn write(self, there: Option<Value>, value: Value) -> Value {
         match (self.merge, there, value) {
             (Merge::Append | Merge::ByKey, Some(there), Value::Null) => there,
@@ -80,10 +79,10 @@ impl FieldRule {
         }
     }
 
-    /// One write that does what `first` and then `later` do.
+    /// Returns one write with the effect of `first` followed by `later`.
     pub fn combine(self, first: Value, later: Value) -> Value {
         match (self.merge, first, later) {
-            // What takes a key away has to stay, since the key may be there before both.
+            // A `null` that deletes a key is kept: the key may exist before both writes.
             (Merge::ByKey, Value::Object(mut fields), Value::Object(more)) => {
                 fields.extend(more);
                 Value::Object(fields)
@@ -92,7 +91,7 @@ impl FieldRule {
         }
     }
 
-    /// What turns `before` into `after`, if anything does.
+    /// Returns the write that changes `before` into `after`, if one is needed.
     pub fn difference(self, before: Option<&Value>, after: &Value) -> Option<Value> {
         match (self.merge, before, after) {
             (_, Some(before), after) if before == after => None,
@@ -101,10 +100,10 @@ impl FieldRule {
             }
             (Merge::ByKey, Some(Value::Object(before)), Value::Object(after)) => {
                 let changed = after.iter().filter(|(key, value)| before.get(*key) != Some(value));
-                let gone = before.keys().filter(|key| !after.contains_key(*key));
+                let removed = before.keys().filter(|key| !after.contains_key(*key));
                 let changed = changed.map(|(key, value)| (key.clone(), value.clone()));
                 Some(Value::Object(
-                    changed.chain(gone.map(|key| (key.clone(), Value::Null))).collect(),
+                    changed.chain(removed.map(|key| (key.clone(), Value::Null))).collect(),
                 ))
             }
             (_, _, after) => Some(after.clone()),
@@ -125,21 +124,21 @@ fn set(fields: &mut Map<String, Value>, more: Map<String, Value>) {
 /// The rules of declared fields, by name.
 pub type Rules = Arc<BTreeMap<String, FieldRule>>;
 
-/// What the owner of an agent says about a field.
+/// The declaration of a state field in a definition.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FieldDefinition {
-    /// What happens when it is written again.
+    /// The merge rule.
     pub merge: Merge,
-    /// Who sees it and who may write it.
+    /// The visibility to clients.
     pub visibility: Visibility,
-    /// JSON Schema of what is written: the value, for `append` a list, for `by_key` an object.
+    /// The JSON Schema of a write: of the value; for `append` of a list, for `by_key` of an object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<Value>,
 }
 
 impl FieldDefinition {
-    /// Its rule.
+    /// Returns the rule of the field.
     pub fn rule(&self) -> FieldRule {
         FieldRule {
             merge: self.merge,
@@ -148,12 +147,12 @@ impl FieldDefinition {
     }
 }
 
-/// The declared fields of an agent, ready to check what is written.
+/// The declared fields of an agent, with compiled schemas.
 #[derive(Default)]
 pub struct DeclaredFields(BTreeMap<String, (FieldDefinition, Option<Schema>)>);
 
 impl DeclaredFields {
-    /// Checks by these definitions. A schema that is none was refused when the definition was read, and checks nothing.
+    /// Compiles the schemas. An invalid schema is refused when the definition is read; here it accepts every value.
     pub fn new(fields: &BTreeMap<String, FieldDefinition>) -> Self {
         let ready = |field: &FieldDefinition| {
             (
@@ -169,7 +168,7 @@ impl DeclaredFields {
         )
     }
 
-    /// How they are merged.
+    /// Returns the rules of the fields.
     pub fn rules(&self) -> Rules {
         Arc::new(
             self.0
@@ -179,20 +178,20 @@ impl DeclaredFields {
         )
     }
 
-    /// Whether there is one of this name.
+    /// Returns whether a field with this name is declared.
     pub fn has(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// Each with its definition.
+    /// Iterates over the names and definitions.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &FieldDefinition)> {
         self.0.iter().map(|(name, (field, _))| (name.as_str(), field))
     }
 
-    /// Checks what a tool or a client writes.
+    /// Validates an update by a tool or a client.
     ///
     /// # Errors
-    /// Names the first field that does not fit.
+    /// Returns the first field that does not match its schema.
     pub fn check(&self, update: &Update) -> Result<(), Invalid> {
         for (name, value) in &update.fields {
             let Some((field, schema)) = self.0.get(name) else {
@@ -203,7 +202,7 @@ impl DeclaredFields {
             }
             match field.merge {
                 Merge::Append if !value.is_array() => {
-                    return Err(Invalid::new(name, "must be a list: its items are added"));
+                    return Err(Invalid::new(name, "must be a list: its items are appended"));
                 }
                 Merge::ByKey if !value.is_object() => {
                     return Err(Invalid::new(name, "must be an object: its keys are set"));
@@ -217,7 +216,7 @@ impl DeclaredFields {
         Ok(())
     }
 
-    /// Whether the check takes so long that it belongs on a thread of its own.
+    /// Returns whether the validation is so expensive that it belongs on a blocking thread.
     pub fn takes_long(&self, update: &Update) -> bool {
         update.fields.iter().any(|(name, value)| {
             let schema = self.0.get(name).and_then(|(_, schema)| schema.as_ref());
@@ -225,10 +224,10 @@ impl DeclaredFields {
         })
     }
 
-    /// Checks what a client gives as input.
+    /// Validates the input of a client.
     ///
     /// # Errors
-    /// Names the first field that does not fit, or that clients do not give.
+    /// Returns the first field that does not match its schema, or that clients cannot write.
     pub fn check_input(&self, input: &Update) -> Result<(), Invalid> {
         let given = |name: &String| {
             self.0
@@ -236,7 +235,7 @@ impl DeclaredFields {
                 .is_some_and(|(field, _)| matches!(field.visibility, Visibility::Output | Visibility::Private))
         };
         if let Some(name) = input.fields.keys().find(|name| given(name)) {
-            return Err(Invalid::new(name, "is not given by clients; leave it out"));
+            return Err(Invalid::new(name, "cannot be written by clients; leave it out"));
         }
         self.check(input)
     }
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn two_writes_combined_do_what_they_do_one_after_the_other() {
+    fn a_combined_write_equals_both_writes_in_order() {
         let first = json!({"a": null, "b": 2});
         let later = json!({"b": null, "c": 3});
         let both = rule(Merge::ByKey).combine(first.clone(), later.clone());
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named() {
+    fn the_error_names_the_invalid_field() {
         let field = |merge, visibility, schema: Option<Value>| FieldDefinition {
             merge,
             visibility,

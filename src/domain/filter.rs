@@ -1,7 +1,7 @@
-//! Searching JSON objects by what they contain, and the terms by which an index finds them.
+//! Filters for JSON objects, and the index terms that find their matches.
 //!
-//! A value contains another when it is an equal scalar, an object with all the keys of the other one whose values contain
-//! the other's, or a list in which every item of the other one has a match. Numbers are compared by value.
+//! A value contains another if it is an equal scalar, an object with all keys of the other whose values contain those
+//! of the other, or a list in which every item of the other has a match. Numbers are compared by value.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -12,69 +12,70 @@ use uuid::Uuid;
 use super::Invalid;
 use super::json_limits::{LimitExceeded, check_to};
 
-/// How deeply a filter may nest.
-const DEEPEST: usize = 16;
-/// How many values a filter may name, equal ones included. Each of them is compared with every value of an object at most
-/// once, so this bounds what a search costs: it grows with the size of the object and no faster.
-const MOST_VALUES: usize = 64;
-/// After how many comparisons it is asked whether a search is to go on.
-const COMPARED_AT_ONCE: u32 = 4096;
+/// The maximum nesting of a filter, in levels.
+const MAX_DEPTH: usize = 16;
+/// The maximum number of values in a filter, equal ones included. Each is compared at most once with every value of an
+/// object, so the cost of a search grows linearly with the size of the object.
+const MAX_VALUES: usize = 64;
+/// The number of comparisons between two checks of the deadline.
+const COMPARISONS_PER_CHECK: u32 = 4096;
 
-/// What an object has to contain.
+/// The JSON object that matching objects must contain.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Filter(Map<String, Value>);
 
-/// That a value stands at a path: a digest of both. Different ones never meet in practice: it has 122 bits.
+/// An index term: a digest of a path and the value there. Its 122 bits make collisions practically impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub Uuid);
 
 impl Filter {
-    /// A filter that was checked; `field` names it in a refusal.
+    /// Validates a filter; `field` is its name in errors.
     ///
     /// # Errors
-    /// If it nests deeper than 16 levels or names more than 64 values, equal ones included.
+    /// Returns an error if the filter nests deeper than 16 levels or has more than 64 values, equal ones included.
     pub fn new(field: &str, wanted: Map<String, Value>) -> Result<Self, Invalid> {
-        match wanted.values().try_for_each(|value| check_to(value, DEEPEST - 1)) {
+        match wanted.values().try_for_each(|value| check_to(value, MAX_DEPTH - 1)) {
             Ok(()) => {}
             Err(LimitExceeded::Depth) => {
-                return Err(Invalid::new(field, format!("nests deeper than {DEEPEST} levels")));
+                return Err(Invalid::new(field, format!("nests deeper than {MAX_DEPTH} levels")));
             }
             Err(exceeded) => return Err(exceeded.of(field)),
         }
-        if wanted.values().map(count).sum::<usize>() > MOST_VALUES {
-            return Err(Invalid::new(field, format!("names more than {MOST_VALUES} values")));
+        if wanted.values().map(count).sum::<usize>() > MAX_VALUES {
+            return Err(Invalid::new(field, format!("names more than {MAX_VALUES} values")));
         }
         Ok(Self(wanted))
     }
 
-    /// Whether every object fits.
+    /// Returns whether every object matches.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The object that has to be contained.
+    /// Returns the object that matches must contain.
     pub fn wanted(&self) -> &Map<String, Value> {
         &self.0
     }
 
-    /// Whether the object contains what is wanted.
+    /// Returns whether the object matches.
     pub fn matches(&self, object: &Map<String, Value>) -> bool {
         self.matches_unless(object, &|| false)
     }
 
-    /// The same, but that the comparison ends, and nothing matches, once it `is_over`, which is asked now and then.
+    /// Returns whether the object matches; false when `is_over`, which is called every few thousand comparisons, is
+    /// true.
     pub fn matches_unless(&self, object: &Map<String, Value>, is_over: &dyn Fn() -> bool) -> bool {
         self.matches_fields(|key| object.get(key).map(Cow::Borrowed), is_over)
     }
 
-    /// The same of an object whose values are made one by one.
+    /// Returns whether an object matches whose values are computed when they are needed.
     pub fn matches_fields<'v>(
         &self,
         value_of: impl Fn(&str) -> Option<Cow<'v, Value>>,
         is_over: &dyn Fn() -> bool,
     ) -> bool {
         let mut comparison = Comparison {
-            until_asked: COMPARED_AT_ONCE,
+            until_check: COMPARISONS_PER_CHECK,
             is_over,
         };
         let mut fits =
@@ -82,43 +83,43 @@ impl Filter {
         self.0.iter().all(&mut fits)
     }
 
-    /// Terms that every object which fits has.
+    /// Returns terms that every matching object has.
     pub fn terms(&self) -> BTreeSet<Term> {
         let mut terms = BTreeSet::new();
         for (key, wanted) in &self.0 {
-            collect_wanted(&mut terms, &step(&[], key), wanted);
+            collect_wanted(&mut terms, &key_path(&[], key), wanted);
         }
         terms
     }
 
-    /// Whether every object that has all the terms fits. Not so with objects and lists inside of lists: terms do not tell
-    /// which values stand in the same item.
+    /// Returns whether the terms decide the match, so that every object with all of them matches. They do not for
+    /// objects and lists inside lists: terms do not say which values belong to the same item.
     pub fn is_told_by_terms(&self) -> bool {
         self.0.values().all(is_told_by_terms)
     }
 }
 
-/// The terms of an object: one for every value in it, at any depth.
+/// Returns the terms of an object: one for every value in it, at any depth.
 pub fn terms_of(object: &Map<String, Value>) -> BTreeSet<Term> {
     let mut terms = BTreeSet::new();
     for (key, value) in object {
-        collect(&mut terms, &step(&[], key), value);
+        collect(&mut terms, &key_path(&[], key), value);
     }
     terms
 }
 
-/// A comparison under way.
+/// A running comparison.
 ///
-/// A value of the filter and one of the object are compared at most once: that is at most the number of the filter's
-/// values, with the containers around them, times the number of the object's.
+/// A value of the filter and a value of the object are compared at most once: the cost is at most the number of the
+/// filter's values, containers included, times the number of the object's.
 struct Comparison<'a> {
-    until_asked: u32,
+    until_check: u32,
     is_over: &'a dyn Fn() -> bool,
 }
 
 impl Comparison<'_> {
     fn contains(&mut self, whole: &Value, part: &Value) -> bool {
-        if self.has_ended() {
+        if self.is_stopped() {
             return false;
         }
         match (whole, part) {
@@ -128,26 +129,26 @@ impl Comparison<'_> {
             (Value::Array(whole), Value::Array(part)) => part
                 .iter()
                 .all(|value| whole.iter().any(|found| self.contains(found, value))),
-            (Value::Number(whole), Value::Number(part)) => digits(whole) == digits(part),
+            (Value::Number(whole), Value::Number(part)) => canonical_number(whole) == canonical_number(part),
             (whole, part) => whole == part,
         }
     }
 
-    /// Whether the comparison was told to end. Once told, it stays so.
-    fn has_ended(&mut self) -> bool {
-        if self.until_asked > 0 {
-            self.until_asked -= 1;
+    /// Returns whether the comparison was stopped. Once true, the result stays true.
+    fn is_stopped(&mut self) -> bool {
+        if self.until_check > 0 {
+            self.until_check -= 1;
             return false;
         }
         if (self.is_over)() {
             return true;
         }
-        self.until_asked = COMPARED_AT_ONCE;
+        self.until_check = COMPARISONS_PER_CHECK;
         false
     }
 }
 
-/// How many values a filter names: its scalars and empty containers.
+/// Counts the values of a filter: its scalars and empty containers.
 fn count(value: &Value) -> usize {
     match value {
         Value::Object(fields) if !fields.is_empty() => fields.values().map(count).sum(),
@@ -165,50 +166,50 @@ fn is_told_by_terms(value: &Value) -> bool {
 }
 
 fn collect(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
-    terms.insert(term(path, value));
+    terms.insert(term_at(path, value));
     match value {
         Value::Object(fields) => fields
             .iter()
-            .for_each(|(key, value)| collect(terms, &step(path, key), value)),
-        Value::Array(items) => items.iter().for_each(|item| collect(terms, &item_of(path), item)),
+            .for_each(|(key, value)| collect(terms, &key_path(path, key), value)),
+        Value::Array(items) => items.iter().for_each(|item| collect(terms, &item_path(path), item)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 
-/// As [`collect`], without what is implied: where there are values, there is something to hold them.
+/// Collects terms as [`collect`] does, without those of containers that are implied by a value inside.
 fn collect_wanted(terms: &mut BTreeSet<Term>, path: &[u8], value: &Value) {
     match value {
         Value::Object(fields) if !fields.is_empty() => {
             fields
                 .iter()
-                .for_each(|(key, value)| collect_wanted(terms, &step(path, key), value));
+                .for_each(|(key, value)| collect_wanted(terms, &key_path(path, key), value));
         }
         Value::Array(items) if !items.is_empty() => {
             items
                 .iter()
-                .for_each(|item| collect_wanted(terms, &item_of(path), item));
+                .for_each(|item| collect_wanted(terms, &item_path(path), item));
         }
         Value::Object(_) | Value::Array(_) | Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-            terms.insert(term(path, value));
+            terms.insert(term_at(path, value));
         }
     }
 }
 
-/// The path to the value of a key. The length of the key before the key leaves no two paths alike.
-fn step(path: &[u8], key: &str) -> Vec<u8> {
+/// Returns the path of a key. The length in front of each key keeps paths unambiguous.
+fn key_path(path: &[u8], key: &str) -> Vec<u8> {
     [path, format!(".{}:", key.len()).as_bytes(), key.as_bytes()].concat()
 }
 
-/// The path to any item of a list.
-fn item_of(path: &[u8]) -> Vec<u8> {
+/// Returns the path of any item of a list.
+fn item_path(path: &[u8]) -> Vec<u8> {
     [path, b"#"].concat()
 }
 
-fn term(path: &[u8], value: &Value) -> Term {
+fn term_at(path: &[u8], value: &Value) -> Term {
     let value = match value {
         Value::Null => "=null".to_owned(),
         Value::Bool(truth) => format!("={truth}"),
-        Value::Number(number) => format!("={}", digits(number)),
+        Value::Number(number) => format!("={}", canonical_number(number)),
         Value::String(text) => format!("\"{text}"),
         Value::Object(_) => "{".to_owned(),
         Value::Array(_) => "[".to_owned(),
@@ -216,8 +217,8 @@ fn term(path: &[u8], value: &Value) -> Term {
     Term(Uuid::new_v5(&Uuid::NAMESPACE_OID, &[path, value.as_bytes()].concat()))
 }
 
-/// A number in one spelling: 1 and 1.0 are the same.
-fn digits(number: &Number) -> String {
+/// Returns the canonical spelling of a number: 1 and 1.0 are the same.
+fn canonical_number(number: &Number) -> String {
     match number.as_f64() {
         Some(float) if !number.is_i64() && !number.is_u64() && float.fract() == 0.0 && float.abs() < 1e15 => {
             format!("{float:.0}").replace("-0", "0")
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_has_all_terms_of_the_filter() {
+    fn every_match_has_all_terms_of_the_filter() {
         let whole = object(json!({
             "text": "x", "one": 1, "half": 0.5, "yes": true, "nothing": null, "a.b": 1,
             "deep": {"a": {"b": [1, {"c": "d", "e": 2}, [3]]}, "z": 1}
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_do_not_tell_which_values_stand_in_one_item() {
+    fn terms_do_not_tell_which_values_share_a_list_item() {
         let whole = object(json!({"list": [{"a": 1}, {"b": 2}]}));
         let wanted = filter(json!({"list": [{"a": 1, "b": 2}]}));
         assert!(wanted.terms().is_subset(&terms_of(&whole)));
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_ends_when_it_is_told_to() {
+    fn a_comparison_stops_on_request() {
         let whole = object(json!({"list": vec![json!([0]); 100_000]}));
         let wanted = filter(json!({"list": [[1]]}));
         let asked = std::cell::Cell::new(0);

@@ -1,5 +1,5 @@
-//! What models, tools and remote agents say, brought within the [limits](super::json_limits) of JSON from outside before it
-//! becomes a part of a state: with U+FFFD in the place of U+0000, and without what could not be stored and read back.
+//! Limits for the output of models, tools and remote agents, applied before it becomes a part of a state. U+0000 is
+//! replaced by U+FFFD, and values beyond the [JSON limits](super::json_limits) are refused or left out.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::json_limits::{LimitExceeded, admit, replace_nul};
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall};
 use super::state::Update;
 
-/// Brings the answer of a model within the limits. A call whose arguments exceed them becomes one that cannot be read, of
-/// which the model is told; anything else that does is left out.
+/// Applies the limits to a model's answer. A call whose arguments exceed them becomes an invalid call, which the model
+/// receives as an error; other values that exceed them are left out.
 pub fn admit_answer(message: &mut Message) {
     if let Content::Blocks(blocks) = &mut message.content {
         for block in blocks {
@@ -41,11 +41,11 @@ pub fn admit_answer(message: &mut Message) {
             }
         }
     }
-    // All that could exceed a limit is gone; what is left are texts.
+    // Values that exceed a limit are left out by now; only texts remain, which are always accepted.
     admit_message(message).unwrap_or_default();
 }
 
-/// The call, or the same as one that cannot be read.
+/// Returns the call, or an invalid call if its arguments exceed a limit.
 fn admitted(mut call: ToolCall) -> Result<ToolCall, InvalidToolCall> {
     let Err(exceeded) = admit_map(&mut call.args) else {
         return Ok(call);
@@ -59,10 +59,10 @@ fn admitted(mut call: ToolCall) -> Result<ToolCall, InvalidToolCall> {
     })
 }
 
-/// Brings the result of a call within the limits, with all that it writes.
+/// Applies the limits to the output of a call and all its writes.
 ///
 /// # Errors
-/// A limit that a part of it exceeds.
+/// Returns the limit that is exceeded.
 pub fn admit_result(answer: &mut Answer) -> Result<(), LimitExceeded> {
     for change in &mut answer.changes {
         if let ItemChange::Put(draft) = change {
@@ -72,10 +72,10 @@ pub fn admit_result(answer: &mut Answer) -> Result<(), LimitExceeded> {
     admit_update(&mut answer.writes)
 }
 
-/// Brings what a tool or a remote agent writes within the limits.
+/// Applies the limits to the writes of a tool or a remote agent.
 ///
 /// # Errors
-/// A limit that a part of it exceeds.
+/// Returns the limit that is exceeded.
 pub fn admit_update(update: &mut Update) -> Result<(), LimitExceeded> {
     for message in &mut update.messages {
         admit_message(Arc::make_mut(message))?;
@@ -91,10 +91,10 @@ pub fn admit_update(update: &mut Update) -> Result<(), LimitExceeded> {
     update.fields.values_mut().try_for_each(admit)
 }
 
-/// Brings a message within the limits.
+/// Applies the limits to a message.
 ///
 /// # Errors
-/// A limit that a part of it exceeds.
+/// Returns the limit that is exceeded.
 pub fn admit_message(message: &mut Message) -> Result<(), LimitExceeded> {
     match &mut message.content {
         Content::Text(text) => replace_nul(text),
@@ -131,7 +131,7 @@ pub fn admit_message(message: &mut Message) -> Result<(), LimitExceeded> {
     }
 }
 
-/// Judges an object as a whole.
+/// Applies the limits to an object as a whole.
 fn admit_map(fields: &mut Map<String, Value>) -> Result<(), LimitExceeded> {
     if fields.is_empty() {
         return Ok(());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_is_too_deep_cannot_be_read_and_others_stay() {
+    fn a_call_that_is_too_deep_becomes_invalid_and_others_stay() {
         let calls = vec![
             ToolCall::new("c\u{0}1", "dig", object(MAX_DEPTH + 1)),
             ToolCall::new("c2", "dig", object(MAX_DEPTH)),

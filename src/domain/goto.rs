@@ -1,4 +1,4 @@
-//! Where a client's command sends the loop: from the spellings of the field to one place.
+//! `command.goto`: parses the targets of a client's command and resolves them to one node of the agent's loop.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -8,40 +8,40 @@ use super::input::{read_call, read_input, under};
 use super::machine::{END, MODEL, Moment, Plan, TOOLS};
 use super::message::{Message, ToolCall};
 
-/// How many targets one command may name.
+/// The maximum number of targets in one command.
 pub const MAX_TARGETS: usize = 100;
 
 /// One target of `command.goto`, as the client wrote it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Goto {
-    /// A node.
+    /// The name of a node.
     Node(String),
-    /// A node, with an input of its own in place of the state.
+    /// A node with an input that replaces the state.
     Send {
-        /// The node.
+        /// The name of the node.
         node: String,
-        /// What it is given.
+        /// The input.
         #[serde(default)]
         input: Value,
     },
 }
 
-/// The place in the loop that the targets of one command come to.
+/// The node that the targets of one command resolve to.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Destination {
-    /// The question to the model; with messages, these are put to it instead of the conversation.
+    /// The model; with messages, the model receives these instead of the conversation.
     Model(Option<Vec<Message>>),
     /// The tool step.
     Tools {
-        /// Whether the calls of the last answer run that have no result yet.
+        /// Whether to run the calls of the last answer that have no result yet.
         own: bool,
-        /// Calls that the client brings.
+        /// The calls that the client sent.
         sent: Vec<ToolCall>,
     },
-    /// A hook.
+    /// A hook, by its hook point and index.
     Hook(Moment, usize),
-    /// The end: what waits for an answer is given up, and nothing more is done.
+    /// The end: open interrupts are cancelled, and the run does nothing more.
     End,
 }
 
@@ -61,11 +61,11 @@ impl Goto {
 }
 
 impl Destination {
-    /// The place that `targets` come to in an agent with this `plan`; none if it has none of these nodes, which clients
-    /// of the field know as a run that does nothing.
+    /// Resolves `targets` for an agent with this `plan`. Returns none if the agent has none of these nodes; the run
+    /// then does nothing, as on other servers of this API.
     ///
     /// # Errors
-    /// Names the target that cannot be followed, and why.
+    /// Returns the target that cannot be resolved, and the reason.
     pub fn of(targets: &[Goto], plan: &Plan) -> Result<Option<Self>, Invalid> {
         let mut found: Option<Self> = None;
         for (at, target) in targets.iter().enumerate() {
@@ -127,13 +127,13 @@ impl Destination {
     }
 }
 
-/// The messages that the model is to be shown.
+/// Parses the messages for the model.
 fn read_messages(input: &Value) -> Result<Vec<Message>, Invalid> {
     let update = read_input(input).map_err(under("input"))?;
     if update.messages.is_empty() {
         return Err(Invalid::new(
             "input.messages",
-            "is missing: it is what the model is shown instead of the conversation",
+            "is missing: the model receives it instead of the conversation",
         ));
     }
     Ok(update
@@ -143,7 +143,7 @@ fn read_messages(input: &Value) -> Result<Vec<Message>, Invalid> {
         .collect())
 }
 
-/// The calls in the input of a tool step: a call, a list of calls, a call in its envelope, or messages that end with
+/// Parses the input of a tool step: a call, a list of calls, a `tool_call_with_context`, or messages that end with
 /// calls.
 fn read_calls(input: &Value) -> Result<Vec<ToolCall>, Invalid> {
     if let Value::Array(items) = input {
@@ -180,7 +180,7 @@ fn check_ids(calls: &[ToolCall]) -> Result<(), Invalid> {
     match twice {
         Some((_, call)) => Err(Invalid::new(
             "command.goto",
-            format!("brings two calls with the id {:?}", call.id),
+            format!("has two calls with the id {:?}", call.id),
         )),
         None => Ok(()),
     }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_nodes_and_unknown_ones_nowhere() {
+    fn known_names_resolve_to_nodes_and_unknown_names_to_none() {
         assert_eq!(read(json!(["model", "nowhere"])), Ok(Some(Destination::Model(None))));
         assert_eq!(
             read(json!([{"node": "tools"}])),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_may_be_sent_in_every_form_that_clients_know() {
+    fn a_call_is_parsed_in_every_form() {
         let call = json!({"name": "lookup", "args": {"q": 1}, "id": "c1", "type": "tool_call"});
         let forms = [
             call.clone(),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_named() {
+    fn the_error_names_the_invalid_target() {
         let cases = [
             (json!(["model", "tools"]), "command.goto[1]: is another place"),
             (

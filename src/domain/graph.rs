@@ -1,58 +1,58 @@
-//! The shape of an agent: what it is made of, and what goes in and out. For those who look at it; nothing runs by it.
+//! The graph and the JSON Schemas of an agent, as clients read them. The agent's loop does not use them.
 
 use serde_json::{Map, Value};
 
 /// The loop of an agent as nodes and edges.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Graph {
-    /// What does something: the model, the tools, the hooks of policies; and where it begins and ends.
+    /// The nodes: the model, the tools, the hooks of policies, the start and the end.
     pub nodes: Vec<Node>,
-    /// What may follow on what.
+    /// The edges.
     pub edges: Vec<Edge>,
 }
 
-/// Something that does something.
+/// A node of a graph.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// Unique within the graph: `model`, or `researcher:model` inside a subagent.
+    /// The id, unique within the graph: `model`, or `researcher:model` inside a subagent.
     pub id: String,
     /// The public name of the node, as streams show it.
     pub name: String,
-    /// What else there is to say about it.
+    /// Additional metadata.
     pub notes: Map<String, Value>,
 }
 
-/// That one node may follow on another.
+/// An edge: `target` may follow `source`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edge {
-    /// The id of the first.
+    /// The id of the first node.
     pub source: String,
-    /// The id of the second.
+    /// The id of the second node.
     pub target: String,
-    /// Whether it depends on what happened.
+    /// Whether the edge is taken only under a condition.
     pub conditional: bool,
 }
 
-/// What an agent takes, keeps and gives: JSON Schemas of objects.
+/// JSON Schemas of the objects that an agent reads, stores and returns.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Schemas {
-    /// What may be given as `input`.
+    /// The schema of `input`.
     pub input: Value,
-    /// What the values of a thread can hold at the end of a run.
+    /// The schema of the thread's values at the end of a run.
     pub output: Value,
-    /// What they can hold at any time.
+    /// The schema of the thread's values at any time.
     pub state: Value,
-    /// What `config.configurable` may hold.
+    /// The schema of `config.configurable`.
     pub config: Value,
-    /// What `context` may hold, when the definition says so.
+    /// The schema of `context`, if the definition gives one.
     pub context: Option<Value>,
 }
 
-/// A field of the state that a policy keeps.
+/// A state field that a policy declares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Field {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// JSON Schema of its value.
+    /// The JSON Schema of the value.
     pub schema: Value,
 }

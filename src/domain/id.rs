@@ -1,6 +1,6 @@
-//! Identities. A newtype each, so that a run can never be taken for a thread.
+//! Ids: one type for each kind, so that the compiler rejects a run's id in the place of a thread's.
 //!
-//! Minted ids are UUIDs of version 7: they sort by the time of their making, which keeps indexes append-only.
+//! New ids are UUIDs of version 7. They sort by creation time, which keeps database indexes append-only.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ macro_rules! id {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// Mints a new one, later than all before it.
+            /// Creates a new id that sorts after all earlier ones.
             #[expect(clippy::disallowed_methods, reason = "the one place where time-ordered ids are minted")]
             pub fn mint() -> Self {
                 Self(Uuid::now_v7())
@@ -46,73 +46,73 @@ macro_rules! id {
 }
 
 id!(
-    /// Identifies a thread.
+    /// The id of a thread.
     ThreadId
 );
 id!(
-    /// Identifies a run, of the main agent or of a subagent.
+    /// The id of a run, of the main agent or of a subagent.
     RunId
 );
 id!(
-    /// Identifies an assistant.
+    /// The id of an assistant.
     AssistantId
 );
 id!(
-    /// Identifies a checkpoint.
+    /// The id of a checkpoint.
     CheckpointId
 );
 id!(
-    /// Identifies a cron.
+    /// The id of a cron.
     CronId
 );
 id!(
-    /// Identifies a report of a run, however often it is sent.
+    /// The id of a webhook delivery, the same for all attempts.
     DeliveryId
 );
 id!(
-    /// Identifies a server process for as long as it lives; leases name it.
+    /// The id of a server process, valid while it lives; leases contain it.
     WorkerId
 );
 
 impl RunId {
-    /// The child run that a delegated call makes: derived from the call's task, so that a crash cannot make two.
+    /// Derives the id of the child run of a delegated call from the call's task, so that a crash cannot create two.
     pub fn of_child(task: TaskId) -> Self {
         Self(Uuid::new_v5(&task.0, b"child"))
     }
 }
 
 impl RunId {
-    /// The run that a call for work in the background starts: derived as that of a child is.
+    /// Derives the id of the run of a background task from the call's task, so that a crash cannot create two.
     pub fn of_background(task: TaskId) -> Self {
         Self(Uuid::new_v5(&task.0, b"background run"))
     }
 }
 
 impl ThreadId {
-    /// The thread of the background task that a call begins: derived from the call's task, so that a crash cannot make two.
+    /// Derives the id of the thread of a background task from the call's task, so that a crash cannot create two.
     pub fn of_background(task: TaskId) -> Self {
         Self(Uuid::new_v5(&task.0, b"background"))
     }
 }
 
 impl AssistantId {
-    /// The assistant that every agent definition has by itself: a UUID of version 5 of the `graph_id`, as clients
-    /// of the field's platform API compute it.
+    /// Derives the id of a definition's default assistant: a UUID of version 5 of the `graph_id`, as LangGraph clients
+    /// compute it.
     pub fn of_graph(graph_id: &str) -> Self {
         const GRAPHS: Uuid = Uuid::from_u128(0x6ba7b821_9dad_11d1_80b4_00c04fd430c8);
         Self(Uuid::new_v5(&GRAPHS, graph_id.as_bytes()))
     }
 }
 
-/// Identifies one task of a step: a hook, a model call, or one tool call.
+/// The id of one task of a step: a hook, a model call, or one tool call.
 ///
-/// Derived from the checkpoint on which the step works, so that a step which is resumed days later keeps its ids.
+/// Derived from the checkpoint that the step follows, so that a step which is resumed days later keeps its ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TaskId(pub Uuid);
 
 impl TaskId {
-    /// The task that runs `node` for the `index`-th time in the step after checkpoint `head`.
+    /// Derives the id of the `index`-th execution of `node` in the step after checkpoint `head`.
     pub fn of_step(head: Option<CheckpointId>, node: &str, index: usize) -> Self {
         let space = head.map_or(Uuid::nil(), |head| head.0);
         Self(Uuid::new_v5(&space, format!("{node}:{index}").as_bytes()))
@@ -125,13 +125,13 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// Identifies a question to a human: 32 hexadecimal digits, derived from the task that asks.
+/// The id of an interrupt: 32 hexadecimal digits, derived from the task that asks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct InterruptId(pub String);
 
 impl InterruptId {
-    /// The question asked by `task` as the `nth` one of its step, from 0; asking again makes another id.
+    /// Derives the id of the `nth` question of `task` in its step, from 0. A repeated question gets another id.
     pub fn of_task(task: TaskId, nth: u32) -> Self {
         let name = if nth == 0 {
             "interrupt".to_owned()

@@ -1,4 +1,4 @@
-//! Requests that a client may send again without anything being done twice.
+//! Idempotency keys: repeated requests get the response of the first one.
 
 use std::time::Duration;
 
@@ -7,88 +7,90 @@ use uuid::Uuid;
 use super::Invalid;
 use super::id::{RunId, ThreadId};
 
-/// For how long a key is remembered.
+/// The time for which a key is stored.
 pub const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The most characters that a key may have.
-pub const LONGEST_KEY: usize = 255;
+/// The maximum length of a key, in characters.
+pub const MAX_KEY_LENGTH: usize = 255;
 
-/// The key under which a client sends a request, and which request it is.
+/// An idempotency key, with a fingerprint of its request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
-    /// Who wrote it, and what.
+    /// The digest of the client, followed by the client's key.
     name: String,
-    /// Stands for the request. Another request under the same key has another fingerprint.
+    /// A digest of the request, which differs for another request with the same key.
     fingerprint: Uuid,
 }
 
 impl Key {
-    /// The key that `client` wrote as `text` for the request of these `parts` (method, path, body).
+    /// Creates the key that `client` wrote as `text` for a request of these `parts` (method, path, body).
     ///
     /// # Errors
-    /// If the text is empty, too long, or has characters that cannot be seen.
+    /// Returns an error if the text is empty, too long, or contains characters that are not visible.
     pub fn new(client: &str, text: &str, parts: &[&[u8]]) -> Result<Self, Invalid> {
-        const CLIENTS: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
-        const REQUESTS: Uuid = Uuid::from_u128(0x5a1f_36c0_7c0e_4b53_9d1c_22b0_8f6e_71d4);
-        if text.is_empty() || text.len() > LONGEST_KEY || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            let reason = format!("must be 1 to {LONGEST_KEY} visible ASCII characters");
+        const CLIENT_NAMESPACE: Uuid = Uuid::from_u128(0x8d1c_7d0e_54a2_4c1f_a7a5_6f0b_9c3e_2b16);
+        const REQUEST_NAMESPACE: Uuid = Uuid::from_u128(0x5a1f_36c0_7c0e_4b53_9d1c_22b0_8f6e_71d4);
+        if text.is_empty() || text.len() > MAX_KEY_LENGTH || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let reason = format!("must be 1 to {MAX_KEY_LENGTH} visible ASCII characters");
             return Err(Invalid::new("Idempotency-Key", reason));
         }
-        // Each part is hashed for itself, so that none can pretend to be the end of another.
-        let fingerprint = parts.iter().fold(REQUESTS, |sum, part| Uuid::new_v5(&sum, part));
-        // Of fixed length, so that no client can write a key that looks like another one's.
-        let client = Uuid::new_v5(&CLIENTS, client.as_bytes()).simple();
+        // Each part is hashed for itself, so that parts cannot be confused by moving their boundary.
+        let fingerprint = parts
+            .iter()
+            .fold(REQUEST_NAMESPACE, |sum, part| Uuid::new_v5(&sum, part));
+        // The digest has a fixed length, so that one client's keys cannot collide with another's.
+        let client = Uuid::new_v5(&CLIENT_NAMESPACE, client.as_bytes()).simple();
         Ok(Self {
             name: format!("{client}:{text}"),
             fingerprint,
         })
     }
 
-    /// Under what it is stored: who wrote it, and what.
+    /// Returns the name under which the key is stored: the client and the client's key.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Stands for the request.
+    /// Returns the fingerprint of the request.
     pub fn fingerprint(&self) -> Uuid {
         self.fingerprint
     }
 }
 
-/// What a request under a key was answered.
+/// The stored response to a request with a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kept {
-    /// This.
+    /// A response.
     Answer {
-        /// The status of the answer.
+        /// The HTTP status.
         status: u16,
-        /// Its body: JSON.
+        /// The JSON body.
         body: String,
-        /// Its `Content-Location`, if it had one.
+        /// The `Content-Location` header, if there was one.
         location: Option<String>,
     },
-    /// What comes of a run. Whoever asks again follows the same run from its beginning.
+    /// A run. A repeated request follows the same run from its start.
     Run {
-        /// The run's thread.
+        /// The thread of the run.
         thread: ThreadId,
         /// The run.
         run: RunId,
     },
 }
 
-/// What became of a request that came with a key.
+/// The outcome of a request with a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Once<T> {
-    /// It was the first of its key: this was made.
+    /// The first request with its key, with its result.
     First(T),
-    /// It had been granted before, and this was the answer.
+    /// A repeated request, with the stored response.
     Again(Kept),
-    /// The key belongs to another request.
+    /// A key that belongs to another request.
     Reused,
 }
 
 impl<T> Once<T> {
-    /// The same about something else.
+    /// Returns the same outcome with another result.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Once<U> {
         match self {
             Self::First(made) => Once::First(change(made)),
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_one_client_is_none_of_another() {
+    fn keys_of_different_clients_are_different() {
         let name = |client: &str| Key::new(client, "k", &[]).expect("a key").name().to_owned();
         assert_eq!(name("192.0.2.1"), name("192.0.2.1"));
         assert_ne!(name("192.0.2.1"), name("192.0.2.2"));

@@ -1,4 +1,4 @@
-//! Questions to a human, and the answers.
+//! Interrupts: questions to a human, and the decisions that answer them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -10,88 +10,88 @@ use super::schema::Schema;
 /// A question that a run has asked and waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Interrupt {
-    /// Identifies the question for as long as it is open.
+    /// The id, valid while the question is open.
     pub id: InterruptId,
-    /// The task that asked; clients file the question under it.
+    /// The task that asked; clients list the interrupt under it.
     pub task: TaskId,
-    /// Where the answer goes.
+    /// The hook or call that asked and receives the answer.
     pub asker: Asker,
-    /// What is asked, and how it may be answered.
+    /// The question, and the form of a valid answer.
     pub question: Question,
-    /// The answer, once a valid one was given and until the asker has read it.
+    /// The answer, from the moment a valid one is given until the hook or call has read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<Value>,
 }
 
-/// Who asked.
+/// The source of an interrupt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Asker {
-    /// The hook of this public name (`HumanInTheLoopMiddleware.after_model`).
+    /// The hook with this public name (`HumanInTheLoopMiddleware.after_model`).
     Hook(String),
-    /// The tool call of this id.
+    /// The tool call with this id.
     Call(String),
 }
 
-/// Whether this is an id of a question, as servers of this wire give them.
+/// Returns whether the text has the form of an interrupt id: 32 hexadecimal digits.
 pub fn is_id(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// What stands for the answer to a question of another server that was settled there: whoever asked looks how it stands
-/// there, and takes nothing to it.
+/// Returns the placeholder for the answer to a remote interrupt that was answered on the other server. The call then
+/// reads the status of the remote run and sends no answer to it.
 pub fn settled_elsewhere() -> Value {
     json!({"adjutant_settled_elsewhere": true})
 }
 
-/// What kind of answer is wanted.
+/// The kind of answer that a question expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QuestionKind {
-    /// May these tool calls be made?
+    /// A decision for each of these tool calls.
     ToolApproval,
-    /// A tool call was begun before a crash; what shall become of it?
+    /// A decision about a tool call that was started before a crash and whose outcome is unknown.
     UnknownOutcome,
-    /// Any other question of a tool or a policy.
+    /// Any other answer, for a tool or a policy.
     Question,
 }
 
-/// What is asked.
+/// The content of an interrupt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Question {
-    /// What kind of answer is wanted.
+    /// The kind of answer expected.
     pub kind: QuestionKind,
     /// The question as clients read it; for approvals `{action_requests, review_configs}`.
     pub value: Value,
-    /// JSON Schema of a valid answer.
+    /// The JSON Schema of a valid answer.
     pub schema: Value,
-    /// The tool calls in question, in the order of `action_requests`.
+    /// The ids of the tool calls in question, in the order of `action_requests`.
     #[serde(default)]
     pub calls: Vec<String>,
-    /// The id under which another server asks it, when it is passed on from there.
+    /// The id of the interrupt on the other server, if the question is forwarded from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_on: Option<String>,
 }
 
-/// What a reviewer may do with a call.
+/// The kinds of decisions about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DecisionKind {
-    /// Let it run.
+    /// Run the call.
     Approve,
-    /// Let another call run in its place.
+    /// Run an edited call instead.
     Edit,
-    /// Do not run it; the model is told.
+    /// Do not run the call; the model receives the reason.
     Reject,
-    /// Do not run it; the reviewer's text is the result.
+    /// Do not run the call; the reviewer's text is the result.
     Respond,
 }
 
 impl DecisionKind {
-    /// All four, in the order in which clients list them.
+    /// All kinds, in the order in which clients list them.
     pub const ALL: [Self; 4] = [Self::Approve, Self::Edit, Self::Reject, Self::Respond];
 
-    /// The word for it.
+    /// Returns the word that clients use.
     pub fn word(self) -> &'static str {
         match self {
             Self::Approve => "approve",
@@ -106,20 +106,20 @@ impl DecisionKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Decision {
-    /// Let it run.
+    /// Run the call.
     Approve,
-    /// Let this run in its place.
+    /// Run this call instead.
     Edit {
-        /// The call that really runs.
+        /// The edited call.
         edited_action: Action,
     },
-    /// Do not run it.
+    /// Do not run the call.
     Reject {
-        /// Why, for the model.
+        /// The reason, for the model.
         #[serde(default)]
         message: Option<String>,
     },
-    /// Do not run it; this is its result.
+    /// Do not run the call; use this text as its result.
     Respond {
         /// The result.
         message: String,
@@ -129,14 +129,14 @@ pub enum Decision {
 /// A call as a reviewer writes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Action {
-    /// The tool.
+    /// The name of the tool.
     pub name: String,
-    /// Its arguments.
+    /// The arguments.
     #[serde(default)]
     pub args: Map<String, Value>,
 }
 
-/// The answer to an approval: one decision for each call asked about, in that order.
+/// The answer to an approval: one decision for each call, in the order of the calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decisions {
     /// The decisions.
@@ -144,24 +144,24 @@ pub struct Decisions {
 }
 
 impl Question {
-    /// Whether it is answered by decisions about calls.
+    /// Returns whether the question is answered by decisions about calls.
     pub fn wants_decisions(&self) -> bool {
         self.kind != QuestionKind::Question
     }
 
-    /// Checks an answer before anything is stored.
+    /// Validates an answer, before it is stored.
     ///
     /// # Errors
-    /// Names the part of the answer that is wrong and what would be right.
+    /// Returns the part of the answer that is wrong and what is expected.
     pub fn check(&self, answer: &Value) -> Result<(), Invalid> {
         if self.wants_decisions() {
             self.check_decisions(answer)?;
         }
-        // One that was not admitted checks nothing.
+        // A schema beyond the limits was never admitted and is not checked.
         Schema::compile(&self.schema).map_or(Ok(()), |schema| schema.check("resume", answer))
     }
 
-    /// The mistakes that people make most often, said better than a schema can.
+    /// Checks for the most frequent mistakes, with clearer errors than a JSON Schema gives.
     fn check_decisions(&self, answer: &Value) -> Result<(), Invalid> {
         let Some(decisions) = answer.get("decisions").and_then(Value::as_array) else {
             return Err(Invalid::new(

@@ -1,6 +1,6 @@
-//! The Store: what is remembered beyond one thread. An item is a JSON object under a key in a namespace.
+//! The Store's data types: an item is a JSON object under a key in a namespace, and outlives threads.
 //!
-//! Not here: where items are kept ([`crate::db`]) and who may reach them ([`crate::tool::items`]).
+//! Storage is in [`crate::db`], the access rules of agents are in [`crate::tool::items`].
 
 use std::fmt;
 use std::time::Duration;
@@ -18,30 +18,31 @@ pub mod texts;
 pub use filter::{Condition, Filter, Test};
 pub use texts::TextPath;
 
-/// The most labels that a namespace may have.
+/// The maximum number of labels in a namespace.
 pub const DEEPEST_NAMESPACE: usize = 32;
-/// The longest label, in bytes.
+/// The maximum length of a label, in bytes.
 pub const LONGEST_LABEL: usize = 256;
-/// The longest namespace, all labels and a dot after each, in bytes. With a key it fits into an entry of an index.
-pub const LONGEST_NAMESPACE: usize = 1024;
-/// The longest key, in bytes.
-pub const LONGEST_KEY: usize = 512;
-/// The largest value, as JSON text, in bytes.
-pub const LARGEST_VALUE: usize = 1024 * 1024;
-/// The longest time that an item can be told to stay: a hundred years, in minutes.
+/// The maximum length of a namespace, in bytes: all labels, and a dot after each. With a key it fits into an index
+/// entry.
+pub const MAX_NAMESPACE_BYTES: usize = 1024;
+/// The maximum length of a key, in bytes.
+pub const MAX_KEY_BYTES: usize = 512;
+/// The maximum size of a value, in bytes of JSON.
+pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
+/// The maximum time to live of an item: a hundred years, in minutes.
 pub const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
-/// The first label that clients may not use, as in the field's own servers.
+/// The first label that clients may not use, as on LangGraph's own servers.
 pub const RESERVED_ROOT: &str = "langgraph";
 
-/// The last character of all, which no label may contain: as a text it stands after every namespace.
+/// The last Unicode character, which no label may contain. As text it sorts after every namespace.
 pub const AFTER_ALL: char = char::MAX;
 
-/// Where an item lies: a path of labels.
+/// The namespace of an item: a path of labels.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Namespace(Vec<String>);
 
 impl Namespace {
-    /// A namespace that items may be written to: at least one label, and not the reserved root.
+    /// Creates a namespace that items may be written to: at least one label, and not the reserved root.
     ///
     /// # Errors
     /// See [`ItemError`].
@@ -53,11 +54,11 @@ impl Namespace {
         }
     }
 
-    /// A namespace to read in, with all that lies below it; without any label it is the whole Store. `field` is what the
-    /// error names.
+    /// Creates a prefix for searches. It includes all namespaces below it; without labels it is the whole Store.
+    /// `field` is its name in errors.
     ///
     /// # Errors
-    /// If a label is none, or there are too many.
+    /// Returns an error if a label is invalid, or if there are too many.
     pub fn prefix(field: &str, labels: Vec<String>) -> Result<Self, Invalid> {
         for (at, label) in labels.iter().enumerate() {
             check_label(label).map_err(|reason| Invalid::new(format!("{field}[{at}]"), reason))?;
@@ -66,23 +67,26 @@ impl Namespace {
         if labels.len() > DEEPEST_NAMESPACE {
             return Err(Invalid::new(field, format!("has more than {DEEPEST_NAMESPACE} labels")));
         }
-        if length > LONGEST_NAMESPACE {
-            return Err(Invalid::new(field, format!("is longer than {LONGEST_NAMESPACE} bytes")));
+        if length > MAX_NAMESPACE_BYTES {
+            return Err(Invalid::new(
+                field,
+                format!("is longer than {MAX_NAMESPACE_BYTES} bytes"),
+            ));
         }
         Ok(Self(labels))
     }
 
-    /// A namespace that was stored, and so was checked.
+    /// Creates a namespace from labels that were validated when they were stored.
     pub fn stored(labels: Vec<String>) -> Self {
         Self(labels)
     }
 
-    /// The labels, outermost first.
+    /// Returns the labels, outermost first.
     pub fn labels(&self) -> &[String] {
         &self.0
     }
 
-    /// The namespace that `labels` lead to from here.
+    /// Returns the namespace with `labels` appended.
     ///
     /// # Errors
     /// As [`Namespace::of_item`].
@@ -97,10 +101,10 @@ impl fmt::Display for Namespace {
     }
 }
 
-/// Says what is wrong with a label.
+/// Validates a label.
 ///
 /// # Errors
-/// The reason, in the words that clients of the field know.
+/// Returns the reason, worded as LangGraph words it.
 pub fn check_label(label: &str) -> Result<(), String> {
     if label.is_empty() || label.contains('.') {
         return Err(format!(
@@ -116,151 +120,151 @@ pub fn check_label(label: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Which item.
+/// The address of an item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ItemAddress {
-    /// Where it lies.
+    /// The namespace.
     pub namespace: Namespace,
-    /// Its key there.
+    /// The key.
     pub key: String,
 }
 
 impl ItemAddress {
-    /// The item under `key` in `namespace`.
+    /// Creates the address of `key` in `namespace`.
     ///
     /// # Errors
-    /// If the key is none.
+    /// Returns an error if the key is invalid.
     pub fn new(namespace: Namespace, key: impl Into<String>) -> Result<Self, Invalid> {
         let key = key.into();
         let reason = match key.len() {
             0 => "must not be empty".to_owned(),
             _ if key.contains('\0') => "contains a character that cannot be stored".to_owned(),
-            1..=LONGEST_KEY => return Ok(Self { namespace, key }),
-            _ => format!("is longer than {LONGEST_KEY} bytes"),
+            1..=MAX_KEY_BYTES => return Ok(Self { namespace, key }),
+            _ => format!("is longer than {MAX_KEY_BYTES} bytes"),
         };
         Err(Invalid::new("key", reason))
     }
 }
 
-/// Which items are wanted. They come in the order of their namespaces and keys.
+/// A search for items. The results are ordered by namespace and key.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemSearch {
-    /// Where they lie: here, or anywhere below.
+    /// The namespace to search, with all namespaces below it.
     pub prefix: Namespace,
-    /// What they say.
+    /// The conditions on the value.
     pub filter: Filter,
-    /// How many at most.
+    /// The maximum number of results.
     pub limit: u32,
-    /// How many to pass over before.
+    /// The number of results to skip.
     pub offset: u32,
 }
 
-/// A question to the Store.
+/// A query to the Store: a search, ranked by similarity if there is a text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inquiry {
-    /// Which items are wanted.
+    /// The search.
     pub wanted: ItemSearch,
-    /// What they are about, in words. Without an index it is not looked at.
+    /// The text to rank the results by. Ignored without a vector index.
     pub query: Option<String>,
-    /// Whether those found stay longer for it; as configured, if nothing is said.
+    /// Whether the time to live of the results starts anew; the configured default, if none.
     pub refresh: Option<bool>,
 }
 
-/// Something that is remembered.
+/// A JSON object in the Store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
-    /// Which one it is.
+    /// The address.
     pub address: ItemAddress,
-    /// What it says.
+    /// The value.
     pub value: Map<String, Value>,
-    /// From when on it is gone; never, if none.
+    /// The time at which the item expires; none for an item that is kept until it is deleted.
     pub expires_at: Option<Timestamp>,
-    /// When it was first written.
+    /// The time of the first write.
     pub created_at: Timestamp,
-    /// When it was last written.
+    /// The time of the last write.
     pub updated_at: Timestamp,
 }
 
-/// An item that was found.
+/// A search result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FoundItem {
     /// The item.
     pub item: Item,
-    /// How close it is to what was asked for, from -1 to 1; none if nothing was.
+    /// The similarity to the query, from -1 to 1; none without a query.
     pub score: Option<f32>,
 }
 
-/// An item that somebody wants to be remembered.
+/// A request to write an item.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemWish {
-    /// Which one it is.
+    /// The address.
     pub address: ItemAddress,
-    /// What it says, instead of whatever it said before.
+    /// The value, which replaces an older one.
     pub value: Map<String, Value>,
-    /// How long it stays.
+    /// The time to live.
     pub stay: Stay,
-    /// What it can be found by.
+    /// The texts to index.
     pub indexing: Indexing,
 }
 
-/// How long an item stays.
+/// The time to live in a request to write an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Stay {
-    /// As long as the server is configured to keep items.
+    /// The configured default.
     #[default]
     AsConfigured,
-    /// Until it is deleted.
+    /// No expiry.
     Forever,
-    /// This long after it was last written, or read with a wish for that.
+    /// This long after the last write, or after the last read that refreshes it.
     For(Duration),
 }
 
-/// By which of its texts an item can be found, where the server has an index.
+/// The texts of an item to index, where the server has a vector index.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Indexing {
-    /// By those that the server is configured to index.
+    /// The texts that the server is configured to index.
     #[default]
     AsConfigured,
-    /// By none.
+    /// No text.
     Off,
-    /// By these.
+    /// The texts at these paths.
     Fields(Vec<TextPath>),
 }
 
-/// The direction in which a text of an item points.
+/// The embedding of one text of an item.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemVector {
-    /// The place of the text in the value.
+    /// The path of the text in the value.
     pub path: String,
-    /// A unit vector; its length is the configured one.
+    /// A unit vector of the configured dimension.
     pub vector: Vec<f32>,
 }
 
-/// An item as it is to be written.
+/// An item that is ready to be written.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ItemDraft {
-    /// Which one it is.
+    /// The address.
     pub address: ItemAddress,
-    /// What it says, instead of whatever it said before.
+    /// The value, which replaces an older one.
     pub value: Map<String, Value>,
-    /// How long it stays; for ever, if none.
+    /// The time to live; none for no expiry.
     pub ttl: Option<Duration>,
-    /// What it can be found by.
+    /// The embeddings.
     pub vectors: Vec<ItemVector>,
 }
 
 impl ItemDraft {
-    /// An item that stays for `ttl`.
+    /// Creates an item with the time to live `ttl`.
     ///
     /// # Errors
-    /// If the value is too large or holds what no database can.
+    /// Returns an error if the value is too large or contains characters that databases cannot store.
     pub fn new(address: ItemAddress, value: Map<String, Value>, ttl: Option<Duration>) -> Result<Self, Invalid> {
         let value = Value::Object(value);
         check(&value).map_err(|exceeded| exceeded.of("value"))?;
-        if value.to_string().len() > LARGEST_VALUE {
+        if value.to_string().len() > MAX_VALUE_BYTES {
             return Err(Invalid::new(
                 "value",
-                format!("is longer than {LARGEST_VALUE} bytes as JSON"),
+                format!("is longer than {MAX_VALUE_BYTES} bytes as JSON"),
             ));
         }
         let Value::Object(value) = value else {
@@ -275,19 +279,19 @@ impl ItemDraft {
     }
 }
 
-/// A change of the Store.
+/// A write to the Store.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ItemChange {
-    /// Writes an item over whatever is there.
+    /// Writes an item and replaces an older one.
     Put(ItemDraft),
-    /// Forgets an item, if there is one.
+    /// Deletes an item, if it exists.
     Delete(ItemAddress),
 }
 
-/// How long `minutes` are, as the time that an item stays.
+/// Converts minutes to a time to live.
 ///
 /// # Errors
-/// If that is no time, or longer than items can stay.
+/// Returns an error if the number is no valid duration, or exceeds [`LONGEST_TTL_MINUTES`].
 pub fn ttl(field: &str, minutes: f64) -> Result<Duration, Invalid> {
     if !(minutes > 0.0 && minutes <= LONGEST_TTL_MINUTES) {
         let reason = format!("must be more than 0 and at most {LONGEST_TTL_MINUTES} minutes");
@@ -296,16 +300,16 @@ pub fn ttl(field: &str, minutes: f64) -> Result<Duration, Invalid> {
     Ok(Duration::from_secs_f64(minutes * 60.0))
 }
 
-/// Why an item cannot be there.
+/// The error for an item that cannot be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ItemError {
-    /// An item needs a namespace.
+    /// The namespace has no labels.
     #[error("Namespace cannot be empty.")]
     NoNamespace,
-    /// The namespace is not for clients.
+    /// The namespace is reserved.
     #[error("Root label for namespace cannot be \"{RESERVED_ROOT}\".")]
     Reserved,
-    /// A field cannot be accepted.
+    /// A field is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 }
@@ -366,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_has_a_size_and_no_character_that_cannot_be_stored() {
+    fn values_that_are_too_large_or_contain_nul_are_refused() {
         let address = ItemAddress::new(Namespace::stored(labels(&["a"])), "k").expect("a key");
         let draft = |value: Value| {
             let value = value.as_object().cloned().expect("an object");
@@ -378,7 +382,7 @@ mod tests {
         assert!(
             draft(json!({"a": {"b\0": [1]}})).is_err_and(|e| e.starts_with("value: contains the character U+0000"))
         );
-        assert!(draft(json!({"a": "x".repeat(LARGEST_VALUE)})).is_err_and(|e| e.starts_with("value: is longer")));
+        assert!(draft(json!({"a": "x".repeat(MAX_VALUE_BYTES)})).is_err_and(|e| e.starts_with("value: is longer")));
     }
 
     #[test]

@@ -1,69 +1,69 @@
-//! How much a run may use, and how much it has used.
+//! Limits on what a run may use, and counters of what it has used.
 
 use serde::{Deserialize, Serialize};
 
 /// The default of `repeated_failures`.
 pub const REPEATED_FAILURES: u32 = 5;
 
-/// What a run may use at most. What is absent is not limited, but for `repeated_failures`.
+/// The limits of a run. Absent values mean no limit, except for `repeated_failures`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// How many levels of delegations may lie below it.
+    /// The maximum number of delegation levels below the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depth: Option<u32>,
-    /// How many times it may delegate.
+    /// The maximum number of delegations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub children_total: Option<u64>,
-    /// How many of its subagents may be under way at the same time, those included that wait for a human.
+    /// The maximum number of subagents at the same time, those that wait for a human included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub children_at_once: Option<u64>,
-    /// How often it may ask its model.
+    /// The maximum number of model calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_calls: Option<u64>,
-    /// How many tools it may call, delegations included.
+    /// The maximum number of tool calls, delegations included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<u64>,
-    /// After how many tokens, of input and output together, it may not ask its model any more.
+    /// The number of tokens, input and output together, from which no further model call starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
-    /// After how many seconds at work it may begin nothing more.
+    /// The running time in seconds from which nothing further starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wall_s: Option<f64>,
-    /// How many times in a row the same call may fail before the model is told so. After as many failures more the run ends.
-    /// 0 switches it off; absent means [`REPEATED_FAILURES`].
+    /// The number of failures in a row of the same call after which the model gets a warning. After as many again, the
+    /// run ends. 0 disables the check; absent means [`REPEATED_FAILURES`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeated_failures: Option<u32>,
-    /// The same for the run of the main agent and all runs below it together.
+    /// The limits for the run of the main agent together with all runs below it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<Limits>>,
 }
 
-/// What was used.
+/// The usage of a run, or the sum of several runs.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
-    /// Answers of models.
+    /// Model calls.
     pub model_calls: u64,
-    /// Calls of tools, delegations included.
+    /// Tool calls, delegations included.
     pub tool_calls: u64,
-    /// Tokens that models read.
+    /// Input tokens.
     pub input_tokens: u64,
-    /// Tokens that models wrote.
+    /// Output tokens.
     pub output_tokens: u64,
     /// Delegations.
     pub children: u64,
-    /// Seconds at work; of several runs, those of each.
+    /// Running time in seconds; for several runs, the sum.
     pub seconds: f64,
 }
 
 impl Usage {
-    /// Tokens of both kinds.
+    /// Returns the sum of input and output tokens.
     pub fn tokens(&self) -> u64 {
         self.input_tokens.saturating_add(self.output_tokens)
     }
 
-    /// What both used together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Usage {
         }
     }
 
-    /// The same, or what was used by another count where that is more, time aside.
+    /// Returns the maximum of both, counter by counter; the time stays as it is.
     #[must_use]
     pub fn at_least(self, other: Self) -> Self {
         Self {
@@ -90,25 +90,25 @@ impl Usage {
     }
 }
 
-/// What is added to what was used, or taken from it, time aside.
+/// A change of usage counters, without the running time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Change {
-    /// Answers of models.
+    /// Model calls.
     pub model_calls: i64,
-    /// Calls of tools.
+    /// Tool calls.
     pub tool_calls: i64,
-    /// Tokens that models read.
+    /// Input tokens.
     pub input_tokens: i64,
-    /// Tokens that models wrote.
+    /// Output tokens.
     pub output_tokens: i64,
     /// Delegations.
     pub children: i64,
-    /// Subagents that are under way.
+    /// Subagents that run or wait.
     pub under_way: i64,
 }
 
 impl Change {
-    /// What is used by doing this.
+    /// Returns the change caused by this operation.
     pub fn of(spending: Spending) -> Self {
         match spending {
             Spending::ModelCall => Self {
@@ -127,13 +127,13 @@ impl Change {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.with(other, i64::saturating_add)
     }
 
-    /// What leads from `other` to this.
+    /// Returns the difference between this change and `other`.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         self.with(other, i64::saturating_sub)
@@ -150,7 +150,7 @@ impl Change {
         }
     }
 
-    /// As what was used; the time is not known.
+    /// Returns the counters as usage, without the running time.
     pub fn usage(&self) -> Usage {
         let whole = |count: i64| u64::try_from(count).unwrap_or(0);
         Usage {
@@ -178,30 +178,31 @@ impl From<&Usage> for Change {
     }
 }
 
-/// What was used by the time an agent stopped.
+/// The usage of an agent up to the time it stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Totals {
-    /// By its run itself.
+    /// The usage of the agent's own run.
     pub own: Usage,
-    /// By its run and all below it, background tasks as far as they have come; told of the main agent only.
+    /// The usage of the run and all runs below it, with background tasks as far as they have run. Given for the main
+    /// agent only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Usage>,
 }
 
-/// Something that is about to be done, and counts.
+/// An operation that counts against the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spending {
-    /// A model is asked.
+    /// A model call.
     ModelCall,
-    /// A tool is called.
+    /// A tool call.
     ToolCall,
-    /// A subagent is set to work.
+    /// A delegation.
     Child,
 }
 
 impl Limits {
-    /// The limit that `spending` would break when this much is used, and this many subagents are under way: its name and
-    /// its value.
+    /// Returns the name and value of the limit that `spending` would exceed, given the usage and the number of
+    /// subagents that run or wait.
     pub fn broken_by(&self, spending: Spending, used: &Usage, under_way: u64) -> Option<(&'static str, String)> {
         let whole = |name, limit: Option<u64>, used: u64| {
             limit
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_broken_by_what_would_go_beyond_it() {
+    fn an_operation_beyond_a_limit_is_refused() {
         let limits = Limits {
             children_total: Some(2),
             children_at_once: Some(1),

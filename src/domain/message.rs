@@ -1,7 +1,7 @@
-//! What is said on a thread: messages, tool calls and their results.
+//! Messages of a thread, tool calls and their results.
 //!
-//! A message has one form everywhere: the dictionary that the field's clients read and write (`type`, `content`,
-//! `tool_calls`, …). It is stored as it is shown, so nothing is lost on the way between the two.
+//! A message has one form everywhere: the dictionary that LangChain clients read and write (`type`, `content`,
+//! `tool_calls`, …). It is stored in that form, so no field gets lost.
 
 use std::fmt;
 
@@ -11,31 +11,31 @@ use serde_json::{Map, Value};
 /// One message of a thread.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// What was said.
+    /// The content.
     #[serde(default)]
     pub content: Content,
-    /// Provider extras that a client may send and expects back.
+    /// Additional fields of the provider, which a client may send and expects to read back.
     #[serde(default)]
     pub additional_kwargs: Map<String, Value>,
-    /// What the provider told about its answer (finish reason, model name).
+    /// The provider's metadata of an answer (finish reason, model name).
     #[serde(default)]
     pub response_metadata: Map<String, Value>,
-    /// Who speaks, and what only that kind of speaker says.
+    /// The author, with the fields that only messages of this author have.
     #[serde(flatten)]
     pub role: Role,
-    /// The agent's or tool's name.
+    /// The name of the agent or tool.
     #[serde(default)]
     pub name: Option<String>,
-    /// Identifies the message within its thread; a message with a known id replaces the older one.
+    /// The id, unique within the thread. A message with a known id replaces the older one.
     #[serde(default)]
     pub id: Option<String>,
 }
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Role {
-    /// A person, or a parent agent speaking to its subagent.
+    /// A human, or a parent agent that delegates to a subagent.
     Human,
     /// Instructions.
     System,
@@ -44,48 +44,49 @@ pub enum Role {
         /// Calls whose arguments are a JSON object.
         #[serde(default)]
         tool_calls: Vec<ToolCall>,
-        /// Calls whose arguments could not be read.
+        /// Calls whose arguments could not be parsed.
         #[serde(default)]
         invalid_tool_calls: Vec<InvalidToolCall>,
-        /// Tokens, as `input_tokens`, `output_tokens`, `total_tokens` and their details.
+        /// Token counts: `input_tokens`, `output_tokens`, `total_tokens` and their details.
         #[serde(default)]
         usage_metadata: Option<Value>,
     },
-    /// The result of a call.
+    /// The result of a tool call.
     Tool {
-        /// The call this answers.
+        /// The id of the call.
         tool_call_id: String,
-        /// What the tool returned for programs, not for the model.
+        /// Output for programs, which the model does not receive.
         #[serde(default)]
         artifact: Option<Value>,
-        /// Whether the call did what it should.
+        /// Whether the call succeeded.
         #[serde(default)]
         status: ToolStatus,
     },
-    /// Not a message but a mark in an update: the message of this id goes away (`__remove_all__`: all before it).
+    /// A removal, only valid in an update: the message with this id is deleted (`__remove_all__`: all messages before
+    /// it).
     Remove,
 }
 
-/// How a call ended, as the model is told.
+/// The status of a tool result, as the model reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ToolStatus {
-    /// It did what it should.
+    /// The call succeeded.
     #[default]
     Success,
-    /// It did not; the content says why.
+    /// The call failed; the content gives the reason.
     Error,
 }
 
 /// A tool call of the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// The tool.
+    /// The name of the tool.
     pub name: String,
-    /// Its arguments, by name.
+    /// The arguments, by name.
     #[serde(default)]
     pub args: Map<String, Value>,
-    /// The provider's id of the call.
+    /// The id that the provider gave to the call.
     pub id: String,
     /// Always `tool_call`.
     #[serde(rename = "type", default = "tool_call")]
@@ -97,7 +98,7 @@ fn tool_call() -> String {
 }
 
 impl ToolCall {
-    /// A call of `name`.
+    /// Creates a call of the tool `name`.
     pub fn new(id: impl Into<String>, name: impl Into<String>, args: Map<String, Value>) -> Self {
         Self {
             name: name.into(),
@@ -108,16 +109,16 @@ impl ToolCall {
     }
 }
 
-/// A call whose arguments the model spelled so badly that they are no JSON object.
+/// A call whose arguments are not the JSON text of an object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InvalidToolCall {
-    /// The tool, when it could be read.
+    /// The name of the tool, if it could be read.
     pub name: Option<String>,
     /// The arguments as text.
     pub args: Option<String>,
-    /// The provider's id of the call.
+    /// The id that the provider gave to the call.
     pub id: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub error: Option<String>,
     /// Always `invalid_tool_call`.
     #[serde(rename = "type", default = "invalid_tool_call")]
@@ -128,13 +129,13 @@ fn invalid_tool_call() -> String {
     "invalid_tool_call".to_owned()
 }
 
-/// What a message says: plain text, or blocks (`{"type": "text", …}`, images, files, reasoning).
+/// The content of a message: plain text, or blocks (`{"type": "text", …}`, images, files, reasoning).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
     /// Plain text.
     Text(String),
-    /// Content blocks, kept as they came.
+    /// Content blocks, as they were received.
     Blocks(Vec<Value>),
 }
 
@@ -157,7 +158,7 @@ impl From<String> for Content {
 }
 
 impl Content {
-    /// The text parts, joined.
+    /// Returns the text parts, joined.
     pub fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -166,7 +167,7 @@ impl Content {
     }
 }
 
-/// The text of a block: a bare string or a `text` block; other kinds have none.
+/// Returns the text of a block: a bare string or a `text` block; none for other blocks.
 fn block_text(block: &Value) -> Option<&str> {
     match block {
         Value::String(text) => Some(text),
@@ -184,11 +185,11 @@ impl fmt::Display for Content {
     }
 }
 
-/// The id under which a removal takes away every message before it.
+/// The id of a removal that deletes every message before it.
 pub const REMOVE_ALL: &str = "__remove_all__";
 
 impl Message {
-    /// The first block of what a human said for which there is a reason why it cannot be used, with that reason.
+    /// Returns the first block of a human's message for which `reason` returns an error, with its index and the error.
     pub fn unsupported(&self, reason: impl Fn(&Value) -> Option<String>) -> Option<(usize, String)> {
         let Content::Blocks(blocks) = &self.content else {
             return None;
@@ -202,7 +203,7 @@ impl Message {
             .find_map(|(at, block)| Some((at, reason(block)?)))
     }
 
-    /// A message of `role` with nothing else set.
+    /// Creates a message of `role` with no other field set.
     pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {
             content: content.into(),
@@ -214,12 +215,12 @@ impl Message {
         }
     }
 
-    /// A human's message.
+    /// Creates a human's message.
     pub fn human(content: impl Into<Content>) -> Self {
         Self::new(Role::Human, content)
     }
 
-    /// A model's message without calls.
+    /// Creates a model's message without calls.
     pub fn ai(content: impl Into<Content>) -> Self {
         Self::new(
             Role::Ai {
@@ -231,7 +232,7 @@ impl Message {
         )
     }
 
-    /// A model's message that makes these calls.
+    /// Creates a model's message with these calls.
     pub fn calling(calls: impl IntoIterator<Item = ToolCall>) -> Self {
         let tool_calls = calls.into_iter().collect();
         Self::new(
@@ -244,7 +245,7 @@ impl Message {
         )
     }
 
-    /// The result of `call`, as the model reads it.
+    /// Creates the result of `call`, as the model reads it.
     pub fn tool(call: &ToolCall, status: ToolStatus, content: impl Into<Content>) -> Self {
         let role = Role::Tool {
             tool_call_id: call.id.clone(),
@@ -257,7 +258,7 @@ impl Message {
         }
     }
 
-    /// The same message under an id.
+    /// Returns the message with this id.
     pub fn with_id(self, id: impl Into<String>) -> Self {
         Self {
             id: Some(id.into()),
@@ -265,7 +266,7 @@ impl Message {
         }
     }
 
-    /// The calls of a model's message; none for the others.
+    /// Returns the calls of a model's message; none for other roles.
     pub fn tool_calls(&self) -> &[ToolCall] {
         match &self.role {
             Role::Ai { tool_calls, .. } => tool_calls,
@@ -273,7 +274,7 @@ impl Message {
         }
     }
 
-    /// The unreadable calls of a model's message; none for the others.
+    /// Returns the invalid calls of a model's message; none for other roles.
     pub fn invalid_tool_calls(&self) -> &[InvalidToolCall] {
         match &self.role {
             Role::Ai { invalid_tool_calls, .. } => invalid_tool_calls,
@@ -281,7 +282,7 @@ impl Message {
         }
     }
 
-    /// The call that a tool's message answers.
+    /// Returns the id of the call that a tool's message answers.
     pub fn answers(&self) -> Option<&str> {
         match &self.role {
             Role::Tool { tool_call_id, .. } => Some(tool_call_id),
@@ -289,12 +290,12 @@ impl Message {
         }
     }
 
-    /// Whether the model said this.
+    /// Returns whether the author is the model.
     pub fn is_ai(&self) -> bool {
         matches!(self.role, Role::Ai { .. })
     }
 
-    /// Whether a human said this.
+    /// Returns whether the author is a human.
     pub fn is_human(&self) -> bool {
         matches!(self.role, Role::Human)
     }

@@ -1,26 +1,27 @@
-//! The notes that clients attach to threads, runs, assistants and crons.
+//! The metadata that clients attach to threads, runs, assistants and crons.
 
 use serde_json::{Map, Value};
 
 use super::Invalid;
 
-/// The largest metadata, as JSON, in bytes. It is searched, shown in every list, and copied to runs and checkpoints.
+/// The maximum size of metadata, in bytes of JSON. It is searched, returned in every list, and copied to runs and
+/// checkpoints.
 pub const MAX_METADATA_BYTES: usize = 64 * 1024;
 
-/// Checks metadata that a client gives, with what it is added to.
+/// Checks the size of a client's metadata, merged into what is stored already.
 ///
 /// # Errors
-/// If it is larger than [`MAX_METADATA_BYTES`].
+/// Returns an error if it exceeds [`MAX_METADATA_BYTES`].
 pub fn check(metadata: &Map<String, Value>) -> Result<(), Invalid> {
     let mut size = JsonSize(0);
-    // Only what is too large cannot be counted.
+    // The only error of this writer is that the text is too large.
     serde_json::to_writer(&mut size, metadata).map_err(|_| {
-        let reason = format!("is larger than {MAX_METADATA_BYTES} bytes; what is larger belongs into the state");
+        let reason = format!("is larger than {MAX_METADATA_BYTES} bytes; store larger values in the state");
         Invalid::new("metadata", reason)
     })
 }
 
-/// Counts the bytes of JSON up to [`MAX_METADATA_BYTES`].
+/// A writer that counts bytes of JSON up to [`MAX_METADATA_BYTES`].
 struct JsonSize(usize);
 
 impl std::io::Write for JsonSize {

@@ -1,21 +1,21 @@
-//! The nouns of adjutant. Pure: nothing here waits, opens or prints.
+//! The data types of adjutant and their rules. Pure code: nothing here does I/O, waits or prints. Its terms:
 //!
-//! | Word | Means |
+//! | Term | Meaning |
 //! |---|---|
-//! | definition | what a file or a request says about an agent; its key is the `graph_id` |
-//! | assistant | named, versioned settings of a definition: what clients address |
+//! | definition | the description of an agent in a file, in code or in a request; its key is the `graph_id` |
+//! | assistant | named, versioned settings of a definition; clients start runs by its id |
 //! | thread | a conversation: its state and its history |
-//! | run | one execution on a thread; a *child run* has a parent |
-//! | cron | a wish for runs that are started by the clock, again and again |
-//! | background task | work that an agent handed to another one and does not wait for: a thread of that one |
-//! | delivery | the report of a run that ended, on its way to whoever asked for it |
-//! | machine | where a run stands |
-//! | checkpoint | a stored machine, with its parent in the history |
+//! | run | one execution on a thread; a *child run* executes a delegated call and has a parent |
+//! | cron | a schedule that starts runs |
+//! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
+//! | delivery | a webhook request that reports the end of a run |
+//! | machine | the state, the phase and the open interrupts of one agent |
+//! | checkpoint | an entry of a thread's log: the writes of one step, and its parent |
 //! | lane | the history of one agent on a thread: the main agent's, or one child run's |
 //! | interrupt | a question to a human; a *decision* answers it |
-//! | call, fate | a tool call of the model, and what became of it |
-//! | event | a fact in the log of a thread |
-//! | item | something remembered beyond a thread, under a key in a *namespace* of the Store |
+//! | call | a tool call of the model, with its status in the current step |
+//! | event | an entry of a thread's log, or a piece of an answer that is streamed but not stored |
+//! | item | a JSON object in the Store, under a key in a *namespace*; it outlives threads |
 
 use std::fmt;
 
@@ -58,17 +58,17 @@ pub mod thread;
 pub mod time;
 pub mod visibility;
 
-/// Input that cannot be accepted: which part, and why.
+/// An input error: the field, and the reason why its value is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub struct Invalid {
-    /// The part of the input, as a path (`messages[2].content`).
+    /// The path of the field (`messages[2].content`).
     pub field: String,
-    /// What is wrong with it, continuing "the field …".
+    /// The reason, continuing "the field …".
     pub reason: String,
 }
 
 impl Invalid {
-    /// Says that `field` is wrong because of `reason`.
+    /// Creates an error for `field` with this `reason`.
     pub fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             field: field.into(),

@@ -1,9 +1,9 @@
-//! Paths of files that agents see: absolute, with `/`, and never leading out of their place.
+//! Paths of the files that agents see: absolute, with `/`, and always inside the workspace.
 
-/// The one spelling of `path`: absolute, without `.`, empty parts and a trailing `/`. The root is `/`.
+/// Returns the normal form of `path`: absolute, without `.`, empty parts and a trailing `/`. The root is `/`.
 ///
 /// # Errors
-/// Why not, when the path could lead out of its place.
+/// Returns the reason if the path could lead out of the workspace.
 pub fn normalise(path: &str) -> Result<String, &'static str> {
     let path = path.replace('\\', "/");
     if path.starts_with('~') {
@@ -27,7 +27,7 @@ pub fn normalise(path: &str) -> Result<String, &'static str> {
     Ok(if clean.is_empty() { "/".to_owned() } else { clean })
 }
 
-/// What comes after `directory` in `path`, if `path` lies below it. Both are normal.
+/// Returns the rest of `path` after `directory`, if `path` is below it. Both must be in normal form.
 pub fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
     path.strip_prefix(directory.trim_end_matches('/'))?.strip_prefix('/')
 }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_has_one_spelling() {
+    fn every_path_has_one_normal_form() {
         let cases = [
             ("a.txt", "/a.txt"),
             ("/a//b/./c/", "/a/b/c"),

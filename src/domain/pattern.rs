@@ -1,43 +1,43 @@
-//! Glob patterns over the paths of a workspace.
+//! Glob patterns for the paths of a workspace.
 //!
-//! A pattern without `/` matches a name at any depth; a leading `/` ties it to the directory that is searched. In a search,
-//! names that begin with a dot are matched only by a part of the pattern that begins with a dot.
+//! A pattern without `/` matches a name at any depth; a leading `/` anchors it at the directory of the search. In a
+//! search, names that start with a dot are matched only by a part of the pattern that starts with a dot.
 
 use globset::{GlobBuilder, GlobMatcher};
 
 use super::path::below;
 
-/// How many alternatives the braces of one pattern may yield.
-const MOST_ALTERNATIVES: usize = 256;
-/// How long a pattern may be.
-const LONGEST: usize = 1_000;
+/// The maximum number of alternatives that the braces of one pattern may expand to.
+const MAX_ALTERNATIVES: usize = 256;
+/// The maximum length of a pattern, in bytes.
+const MAX_PATTERN_BYTES: usize = 1_000;
 
 /// A compiled pattern.
 pub struct Pattern {
     alternatives: Vec<Vec<Part>>,
-    /// Whether names that begin with a dot are like all others.
+    /// Whether names that start with a dot are matched like all others.
     has_dots: bool,
 }
 
-/// What one part of a path has to look like.
+/// A matcher for one part of a path.
 enum Part {
     /// `**`: any number of parts.
     Any,
-    /// One part; whether it begins with a dot.
+    /// One part, and whether its pattern starts with a dot.
     One(GlobMatcher, bool),
 }
 
 impl Pattern {
-    /// Compiles `pattern`, meant for paths below `directory`.
+    /// Compiles `pattern` for paths below `directory`.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Returns the reason if the pattern is invalid.
     pub fn new(pattern: &str, directory: &str) -> Result<Self, String> {
         if pattern.trim().is_empty() {
             return Err("it is empty".to_owned());
         }
-        if pattern.len() > LONGEST {
-            return Err(format!("it is longer than {LONGEST} bytes"));
+        if pattern.len() > MAX_PATTERN_BYTES {
+            return Err(format!("it is longer than {MAX_PATTERN_BYTES} bytes"));
         }
         if pattern.split('/').any(|part| part == "..") {
             return Err("it must not contain ..".to_owned());
@@ -47,10 +47,10 @@ impl Pattern {
             .unwrap_or(pattern);
         let mut alternatives = vec![];
         expand(relative, &mut alternatives)?;
-        let floats = !pattern.contains('/');
+        let any_depth = !pattern.contains('/');
         let alternatives = alternatives
             .iter()
-            .map(|alternative| parts(alternative, floats))
+            .map(|alternative| parts(alternative, any_depth))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             alternatives,
@@ -58,10 +58,10 @@ impl Pattern {
         })
     }
 
-    /// Compiles `pattern`, meant for all paths, to which names that begin with a dot are like all others.
+    /// Compiles `pattern` for all paths, so that names that start with a dot are matched like all others.
     ///
     /// # Errors
-    /// Why it is none.
+    /// Returns the reason if the pattern is invalid.
     pub fn with_dots(pattern: &str) -> Result<Self, String> {
         Ok(Self {
             has_dots: true,
@@ -69,17 +69,19 @@ impl Pattern {
         })
     }
 
-    /// Whether it matches `path`, which is relative to the directory.
+    /// Returns whether `path`, relative to the directory, matches.
     pub fn matches(&self, path: &str) -> bool {
         let names: Vec<&str> = path.split('/').collect();
-        self.alternatives.iter().any(|parts| fits(parts, &names, self.has_dots))
+        self.alternatives
+            .iter()
+            .any(|parts| matches_parts(parts, &names, self.has_dots))
     }
 }
 
-/// Writes out the braces of `pattern`: `{a,b}/c` is `a/c` and `b/c`.
+/// Expands the braces of `pattern` into `into`: `{a,b}/c` becomes `a/c` and `b/c`.
 fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), String> {
     let Some(Braces { open, choices, close }) = first_braces(pattern)? else {
-        if into.len() == MOST_ALTERNATIVES {
+        if into.len() == MAX_ALTERNATIVES {
             return Err("its braces yield too many alternatives".to_owned());
         }
         into.push(pattern.to_owned());
@@ -91,7 +93,7 @@ fn expand(pattern: &str, into: &mut Vec<String>) -> Result<(), String> {
     Ok(())
 }
 
-/// Where braces open, what they offer, and where they close.
+/// The first pair of braces in a pattern: the positions of the braces, and the alternatives.
 struct Braces<'a> {
     open: usize,
     choices: Vec<&'a str>,
@@ -127,9 +129,9 @@ fn first_braces(pattern: &str) -> Result<Option<Braces<'_>>, String> {
     Err("a { has no }".to_owned())
 }
 
-fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
+fn parts(pattern: &str, any_depth: bool) -> Result<Vec<Part>, String> {
     let mut parts = vec![];
-    if floats {
+    if any_depth {
         parts.push(Part::Any);
     }
     for text in pattern.split('/').filter(|text| !text.is_empty() && *text != ".") {
@@ -146,8 +148,9 @@ fn parts(pattern: &str, floats: bool) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-/// Whether `names` fit `parts`, looked at from the end: `fit[n]` tells whether the names from `n` on fit what is left.
-fn fits(parts: &[Part], names: &[&str], has_dots: bool) -> bool {
+/// Returns whether `names` match `parts`. Works from the end: `fit[n]` is true if the names from `n` on match the rest
+/// of the parts.
+fn matches_parts(parts: &[Part], names: &[&str], has_dots: bool) -> bool {
     let is_open = |name: &str| has_dots || !name.starts_with('.');
     let mut fit: Vec<bool> = (0..=names.len()).map(|at| at == names.len()).collect();
     for part in parts.iter().rev() {
@@ -170,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_match_as_promised() {
+    fn patterns_match_as_documented() {
         let cases = [
             ("*.md", "a.md", true),
             ("*.md", "deep/er/a.md", true),
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_mean_nothing_are_refused() {
+    fn invalid_patterns_are_refused() {
         for pattern in [
             "",
             " ",

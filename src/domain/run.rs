@@ -1,4 +1,4 @@
-//! One execution on a thread.
+//! Runs: one execution on a thread, its request, its status and its place in the tree of delegations.
 
 use std::collections::BTreeMap;
 
@@ -14,42 +14,42 @@ use super::time::Timestamp;
 use super::visibility::Visibility;
 use crate::definition::Digest;
 
-/// One execution on a thread: by request for the main agent, by a tool call for a subagent.
+/// One execution on a thread: started by a request for the main agent, or by a tool call for a subagent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// Identifies it.
+    /// The id.
     pub id: RunId,
-    /// The thread it works on.
+    /// The thread that the run belongs to.
     pub thread: ThreadId,
-    /// The assistant it was asked of.
+    /// The assistant that the request named.
     pub assistant: AssistantId,
-    /// Its place in the tree of delegations.
+    /// The run's place in the tree of delegations.
     pub lineage: Lineage,
-    /// What it is doing.
+    /// The status.
     pub status: RunStatus,
-    /// What it was asked to do.
+    /// The request, as it was stored at admission.
     pub request: RunRequest,
-    /// The requester's notes, with the platform's own.
+    /// The client's metadata, together with the metadata that the server adds.
     pub metadata: Map<String, Value>,
-    /// Why it failed, when it did.
+    /// The failure, if the run failed.
     pub error: Option<Failure>,
-    /// How often it was begun: 1, and one more after each crash.
+    /// The number of the attempt: 1, and one more after each crash.
     pub attempt: u32,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// When it last changed.
+    /// The time of the last change.
     pub updated_at: Timestamp,
-    /// When it may begin.
+    /// The earliest time at which the run may start.
     pub due_at: Timestamp,
 }
 
-/// The note on a run that says how many levels of delegation there may be below it: the server that had it begun counts it
-/// among its own subagents.
+/// The metadata key for the number of delegation levels allowed below a run. The server that requested the run counts
+/// it among its own subagents and sends what is left of its limit.
 pub const LEVELS: &str = "adjutant_levels";
 
 impl Run {
-    /// How many levels of delegation there may be below it, when another server says so, or who had it begun in the
-    /// background.
+    /// Returns the number of delegation levels allowed below the run: the smaller of the limit in the metadata, set by
+    /// another server, and the limit inherited by a background task.
     pub fn levels(&self) -> Option<u32> {
         let noted = self.metadata.get(LEVELS).and_then(Value::as_u64);
         let noted = noted.map(|levels| u32::try_from(levels).unwrap_or(u32::MAX));
@@ -61,25 +61,25 @@ impl Run {
 /// A run's place in the tree of delegations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Lineage {
-    /// The run of the main agent at the top.
+    /// The run of the main agent, the root of the tree.
     pub root: RunId,
     /// The run that delegated; none for the main agent.
     pub parent: Option<RunId>,
-    /// How many delegations deep: 0 for the main agent.
+    /// The number of delegations above the run: 0 for the main agent.
     pub depth: u32,
-    /// The tool call that caused it.
+    /// The id of the tool call that started the run; none for the main agent.
     pub cause: Option<String>,
     /// The tasks of the callers, outermost first.
     pub namespace: Vec<TaskId>,
-    /// The names of the agents from the main one down to this one.
+    /// The names of the agents from the main agent down to this one.
     pub path: Vec<String>,
-    /// How much clients see of it: never more than of who delegated.
+    /// The visibility of the run to clients, never greater than that of the run that delegated.
     #[serde(default)]
     pub visibility: Visibility,
 }
 
 impl Lineage {
-    /// The lineage of a run of the main agent, called `agent`.
+    /// Creates the lineage of a run of the main agent, called `agent`.
     pub fn root(run: RunId, agent: &str) -> Self {
         Self {
             root: run,
@@ -92,18 +92,18 @@ impl Lineage {
         }
     }
 
-    /// The agent's own name.
+    /// Returns the agent's name.
     pub fn agent(&self) -> &str {
         self.path.last().map_or("", String::as_str)
     }
 
-    /// The namespace as clients write it: `tools:<task>|tools:<task>`, empty for the main agent.
+    /// Returns the namespace as clients write it: `tools:<task>|tools:<task>`, empty for the main agent.
     pub fn checkpoint_ns(&self) -> String {
         namespace_text(&self.namespace)
     }
 }
 
-/// A namespace as clients write it.
+/// Returns a namespace as clients write it: `tools:<task>|tools:<task>`.
 pub fn namespace_text(namespace: &[TaskId]) -> String {
     namespace
         .iter()
@@ -112,26 +112,26 @@ pub fn namespace_text(namespace: &[TaskId]) -> String {
         .join("|")
 }
 
-/// What a run is doing.
+/// The status of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunStatus {
-    /// It waits for its turn.
+    /// The run waits in the queue.
     Pending,
-    /// It is at work.
+    /// A worker executes the run.
     Running,
-    /// It did what it could: it is done, or waits for a human.
+    /// The run ended without an error: it is complete, or waits for a human.
     Success,
-    /// It failed.
+    /// The run failed.
     Error,
-    /// It took too long.
+    /// The run exceeded its time limit.
     Timeout,
-    /// It was cancelled.
+    /// The run was cancelled.
     Interrupted,
 }
 
 impl RunStatus {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Self; 6] = [
         Self::Pending,
         Self::Running,
@@ -141,7 +141,7 @@ impl RunStatus {
         Self::Interrupted,
     ];
 
-    /// The word for it.
+    /// Returns the word that clients and the database use.
     pub fn word(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -153,12 +153,12 @@ impl RunStatus {
         }
     }
 
-    /// The status of this word.
+    /// Parses the word that clients and the database use.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.word() == word)
     }
 
-    /// Whether it is over.
+    /// Returns whether the run has ended.
     pub fn is_final(self) -> bool {
         match self {
             Self::Pending | Self::Running => false,
@@ -167,55 +167,56 @@ impl RunStatus {
     }
 }
 
-/// What a run was asked to do, as it is stored.
+/// The request for a run, as it is stored.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunRequest {
-    /// New input for the agent; none to go on where the thread stands.
+    /// The input for the agent; none to continue from the thread's state.
     pub input: Option<Value>,
-    /// What to do instead of taking input.
+    /// The command, sent instead of input.
     pub command: Option<Command>,
-    /// `tags`, `recursion_limit`, `configurable`, `metadata`, as given.
+    /// `tags`, `recursion_limit`, `configurable` and `metadata`, as given.
     pub config: Map<String, Value>,
-    /// What tools may know about the caller.
+    /// The context of the run, readable by tools and policies.
     pub context: Map<String, Value>,
-    /// The streams that were asked for.
+    /// The stream modes that the client requested.
     pub stream_mode: Vec<String>,
-    /// Whether streams show subagents.
+    /// Whether streams include the events of subagents.
     pub stream_subgraphs: bool,
     /// Whether stream events carry ids.
     pub stream_resumable: bool,
-    /// Nodes to stop before; `*` for all.
+    /// The nodes to stop before; `*` for all.
     pub interrupt_before: Vec<String>,
-    /// Nodes to stop after; `*` for all.
+    /// The nodes to stop after; `*` for all.
     pub interrupt_after: Vec<String>,
-    /// The checkpoint to begin from, when not the newest.
+    /// The checkpoint to start from, if not the newest.
     pub checkpoint: Option<CheckpointId>,
-    /// What to do when the thread is busy.
+    /// The strategy for a thread that is busy.
     pub multitask: Multitask,
-    /// Whether the thread exists for this run alone and goes away with it.
+    /// Whether the thread was created for this run alone and is deleted with it.
     pub temporary: bool,
-    /// Whether such a thread stays nevertheless until the key is forgotten under which the run was asked for: who asks
-    /// again follows the same run.
+    /// Whether a temporary thread is kept until the request's idempotency key expires, so that a repeated request can
+    /// follow the same run.
     pub held: bool,
-    /// Who does it, settled when the run was admitted. `config` and `context` hold the assistant's settings from then on.
+    /// The agent, resolved at admission. From then on `config` and `context` include the assistant's settings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Assigned>,
-    /// Where it stands below those who started it in the background, when somebody did.
+    /// The ancestors of the run, if it belongs to a background task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub background: Option<Ancestry>,
-    /// The platform fields of the request that the answer repeats (`webhook`, `feedback_keys`, `durability`).
+    /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
 }
 
 impl RunRequest {
-    /// How many steps an agent may take, if the request says so: the main agent, and each below it.
+    /// Returns `config.recursion_limit`, if given: the number of steps allowed to the main agent, and to each agent
+    /// below it.
     pub fn step_limit(&self) -> Option<u32> {
         let limit = self.config.get("recursion_limit").and_then(Value::as_u64)?;
         Some(u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
-    /// What tools may know about the caller: the context, or the `configurable` of a request that has none.
+    /// Returns the context for tools: `context`, or `config.configurable` if the request has no context.
     pub fn told(&self) -> &Map<String, Value> {
         match self.config.get("configurable").and_then(Value::as_object) {
             Some(configurable) if self.context.is_empty() => configurable,
@@ -223,96 +224,96 @@ impl RunRequest {
         }
     }
 
-    /// Where the end of the run is to be told, if anywhere.
+    /// Returns the URL to notify when the run ends, if any.
     pub fn webhook(&self) -> Option<&str> {
         self.extra.get("webhook").and_then(Value::as_str)
     }
 }
 
-/// Who does what was asked for.
+/// The agent of a run, resolved at admission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assigned {
-    /// The definition of the agent.
+    /// The key of the agent definition.
     pub graph_id: String,
     /// The version of the assistant that was in use.
     pub version: i64,
-    /// The content of the definition, which the run keeps to. None for runs of an older time.
+    /// The digest of the definition that the run is pinned to. None for runs stored by older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub definition: Option<Digest>,
 }
 
-/// The longest instructions that an order may bring, in bytes: several times what large agents have.
+/// The maximum size of a delegated `system_prompt`, in bytes: several times the instructions of large agents.
 pub const MAX_ORDERED_PROMPT_BYTES: usize = 64 * 1024;
 
-/// What a subagent is sent to do, as it is stored: the input of its run.
+/// A task delegated to a subagent, as it is stored: the input of the child run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Order {
-    /// The work, which is all that the subagent is told.
+    /// The description of the task: the message that the subagent receives.
     pub description: String,
-    /// Instructions in place of its own.
+    /// The instructions that replace the subagent's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
-    /// What a user interface shows while it is being done.
+    /// The text that user interfaces show while the subagent runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_text: Option<String>,
-    /// What stands before the work in its conversation, behind the messages with which it begins anyway.
+    /// The messages placed before the description, behind the subagent's own initial messages.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub initial_messages: Vec<Message>,
-    /// The form of the result in place of its own.
+    /// The JSON Schema of the result that replaces the subagent's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
 }
 
 impl Run {
-    /// What a user interface shows while a subagent works, if its definition says so.
+    /// Returns the text that user interfaces show while the subagent runs, if there is one.
     pub fn display_text(&self) -> Option<&str> {
         let order = self.request.input.as_ref().filter(|_| self.lineage.depth > 0)?;
         order.get("display_text")?.as_str()
     }
 }
 
-/// What a client may send instead of input.
+/// The command that a client may send instead of input.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Command {
-    /// Answers to open questions.
+    /// Answers to open interrupts.
     pub resume: Option<Resume>,
-    /// Writes into the state.
+    /// Writes to the state.
     pub update: Option<Value>,
-    /// Where to go.
+    /// The nodes to continue at.
     pub goto: Vec<Goto>,
-    /// Subagents that waited and were cancelled: whoever waits for them goes on without.
+    /// Child runs that were cancelled while they waited. Their parents continue without them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub given_up: Vec<RunId>,
 }
 
 impl Command {
-    /// Whether it goes on with what waits.
+    /// Returns whether the command resumes runs that wait.
     pub fn goes_on(&self) -> bool {
         !self.given_up.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 }
 
-/// Answers to open questions, by the id of the question. Already checked when it is stored.
+/// Answers to open interrupts, by the id of the interrupt. Validated before they are stored.
 pub type Resume = BTreeMap<InterruptId, Value>;
 
-/// What to do with a new run when the thread is busy.
+/// The strategy for a new run on a thread that is busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Multitask {
-    /// Let it wait for its turn.
+    /// Queue the new run.
     #[default]
     Enqueue,
-    /// Refuse it.
+    /// Refuse the new run.
     Reject,
-    /// Stop the run at work, keep what it did.
+    /// Cancel the running run and keep what it wrote.
     Interrupt,
-    /// Stop the run at work and undo what it did.
+    /// Cancel the running run and undo what it wrote.
     Rollback,
 }
 
 impl Multitask {
-    /// The word for it.
+    /// Returns the word that clients use.
     pub fn word(self) -> &'static str {
         match self {
             Self::Enqueue => "enqueue",
@@ -322,7 +323,7 @@ impl Multitask {
         }
     }
 
-    /// The strategy of this word.
+    /// Parses the word that clients use.
     pub fn from_word(word: &str) -> Option<Self> {
         [Self::Enqueue, Self::Reject, Self::Interrupt, Self::Rollback]
             .into_iter()

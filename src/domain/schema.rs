@@ -1,11 +1,11 @@
-//! JSON Schemas that others wrote: admitted within bounds, and applied within bounds.
+//! JSON Schemas from clients, tools and remote servers, admitted and applied within limits.
 //!
-//! Clients, MCP servers, tools and remote agents bring schemas, and a small one can cost any amount of memory: of two
-//! references to the definition before it, n deep, 2^n errors come. So a schema is admitted only when no value is checked
-//! against more than [`MAX_CHECKS_PER_VALUE`] parts of it with all references followed, when it has no more than
-//! [`MAX_EXPANDED_PARTS`] parts then, and when neither its text nor the way
-//! through its references is too long. Whether a value fits is asked first, which is cheap since the library remembers what it
-//! found out about each reference. What is wrong is asked only where the number of errors has a bound.
+//! A small schema can cost any amount of memory: with two references to the previous definition in each of n
+//! definitions, it yields 2^n errors. A schema is therefore admitted only if no value is checked against more than
+//! [`MAX_CHECKS_PER_VALUE`] of its parts with all references followed, if it has at most [`MAX_EXPANDED_PARTS`] parts
+//! then, and if neither its text nor its chains of references are too long. Validation first asks only whether a value
+//! matches, which is cheap since the library caches the result of each reference. Errors are computed only where their
+//! number is bounded.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,46 +16,48 @@ use serde_json::{Map, Value};
 use super::Invalid;
 use super::json_limits;
 
-/// The longest schema, in bytes of its texts, numbers and brackets. The largest schemas of published MCP servers are below a
-/// fifth of it.
+/// The maximum size of a schema, in bytes of its texts, numbers and brackets. The largest schemas of published MCP
+/// servers are below a fifth of it.
 pub const MAX_BYTES: usize = 256 * 1024;
-/// Against how many parts of a schema one value may be checked, references followed.
+/// The maximum number of parts of a schema that one value may be checked against, with references followed.
 pub const MAX_CHECKS_PER_VALUE: u64 = 1_000;
-/// How many parts a schema may have with each reference replaced by what it leads to, which some providers demand of the
-/// schemas of tools.
+/// The maximum number of parts of a schema with each reference replaced by its target, a form that some providers
+/// require for tools.
 pub const MAX_EXPANDED_PARTS: u64 = 20_000;
-/// How deeply a schema may nest, references followed. The compiler of schemas recurses once for each level.
+/// The maximum nesting of a schema, in levels, with references followed. The schema compiler recurses once for each
+/// level.
 const MAX_EXPANDED_DEPTH: usize = 128;
-/// How many parts in a row may be about the same value: references and alternatives. A check recurses so often for each
-/// level of the value.
+/// The maximum number of nested parts that apply to the same value: references and alternatives. Validation recurses
+/// this often for each level of the value.
 const MAX_DEPTH_PER_VALUE: usize = 32;
-/// How many regular expressions a schema may hold.
+/// The maximum number of regular expressions in a schema.
 const MAX_PATTERNS: usize = 100;
-/// The longest regular expression, in bytes.
+/// The maximum length of a regular expression, in bytes.
 const MAX_PATTERN_BYTES: usize = 2_000;
-/// The largest compiled regular expression, in bytes.
+/// The maximum size of a compiled regular expression, in bytes.
 const MAX_COMPILED_PATTERN_BYTES: usize = 1024 * 1024;
-/// After how many wrong guesses a regular expression with look-around or back-references gives up.
+/// The maximum number of backtracking steps of a regular expression with look-around or back-references.
 const MAX_BACKTRACKS: usize = 10_000;
-/// How many checks one judgement may take: values times the parts that each is checked against. About a second.
+/// The maximum number of checks in one validation: values times the parts that each is checked against. Takes about a
+/// second.
 const MAX_CHECKS: u64 = 20_000_000;
-/// Up to how many checks the errors are made. One error takes up to 3 KiB.
+/// The maximum number of checks for which errors are computed. One error takes up to 3 KiB.
 const MAX_CHECKS_EXPLAINED: u64 = 10_000;
-/// From how many checks on a judgement belongs on a thread of its own. About 5 ms.
+/// The number of checks from which a validation belongs on a blocking thread. Takes about 5 ms.
 const MANY_CHECKS: u64 = 100_000;
 
-/// A schema that was admitted.
+/// A compiled schema within the limits.
 pub struct Schema {
     validator: Validator,
     size: Size,
 }
 
-/// Why a schema is not admitted.
+/// The error for a schema that is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaError {
-    /// Where in the schema, as a JSON pointer; empty for the whole.
+    /// The JSON pointer of the part; empty for the whole schema.
     pub place: String,
-    /// What is wrong.
+    /// The reason.
     pub reason: String,
 }
 
@@ -74,26 +76,26 @@ impl SchemaError {
     }
 }
 
-/// What a value is to a schema.
+/// The result of a validation.
 pub enum Verdict<'a> {
-    /// It fits.
+    /// The value matches.
     Fits,
-    /// It does not fit, for these reasons.
+    /// The value does not match, with the errors.
     Wrong(Vec<ValidationError<'a>>),
-    /// It does not fit, or is too large to be judged; all that can be said is this.
+    /// The value does not match, or is too large to be checked; only this text explains it.
     Unexplained(&'static str),
 }
 
-/// What is said of a value whose errors would be too many.
+/// The text for a value that may have too many errors.
 const UNEXPLAINED: &str = "does not fit its schema, which has too many alternatives to say where";
-/// What is said of a value that is not judged.
+/// The text for a value that is not checked.
 const TOO_LARGE: &str = "is too large to be checked against its schema";
 
 impl Schema {
-    /// Admits a schema.
+    /// Compiles a schema.
     ///
     /// # Errors
-    /// When it is no JSON Schema, or beyond the bounds.
+    /// Returns an error if the value is no JSON Schema, or exceeds a limit.
     pub fn compile(schema: &Value) -> Result<Self, SchemaError> {
         json_limits::check(schema).map_err(|exceeded| SchemaError::whole(exceeded.to_string()))?;
         let mut texts = Texts::default();
@@ -116,7 +118,7 @@ impl Schema {
         Ok(Self { validator, size })
     }
 
-    /// Judges a value.
+    /// Validates a value.
     pub fn judge<'a>(&'a self, value: &'a Value) -> Verdict<'a> {
         let checks = self.checks(value);
         if checks > MAX_CHECKS {
@@ -130,7 +132,7 @@ impl Schema {
                 return Verdict::Wrong(self.validator.iter_errors(value).collect());
             }
             if self.size.per_value <= 1 {
-                // Without alternatives the first error is made alone.
+                // Without alternatives the first error can be computed alone.
                 return self
                     .validator
                     .validate(value)
@@ -141,10 +143,10 @@ impl Schema {
         Verdict::Unexplained(UNEXPLAINED)
     }
 
-    /// Checks the value of `field`.
+    /// Validates the value of `field`.
     ///
     /// # Errors
-    /// Names the first part that does not fit.
+    /// Returns the first part that does not match.
     pub fn check(&self, field: &str, value: &Value) -> Result<(), Invalid> {
         match self.judge(value) {
             Verdict::Fits => Ok(()),
@@ -157,13 +159,13 @@ impl Schema {
         }
     }
 
-    /// Whether judging this value takes so long that it belongs on a thread of its own.
+    /// Returns whether the validation of this value is so expensive that it belongs on a blocking thread.
     pub fn takes_long(&self, value: &Value) -> bool {
         self.checks(value) > MANY_CHECKS
     }
 
-    /// How many checks it takes at most to judge this value. For a schema that refers to itself it is about that many,
-    /// since what was found out about a reference is remembered.
+    /// Returns the maximum number of checks for this value. For a recursive schema it is an estimate, since the results
+    /// of references are cached.
     fn checks(&self, value: &Value) -> u64 {
         self.size.per_value.saturating_mul(count(value))
     }
@@ -177,7 +179,7 @@ impl fmt::Debug for Schema {
     }
 }
 
-/// How many values a value holds, itself included.
+/// Counts the values inside a value, itself included.
 fn count(value: &Value) -> u64 {
     let inner = match value {
         Value::Array(items) => items.iter().map(count).sum(),
@@ -187,32 +189,32 @@ fn count(value: &Value) -> u64 {
     inner + 1
 }
 
-/// How large a schema is with its references followed.
+/// The size of a schema with its references followed.
 #[derive(Debug, Clone, Copy, Default)]
 struct Size {
-    /// Against how many parts one value is checked at most.
+    /// The maximum number of parts that one value is checked against.
     per_value: u64,
-    /// Whether it refers to itself, or to what cannot be looked into.
+    /// Whether the schema refers to itself, or to a schema that cannot be measured.
     is_recursive: bool,
     /// Whether a value may be checked in more than one way.
     has_alternatives: bool,
 }
 
 impl Size {
-    /// Whether the number of errors has a bound that is known: so many parts for each value.
+    /// Returns whether the number of errors is bounded by the number of parts for each value.
     fn is_linear(self) -> bool {
         !self.is_recursive || !self.has_alternatives
     }
 }
 
-/// What stands in a schema, wherever it stands: its length, its patterns, and the places that have names.
+/// The texts of a schema: their length, the regular expressions, and the named locations.
 #[derive(Default)]
 struct Texts<'a> {
     bytes: usize,
     patterns: usize,
-    /// Places with a name of their own (`$anchor`), without the `#`.
+    /// Locations with an `$anchor`, by its name without `#`.
     anchors: HashMap<&'a str, &'a Value>,
-    /// Schemas inside with an address of their own (`$id`).
+    /// Nested schemas with an `$id`.
     resources: HashMap<&'a str, &'a Value>,
 }
 
@@ -270,7 +272,7 @@ impl<'a> Texts<'a> {
         }
         for id in ["$id", "id"].iter().filter_map(|key| fields.get(*key)?.as_str()) {
             match id.strip_prefix('#') {
-                // So the older drafts name places.
+                // Older drafts name locations this way.
                 Some(name) => self.anchors.insert(name, place),
                 None => self.resources.insert(id.trim_end_matches('#'), place),
             };
@@ -278,7 +280,7 @@ impl<'a> Texts<'a> {
         Ok(())
     }
 
-    /// The schema inside that has this address. An address may be given from its last part on.
+    /// Returns the nested schema with this `$id`, which may be given from its last segment on.
     fn resource(&self, address: &str) -> Option<&'a Value> {
         let exact = self.resources.get(address).copied();
         exact.or_else(|| {
@@ -291,49 +293,49 @@ impl<'a> Texts<'a> {
     }
 }
 
-/// Where a reference leads.
-enum Lead<'a> {
-    /// To this place, in the schema inside that begins here.
-    To(&'a Value, &'a Value),
-    /// To a schema that the library brings along.
-    Outside,
-    /// Nowhere.
-    Nowhere,
+/// The target of a reference.
+enum Target<'a> {
+    /// A part of the schema, and the nested schema that contains it.
+    Part(&'a Value, &'a Value),
+    /// A schema that is built into the library.
+    Builtin,
+    /// No target.
+    Missing,
 }
 
-/// What is known of a part of a schema.
+/// The measured size of a part of a schema.
 #[derive(Clone, Copy)]
 struct Part {
-    /// Against how many parts the value that it is about is checked, itself included.
+    /// The number of parts that the value of this part is checked against, this one included.
     same: u64,
-    /// Against how many parts any value inside that value is checked at most.
+    /// The maximum number of parts that any value inside that value is checked against.
     inside: u64,
-    /// How many parts it has altogether, each counted as often as it is referred to.
+    /// The number of parts below, this one included, each counted for every reference to it.
     parts: u64,
-    /// How many parts in a row are about the same value.
+    /// The number of nested parts that apply to the same value.
     per_value_depth: usize,
-    /// How many levels are below it, itself included.
+    /// The number of levels below, this one included.
     depth: usize,
 }
 
-/// Measures a schema. Each part is looked at once, however often it is referred to.
+/// Measures a schema. Each part is visited once, however often it is referred to.
 struct Measure<'a> {
     texts: &'a Texts<'a>,
-    /// The parts that were looked at, by their places in memory; none while it is under way.
+    /// The measured parts, by their addresses in memory; none for a part that is being measured.
     known: HashMap<*const Value, Option<Part>>,
     size: Size,
 }
 
-/// Keywords whose schemas, in a list, are about the same value.
-const LISTS_ON_SAME: [&str; 3] = ["allOf", "anyOf", "oneOf"];
-/// Keywords whose schema is about the same value.
-const ON_SAME: [&str; 4] = ["not", "if", "then", "else"];
-/// Keywords whose schemas, by name, are about the same value.
-const MAPS_ON_SAME: [&str; 2] = ["dependentSchemas", "dependencies"];
-/// Keywords whose schema is about parts of the value that other keywords may be about, too.
-const ON_SHARED: [&str; 4] = ["propertyNames", "contains", "unevaluatedItems", "unevaluatedProperties"];
-/// Keywords of which only one is about each part of the value.
-const ON_OWN: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
+/// Keywords with a list of schemas that apply to the same value.
+const SAME_VALUE_LISTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+/// Keywords with a schema that applies to the same value.
+const SAME_VALUE: [&str; 4] = ["not", "if", "then", "else"];
+/// Keywords with schemas, by name, that apply to the same value.
+const SAME_VALUE_MAPS: [&str; 2] = ["dependentSchemas", "dependencies"];
+/// Keywords with a schema that applies to children of the value that other keywords may apply to, too.
+const SHARED_CHILDREN: [&str; 4] = ["propertyNames", "contains", "unevaluatedItems", "unevaluatedProperties"];
+/// Keywords of which only one applies to each child of the value.
+const EXCLUSIVE_CHILDREN: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
 
 impl<'a> Measure<'a> {
     fn take(mut self, schema: &'a Value) -> Result<Size, SchemaError> {
@@ -342,8 +344,8 @@ impl<'a> Measure<'a> {
         Ok(self.size)
     }
 
-    /// Looks at a part. `root` is the schema inside that it belongs to; `(depth, in_row)` says how many levels are above it,
-    /// and how many of them in a row are about the same value.
+    /// Measures a part. `root` is the nested schema that contains it; `(depth, in_row)` is the number of levels above
+    /// it, and the number of those in a row that apply to the same value.
     fn part(&mut self, schema: &'a Value, root: &'a Value, above: (usize, usize)) -> Result<Part, SchemaError> {
         let (depth, in_row) = above;
         let part = match self.known.get(&std::ptr::from_ref(schema)) {
@@ -405,15 +407,15 @@ impl<'a> Measure<'a> {
                 self.size.is_recursive = true;
             }
             match self.follow(to, root) {
-                Lead::To(place, root) => {
+                Target::Part(place, root) => {
                     let found = self.part(place, root, (depth, in_row))?;
                     part.add(found);
                 }
-                Lead::Outside => {
+                Target::Builtin => {
                     self.size.is_recursive = true;
                     self.size.has_alternatives = true;
                 }
-                Lead::Nowhere => {
+                Target::Missing => {
                     return Err(SchemaError::whole(format!(
                         "the reference `{to}` leads nowhere in the schema"
                     )));
@@ -444,31 +446,31 @@ impl<'a> Measure<'a> {
         Ok(part)
     }
 
-    /// Where a reference leads that stands in the schema inside that begins at `root`.
-    fn follow(&self, to: &str, root: &'a Value) -> Lead<'a> {
+    /// Resolves a reference inside the nested schema `root`.
+    fn follow(&self, to: &str, root: &'a Value) -> Target<'a> {
         let (address, fragment) = to.split_once('#').unwrap_or((to, ""));
         let root = match address {
             "" => root,
             address => match self.texts.resource(address) {
                 Some(resource) => resource,
-                None if address.contains("://json-schema.org/") => return Lead::Outside,
-                None => return Lead::Nowhere,
+                None if address.contains("://json-schema.org/") => return Target::Builtin,
+                None => return Target::Missing,
             },
         };
         if fragment.is_empty() {
-            return Lead::To(root, root);
+            return Target::Part(root, root);
         }
         let Some(pointer) = fragment.strip_prefix('/') else {
             return self
                 .texts
                 .anchors
                 .get(fragment)
-                .map_or(Lead::Nowhere, |place| Lead::To(place, root));
+                .map_or(Target::Missing, |place| Target::Part(place, root));
         };
         let mut at = (root, root);
         for step in pointer.split('/') {
             let Some(inner) = enter(at.0, step) else {
-                return Lead::Nowhere;
+                return Target::Missing;
             };
             let is_resource = inner
                 .get("$id")
@@ -476,17 +478,17 @@ impl<'a> Measure<'a> {
                 .is_some_and(|id| !id.starts_with('#'));
             at = (inner, if is_resource { inner } else { at.1 });
         }
-        Lead::To(at.0, at.1)
+        Target::Part(at.0, at.1)
     }
 }
 
 impl Part {
-    /// Against how many parts one value is checked at most.
+    /// Returns the maximum number of parts that one value is checked against.
     fn checks(self) -> u64 {
         self.same.max(self.inside)
     }
 
-    /// Counts a part that is about the same value.
+    /// Adds a part that applies to the same value.
     fn add(&mut self, other: Self) {
         self.same += other.same;
         self.inside += other.inside;
@@ -496,7 +498,7 @@ impl Part {
     }
 }
 
-/// One step of a JSON pointer in an address.
+/// Follows one segment of a JSON pointer.
 fn enter<'a>(place: &'a Value, step: &str) -> Option<&'a Value> {
     let plain = unescaped(step).replace("~1", "/").replace("~0", "~");
     match place {
@@ -506,7 +508,7 @@ fn enter<'a>(place: &'a Value, step: &str) -> Option<&'a Value> {
     }
 }
 
-/// The text of an address without its `%xx`.
+/// Returns the text of a reference with `%xx` decoded.
 fn unescaped(text: &str) -> String {
     let mut bytes = vec![];
     let mut rest = text;
@@ -544,12 +546,12 @@ fn too_deep(depth: usize, in_row: usize) -> Result<(), SchemaError> {
 }
 
 fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
-    let lists = LISTS_ON_SAME
+    let lists = SAME_VALUE_LISTS
         .iter()
         .filter_map(|keyword| fields.get(*keyword)?.as_array())
         .flatten();
-    let single = ON_SAME.iter().filter_map(|keyword| fields.get(*keyword));
-    let maps = MAPS_ON_SAME
+    let single = SAME_VALUE.iter().filter_map(|keyword| fields.get(*keyword));
+    let maps = SAME_VALUE_MAPS
         .iter()
         .filter_map(|keyword| fields.get(*keyword)?.as_object());
     lists.chain(single).chain(maps.flat_map(Map::values))
@@ -558,7 +560,7 @@ fn on_same(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
 fn on_shared(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
     let patterns = fields.get("patternProperties").and_then(Value::as_object);
     let patterns = patterns.into_iter().flat_map(Map::values);
-    patterns.chain(ON_SHARED.iter().filter_map(|keyword| fields.get(*keyword)))
+    patterns.chain(SHARED_CHILDREN.iter().filter_map(|keyword| fields.get(*keyword)))
 }
 
 fn on_own(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
@@ -571,7 +573,7 @@ fn on_own(fields: &Map<String, Value>) -> impl Iterator<Item = &Value> {
         .iter()
         .filter_map(|keyword| fields.get(*keyword)?.as_array())
         .flatten();
-    let single = ON_OWN
+    let single = EXCLUSIVE_CHILDREN
         .iter()
         .filter_map(|keyword| fields.get(*keyword))
         .filter(|inner| !inner.is_array());

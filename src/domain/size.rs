@@ -1,6 +1,6 @@
-//! How large files and states may become.
+//! Size limits of files and states.
 //!
-//! Sizes are in bytes of texts, names and numbers, without the punctuation of JSON: what is stored is a little longer.
+//! Sizes are in bytes of texts, names and numbers, without the punctuation of JSON: what is stored is slightly longer.
 
 use serde_json::{Map, Value};
 
@@ -8,17 +8,17 @@ use super::Invalid;
 use super::message::{Content, Message, Role};
 use super::state::{State, Update};
 
-/// How large files and states may become, in bytes.
+/// The size limits of files and states, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SizeLimits {
-    /// The largest file of a workspace: its content.
+    /// The maximum size of the content of a file.
     pub file: usize,
-    /// The largest state of a thread: its conversation, files and fields together.
+    /// The maximum size of a state: messages, files and fields together.
     pub state: usize,
 }
 
 impl Default for SizeLimits {
-    /// 4 MiB and 32 MiB.
+    /// Returns 4 MiB for a file and 32 MiB for a state.
     fn default() -> Self {
         Self {
             file: 4 * 1024 * 1024,
@@ -27,10 +27,10 @@ impl Default for SizeLimits {
     }
 }
 
-/// What a message counts beside its texts: it has an id, a name, a role.
+/// The size added for each message beside its texts: its id, name and role.
 const MESSAGE_BYTES: usize = 64;
 
-/// The size of a JSON value.
+/// Returns the size of a JSON value.
 pub fn of_value(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) => 4,
@@ -48,7 +48,7 @@ fn of_fields(fields: &Map<String, Value>) -> usize {
         .sum()
 }
 
-/// The size of a message.
+/// Returns the size of a message.
 pub fn of_message(message: &Message) -> usize {
     let content = match &message.content {
         Content::Text(text) => text.len(),
@@ -75,7 +75,7 @@ pub fn of_message(message: &Message) -> usize {
     MESSAGE_BYTES + content + said + of_fields(&message.additional_kwargs) + of_fields(&message.response_metadata)
 }
 
-/// The size of what an update writes.
+/// Returns the size of the writes of an update.
 pub fn of_update(update: &Update) -> usize {
     let messages: usize = update.messages.iter().map(|message| of_message(message)).sum();
     let files = update
@@ -86,7 +86,7 @@ pub fn of_update(update: &Update) -> usize {
     messages + files.sum::<usize>() + fields.sum::<usize>()
 }
 
-/// The size of a state. This looks at all of it.
+/// Returns the size of a state. Visits all of it.
 pub fn of_state(state: &State) -> usize {
     let messages: usize = state.messages.iter().map(|message| of_message(message)).sum();
     let files = state.files.iter().map(|(path, file)| path.len() + file.content.len());
@@ -95,10 +95,10 @@ pub fn of_state(state: &State) -> usize {
 }
 
 impl SizeLimits {
-    /// Checks that no file that is written is too large.
+    /// Checks the sizes of the files that an update writes.
     ///
     /// # Errors
-    /// Names the first that is.
+    /// Returns the first file that is too large.
     pub fn check_files(&self, update: &Update) -> Result<(), Invalid> {
         let written = update
             .files
@@ -126,7 +126,7 @@ mod tests {
     use crate::domain::time::Timestamp;
 
     #[test]
-    fn what_an_update_writes_is_what_the_state_grows_by() {
+    fn the_size_of_an_update_is_the_growth_of_the_state() {
         let mut update = Update::messages([Message::human("hello"), Message::ai("x".repeat(1000))]);
         let file = crate::domain::state::File::text("y".repeat(500), Timestamp(0));
         update.files.insert("/a".to_owned(), Some(std::sync::Arc::new(file)));

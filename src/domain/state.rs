@@ -1,7 +1,7 @@
-//! The state of a thread and the updates that change it.
+//! The state of a thread, and the updates that change it.
 //!
-//! A step never hands over a new state, it hands over what it *writes*. Writes are what is stored, streamed, and sent up
-//! from a subagent; the state is their sum. Hence nothing is counted twice and deletions travel.
+//! A step never produces a new state, only the *writes* of an update. Updates are stored, streamed, and passed from a
+//! subagent to its parent; the state is their sum. Hence nothing is added twice, and deletions are passed on, too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,14 +15,14 @@ use super::field::{FieldRule, Visibility};
 use super::message::{Content, Message, REMOVE_ALL, Role};
 use super::time::Timestamp;
 
-/// The fields of a thread at one point of its history. Cloning copies pointers, not texts.
+/// The fields of a thread at one checkpoint. Cloning copies pointers, not texts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct State {
-    /// The conversation.
+    /// The messages.
     pub messages: Vec<Arc<Message>>,
     /// The files of the thread's workspace, by absolute path.
     pub files: BTreeMap<String, Arc<File>>,
-    /// Every other field, by name.
+    /// The other fields, by name.
     pub fields: BTreeMap<String, Value>,
     /// The rules of those fields that have any.
     pub rules: BTreeMap<String, FieldRule>,
@@ -31,33 +31,33 @@ pub struct State {
 /// A file in the state.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct File {
-    /// The text, or base64 of the bytes.
+    /// The text, or the bytes as base64.
     pub content: String,
-    /// How `content` is to be read.
+    /// The encoding of `content`.
     #[serde(default)]
     pub encoding: Encoding,
-    /// When the file was first written, ISO 8601.
+    /// The time of the first write, ISO 8601.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<String>,
-    /// When it was last written, ISO 8601.
+    /// The time of the last write, ISO 8601.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_at: Option<String>,
 }
 
-/// How the content of a [`File`] is to be read.
+/// The encoding of the content of a [`File`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Encoding {
-    /// As text.
+    /// Text.
     #[default]
     #[serde(rename = "utf-8")]
     Utf8,
-    /// As base64 of bytes.
+    /// Bytes as base64.
     #[serde(rename = "base64")]
     Base64,
 }
 
 impl File {
-    /// A text file written at `now`.
+    /// Creates a text file written at `now`.
     pub fn text(content: impl Into<String>, now: Timestamp) -> Self {
         let now = now.to_string();
         Self {
@@ -69,30 +69,30 @@ impl File {
     }
 }
 
-/// What a step writes. Serialised, this is the delta of a checkpoint and the payload of an `updates` event.
+/// The writes of a step. Serialised, an update is the delta of a checkpoint and the payload of an `updates` event.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Update {
     /// Messages to append, to replace (same id) or to remove ([`Role::Remove`]).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Arc<Message>>,
-    /// Files written, or deleted (`None`).
+    /// Files to write, or to delete (`None`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, Option<Arc<File>>>,
     /// The rules of those fields that have any.
     #[serde(default, rename = "_rules", skip_serializing_if = "BTreeMap::is_empty")]
     pub rules: BTreeMap<String, FieldRule>,
-    /// Other fields set.
+    /// Other fields to set.
     #[serde(flatten)]
     pub fields: BTreeMap<String, Value>,
 }
 
 impl Update {
-    /// Writes nothing.
+    /// Creates an update without writes.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Appends `messages`.
+    /// Creates an update that appends `messages`.
     pub fn messages(messages: impl IntoIterator<Item = Message>) -> Self {
         Self {
             messages: messages.into_iter().map(Arc::new).collect(),
@@ -100,7 +100,7 @@ impl Update {
         }
     }
 
-    /// Sets one field.
+    /// Creates an update that sets one field.
     pub fn field(name: impl Into<String>, value: Value) -> Self {
         Self {
             fields: BTreeMap::from([(name.into(), value)]),
@@ -108,12 +108,12 @@ impl Update {
         }
     }
 
-    /// Whether nothing is written.
+    /// Returns whether there are no writes.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty() && self.files.is_empty() && self.fields.is_empty()
     }
 
-    /// Adds the writes of `later`; where both write the same field or path, `later` wins.
+    /// Adds the writes of `later`, which win where both write the same field or path.
     pub fn merge(&mut self, later: Update) {
         self.messages.extend(later.messages);
         self.files.extend(later.files);
@@ -127,12 +127,12 @@ impl Update {
         }
     }
 
-    /// Whether clients do not see this field of it.
+    /// Returns whether this field of the update is hidden from clients.
     pub fn hides(&self, field: &str) -> bool {
         is_hidden(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
     }
 
-    /// The same update without the fields that clients do not see.
+    /// Returns the update without the fields that are hidden from clients.
     pub fn public(&self) -> Update {
         let mut shown = self.clone();
         shown.fields.retain(|name, _| !self.hides(name));
@@ -140,7 +140,7 @@ impl Update {
         shown
     }
 
-    /// Adds the rules of its fields.
+    /// Returns the update with the rules of its fields added.
     pub fn ruled(mut self, rules: &BTreeMap<String, FieldRule>) -> Self {
         if !rules.is_empty() {
             let own = self
@@ -153,7 +153,7 @@ impl Update {
     }
 }
 
-/// Fields that belong to a policy: stored with the thread, never shown to clients, never passed to or from a subagent.
+/// Fields of policies: stored with the thread, hidden from clients, and not passed to or from a subagent.
 const PRIVATE: [&str; 4] = [
     "hitl_edited_tool_calls",
     "memory_contents",
@@ -161,22 +161,23 @@ const PRIVATE: [&str; 4] = [
     "skills_load_errors",
 ];
 
-/// The private field with the skills that an agent knows. A client may take it away, so that they are looked for anew.
+/// The private field with the skills that an agent has loaded. If a client deletes it, they are loaded again.
 pub const SKILLS: &str = "skills_metadata";
 
-/// The field with the names of skills that a client wants to be read at once. It is given and not shown again.
+/// The field with the names of skills that are loaded with their instructions at once. Clients write it and cannot read
+/// it.
 pub const PINNED_SKILLS: &str = "pinned_skills";
 
-/// The private field of a subagent whose instructions were written by who delegated to it.
+/// The private field of a subagent with instructions from the agent that delegated to it.
 pub const ORDERED_PROMPT: &str = "_system_prompt";
 
-/// Fields that clients see but that never cross between an agent and its subagents.
+/// Fields that clients see but that are not passed between an agent and its subagents.
 const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];
 
-/// The private field that tells a fork that it is one.
+/// The private field that marks the state of a fork.
 const FORKED: &str = "_deepagents_forked_context";
 
-/// Fields that stay with an agent although its fork has all others: what they say is about its own turn.
+/// Fields that are not copied to a fork, since they belong to the current turn of the agent.
 const NOT_FORKED: [&str; 8] = [
     "todos",
     "structured_response",
@@ -188,23 +189,23 @@ const NOT_FORKED: [&str; 8] = [
     "_skill_tools_disclosed",
 ];
 
-/// Whether clients never see this field. A leading underscore says so, as does the list above.
+/// Returns whether the field is hidden from clients: it has a leading underscore, or is listed in `PRIVATE`.
 pub fn is_private(field: &str) -> bool {
     field.starts_with('_') || PRIVATE.contains(&field)
 }
 
-/// Whether clients do not see this standard field: a private one, or one that they only give.
+/// Returns whether this standard field is hidden from clients: a private field, or one that they only write.
 fn is_hidden(field: &str) -> bool {
     is_private(field) || field == PINNED_SKILLS
 }
 
-/// Whether this field passes between an agent and its subagents, in both directions.
+/// Returns whether this field is passed between an agent and its subagents, in both directions.
 pub fn crosses_to_subagents(field: &str) -> bool {
     !is_private(field) && !NOT_SHARED.contains(&field)
 }
 
 impl State {
-    /// Writes `update` into the state.
+    /// Applies `update` to the state.
     pub fn apply(&mut self, update: &Update) {
         for message in &update.messages {
             self.put(message);
@@ -234,12 +235,12 @@ impl State {
             .extend(rules.iter().map(|(name, rule)| (name.clone(), *rule)));
     }
 
-    /// Whether clients do not see this field.
+    /// Returns whether this field is hidden from clients.
     pub fn hides(&self, field: &str) -> bool {
         is_hidden(field) || self.rules.get(field).is_some_and(|rule| rule.is_hidden())
     }
 
-    /// Whether this field passes between an agent and its subagents.
+    /// Returns whether this field is passed between an agent and its subagents.
     pub fn shares(&self, field: &str) -> bool {
         let is_own = self
             .rules
@@ -248,7 +249,7 @@ impl State {
         crosses_to_subagents(field) && !is_own
     }
 
-    /// Appends a message, replaces the one of the same id in its place, or takes one away.
+    /// Appends a message, replaces the one with the same id in place, or removes one.
     fn put(&mut self, message: &Arc<Message>) {
         let id = message.id.as_deref();
         if message.role == Role::Remove {
@@ -259,7 +260,7 @@ impl State {
             }
             return;
         }
-        // The newest messages are the ones that get replaced.
+        // Search from the end: replaced messages are mostly the newest.
         let same = id.and_then(|id| self.messages.iter().rposition(|m| m.id.as_deref() == Some(id)));
         match same {
             Some(at) => self.messages[at] = Arc::clone(message),
@@ -267,7 +268,7 @@ impl State {
         }
     }
 
-    /// The fields that pass down to a subagent: everything but its conversation and what policies keep to themselves.
+    /// Returns the fields that are passed to a subagent: all except the messages and the fields of policies.
     pub fn for_subagent(&self) -> Update {
         Update {
             messages: vec![],
@@ -287,7 +288,7 @@ impl State {
         .ruled(&self.rules)
     }
 
-    /// The conversation as it was before the answer that is being carried out: what that answer's calls come from.
+    /// Returns the messages before the last answer of the model, whose calls are being executed.
     pub fn before_last_answer(&self) -> &[Arc<Message>] {
         let end = self
             .messages
@@ -297,7 +298,7 @@ impl State {
         &self.messages[..end]
     }
 
-    /// The fields that a fork of the agent has: but for what is about the agent's own turn, all.
+    /// Returns the fields for a fork of the agent: all except those of the agent's current turn.
     pub fn fields_for_fork(&self) -> BTreeMap<String, Value> {
         let own = self
             .fields
@@ -308,7 +309,7 @@ impl State {
         fields
     }
 
-    /// The update that makes this state of an empty one.
+    /// Returns the update that creates this state from an empty one.
     pub fn as_update(&self) -> Update {
         Update {
             messages: self.messages.clone(),
@@ -322,17 +323,18 @@ impl State {
         }
     }
 
-    /// The model's last message, if it said anything yet.
+    /// Returns the model's last message, if there is one.
     pub fn last_ai(&self) -> Option<&Arc<Message>> {
         self.messages.iter().rev().find(|m| m.is_ai())
     }
 
-    /// What the agent came to: its structured answer, or the last thing it said.
+    /// Returns the final answer of the agent: its structured response, or its last message with a text.
     pub fn conclusion(&self) -> Option<String> {
         self.conclusion_after(None)
     }
 
-    /// The same, when what stands before the message of this id was said by somebody else.
+    /// Returns the final answer of the agent, ignoring the messages before the one with this id, which other agents
+    /// wrote.
     pub fn conclusion_after(&self, order: Option<&str>) -> Option<String> {
         let is_own = |message: &&Arc<Message>| order.is_none() || message.id.as_deref() != order;
         let said = |message: &Arc<Message>| {
@@ -346,7 +348,7 @@ impl State {
         }
     }
 
-    /// What the agent said last that is no text: images, files.
+    /// Returns the blocks of the model's last message that are media: images, audio, video and files.
     pub fn media(&self) -> Vec<Value> {
         let is_media = |block: &&Value| {
             let kind = block.get("type").and_then(Value::as_str);
@@ -361,7 +363,7 @@ impl State {
         }
     }
 
-    /// One of the public fields; see [`State::values`].
+    /// Returns one of the public fields; see [`State::values`].
     pub fn value(&self, name: &str) -> Option<Cow<'_, Value>> {
         match name {
             "messages" => serde_json::to_value(&self.messages).ok().map(Cow::Owned),
@@ -371,7 +373,7 @@ impl State {
         }
     }
 
-    /// The public fields as one JSON object: what clients call the *values* of a thread.
+    /// Returns the public fields as one JSON object, which clients call the *values* of a thread.
     pub fn values(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(values)) => values,
@@ -381,7 +383,7 @@ impl State {
 }
 
 impl Serialize for State {
-    /// The public fields: `messages`, `files`, then the others by name.
+    /// Serialises the public fields: `messages`, `files`, then the others by name.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("messages", &self.messages)?;

@@ -1,4 +1,4 @@
-//! A conversation.
+//! Threads: a conversation's identity, status, metadata and time to live.
 
 use std::time::Duration;
 
@@ -11,30 +11,30 @@ use super::time::Timestamp;
 /// A conversation: an identity with metadata. Its state and history are its checkpoints.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Thread {
-    /// Identifies it.
+    /// The id.
     pub id: ThreadId,
-    /// What it is doing.
+    /// The status.
     pub status: ThreadStatus,
-    /// The owner's own notes, searchable.
+    /// The client's metadata, searchable.
     pub metadata: Map<String, Value>,
-    /// The settings of its last run.
+    /// The configuration of the last run.
     pub config: Map<String, Value>,
-    /// Why its last run failed, when it did.
+    /// The failure of the last run, if it failed.
     pub error: Option<Failure>,
-    /// When it was made.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// When anything about it last changed.
+    /// The time of the last change of any kind.
     pub updated_at: Timestamp,
-    /// When its state last changed.
+    /// The time of the last change of the state.
     pub state_updated_at: Timestamp,
-    /// How long it is kept; for good when none.
+    /// The time to live; none for a thread that is kept until it is deleted.
     pub ttl: Option<Ttl>,
-    /// When its time is over, unless something changes about it before.
+    /// The time at which the thread expires, unless it changes before.
     pub expires_at: Option<Timestamp>,
 }
 
 impl Thread {
-    /// A thread that nothing has happened on.
+    /// Creates a thread without runs.
     pub fn new(id: ThreadId, metadata: Map<String, Value>, now: Timestamp) -> Self {
         let created_at = now;
         let updated_at = now;
@@ -58,7 +58,7 @@ impl Thread {
         }
     }
 
-    /// The same, kept for so long after its last change.
+    /// Returns the thread with this time to live, counted from its last change.
     #[must_use]
     pub fn kept_for(self, ttl: Option<Ttl>) -> Self {
         let expires_at = ttl.map(|ttl| self.updated_at.plus(ttl.after));
@@ -70,27 +70,27 @@ impl Thread {
     }
 }
 
-/// How long a thread is kept after anything about it last changed, and what becomes of it then.
+/// The time to live of a thread, and what the server does when it expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ttl {
-    /// How long.
+    /// The time from the last change of the thread until it expires.
     pub after: Duration,
-    /// What becomes of it.
+    /// The action taken when the thread expires.
     pub strategy: TtlStrategy,
 }
 
-/// What becomes of a thread whose time is over.
+/// The action taken when a thread expires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TtlStrategy {
-    /// It is deleted.
+    /// Delete the thread.
     #[default]
     Delete,
-    /// Its history is taken away; the thread stays, with its newest state.
+    /// Delete the history and keep the thread with its newest state.
     KeepLatest,
 }
 
 impl TtlStrategy {
-    /// The word for it.
+    /// Returns the word that clients use.
     pub fn word(self) -> &'static str {
         match self {
             Self::Delete => "delete",
@@ -98,7 +98,7 @@ impl TtlStrategy {
         }
     }
 
-    /// The strategy of this word.
+    /// Parses the word that clients use.
     pub fn from_word(word: &str) -> Option<Self> {
         [Self::Delete, Self::KeepLatest]
             .into_iter()
@@ -106,24 +106,24 @@ impl TtlStrategy {
     }
 }
 
-/// What a thread is doing.
+/// The status of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ThreadStatus {
-    /// Nothing.
+    /// No run is running or queued.
     Idle,
-    /// A run works on it or waits for its turn.
+    /// A run is running or queued.
     Busy,
-    /// It waits for a human, or was stopped before its end.
+    /// The last run waits for a human, or was stopped before its end.
     Interrupted,
-    /// Its last run failed.
+    /// The last run failed.
     Error,
 }
 
 impl ThreadStatus {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Self; 4] = [Self::Idle, Self::Busy, Self::Interrupted, Self::Error];
 
-    /// The word for it.
+    /// Returns the word that clients and the database use.
     pub fn word(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -133,7 +133,7 @@ impl ThreadStatus {
         }
     }
 
-    /// The status of this word.
+    /// Parses the word that clients and the database use.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|status| status.word() == word)
     }

@@ -1,4 +1,4 @@
-//! Time: instants as stored, and the clock that gives them.
+//! Time: instants as they are stored, and the clock.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDateTime, SecondsFormat, Utc};
 use serde::{Deserialize, Serialize};
 
-/// An instant: microseconds since 1970-01-01 UTC. An integer, since texts do not sort safely in every database.
+/// An instant: microseconds since 1970-01-01 UTC. An integer, since texts do not sort reliably in every database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// The instant `after` this one.
+    /// Returns the instant `after` later.
     pub fn plus(self, after: Duration) -> Self {
         Self(
             self.0
@@ -22,7 +22,7 @@ impl Timestamp {
         )
     }
 
-    /// The instant `before` this one.
+    /// Returns the instant `before` earlier.
     pub fn minus(self, before: Duration) -> Self {
         Self(
             self.0
@@ -30,12 +30,12 @@ impl Timestamp {
         )
     }
 
-    /// How long after `earlier` this is; nothing when it is not.
+    /// Returns the time from `earlier` to this instant; zero if `earlier` is not earlier.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// The instant that an ISO 8601 text names; one without an offset is taken for UTC.
+    /// Parses an ISO 8601 text; without an offset it is in UTC.
     pub fn read(text: &str) -> Option<Self> {
         let with_offset = DateTime::parse_from_rfc3339(text).map(|instant| instant.to_utc());
         let instant = with_offset
@@ -43,39 +43,39 @@ impl Timestamp {
         instant.ok().map(|instant| Self(instant.timestamp_micros()))
     }
 
-    /// ISO 8601 in UTC to the second, as in `2026-11-21T08:40:26Z`.
+    /// Returns ISO 8601 in UTC to the second, as in `2026-11-21T08:40:26Z`.
     pub fn to_second(self) -> String {
         let instant = DateTime::<Utc>::from_timestamp_micros(self.0).unwrap_or_default();
         instant.to_rfc3339_opts(SecondsFormat::Secs, true)
     }
 
-    /// As HTTP writes it, to the second: `Sat, 21 Nov 2026 08:40:26 GMT`.
+    /// Returns an HTTP date: `Sat, 21 Nov 2026 08:40:26 GMT`.
     pub fn to_http(self) -> String {
         let instant = DateTime::<Utc>::from_timestamp_micros(self.0).unwrap_or_default();
         instant.format("%a, %d %b %Y %H:%M:%S GMT").to_string()
     }
 
-    /// Milliseconds since 1970.
+    /// Returns the milliseconds since 1970.
     pub fn millis(self) -> i64 {
         self.0 / 1000
     }
 }
 
 impl fmt::Display for Timestamp {
-    /// ISO 8601 with microseconds and offset, as in `2026-11-21T08:40:26.062942+00:00`.
+    /// Writes ISO 8601 with microseconds and offset, as in `2026-11-21T08:40:26.062942+00:00`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let instant = DateTime::<Utc>::from_timestamp_micros(self.0).unwrap_or_default();
         f.write_str(&instant.to_rfc3339_opts(SecondsFormat::Micros, false))
     }
 }
 
-/// Where the program gets the time from.
+/// A source of the current time.
 pub trait Clock: Send + Sync {
-    /// The present instant.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
-/// The machine's clock.
+/// The system clock.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
@@ -89,17 +89,17 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until somebody moves it.
+/// A clock for tests, which advances only on request.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<AtomicI64>);
 
 impl ManualClock {
-    /// A clock that shows `start`.
+    /// Creates a clock that shows `start`.
     pub fn starting_at(start: Timestamp) -> Self {
         Self(Arc::new(AtomicI64::new(start.0)))
     }
 
-    /// Moves the hands forward.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         let micros = i64::try_from(by.as_micros()).unwrap_or(i64::MAX);
         self.0.fetch_add(micros, Ordering::SeqCst);
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn http_names_the_day_of_the_week_and_its_own_zone() {
+    fn http_dates_have_a_weekday_and_gmt() {
         assert_eq!(
             Timestamp(1_795_250_426_062_942).to_http(),
             "Sat, 21 Nov 2026 08:40:26 GMT"
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instant_is_read_with_and_without_an_offset() {
+    fn an_instant_is_parsed_with_and_without_an_offset() {
         let noon = Some(Timestamp(1_795_262_400_000_000));
         for text in [
             "2026-11-21T12:00:00Z",

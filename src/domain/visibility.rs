@@ -1,4 +1,4 @@
-//! How much clients see of the work of a subagent.
+//! The visibility of subagents to clients.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use super::event::{Event, EventBody, Fact};
 use super::message::{Content, Message, Role};
 use super::state::Update;
 
-/// How much clients see of the work of a subagent, in streams and when they read. The log holds all of it; what a client
-/// gets of it is cut when it is read. A subagent is never seen better than the agent that delegated to it.
+/// The visibility of a subagent to clients, in streams and in reads. The log contains everything; hidden parts are
+/// removed when it is read. A subagent is never more visible than the agent that delegated to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Visibility {
-    /// Nothing of its own: neither its run nor what it does. Only its questions are asked, in the name of its caller.
+    /// Neither the run nor its events. Its interrupts appear under the name of its caller.
     Hidden,
-    /// That it works, how it ends, and what it asks.
+    /// The start, the end and the interrupts.
     Status,
-    /// Its tool calls and their results besides.
+    /// In addition, the tool calls and their results.
     ToolsOnly,
     /// Everything.
     #[default]
@@ -26,10 +26,10 @@ pub enum Visibility {
 }
 
 impl Visibility {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 4] = [Self::Hidden, Self::Status, Self::ToolsOnly, Self::Full];
 
-    /// The word for it.
+    /// Returns the word used in definitions and in the database.
     pub fn word(self) -> &'static str {
         match self {
             Self::Hidden => "hidden",
@@ -39,12 +39,12 @@ impl Visibility {
         }
     }
 
-    /// The one of this word.
+    /// Parses the word used in definitions and in the database.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|visibility| visibility.word() == word)
     }
 
-    /// What clients see of `event`, which happened to an agent that is seen like this. None if they see nothing of it.
+    /// Returns the visible part of `event`, caused by an agent with this visibility. None if no part is visible.
     pub fn shown(self, event: &Event) -> Option<Cow<'_, Event>> {
         match (self, &event.body) {
             (Self::Hidden, _) => None,
@@ -80,7 +80,7 @@ impl Visibility {
     }
 }
 
-/// Of what was written only the calls of tools and their results.
+/// Returns the writes that are tool calls or their results.
 fn only_calls(writes: &Update) -> Update {
     let messages = writes.messages.iter().filter_map(|message| match &message.role {
         Role::Tool { .. } => Some(Arc::clone(message)),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_tools_only_sees_calls_and_results_and_no_word_of_the_model() {
+    fn tools_only_shows_calls_and_results_without_text_of_the_model() {
         let call = ToolCall::new("c1", "dig", Map::new());
         let role = Role::Ai {
             tool_calls: vec![call.clone()],
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sees_the_status_sees_beginning_and_end_and_who_sees_nothing_not_even_that() {
+    fn status_shows_start_and_end_and_hidden_shows_neither() {
         let ended = event(EventBody::Fact(Fact::Ended {
             status: RunStatus::Success,
             error: None,

@@ -1,4 +1,4 @@
-//! How much is at work and waits.
+//! Gauges for running and queued runs.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -6,24 +6,24 @@ use std::time::Duration;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// How much is at work and waits, at one moment.
+/// The numbers of running and queued runs at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backlog {
-    /// The runs at work in this process.
+    /// The runs that this process executes.
     pub at_work: usize,
-    /// How many this process may have at work.
+    /// The maximum number of runs that this process executes at the same time.
     pub slots: usize,
-    /// The runs that are due and wait, of all processes on the database.
+    /// The runs that are due and queued, in the whole database.
     pub queued: u64,
-    /// The runs at work, of all processes on the database.
+    /// The running runs, in the whole database.
     pub running: u64,
-    /// For how long the oldest of those that wait has been due.
+    /// The time since the oldest queued run became due.
     pub oldest: Duration,
 }
 
 type Number = Gauge<f64, AtomicU64>;
 
-/// The gauges for it. What is not known is no number.
+/// The gauges of the backlog. Unknown values are NaN.
 #[derive(Default)]
 pub(super) struct Gauges {
     at_work: Number,
@@ -38,20 +38,20 @@ impl Gauges {
         let mut add = |name: &str, text: &str, gauge: &Number| registry.register(name, text, gauge.clone());
         add(
             "adjutant_runs_at_work",
-            "Runs of main agents at work in this process",
+            "Runs of main agents that this process executes",
             &gauges.at_work,
         );
         add(
             "adjutant_run_slots",
-            "Runs that may be at work in this process",
+            "Runs that this process may execute at the same time",
             &gauges.slots,
         );
         add(
             "adjutant_queue_depth",
-            "Runs that are due and wait, in the whole database",
+            "Runs that are due and queued, in the whole database",
             &gauges.queued,
         );
-        let text = "For how long the oldest waiting run has been due; 0 when none waits";
+        let text = "Time since the oldest queued run became due; 0 if none is queued";
         add("adjutant_queue_oldest_age_seconds", text, &gauges.oldest);
         gauges
     }

@@ -1,8 +1,8 @@
-//! What is counted while the server works, for whoever watches it: `GET /metrics`.
+//! The metrics of the server, in the text format of Prometheus: `GET /metrics`.
 //!
-//! This is not where anything is measured: [`crate::runtime`] and [`crate::http`] stand at the edges, see what goes by
-//! and tell it here. Agents, policies, tools and the database know nothing of it. No label holds what a client or a
-//! model may choose: routes are templates, and agents, models and tools are those that are configured.
+//! Nothing is measured here: [`crate::runtime`] and [`crate::http`] call these counters; agents, policies, tools and
+//! the database do not know them. No label contains a value that a client or a model chooses: routes are templates, and
+//! agents, models and tools are those of the configuration.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ pub use sample::{Sample, samples};
 pub use traffic::{OpenStream, Traffic};
 pub use work::{FileNames, Work};
 
-/// The bounds of histograms of time, in seconds.
+/// The bucket bounds of histograms of time, in seconds.
 const SECONDS: [f64; 14] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0,
 ];
 
-/// All counters of one server. Cloning copies a pointer.
+/// The counters of one server. Cloning copies a pointer.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -41,11 +41,11 @@ struct Inner {
 }
 
 impl Metrics {
-    /// Counters at zero, for a server that began at `since` and has these `tools`.
+    /// Creates the counters for a server that started at `since` and has these `tools`.
     pub fn new(since: Timestamp, tools: impl IntoIterator<Item = String>) -> Self {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
-        registry.register("adjutant_build", "The program", build);
+        registry.register("adjutant_build", "Build information", build);
         let work = Work::new(&mut registry, tools);
         let traffic = Traffic::new(&mut registry);
         let backlog = backlog::Gauges::new(&mut registry);
@@ -59,23 +59,23 @@ impl Metrics {
         }))
     }
 
-    /// What agents do.
+    /// Returns the counters of runs, model calls and tool calls.
     pub fn work(&self) -> &Work {
         &self.0.work
     }
 
-    /// What clients ask.
+    /// Returns the counters of HTTP requests and streams.
     pub fn traffic(&self) -> &Traffic {
         &self.0.traffic
     }
 
-    /// Everything, in the text format of Prometheus. What is at work and waits is told by `backlog`; unknown when that
-    /// could not be found out.
+    /// Returns all metrics in the text format of Prometheus. Without a `backlog`, because the database did not return
+    /// it, its gauges are NaN.
     pub fn text(&self, backlog: Option<&Backlog>) -> String {
         self.0.backlog.set(backlog);
-        self.0.process.look();
+        self.0.process.refresh();
         let mut text = String::new();
-        // Writing into a string cannot fail.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.0.registry);
         text
     }

@@ -1,4 +1,4 @@
-//! The process itself, under the names that every client library uses.
+//! Metrics of the process, under the names that Prometheus client libraries use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use prometheus_client::registry::Registry;
 
 use crate::domain::time::Timestamp;
 
-/// What is known of the process.
+/// The gauges and counters of the process.
 #[derive(Default)]
 pub(super) struct Gauges {
     resident: Gauge,
@@ -22,20 +22,20 @@ impl Gauges {
         start.set(std::time::Duration::from_micros(u64::try_from(since.0).unwrap_or(0)).as_secs_f64());
         registry.register(
             "process_start_time_seconds",
-            "When the server was started, since 1970",
+            "Start time of the server, in seconds since 1970",
             start,
         );
         let gauges = Self::default();
-        let text = "Memory in use; 0 where the system does not tell";
+        let text = "Resident memory; 0 where it is unknown";
         registry.register("process_resident_memory_bytes", text, gauges.resident.clone());
-        let text = "Open files and connections; 0 where the system does not tell";
+        let text = "Open files and connections; 0 where the number is unknown";
         registry.register("process_open_fds", text, gauges.files.clone());
         let text = "Lines of the log that could not be written";
         registry.register("adjutant_log_lines_lost", text, gauges.log_lines_lost.clone());
         gauges
     }
 
-    pub(super) fn look(&self) {
+    pub(super) fn refresh(&self) {
         self.resident.set(resident_bytes().unwrap_or(0));
         let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
         self.files.set(i64::try_from(files).unwrap_or(i64::MAX));
@@ -45,7 +45,7 @@ impl Gauges {
     }
 }
 
-/// The memory that the kernel counts for this process; only Linux tells.
+/// Returns the resident memory of this process, in bytes; only on Linux.
 fn resident_bytes() -> Option<i64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

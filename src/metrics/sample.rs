@@ -1,21 +1,21 @@
-//! The numbers of a text in the format of Prometheus, one by one, for whoever would rather read JSON.
+//! A parser for the text format of Prometheus, for clients that read metrics as JSON.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// One number.
+/// One sample.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
-    /// What it counts.
+    /// The name of the metric.
     pub name: String,
-    /// Of which part.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// How much; none when it is not known.
+    /// The value; none for NaN.
     pub value: Option<f64>,
 }
 
-/// The numbers of `text`.
+/// Parses the samples of `text`.
 pub fn samples(text: &str) -> Vec<Sample> {
     text.lines()
         .filter(|line| !line.starts_with('#'))
@@ -34,7 +34,7 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// Reads `a="1",b="2"}`.
+/// Parses labels: `a="1",b="2"}`.
 fn read_labels(text: &str) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     let mut rest = text;

@@ -66,7 +66,7 @@ fn value(metrics: &Metrics, name: &str, labels: &[(&str, &str)]) -> Option<f64> 
 }
 
 #[test]
-fn an_end_is_counted_with_its_status_and_how_long_it_took() {
+fn the_end_of_a_run_is_counted_with_status_and_duration() {
     let metrics = metrics();
     let ended = || {
         EventBody::Fact(Fact::Ended {
@@ -94,7 +94,7 @@ fn an_end_is_counted_with_its_status_and_how_long_it_took() {
 }
 
 #[test]
-fn an_answer_that_was_shown_before_its_step_ended_is_counted_once() {
+fn a_result_logged_before_its_step_is_counted_once() {
     let metrics = metrics();
     let writes = answer("lookup", ToolStatus::Success);
     let answered = Fact::Answered {
@@ -128,7 +128,7 @@ fn an_answer_that_was_shown_before_its_step_ended_is_counted_once() {
 }
 
 #[test]
-fn a_tool_that_a_model_made_up_is_no_label() {
+fn a_made_up_tool_name_is_no_label() {
     let metrics = metrics();
     let calls = [
         ("made-up", ToolStatus::Error),
@@ -247,7 +247,7 @@ fn a_method_that_no_route_has_is_no_label() {
 }
 
 #[test]
-fn what_is_not_known_is_no_number() {
+fn unknown_values_are_nan() {
     let metrics = metrics();
     assert!(metrics.text(None).contains("adjutant_queue_depth NaN"));
     assert_eq!(value(&metrics, "adjutant_queue_depth", &[]), None);
@@ -266,7 +266,7 @@ fn what_is_not_known_is_no_number() {
 }
 
 #[test]
-fn a_text_is_read_back_with_its_labels() {
+fn samples_are_parsed_with_their_labels() {
     let text = "# HELP a b.\na_total{x=\"1,}\\\"\\n\",y=\"z\"} 4\nb NaN\n# EOF\n";
     let labels = [("x", "1,}\"\n"), ("y", "z")].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let expected = [

@@ -1,4 +1,4 @@
-//! What clients ask.
+//! Counters of HTTP requests and streams.
 
 use std::time::Duration;
 
@@ -24,14 +24,14 @@ struct Answered {
     status: u16,
 }
 
-/// Counts what clients ask.
+/// The counters of HTTP requests and streams.
 pub struct Traffic {
     requests: Family<Answered, Counter>,
     took: Family<Route, Histogram>,
     streams: Gauge,
 }
 
-/// A stream that a client reads. Dropping it says that this is over.
+/// The count of an open stream, decremented when this is dropped.
 pub struct OpenStream(Gauge);
 
 impl Drop for OpenStream {
@@ -47,9 +47,9 @@ impl Traffic {
         let streams = Gauge::default();
         let text = "Requests by route and status";
         registry.register("adjutant_http_requests", text, Family::clone(&requests));
-        let text = "From a request to the end of its answer, for streams to their beginning";
+        let text = "Time from a request to the end of its response, for streams to their start";
         registry.register("adjutant_http_request_duration_seconds", text, Family::clone(&took));
-        registry.register("adjutant_streams_open", "Streams that clients read", streams.clone());
+        registry.register("adjutant_streams_open", "Open streams", streams.clone());
         Self {
             requests,
             took,
@@ -57,7 +57,7 @@ impl Traffic {
         }
     }
 
-    /// A request for something under this route (its template) was answered.
+    /// Counts a response to a request for this route (its template).
     pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
         let method = known(method);
         let route = route.to_owned();
@@ -73,14 +73,14 @@ impl Traffic {
             .observe(took.as_secs_f64());
     }
 
-    /// A client begins to read a stream.
+    /// Counts a stream as open.
     pub fn stream(&self) -> OpenStream {
         self.streams.inc();
         OpenStream(self.streams.clone())
     }
 }
 
-/// The method, if it is one of those that routes have: a client may send any word.
+/// Returns the method if a route can have it, since clients may send any word; otherwise `other`.
 fn known(method: &str) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
     KNOWN.into_iter().find(|known| *known == method).unwrap_or("other")

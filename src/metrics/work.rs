@@ -1,4 +1,4 @@
-//! What agents do: read off the events of their runs.
+//! Counters of runs, model calls and tool calls, derived from the events of runs.
 
 use std::collections::HashSet;
 use std::sync::{PoisonError, RwLock};
@@ -18,70 +18,70 @@ use crate::domain::machine::TOOLS;
 use crate::domain::message::{Role, ToolStatus};
 use crate::domain::state::Update;
 
-/// Stands for every name of a tool that is not known to be one: models make names up.
-const OTHER: &str = "other";
+/// The label for all tool names that are not known, since models make names up.
+const OTHER_TOOL: &str = "other";
 
-/// Stands for every agent that no file defines.
-const CLIENT: &str = "client";
+/// The label for all agents that no file defines.
+const OTHER_AGENT: &str = "client";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Agent {
+struct AgentLabels {
     agent: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ended {
+struct RunLabels {
     agent: String,
     kind: &'static str,
     status: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct ModelCallLabels {
     agent: String,
     model: String,
     outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Spent {
+struct TokenLabels {
     agent: String,
     model: String,
     direction: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Called {
+struct ToolCallLabels {
     agent: String,
     tool: String,
     outcome: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Lost {
+struct LostCommitLabels {
     reason: &'static str,
 }
 
-/// Counts what agents do.
+/// The counters of runs, model calls and tool calls.
 pub struct Work {
-    runs: Family<Ended, Counter>,
-    durations: Family<Agent, Histogram>,
-    waits: Family<Agent, Histogram>,
-    models: Family<Asked, Counter>,
-    tokens: Family<Spent, Counter>,
-    calls: Family<Called, Counter>,
+    runs: Family<RunLabels, Counter>,
+    durations: Family<AgentLabels, Histogram>,
+    waits: Family<AgentLabels, Histogram>,
+    models: Family<ModelCallLabels, Counter>,
+    tokens: Family<TokenLabels, Counter>,
+    calls: Family<ToolCallLabels, Counter>,
     commits: Histogram,
-    lost: Family<Lost, Counter>,
+    lost: Family<LostCommitLabels, Counter>,
     tools: RwLock<HashSet<String>>,
     known: RwLock<FileNames>,
 }
 
-/// What files define, and so may be a label.
+/// The names defined in files, which may be used as labels.
 #[derive(Debug, Clone, Default)]
 pub struct FileNames {
     /// The names of agents and subagents.
     pub agents: HashSet<String>,
-    /// The models that they name.
+    /// The models of these agents.
     pub models: HashSet<String>,
 }
 
@@ -100,101 +100,97 @@ impl Work {
             tools: RwLock::new(tools.into_iter().collect()),
             known: RwLock::default(),
         };
-        registry.register("adjutant_runs", "Runs that came to an end", work.runs.clone());
-        let text = "From a run's beginning in this process to its end, runs of main agents";
+        registry.register("adjutant_runs", "Runs that ended", work.runs.clone());
+        let text = "Time from the start of a run in this process to its end, main agents only";
         registry.register("adjutant_run_duration_seconds", text, work.durations.clone());
-        let text = "From when a run was due to when it began";
+        let text = "Time from the due time of a run to its start";
         registry.register("adjutant_run_queue_wait_seconds", text, work.waits.clone());
-        registry.register("adjutant_model_calls", "Questions to models", work.models.clone());
+        registry.register("adjutant_model_calls", "Model calls", work.models.clone());
         registry.register(
             "adjutant_model_tokens",
-            "Tokens that models counted",
+            "Tokens as reported by models",
             work.tokens.clone(),
         );
-        registry.register(
-            "adjutant_tool_calls",
-            "Tool calls that came to an end",
-            work.calls.clone(),
-        );
-        let text = "How long it took until a step was durable";
+        registry.register("adjutant_tool_calls", "Tool calls that ended", work.calls.clone());
+        let text = "Time to commit a step";
         registry.register("adjutant_commit_duration_seconds", text, work.commits.clone());
         registry.register(
             "adjutant_commits_lost",
-            "Steps that could not be stored",
+            "Steps that could not be committed",
             work.lost.clone(),
         );
         work
     }
 
-    /// Takes this for what files define now. All other names are counted together.
+    /// Replaces the known names. All other names are counted together.
     pub fn knows(&self, known: FileNames) {
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
     }
 
-    /// The name of an agent of a file, or what stands for all others.
-    fn agent(&self, name: &str) -> String {
+    /// Returns the label of an agent: its name if a file defines it.
+    fn agent_label(&self, name: &str) -> String {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if known.agents.contains(name) {
             name.to_owned()
         } else {
-            CLIENT.to_owned()
+            OTHER_AGENT.to_owned()
         }
     }
 
-    /// A model that a file names, or what stands for all others.
-    fn model(&self, answer: &AnswerHead) -> String {
+    /// Returns the label of a model: its name if a file contains it.
+    fn model_label(&self, answer: &AnswerHead) -> String {
         let name = format!("{}:{}", answer.provider, answer.model);
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         if known.models.contains(&name) {
             name
         } else {
-            OTHER.to_owned()
+            OTHER_TOOL.to_owned()
         }
     }
 
-    /// A run of a main agent begins that was due so long ago.
+    /// Counts the start of a main agent's run that was due `waited` ago.
     pub fn run_began(&self, agent: &str, waited: Duration) {
         self.waits
-            .get_or_create(&Agent {
-                agent: self.agent(agent),
+            .get_or_create(&AgentLabels {
+                agent: self.agent_label(agent),
             })
             .observe(waited.as_secs_f64());
     }
 
-    /// A run that nobody worked on any more came to an end, in these words.
+    /// Counts the end of a run that no worker executed any more.
     pub fn run_was_ended(&self, agent: &str, status: &'static str) {
         self.runs
-            .get_or_create(&Ended {
-                agent: self.agent(agent),
+            .get_or_create(&RunLabels {
+                agent: self.agent_label(agent),
                 kind: "run",
                 status,
             })
             .inc();
     }
 
-    /// A step was stored, after so long.
+    /// Counts a commit, with its duration.
     pub fn committed(&self, took: Duration) {
         self.commits.observe(took.as_secs_f64());
     }
 
-    /// A step could not be stored.
+    /// Counts a commit that failed.
     pub fn commit_lost(&self, reason: &'static str) {
-        self.lost.get_or_create(&Lost { reason }).inc();
+        self.lost.get_or_create(&LostCommitLabels { reason }).inc();
     }
 
-    /// Something happened, and is stored, in a run that has been at work for `age`.
+    /// Counts a stored event of a run that has been running for `age`.
     pub fn happened(&self, event: &Event, age: Duration) {
         let origin = &*event.origin;
         match &event.body {
-            EventBody::Fact(Fact::Ended { status, .. }) => self.ended(origin, status.word(), age),
-            EventBody::Fact(Fact::Answered { writes, .. }) => self.tools_answered(origin, writes),
+            EventBody::Fact(Fact::Ended { status, .. }) => self.count_end(origin, status.word(), age),
+            EventBody::Fact(Fact::Answered { writes, .. }) => self.count_tool_results(origin, writes),
             EventBody::Entry(entry) if entry.node == TOOLS => {
                 let new = entry
                     .writes
                     .iter()
                     .enumerate()
                     .filter(|(at, _)| !entry.shown.contains(at));
-                new.for_each(|(_, writes)| self.tools_answered(origin, writes));
+                new.for_each(|(_, writes)| self.count_tool_results(origin, writes));
             }
             EventBody::Entry(_)
             | EventBody::Fact(_)
@@ -204,29 +200,29 @@ impl Work {
         }
     }
 
-    fn ended(&self, origin: &Origin, status: &'static str, age: Duration) {
-        let agent = self.agent(&origin.agent);
+    fn count_end(&self, origin: &Origin, status: &'static str, age: Duration) {
+        let agent = self.agent_label(&origin.agent);
         let main = origin.lane == Lane::Main;
         if main {
             self.durations
-                .get_or_create(&Agent { agent: agent.clone() })
+                .get_or_create(&AgentLabels { agent: agent.clone() })
                 .observe(age.as_secs_f64());
         }
         let kind = if main { "run" } else { "subagent" };
-        self.runs.get_or_create(&Ended { agent, kind, status }).inc();
+        self.runs.get_or_create(&RunLabels { agent, kind, status }).inc();
     }
 
-    fn tools_answered(&self, origin: &Origin, writes: &Update) {
+    fn count_tool_results(&self, origin: &Origin, writes: &Update) {
         for message in &writes.messages {
             let Role::Tool { status, .. } = &message.role else {
                 continue;
             };
             let worked = *status == ToolStatus::Success;
             let outcome = if worked { "success" } else { "error" };
-            let tool = self.tool(message.name.as_deref().unwrap_or_default(), worked);
+            let tool = self.tool_label(message.name.as_deref().unwrap_or_default(), worked);
             self.calls
-                .get_or_create(&Called {
-                    agent: self.agent(&origin.agent),
+                .get_or_create(&ToolCallLabels {
+                    agent: self.agent_label(&origin.agent),
                     tool,
                     outcome,
                 })
@@ -234,11 +230,11 @@ impl Work {
         }
     }
 
-    /// The name, if it is known to be a tool's: that of a call that `worked` is from then on.
-    fn tool(&self, name: &str, worked: bool) -> String {
+    /// Returns the label of a tool: its name if it is known. The tool of a call that `worked` becomes known.
+    fn tool_label(&self, name: &str, worked: bool) -> String {
         let is_known = self.tools.read().unwrap_or_else(PoisonError::into_inner).contains(name);
         if !is_known && !worked {
-            return OTHER.to_owned();
+            return OTHER_TOOL.to_owned();
         }
         if !is_known {
             self.tools
@@ -249,28 +245,30 @@ impl Work {
         name.to_owned()
     }
 
-    /// An agent passes on a piece of its model's answer.
+    /// Counts the model call or the tokens of a piece of an answer.
     pub fn said(&self, origin: &Origin, delta: &Delta) {
         let outcome = match &delta.chunk {
             Chunk::End { usage, .. } => {
-                self.spent(origin, &delta.answer, usage.as_ref());
+                self.count_tokens(origin, &delta.answer, usage.as_ref());
                 "success"
             }
             Chunk::Void => "error",
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } => return,
         };
-        let agent = self.agent(&origin.agent);
-        let model = self.model(&delta.answer);
-        self.models.get_or_create(&Asked { agent, model, outcome }).inc();
+        let agent = self.agent_label(&origin.agent);
+        let model = self.model_label(&delta.answer);
+        self.models
+            .get_or_create(&ModelCallLabels { agent, model, outcome })
+            .inc();
     }
 
-    fn spent(&self, origin: &Origin, answer: &AnswerHead, usage: Option<&Value>) {
+    fn count_tokens(&self, origin: &Origin, answer: &AnswerHead, usage: Option<&Value>) {
         for (direction, field) in [("input", "input_tokens"), ("output", "output_tokens")] {
             let tokens = usage.and_then(|usage| usage[field].as_u64()).unwrap_or(0);
-            let agent = self.agent(&origin.agent);
-            let model = self.model(answer);
+            let agent = self.agent_label(&origin.agent);
+            let model = self.model_label(answer);
             self.tokens
-                .get_or_create(&Spent {
+                .get_or_create(&TokenLabels {
                     agent,
                     model,
                     direction,

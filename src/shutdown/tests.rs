@@ -28,7 +28,7 @@ async fn a_task_that_watches_the_soft_signal_ends_by_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_does_not_leave_is_dropped_at_the_deadline() {
+async fn a_task_that_does_not_end_is_dropped_at_the_deadline() {
     let shutdown = Shutdown::default();
     let dropped = Arc::new(AtomicBool::new(false));
     let mark = Mark(Arc::clone(&dropped));
@@ -48,7 +48,7 @@ async fn a_task_that_does_not_leave_is_dropped_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_second_request_does_not_wait_for_the_deadline() {
+async fn a_hard_shutdown_does_not_wait_for_the_deadline() {
     let shutdown = Shutdown::new(Duration::from_secs(3600));
     shutdown.spawn("sleeper", std::future::pending::<()>());
 
@@ -92,12 +92,12 @@ async fn the_end_of_an_essential_task_stops_the_server() {
     );
     assert_eq!(
         reason_of(async { Ok(()) }.boxed()).await,
-        "the task `listener` ended: it came to an end by itself"
+        "the task `listener` ended: it ended without an error"
     );
 }
 
 #[tokio::test]
-async fn an_essential_task_may_end_once_it_was_asked_to() {
+async fn an_essential_task_may_end_after_the_soft_signal() {
     let shutdown = Shutdown::default();
     let soft = shutdown.soft().clone();
     shutdown.spawn_essential("listener", async move {

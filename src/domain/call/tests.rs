@@ -29,7 +29,7 @@ fn answer(tool_calls: Vec<ToolCall>, invalid_tool_calls: Vec<InvalidToolCall>) -
 }
 
 #[test]
-fn the_pending_calls_are_those_without_a_result_in_the_models_order() {
+fn calls_without_a_result_are_pending_in_the_models_order() {
     let later = [Arc::new(Message::tool(&call("b"), ToolStatus::Error, "no"))];
     let pending = pending_calls(
         &answer(vec![call("a"), call("b"), call("c")], vec![]),
@@ -45,7 +45,7 @@ fn the_pending_calls_are_those_without_a_result_in_the_models_order() {
 }
 
 #[test]
-fn an_unreadable_call_is_pending_with_its_answer_unless_it_has_one_or_cannot_have_one() {
+fn an_invalid_call_is_pending_with_an_error_result() {
     let later = [Arc::new(Message::tool(&call("y"), ToolStatus::Error, "no"))];
     let answer = answer(
         vec![call("a")],
@@ -77,7 +77,7 @@ fn an_unreadable_call_is_pending_with_its_answer_unless_it_has_one_or_cannot_hav
 }
 
 #[test]
-fn a_pending_call_knows_what_the_reviewer_put_in_its_place() {
+fn a_pending_call_contains_the_edited_call() {
     let mut state = State::default();
     state.apply(&Update::field(
         EDITED_CALLS,

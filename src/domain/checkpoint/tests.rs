@@ -27,7 +27,7 @@ fn question() -> Question {
     }
 }
 
-/// A machine in its tool step.
+/// Returns a machine in its tool step.
 fn in_tools(ids: &[&str]) -> Machine {
     let tool_calls = ids
         .iter()
@@ -59,7 +59,7 @@ fn tasks(machine: &Machine) -> Vec<Task> {
 }
 
 #[test]
-fn what_comes_next_is_named_by_its_node_and_hooks_that_ask_nothing_are_passed_over() {
+fn next_tasks_are_named_by_node_without_silent_hooks() {
     let hooks = |moment| Phase::Hooks { moment, next: 0 };
     let table = [
         (Phase::Start, vec![START]),
@@ -85,7 +85,7 @@ fn what_comes_next_is_named_by_its_node_and_hooks_that_ask_nothing_are_passed_ov
 }
 
 #[test]
-fn each_open_call_is_a_task_with_its_question_or_its_child() {
+fn each_open_call_is_a_task_with_its_interrupt_or_child() {
     let mut machine = in_tools(&["a", "b", "c"]);
     let child = RunId::mint();
     machine.call_asked(0, question());
@@ -105,7 +105,7 @@ fn each_open_call_is_a_task_with_its_question_or_its_child() {
 }
 
 #[test]
-fn a_hook_that_asks_is_the_task_until_it_has_run_with_the_answer() {
+fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
     let mut machine = in_tools(&["a"]);
     machine.position.phase = Phase::Hooks {
         moment: Moment::BeforeModel,
@@ -120,7 +120,7 @@ fn a_hook_that_asks_is_the_task_until_it_has_run_with_the_answer() {
 }
 
 #[test]
-fn an_open_question_is_still_shown_after_a_client_wrote_into_the_state() {
+fn an_open_interrupt_survives_a_state_update() {
     let mut machine = in_tools(&["a", "b"]);
     machine.call_asked(1, question());
     machine.noted(&Plan::default(), Update::field("x", json!(1)), CheckpointId::mint());
@@ -130,7 +130,7 @@ fn an_open_question_is_still_shown_after_a_client_wrote_into_the_state() {
 }
 
 #[test]
-fn the_task_that_failed_says_why_and_a_step_limit_is_no_fault_of_the_task() {
+fn a_failed_task_has_its_error_but_not_that_of_a_step_limit() {
     let mut machine = in_tools(&["a"]);
     machine.position.failure = Some(Failure::new("ToolError", "it broke"));
     assert_eq!(tasks(&machine)[0].error.as_deref(), Some("ToolError(\"it broke\")"));

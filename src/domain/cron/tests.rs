@@ -1,6 +1,6 @@
 use super::*;
 
-/// The first due times behind `from`, in UTC.
+/// Returns the first due times after `from`, in UTC.
 fn times(text: &str, zone: Option<&str>, from: &str, count: usize) -> Vec<String> {
     let schedule = Schedule::read(text, zone).expect("a schedule");
     let mut now = Timestamp::read(from).expect("an instant");
@@ -12,7 +12,7 @@ fn times(text: &str, zone: Option<&str>, from: &str, count: usize) -> Vec<String
 }
 
 #[test]
-fn a_schedule_is_meant_in_utc_unless_it_says_otherwise() {
+fn a_schedule_without_a_time_zone_is_in_utc() {
     assert_eq!(
         times("0 12 * * *", None, "2026-11-21T11:59:59.9Z", 2),
         ["2026-11-21T12:00", "2026-11-22T12:00"]
@@ -26,7 +26,7 @@ fn a_schedule_is_meant_in_utc_unless_it_says_otherwise() {
 }
 
 #[test]
-fn a_due_time_is_behind_the_instant_even_if_the_instant_is_one() {
+fn the_next_due_time_is_strictly_later() {
     assert_eq!(
         times("*/15 * * * *", None, "2026-11-21T12:15:00Z", 2),
         ["2026-11-21T12:30", "2026-11-21T12:45"]
@@ -53,15 +53,15 @@ fn days_of_the_week_are_sunday_to_saturday() {
     );
 }
 
-/// Stockholm jumps from 02:00 (01:00 UTC) to 03:00 on 2026-03-29.
+/// In Stockholm, clocks go forward from 02:00 (01:00 UTC) to 03:00 on 2026-03-29.
 #[test]
-fn a_fixed_time_that_a_jump_leaves_out_comes_right_after_it() {
+fn a_skipped_fixed_time_is_due_right_after_the_skipped_hour() {
     let fixed = times("30 2 * * *", Some("Europe/Stockholm"), "2026-03-28T12:00:00Z", 2);
     assert_eq!(fixed, ["2026-03-29T01:00", "2026-03-30T00:30"]);
 }
 
 #[test]
-fn steps_go_on_evenly_over_a_jump_forward() {
+fn intervals_stay_even_when_clocks_go_forward() {
     let steps = times("*/30 * * * *", Some("Europe/Stockholm"), "2026-03-29T00:15:00Z", 4);
     assert_eq!(
         steps,
@@ -74,15 +74,15 @@ fn steps_go_on_evenly_over_a_jump_forward() {
     );
 }
 
-/// Stockholm goes back from 03:00 (01:00 UTC) to 02:00 on 2026-10-25.
+/// In Stockholm, clocks go back from 03:00 (01:00 UTC) to 02:00 on 2026-10-25.
 #[test]
-fn a_fixed_time_that_comes_twice_counts_once() {
+fn a_fixed_time_that_occurs_twice_is_due_once() {
     let fixed = times("30 2 * * *", Some("Europe/Stockholm"), "2026-10-24T12:00:00Z", 2);
     assert_eq!(fixed, ["2026-10-25T00:30", "2026-10-26T01:30"]);
 }
 
 #[test]
-fn steps_go_on_evenly_over_a_jump_back() {
+fn intervals_stay_even_when_clocks_go_back() {
     let steps = times("*/30 * * * *", Some("Europe/Stockholm"), "2026-10-25T00:15:00Z", 4);
     assert_eq!(
         steps,
@@ -96,7 +96,7 @@ fn steps_go_on_evenly_over_a_jump_back() {
 }
 
 #[test]
-fn due_times_grow_over_both_jumps_of_every_zone() {
+fn due_times_increase_across_clock_changes_in_every_zone() {
     for zone in [
         "Europe/Stockholm",
         "America/New_York",
@@ -121,7 +121,7 @@ fn due_times_grow_over_both_jumps_of_every_zone() {
 }
 
 #[test]
-fn what_is_no_schedule_is_refused() {
+fn invalid_schedules_are_refused() {
     let long = "0,".repeat(200) + "0 * * * *";
     for text in [
         "",
@@ -145,7 +145,7 @@ fn what_is_no_schedule_is_refused() {
 }
 
 #[test]
-fn no_due_time_lies_behind_the_end() {
+fn no_due_time_is_after_the_end() {
     let at = |text| Timestamp::read(text).expect("an instant");
     let cron = Cron {
         id: CronId::mint(),

@@ -27,7 +27,7 @@ fn one_allowed_decision_for_each_call_is_a_valid_answer() {
 }
 
 #[test]
-fn what_is_wrong_with_an_answer_is_said_with_its_place() {
+fn the_error_names_the_invalid_part_of_an_answer() {
     let table = [
         (json!("approve"), "resume", "must be an object"),
         (
@@ -59,7 +59,7 @@ fn what_is_wrong_with_an_answer_is_said_with_its_place() {
 }
 
 #[test]
-fn a_plain_question_takes_what_its_schema_takes() {
+fn a_plain_question_accepts_what_its_schema_accepts() {
     let question = Question {
         kind: QuestionKind::Question,
         schema: json!({"type": "integer"}),

@@ -1,46 +1,47 @@
-//! What items have to say to be found.
+//! Filters of searches in the Store: comparisons of the fields of items.
 
 use serde_json::{Map, Value};
 
 use crate::domain::Invalid;
 use crate::domain::json_limits::place_of_nul;
 
-/// The most values that a filter may mention, those within lists and objects counted.
-const MOST_VALUES: usize = 100;
-/// How deep the fields and values of a filter may nest.
-const DEEPEST: usize = 8;
-/// The longest text in a filter, names of fields among them, in bytes.
-const LONGEST_TEXT: usize = 4096;
+/// The maximum number of values in a filter, those inside lists and objects included.
+const MAX_VALUES: usize = 100;
+/// The maximum nesting of the fields and values of a filter, in levels.
+const MAX_DEPTH: usize = 8;
+/// The maximum length of a text or field name in a filter, in bytes.
+const MAX_TEXT_BYTES: usize = 4096;
 
-/// Conditions that all have to hold. A field that an item does not have counts as null.
+/// Conditions that must all be true. A field that an item does not have counts as null.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Filter(Vec<Condition>);
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Condition {
-    /// The field, from the outermost object inward; at least one name.
+    /// The path of the field, outermost name first; at least one name.
     pub path: Vec<String>,
-    /// How it is compared.
+    /// The comparison.
     pub test: Test,
-    /// With what. For the tests of order it is a number or a text, and only fields of that kind pass.
+    /// The value to compare with. For comparisons of order it is a number or a text, and only fields of that type
+    /// match.
     pub operand: Value,
 }
 
-/// How a field is compared.
+/// A comparison operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Test {
-    /// `$eq`: equal; numbers by value, lists item by item, objects key by key.
+    /// `$eq`: equal. Numbers are compared by value, lists item by item, objects key by key.
     Eq,
     /// `$ne`: not equal.
     Ne,
-    /// `$gt`: greater; texts by their code points.
+    /// `$gt`: greater than. Texts are compared by code points.
     Gt,
-    /// `$gte`: greater or equal.
+    /// `$gte`: greater than or equal.
     Gte,
-    /// `$lt`: less.
+    /// `$lt`: less than.
     Lt,
-    /// `$lte`: less or equal.
+    /// `$lte`: less than or equal.
     Lte,
 }
 
@@ -58,17 +59,18 @@ impl Test {
         Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, test)| *test)
     }
 
-    /// Whether it asks for an order.
+    /// Returns whether the comparison is one of order.
     pub fn is_order(self) -> bool {
         !matches!(self, Self::Eq | Self::Ne)
     }
 }
 
 impl Filter {
-    /// Reads `{"field": value, "field": {"$gt": value}, "field": {"inner": …}}`. `name` is what the errors call it.
+    /// Parses `{"field": value, "field": {"$gt": value}, "field": {"inner": …}}`. `name` is the filter's name in
+    /// errors.
     ///
     /// # Errors
-    /// Names the field that cannot be compared so.
+    /// Returns the field whose condition is invalid.
     pub fn read(name: &str, fields: &Map<String, Value>) -> Result<Self, Invalid> {
         let mut reader = Reader {
             name,
@@ -79,7 +81,7 @@ impl Filter {
         Ok(Self(reader.conditions))
     }
 
-    /// The conditions, in the order in which they were given.
+    /// Returns the conditions in the order given.
     pub fn conditions(&self) -> &[Condition] {
         &self.0
     }
@@ -101,8 +103,8 @@ impl Reader<'_> {
     }
 
     fn fields(&mut self, path: &[String], fields: &Map<String, Value>) -> Result<(), Invalid> {
-        if path.len() >= DEEPEST {
-            return Err(self.wrong(path, format!("nests deeper than {DEEPEST} fields")));
+        if path.len() >= MAX_DEPTH {
+            return Err(self.wrong(path, format!("nests deeper than {MAX_DEPTH} fields")));
         }
         for (key, value) in fields {
             let mut path = path.to_vec();
@@ -110,8 +112,8 @@ impl Reader<'_> {
             if key.starts_with('$') {
                 return Err(self.wrong(&path, "is an operator where the name of a field should be"));
             }
-            if key.len() > LONGEST_TEXT || key.contains('\0') {
-                return Err(self.wrong(&path, "is no name that a field can have"));
+            if key.len() > MAX_TEXT_BYTES || key.contains('\0') {
+                return Err(self.wrong(&path, "is not a valid field name"));
             }
             self.field(path, value)?;
         }
@@ -146,9 +148,9 @@ impl Reader<'_> {
             return Err(self.wrong(&path, "can be greater or less than a number or a text only"));
         }
         if place_of_nul(operand).is_some() {
-            return Err(self.wrong(&path, "contains the character U+0000, which no item has"));
+            return Err(self.wrong(&path, "contains the character U+0000, which items cannot contain"));
         }
-        self.count(&path, operand, DEEPEST)?;
+        self.count(&path, operand, MAX_DEPTH)?;
         self.conditions.push(Condition {
             path,
             test,
@@ -157,23 +159,23 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Counts the values of an operand, and measures them.
+    /// Checks the number, nesting and length of the values of an operand.
     fn count(&mut self, path: &[String], operand: &Value, deepest: usize) -> Result<(), Invalid> {
         self.values += 1;
-        if self.values > MOST_VALUES {
+        if self.values > MAX_VALUES {
             return Err(Invalid::new(
                 self.name,
-                format!("mentions more than {MOST_VALUES} values"),
+                format!("mentions more than {MAX_VALUES} values"),
             ));
         }
-        let is_long = |text: &str| text.len() > LONGEST_TEXT;
+        let is_long = |text: &str| text.len() > MAX_TEXT_BYTES;
         let too_long = match operand {
             Value::String(text) => is_long(text),
             Value::Object(fields) => fields.keys().any(|key| is_long(key)),
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => false,
         };
         if too_long {
-            return Err(self.wrong(path, format!("has a text of more than {LONGEST_TEXT} bytes")));
+            return Err(self.wrong(path, format!("has a text of more than {MAX_TEXT_BYTES} bytes")));
         }
         let inner: Vec<&Value> = match operand {
             Value::Array(items) => items.iter().collect(),
@@ -181,7 +183,7 @@ impl Reader<'_> {
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => return Ok(()),
         };
         if deepest == 0 {
-            return Err(self.wrong(path, format!("has a value that nests deeper than {DEEPEST}")));
+            return Err(self.wrong(path, format!("has a value that nests deeper than {MAX_DEPTH}")));
         }
         inner
             .into_iter()
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused_by_name() {
+    fn the_error_names_the_invalid_condition() {
         let deep = (0..9).fold(json!(1), |inner, _| json!({"a": inner}));
         let cases = [
             (json!({"$or": []}), "filter.$or: is an operator where"),

@@ -1,11 +1,11 @@
-//! Where an agent's items lie: a namespace with gaps that the run fills.
+//! Namespace templates: namespaces with placeholders that each run fills.
 
 use std::fmt;
 
 use super::{ItemError, Namespace, RESERVED_ROOT, check_label};
 use crate::domain::Invalid;
 
-/// A namespace whose labels may have gaps, written as `{name}`.
+/// A namespace whose labels may contain placeholders, written as `{name}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamespaceTemplate(Vec<Vec<Piece>>);
 
@@ -15,12 +15,12 @@ enum Piece {
     Gap(String),
 }
 
-/// Why there is no namespace for a run.
+/// The error for a template that a run cannot fill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unfilled {
-    /// Nothing, or nothing that a label can be made of, is known under this name.
+    /// The run has no value for this name, or none that fits into a label.
     Missing(String),
-    /// What was filled in makes no namespace.
+    /// The filled template is an invalid namespace.
     Wrong(ItemError),
 }
 
@@ -34,10 +34,10 @@ impl fmt::Display for Unfilled {
 }
 
 impl NamespaceTemplate {
-    /// Reads labels such as `memories`, `{user_id}` or `user-{user_id}`.
+    /// Parses labels such as `memories`, `{user_id}` or `user-{user_id}`.
     ///
     /// # Errors
-    /// Each label that is none, by its number; `[…]` is left out when it is about all of them.
+    /// Returns each invalid label with its index; the index is none for an error about all labels.
     pub fn read(labels: &[String]) -> Result<Self, Vec<(Option<usize>, String)>> {
         let mut wrong = vec![];
         let mut template = vec![];
@@ -62,8 +62,9 @@ impl NamespaceTemplate {
         }
     }
 
-    /// The namespace, with what `known` says in the gaps. A period or a percent sign in what is filled in is written as
-    /// `%2E` or `%25`: it never leads out of its label, and two different texts never make one.
+    /// Returns the namespace, with the placeholders replaced by the values of `known`. A period or a percent sign in a
+    /// value is written as `%2E` or `%25`, so that a value never leaves its label and different values never yield the
+    /// same label.
     ///
     /// # Errors
     /// See [`Unfilled`].
@@ -89,7 +90,8 @@ impl NamespaceTemplate {
 
 fn pieces(label: &str) -> Result<Vec<Piece>, String> {
     check_label(label)?;
-    let wrong = || format!("`{label}` must be a text in which `{{name}}` stands for what the run's context says");
+    let wrong =
+        || format!("`{label}` must be a text with placeholders such as `{{name}}` for values of the run's context");
     let mut pieces = vec![];
     let mut rest = label;
     while let Some((text, open)) = rest.split_once('{') {
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_in_stays_one_label() {
+    fn a_filled_placeholder_stays_within_its_label() {
         assert_eq!(
             filled(&["memories", "u-{user}-{user}"], "al"),
             Ok(vec!["memories".into(), "u-al-al".into()])
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_nothing_fills_is_named() {
+    fn the_error_names_the_missing_placeholder() {
         assert_eq!(
             filled(&["{team}"], "al"),
             Err("the context of the run says nothing of `team`".to_owned())
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_template_is_refused() {
+    fn invalid_templates_are_refused() {
         for wrong in [
             &[][..],
             &["a.b"],

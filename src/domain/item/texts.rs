@@ -1,4 +1,4 @@
-//! Which texts of an item's value it can be found by.
+//! Paths to the texts of an item's value that the vector index contains.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,15 +7,15 @@ use serde_json::{Map, Value};
 
 use crate::domain::Invalid;
 
-/// The longest path, in bytes.
-const LONGEST_PATH: usize = 256;
-/// The most paths that may be given for an item.
+/// The maximum length of a path, in bytes.
+const MAX_PATH_BYTES: usize = 256;
+/// The maximum number of paths for one item.
 pub const MOST_PATHS: usize = 32;
-/// The most texts of one item: what the providers take in one request.
-pub const MOST_TEXTS: usize = 64;
+/// The maximum number of texts of one item: as many as the embedding providers accept in one request.
+pub const MAX_TEXTS: usize = 64;
 
-/// A path to texts in a value: `$` is all of it, `a.b` a field of a field, `list[0]` and `list[-1]` the first and the last
-/// item, `list[*].name` a field of each.
+/// A path to texts in a value: `$` is the whole value, `a.b` a field of a field, `list[0]` and `list[-1]` the first and
+/// the last item, `list[*].name` a field of each item.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TextPath(Vec<Step>);
 
@@ -27,13 +27,13 @@ enum Step {
 }
 
 impl TextPath {
-    /// Reads a path.
+    /// Parses a path.
     ///
     /// # Errors
-    /// The reason why it is none.
+    /// Returns the reason why the text is no valid path.
     pub fn read(text: &str) -> Result<Self, String> {
-        if text.len() > LONGEST_PATH || text.contains('\0') {
-            return Err(format!("must be a path of at most {LONGEST_PATH} bytes"));
+        if text.len() > MAX_PATH_BYTES || text.contains('\0') {
+            return Err(format!("must be a path of at most {MAX_PATH_BYTES} bytes"));
         }
         let wrong = || format!("`{text}` must be a path, as in `$`, `title`, `author.name` or `notes[*].text`");
         let inner = match text.strip_prefix('$') {
@@ -65,10 +65,10 @@ impl TextPath {
         Ok(Self(steps))
     }
 
-    /// Reads several.
+    /// Parses several paths.
     ///
     /// # Errors
-    /// Names the one that is none, as an item of `field`.
+    /// Returns the first invalid path, as an item of `field`.
     pub fn read_all(field: &str, texts: &[String]) -> Result<Vec<Self>, Invalid> {
         if texts.len() > MOST_PATHS {
             return Err(Invalid::new(field, format!("names more than {MOST_PATHS} fields")));
@@ -79,7 +79,7 @@ impl TextPath {
         texts.iter().enumerate().map(read).collect()
     }
 
-    /// Adds the texts that this path leads to, by their places.
+    /// Adds the texts at this path to `found`, by their paths.
     fn collect(&self, value: &Value, found: &mut BTreeMap<String, String>) {
         walk(&self.0, value, String::new(), found);
     }
@@ -134,7 +134,7 @@ fn walk(steps: &[Step], value: &Value, place: String, found: &mut BTreeMap<Strin
     }
 }
 
-/// A value as a text; none if there is nothing to say.
+/// Returns a value as text; none if it is empty.
 fn text_of(value: &Value) -> Option<String> {
     let text = match value {
         Value::Null => return None,
@@ -144,18 +144,18 @@ fn text_of(value: &Value) -> Option<String> {
     (!text.trim().is_empty()).then_some(text)
 }
 
-/// The texts of `value` that `paths` lead to, each with its place.
+/// Returns the texts of `value` at `paths`, each with its path.
 ///
 /// # Errors
-/// If there are too many.
+/// Returns an error if there are too many.
 pub fn texts(value: &Map<String, Value>, paths: &[TextPath]) -> Result<Vec<(String, String)>, Invalid> {
     let whole = Value::Object(value.clone());
     let mut found = BTreeMap::new();
     for path in paths {
         path.collect(&whole, &mut found);
     }
-    if found.len() > MOST_TEXTS {
-        let reason = format!("has {} texts to be found by, more than {MOST_TEXTS}", found.len());
+    if found.len() > MAX_TEXTS {
+        let reason = format!("has {} texts to index, more than {MAX_TEXTS}", found.len());
         return Err(Invalid::new("value", reason));
     }
     Ok(found.into_iter().collect())
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leads_to_texts_and_their_places() {
+    fn a_path_yields_texts_with_their_paths() {
         assert_eq!(
             places(&["title", "$.by.name", "n"]),
             pairs(&[("by.name", "al"), ("n", "7"), ("title", "Fish")])
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_path_is_refused() {
+    fn invalid_paths_are_refused() {
         for wrong in [
             "",
             ".",

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Alternatives of two references to the definition before, `levels` deep: 2^levels errors for a value that does not fit.
+/// Returns alternatives of two references to the previous definition, `levels` deep: 2^levels errors for a value that does not fit.
 fn doubling(levels: usize, reference: impl Fn(usize) -> Value) -> Value {
     let mut definitions = Map::new();
     definitions.insert("d0".to_owned(), json!({"$anchor": "d0", "type": "string"}));
@@ -41,7 +41,7 @@ fn a_schema_that_doubles_at_each_level_is_refused_however_it_refers() {
 }
 
 #[test]
-fn one_that_doubles_with_each_level_of_the_value_is_admitted_only_while_it_is_small() {
+fn a_schema_that_doubles_with_the_depth_of_the_value_is_admitted_only_while_small() {
     let mut definitions = json!({"d0": {"type": "string"}});
     for level in 1..=24 {
         let before = json!({"properties": {"c": {"$ref": format!("#/$defs/d{}", level - 1)}}});
@@ -51,7 +51,7 @@ fn one_that_doubles_with_each_level_of_the_value_is_admitted_only_while_it_is_sm
 }
 
 #[test]
-fn one_whose_fields_double_at_each_level_is_refused() {
+fn a_schema_whose_fields_double_at_each_level_is_refused() {
     let mut definitions = json!({"d0": {"type": "string"}});
     for level in 1..=24 {
         let before = json!({"$ref": format!("#/$defs/d{}", level - 1)});
@@ -61,7 +61,7 @@ fn one_whose_fields_double_at_each_level_is_refused() {
 }
 
 #[test]
-fn one_that_refers_to_itself_is_judged_fast_and_the_errors_are_not_made() {
+fn a_recursive_schema_is_checked_fast_without_computing_errors() {
     let twice = json!({"properties": {"c": {"$ref": "#/$defs/n"}}, "patternProperties": {"c": {"$ref": "#/$defs/n"}}});
     let either =
         json!({"properties": {"c": {"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/n"}]}}, "type": "object"});
@@ -76,7 +76,7 @@ fn one_that_refers_to_itself_is_judged_fast_and_the_errors_are_not_made() {
 }
 
 #[test]
-fn a_tree_without_alternatives_names_what_is_wrong() {
+fn a_recursive_schema_without_alternatives_yields_errors() {
     let schema = admitted(&json!({"type": "object", "properties": {
         "name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#"}}}}));
     let wrong = schema.check("context", &json!({"children": [{"children": [{"name": 7}]}]}));
@@ -96,7 +96,7 @@ fn many_optional_fields_are_no_alternatives_of_each_other() {
 }
 
 #[test]
-fn a_long_way_through_references_is_refused_before_anything_recurses() {
+fn long_chains_of_references_are_refused_before_recursion() {
     let chain = |links: usize| {
         let mut definitions: Map<String, Value> = (0..links)
             .map(|at| (format!("d{at}"), json!({"$ref": format!("#/$defs/d{}", at + 1)})))
@@ -119,8 +119,8 @@ fn a_long_way_through_references_is_refused_before_anything_recurses() {
 }
 
 #[test]
-fn the_deepest_value_against_the_longest_way_that_is_admitted_fits_on_the_stack_of_a_thread() {
-    // Each level of the value is checked by a row of as many references as there may be.
+fn the_worst_admitted_recursion_fits_on_a_thread_stack() {
+    // Each level of the value is checked through the longest chain of references allowed.
     let links = MAX_DEPTH_PER_VALUE - 2;
     let mut definitions: Map<String, Value> = (0..links)
         .map(|at| (format!("d{at}"), json!({"$ref": format!("#/$defs/d{}", at + 1)})))
@@ -152,7 +152,7 @@ fn long_texts_many_patterns_and_large_ones_are_refused() {
 }
 
 #[test]
-fn references_that_lead_nowhere_or_outside_are_refused() {
+fn references_without_a_target_or_to_remote_schemas_are_refused() {
     for to in [
         "#/$defs/none",
         "#none",
@@ -171,7 +171,7 @@ fn references_that_lead_nowhere_or_outside_are_refused() {
 }
 
 #[test]
-fn a_large_value_that_does_not_fit_has_few_errors() {
+fn a_large_invalid_value_has_few_errors() {
     let schema = admitted(&json!({"type": "array", "items": {"type": "string"}}));
     let many: Value = vec![7; 100_000].into();
     assert!(matches!(schema.judge(&many), Verdict::Wrong(errors) if errors.len() == 1));

@@ -21,14 +21,14 @@ fn file(content: &str) -> Option<Arc<File>> {
 }
 
 #[test]
-fn a_message_is_appended_unless_its_id_is_known_and_then_takes_the_place_of_the_other() {
+fn a_message_is_appended_or_replaces_the_one_with_its_id() {
     let mut state = state_of([said("1", "a"), said("2", "b"), Message::human("c")]);
     state.apply(&Update::messages([said("1", "A"), said("3", "d"), Message::human("c")]));
     assert_eq!(texts(&state), ["A", "b", "c", "d", "c"]);
 }
 
 #[test]
-fn a_removal_takes_away_the_message_of_its_id_or_all_before_it() {
+fn a_removal_deletes_one_message_or_all_before_it() {
     let remove = |id: &str| Message::new(Role::Remove, "").with_id(id);
     let mut state = state_of([said("1", "a"), said("2", "b")]);
     state.apply(&Update::messages([
@@ -58,7 +58,7 @@ fn files_are_written_and_deleted_by_path_and_fields_set_by_name() {
 }
 
 #[test]
-fn updates_applied_one_by_one_and_merged_come_to_the_same() {
+fn merged_updates_have_the_effect_of_single_ones() {
     let deleted = BTreeMap::from([("/a".to_owned(), None)]);
     let written = BTreeMap::from([("/a".to_owned(), file("1"))]);
     let steps = [
@@ -87,7 +87,7 @@ fn updates_applied_one_by_one_and_merged_come_to_the_same() {
 }
 
 #[test]
-fn an_update_survives_storage_deletions_and_removals_included() {
+fn an_update_round_trips_through_storage() {
     let update = Update {
         messages: vec![
             Arc::new(said("1", "a")),
@@ -120,7 +120,7 @@ fn clients_see_public_fields_only() {
 }
 
 #[test]
-fn a_subagent_gets_files_and_shared_fields_and_nothing_of_the_conversation() {
+fn a_subagent_gets_files_and_shared_fields_without_messages() {
     let mut state = state_of([said("1", "a")]);
     for name in ["topic", "_secret", "todos", "structured_response", "rubric"] {
         state.apply(&Update::field(name, json!(1)));
@@ -140,7 +140,7 @@ fn a_subagent_gets_files_and_shared_fields_and_nothing_of_the_conversation() {
 }
 
 #[test]
-fn a_fork_has_the_conversation_before_the_answer_and_what_is_not_about_its_callers_turn() {
+fn a_fork_gets_earlier_messages_and_no_fields_of_the_current_turn() {
     let mut state = State::default();
     let calls = Message::ai("").with_id("a2");
     for message in [
