@@ -1,4 +1,4 @@
-//! One connection to an MCP server, whatever carries it.
+//! The interface of a connection to an MCP server, over any transport.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -8,31 +8,31 @@ use tokio_util::sync::CancellationToken;
 use super::message::Refusal;
 use crate::model::pieces::{PieceError, SilenceLimit};
 
-/// A connection. It is of no use any more once it is closed.
+/// A connection to an MCP server. A closed connection cannot be used again.
 #[async_trait]
-pub(super) trait Wire: Send + Sync {
-    /// Sends request `id` and waits for its answer, however long that takes.
-    async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError>;
+pub(super) trait Connection: Send + Sync {
+    /// Sends request `id` and waits for its answer.
+    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError>;
 
-    /// Sends what nobody answers. What cannot be sent is lost.
-    async fn tell(&self, message: Value);
+    /// Sends a notification. Errors are ignored.
+    async fn notify(&self, message: Value);
 
-    /// What the server has told of itself.
-    fn signs(&self) -> &Signs;
+    /// Returns the events of the connection.
+    fn events(&self) -> &Events;
 }
 
-/// What a server tells without being asked.
+/// The events of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Signs {
-    /// Tells that the connection is over.
+pub(super) struct Events {
+    /// Cancelled when the connection is closed.
     pub(super) closed: CancellationToken,
-    /// Rung when the list of tools has changed.
+    /// Notified when the list of tools has changed.
     pub(super) changed: Notify,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum WireError {
+pub(super) enum ConnectionError {
     /// The server could not be started or reached.
     #[error("cannot be reached ({0})")]
     Unreachable(String),
@@ -41,23 +41,23 @@ pub(super) enum WireError {
     Closed,
     /// Nothing arrived for too long.
     #[error("did not answer in time: {0}")]
-    Silent(SilenceLimit),
-    /// What came back is no answer.
+    TimedOut(SilenceLimit),
+    /// The answer is invalid.
     #[error("cannot be understood: {0}")]
-    Garbled(String),
-    /// The server does not know the session any more.
+    InvalidAnswer(String),
+    /// The server does not know the session.
     #[error("has forgotten the session")]
-    Forgotten,
+    SessionExpired,
     /// The server refused the request.
     #[error("refused: {} (code {})", .0.message, .0.code)]
     Refused(Refusal),
 }
 
-impl From<PieceError> for WireError {
+impl From<PieceError> for ConnectionError {
     fn from(error: PieceError) -> Self {
         match error {
-            PieceError::Silent(limit) => Self::Silent(limit),
-            // What is told of an error may hold the address, which may hold a secret.
+            PieceError::Silent(limit) => Self::TimedOut(limit),
+            // The text of the error may contain the URL, which may contain a secret.
             PieceError::Broken(error) if error.is_connect() => Self::Unreachable("no connection".to_owned()),
             PieceError::Broken(_) => Self::Closed,
         }
