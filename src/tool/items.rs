@@ -25,7 +25,7 @@ pub trait Items: Send + Sync {
     ///
     /// # Errors
     /// When the item is invalid, or the embedding model fails.
-    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure>;
+    async fn draft(&self, item: ItemWish) -> Result<ItemDraft, Failure>;
 }
 
 /// An in-memory Store for tests. Items never expire, and searches ignore the query text.
@@ -84,8 +84,8 @@ impl Items for ItemsInMemory {
             .collect())
     }
 
-    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {
-        ItemDraft::new(wish.address, wish.value, None)
+    async fn draft(&self, item: ItemWish) -> Result<ItemDraft, Failure> {
+        ItemDraft::new(item.address, item.value, None)
             .map_err(|error| Failure::new("InvalidItemError", error.to_string()))
     }
 }

@@ -141,7 +141,7 @@ async fn a_planned_failure_passes() {
 }
 
 #[tokio::test]
-async fn echoes_tell_what_was_asked() {
+async fn echoes_repeat_the_request() {
     let model = Scripted::new("m");
     let script = |step: &str| Message::human(format!(r#"{{"script": [{{"{step}": true}}]}}"#));
     let call = ToolCall::new("c", "look", Map::new());
@@ -174,7 +174,7 @@ async fn echoes_tell_what_was_asked() {
     );
 }
 
-/// Plays the demonstration to its end, answering every call, and returns the names called and the last text.
+/// Plays the demonstration to its end, answers every call, and returns the called names and the last text.
 async fn demonstrate(model: &Scripted, tools: &[(&str, Value)], status: ToolStatus) -> (Vec<String>, String) {
     let mut messages = vec![Message::human("Why is the sky blue?")];
     let mut called = Vec::new();
