@@ -5,7 +5,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::message::Refusal;
+use super::message::RpcError;
 use crate::model::pieces::{PieceError, SilenceLimit};
 
 /// A connection to an MCP server. A closed connection cannot be used again.
@@ -50,7 +50,7 @@ pub(super) enum ConnectionError {
     SessionExpired,
     /// The server refused the request.
     #[error("refused: {} (code {})", .0.message, .0.code)]
-    Refused(Refusal),
+    Refused(RpcError),
 }
 
 impl From<PieceError> for ConnectionError {
