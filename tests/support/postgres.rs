@@ -111,14 +111,14 @@ fn start_server() -> Option<String> {
         .lock()
         .expect("the lock is never poisoned")
         .push(child.stdin.take()?);
-    let mut output = String::new();
+    let mut text = String::new();
     let mut output = BufReader::new(child.stdout.take()?);
-    while output.read_line(&mut output).ok()? > 0 {
-        if let Some(directory) = output.lines().last().and_then(|line| line.strip_prefix("ready ")) {
+    while output.read_line(&mut text).ok()? > 0 {
+        if let Some(directory) = text.lines().last().and_then(|line| line.strip_prefix("ready ")) {
             return Some(format!("postgres://adjutant@localhost/postgres?host={directory}"));
         }
     }
-    let _ = writeln!(std::io::stderr(), "Postgres did not start: {output}");
+    let _ = writeln!(std::io::stderr(), "Postgres did not start: {text}");
     None
 }
 

@@ -24,9 +24,9 @@ pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, TestServer};
 
 /// Runs a test on one engine, and checks that no run is left afterwards.
-pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, scene: impl FnOnce(TestServer) -> F) {
+pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOnce(TestServer) -> F) {
     if let Some(server) = TestServer::start(engine).await {
-        Box::pin(scene(server.clone())).await;
+        Box::pin(test(server.clone())).await;
         Box::pin(server.finish()).await;
     }
 }
@@ -46,8 +46,8 @@ pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
 
 /// Defines two tests for each function, one on each engine.
 macro_rules! on_both_engines {
-    ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $scene:block)*) => {
-        $($(#[$note])* async fn $name($server: TestServer) $scene)*
+    ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $body:block)*) => {
+        $($(#[$note])* async fn $name($server: TestServer) $body)*
 
         mod on_sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -43,7 +43,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .tool(OwnTool::named("boom"))
         .tool(OwnTool::named("consult"))
         .middleware(Stamp)
-        .provider("house", |name| Ok(Arc::new(House(name.to_owned()))))
+        .provider("house", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
         .agent("coded", coded)
 }
 
@@ -211,10 +211,10 @@ impl Middleware for Stamp {
 }
 
 /// A model that answers with its name and its last message.
-struct House(String);
+struct EchoModel(String);
 
 #[async_trait]
-impl Model for House {
+impl Model for EchoModel {
     fn identity(&self) -> (&str, &str) {
         ("house", &self.0)
     }
@@ -223,12 +223,12 @@ impl Model for House {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let told = request
+        let last = request
             .messages
             .last()
             .map(|message| message.content.text())
             .unwrap_or_default();
-        let answer = Message::ai(format!("{} of the house: {told}", self.0));
+        let answer = Message::ai(format!("{} of the house: {last}", self.0));
         Ok(stream::iter([Ok(ModelEvent::Done(Box::new(answer)))]).boxed())
     }
 }
