@@ -51,7 +51,7 @@ pub struct Scope {
     pub step_limit: Option<u32>,
     /// The size limits of files and of the state.
     pub sizes: SizeLimits,
-    /// Cancelled when the run is cancelled.
+    /// Cancelled when the run has to stop.
     pub stop: CancellationToken,
     /// The remaining budget of the agent.
     pub budget: Budget,

@@ -31,8 +31,8 @@ pub(super) struct McpTool {
 impl McpTool {
     /// Creates a tool from an entry of `tools/list`; `None` if it cannot be offered to models.
     ///
-    /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25, Tasks),
-    /// so it is left out.
+    /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25,
+    /// Tasks), so it is skipped.
     pub(super) fn from_listing(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
         let text = |name: &str| {
             tool.get(name)
