@@ -238,23 +238,23 @@ impl Budget {
     /// Returns the remaining running time by the limits of the run and of the tree, and the limit to report when it is
     /// used up; `None` if there is no limit.
     pub fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
-        let left = |of_tree: bool, limits: &Limits, meter: &Meter| {
+        let remaining = |of_tree: bool, limits: &Limits, meter: &Meter| {
             let limit = limits.wall_s?;
-            let left = (limit - meter.with_before(&meter.counts(), now).seconds).max(0.0);
+            let seconds = (limit - meter.with_before(&meter.counts(), now).seconds).max(0.0);
             let exceeded = Exceeded {
                 limit: "wall_s",
                 value: limit.to_string(),
                 of_tree,
             };
-            Some((Duration::try_from_secs_f64(left).ok()?, exceeded))
+            Some((Duration::try_from_secs_f64(seconds).ok()?, exceeded))
         };
         let together = self.pool().and_then(|pool| pool.time_left(now));
         let all = [
-            left(false, &self.limits, &self.meter),
-            left(true, &self.tree.limits, &self.tree.meter),
+            remaining(false, &self.limits, &self.meter),
+            remaining(true, &self.tree.limits, &self.tree.meter),
             together,
         ];
-        all.into_iter().flatten().min_by_key(|(left, _)| *left)
+        all.into_iter().flatten().min_by_key(|(time, _)| *time)
     }
 
     /// Runs `work` within the remaining time.
@@ -264,7 +264,7 @@ impl Budget {
     pub async fn in_time<T>(&self, now: Timestamp, work: impl Future<Output = T>) -> Result<T, Exceeded> {
         match self.time_left(now) {
             None => Ok(work.await),
-            Some((left, exceeded)) => tokio::time::timeout(left, work).await.map_err(|_| exceeded),
+            Some((time, exceeded)) => tokio::time::timeout(time, work).await.map_err(|_| exceeded),
         }
     }
 

@@ -89,11 +89,11 @@ impl Scope {
     }
 
     /// Returns this scope with the question and the answer of an interrupt.
-    pub fn answered_to(&self, asked: Option<&Interrupt>) -> Self {
-        let question = asked.map(|asked| Arc::new(asked.question.clone()));
+    pub fn answered_to(&self, interrupt: Option<&Interrupt>) -> Self {
+        let question = interrupt.map(|interrupt| Arc::new(interrupt.question.clone()));
         Self {
             question,
-            ..self.answered(asked.and_then(|asked| asked.answer.clone()))
+            ..self.answered(interrupt.and_then(|interrupt| interrupt.answer.clone()))
         }
     }
 }

@@ -71,16 +71,16 @@ fn mime_of(block: &Value) -> Option<&str> {
 
 /// Returns the file name of a block, in any spelling.
 fn file_name(block: &Value) -> Option<&str> {
-    let places = ["file", "metadata", "extras"]
+    let holders = ["file", "metadata", "extras"]
         .into_iter()
         .filter_map(|name| block.get(name));
-    let mut places = std::iter::once(block).chain(places);
-    let name = |place| {
+    let mut holders = std::iter::once(block).chain(holders);
+    let name = |holder| {
         ["filename", "file_name", "name", "title"]
             .iter()
-            .find_map(|name| Value::get(place, *name)?.as_str())
+            .find_map(|name| Value::get(holder, *name)?.as_str())
     };
-    places.find_map(name).map(str::trim).filter(|name| !name.is_empty())
+    holders.find_map(name).map(str::trim).filter(|name| !name.is_empty())
 }
 
 /// The data of a block with its media type.

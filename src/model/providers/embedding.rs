@@ -40,8 +40,8 @@ impl Providers {
             return Ok(Arc::new(ScriptedEmbedder::new(dims)));
         }
         let key = key(provider, config)?;
-        let asked = model.starts_with(ANY_DIMENSIONS_PREFIX).then_some(dims);
-        let embeddings = connect(config, model, asked, (key.as_ref(), self.http.clone()))
+        let dimensions = model.starts_with(ANY_DIMENSIONS_PREFIX).then_some(dims);
+        let embeddings = connect(config, model, dimensions, (key.as_ref(), self.http.clone()))
             .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
         Ok(Arc::new(Remote {
             name: name.to_owned(),

@@ -26,13 +26,13 @@ const CONTEXT_OVERFLOW_TEXTS: [&str; 7] = [
     "too many tokens",
 ];
 
-/// Converts a failure. `begun` says whether a piece of the answer has already been passed on. The key is removed from
+/// Converts a failure. `has_begun` says whether a piece of the answer has already been passed on. The key is removed from
 /// the text in case the provider repeats it.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "the enum of rig-core is not exhaustive; see the last arm"
 )]
-pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>) -> ModelError {
+pub(super) fn map(error: &ProviderError, has_begun: bool, key: Option<&SecretString>) -> ModelError {
     if let Some(exceeded) = exceeded(error) {
         let message = exceeded.to_string();
         return match exceeded {
@@ -44,15 +44,15 @@ pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>
     match error {
         ProviderError::ProviderResponse(reply)
         | ProviderError::InvalidAuthentication(reply)
-        | ProviderError::CacheExpired { response: reply, .. } => response_error(reply, begun, key),
+        | ProviderError::CacheExpired { response: reply, .. } => response_error(reply, has_begun, key),
         ProviderError::Truncated => ModelError::Interrupted {
             message: message("the reply ended before it was complete"),
         },
-        ProviderError::Http(cause) => connection_error(begun, message(&chain(cause.as_ref()))),
+        ProviderError::Http(cause) => connection_error(has_begun, message(&chain(cause.as_ref()))),
         ProviderError::Json(_)
         | ProviderError::Response(_)
         | ProviderError::Provider(_)
-        | ProviderError::Relayed(_) => connection_error(begun, message(&error.to_string())),
+        | ProviderError::Relayed(_) => connection_error(has_begun, message(&error.to_string())),
         // All others are requests that could not be built: nothing was sent.
         _ => ModelError::Refused {
             status: 400,
@@ -76,8 +76,8 @@ fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
     None
 }
 
-fn connection_error(begun: bool, message: String) -> ModelError {
-    if begun {
+fn connection_error(has_begun: bool, message: String) -> ModelError {
+    if has_begun {
         ModelError::Interrupted { message }
     } else {
         ModelError::Unavailable {
@@ -88,7 +88,7 @@ fn connection_error(begun: bool, message: String) -> ModelError {
 }
 
 /// Converts an error that the provider returned, as an HTTP response or in the middle of a stream.
-fn response_error(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString>) -> ModelError {
+fn response_error(reply: &ProviderResponseError, has_begun: bool, key: Option<&SecretString>) -> ModelError {
     let body: Value = serde_json::from_str(&reply.body).unwrap_or(Value::Null);
     let message = sanitized(message_of(&body).unwrap_or(&reply.body), key);
     let code = reply.machine_code().unwrap_or_default();
@@ -116,7 +116,7 @@ fn response_error(reply: &ProviderResponseError, begun: bool, key: Option<&Secre
         }
         // An account without credit has the status of a rate limit, but a retry cannot fix it.
         Some(429) if code == "insufficient_quota" => ModelError::Refused { status: 429, message },
-        Some(408 | 409 | 425 | 429 | 500..) | None if begun => ModelError::Interrupted { message },
+        Some(408 | 409 | 425 | 429 | 500..) | None if has_begun => ModelError::Interrupted { message },
         Some(429) => ModelError::RateLimited { retry_after, message },
         Some(408 | 409 | 425 | 500..) | None => ModelError::Unavailable { retry_after, message },
         Some(status) => ModelError::Refused { status, message },

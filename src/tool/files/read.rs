@@ -71,7 +71,7 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
             "Error: offset {offset} is beyond the end of '{path}', which has {total} lines"
         ));
     }
-    let mut shown = String::new();
+    let mut lines = String::new();
     let mut count = 0;
     let mut chars = 0;
     for line in text.split_inclusive('\n').skip(offset).take(limit) {
@@ -79,7 +79,7 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
         if chars > MAX_RESULT_CHARS && count > 0 {
             break;
         }
-        shown.push_str(line);
+        lines.push_str(line);
         count += 1;
     }
     let end = offset + count;
@@ -88,12 +88,12 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
     } else {
         String::new()
     };
-    let shown = shown.strip_suffix('\n').unwrap_or(&shown);
+    let lines = lines.strip_suffix('\n').unwrap_or(&lines);
     let mut page = format!("@@ lines {}-{end} of {total}{next} @@\n", offset + 1);
-    match shown.char_indices().nth(MAX_RESULT_CHARS) {
-        None => page.push_str(shown),
+    match lines.char_indices().nth(MAX_RESULT_CHARS) {
+        None => page.push_str(lines),
         Some((cut, _)) => {
-            page.push_str(&shown[..cut]);
+            page.push_str(&lines[..cut]);
             page.push_str(&format!(
                 "\n[Line {end} was cut here after {MAX_RESULT_CHARS} characters. grep finds text in the rest.]"
             ));

@@ -65,7 +65,7 @@ struct FileMatches {
 pub(super) fn path_schema() -> Value {
     json!({
         "type": ["string", "null"], "default": null,
-        "description": "Where to search: a directory or a file. Everywhere when left out.",
+        "description": "Where to search: a directory or a file. Everywhere when remaining out.",
     })
 }
 
@@ -175,7 +175,7 @@ async fn find_matches(context: &FileContext<'_>, args: &Grep, max: usize) -> Res
     let root = normalise(args.path.as_deref().unwrap_or("/"))?;
     let filter = args.glob.as_deref().map(|glob| pattern(glob, &root)).transpose()?;
     let mut hits = vec![];
-    let mut left = max;
+    let mut remaining = max;
     for path in context.visible(&root).await? {
         // `path` may name a file instead of a directory; the glob then applies to its name.
         let relative = below(&path, &root).unwrap_or_else(|| path.rsplit('/').next().unwrap_or(&path));
@@ -194,15 +194,15 @@ async fn find_matches(context: &FileContext<'_>, args: &Grep, max: usize) -> Res
             .enumerate()
             .filter(|(_, line)| line.contains(&args.pattern));
         let lines: Vec<_> = matching
-            .take(left + 1)
+            .take(remaining + 1)
             .map(|(at, line)| (at + 1, truncated_line(line)))
             .collect();
-        if lines.len() > left {
-            let lines: Vec<_> = lines.into_iter().take(left).collect();
+        if lines.len() > remaining {
+            let lines: Vec<_> = lines.into_iter().take(remaining).collect();
             hits.extend((!lines.is_empty()).then_some(FileMatches { path, lines }));
             return Ok((hits, true));
         }
-        left -= lines.len();
+        remaining -= lines.len();
         hits.extend((!lines.is_empty()).then_some(FileMatches { path, lines }));
     }
     Ok((hits, false))

@@ -117,8 +117,8 @@ async fn serve(
             let subagent = args["subagent_type"].as_str().unwrap_or("researcher");
             let format = &args["response_format"];
             let initial = args.get("initial_messages").cloned().unwrap_or(json!([]));
-            let delegate = json!({"description": text("description"), "subagent_type": subagent, "response_format": format,
-                "initial_messages": initial, "system_prompt": args["system_prompt"]});
+            let delegate = json!({"description": text("description"), "subagent_type": subagent,
+                "response_format": format, "initial_messages": initial, "system_prompt": args["system_prompt"]});
             Json(json!({"delegate": delegate})).into_response()
         }
         "nested" => {
