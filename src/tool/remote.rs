@@ -305,7 +305,7 @@ impl RemoteTool {
     fn invalid_answer(&self, why: &str) -> Failure {
         Failure::new(
             "ToolAnswerError",
-            format!("the tool `{}` cannot be understood: {why}", self.spec.name),
+            format!("the tool `{}` returned an invalid answer: {why}", self.spec.name),
         )
     }
 }

@@ -43,10 +43,10 @@ pub(super) enum ConnectionError {
     #[error("did not answer in time: {0}")]
     TimedOut(SilenceLimit),
     /// The answer is invalid.
-    #[error("cannot be understood: {0}")]
+    #[error("returned an invalid answer: {0}")]
     InvalidAnswer(String),
     /// The server does not know the session.
-    #[error("has forgotten the session")]
+    #[error("does not know the session any more")]
     SessionExpired,
     /// The server refused the request.
     #[error("refused: {} (code {})", .0.message, .0.code)]

@@ -89,7 +89,7 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
 }
 
 fn invalid_result(why: &str) -> Failure {
-    Failure::new("ToolAnswerError", format!("it cannot be understood: {why}"))
+    Failure::new("ToolAnswerError", format!("its answer is invalid: {why}"))
 }
 
 /// Converts a content block into the form of model messages; `None` if it has no content.

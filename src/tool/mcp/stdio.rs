@@ -96,11 +96,11 @@ impl StdioConnection {
             shared: Arc::new(shared),
         };
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
-            return Err(failed("no pipes to"));
+            return Err(failed("cannot open the pipes of"));
         };
         let start = |part: &str, work: Box<dyn FnOnce() + Send>| {
             let made = thread::Builder::new().name(format!("mcp {name} {part}")).spawn(work);
-            made.map(drop).map_err(|_| failed("no thread for"))
+            made.map(drop).map_err(|_| failed("cannot start a thread for"))
         };
         start("in", Box::new(move || write_lines(stdin, unread)))?;
         let shared = Arc::clone(&connection.shared);
