@@ -65,7 +65,7 @@ struct FileMatches {
 pub(super) fn path_schema() -> Value {
     json!({
         "type": ["string", "null"], "default": null,
-        "description": "Where to search: a directory or a file. Everywhere when remaining out.",
+        "description": "Where to search: a directory or a file. Everywhere when left out.",
     })
 }
 
