@@ -1,4 +1,4 @@
-//! Texts as directions: what is about the same points the same way.
+//! Embedding models, which turn texts into vectors for the search in the Store.
 
 use async_trait::async_trait;
 
@@ -7,15 +7,15 @@ use super::ModelError;
 /// A model that turns texts into vectors.
 #[async_trait]
 pub trait Embedder: Send + Sync {
-    /// One unit vector for each text, in their order, all of the length that the model was asked for. A text that says
-    /// nothing may point nowhere: all zeros.
+    /// Returns one unit vector for each text, in their order, with the configured number of dimensions. The vector of
+    /// an empty text may be all zeros.
     ///
     /// # Errors
     /// See [`ModelError`].
     async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError>;
 }
 
-/// Makes a vector as long as one.
+/// Normalises a vector to length 1.
 pub(super) fn unit(mut vector: Vec<f32>) -> Vec<f32> {
     let length = vector.iter().map(|number| number * number).sum::<f32>().sqrt();
     if length > 0.0 && length.is_finite() {
@@ -24,14 +24,14 @@ pub(super) fn unit(mut vector: Vec<f32>) -> Vec<f32> {
     vector
 }
 
-/// Needs no network: every word has a direction of its own, made from its letters, and a text points where its words
-/// together do. Texts that share words are close to one another, whatever they mean.
+/// An embedder without a network. Each word has a vector derived from its hash, and the vector of a text is the sum of
+/// those of its words. Texts with common words are similar, whatever they mean.
 pub struct ScriptedEmbedder {
     dims: usize,
 }
 
 impl ScriptedEmbedder {
-    /// One that makes vectors of `dims` numbers.
+    /// Creates an embedder with `dims` dimensions.
     pub fn new(dims: usize) -> Self {
         Self { dims }
     }
@@ -43,21 +43,21 @@ impl ScriptedEmbedder {
             .filter(|word| !word.is_empty());
         for word in words {
             let hash = hash(&word.to_lowercase());
-            // Two places for each word: that two words coincide in both is rare, even in short vectors.
+            // Two dimensions for each word: it is rare that two words share both, even in short vectors.
             for part in [hash, hash.rotate_left(32)] {
-                let place = usize::try_from(part % (self.dims as u64)).unwrap_or(0);
-                vector[place] += if part & (1 << 63) == 0 { 1.0 } else { -1.0 };
+                let index = usize::try_from(part % (self.dims as u64)).unwrap_or(0);
+                vector[index] += if part & (1 << 63) == 0 { 1.0 } else { -1.0 };
             }
         }
         unit(vector)
     }
 }
 
-/// FNV-1a, which is the same on every machine and in every version.
+/// Returns the FNV-1a hash of a word, which is the same on every machine and in every version.
 fn hash(word: &str) -> u64 {
     let mixed = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = word.bytes().fold(0xcbf2_9ce4_8422_2325, mixed);
-    // Its last bits alone say little about a short word.
+    // The low bits of FNV-1a differ little between short words.
     (hash ^ (hash >> 29)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_text_always_points_the_same_way_and_an_empty_one_nowhere() {
+    async fn a_text_always_has_the_same_vector_and_an_empty_one_is_zero() {
         let embedder = ScriptedEmbedder::new(8);
         let vectors = embedder
             .embed(vec!["a word".to_owned(), "a word".to_owned(), "…".to_owned()])

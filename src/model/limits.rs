@@ -1,19 +1,19 @@
-//! How much a model may say, and how long it may take to say it.
+//! The limits of size and time on a model's answer.
 
 use std::time::Duration;
 
 use super::pieces::PieceLimits;
 
-/// The bounds of one answer of a model.
+/// The limits of one answer of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// How long nothing may arrive.
+    /// The time limits for the pieces of the answer.
     pub pieces: PieceLimits,
-    /// The longest answer: text, reasoning and arguments of calls, in bytes.
+    /// The maximum size of text, reasoning and call arguments together, in bytes.
     pub max_answer_bytes: usize,
-    /// The longest single event or line of an answer, in bytes.
+    /// The maximum size of one event or line of an answer, in bytes.
     pub max_line_bytes: usize,
-    /// How much of the body of an error is read, in bytes.
+    /// The maximum number of bytes that are read of an error's body.
     pub max_error_bytes: usize,
 }
 
@@ -28,12 +28,13 @@ impl Default for AnswerLimits {
     }
 }
 
-/// Providers wrap each token in an event of some hundred bytes: so many times longer than what is said may be what is sent.
-const ENVELOPE: usize = 64;
+/// The ratio between the bytes received and the bytes of the answer: providers wrap each token in an event of some
+/// hundred bytes.
+const MAX_OVERHEAD_FACTOR: usize = 64;
 
 impl AnswerLimits {
-    /// The most bytes that are received for one answer that is streamed.
+    /// Returns the maximum number of bytes received for one streamed answer.
     pub fn max_received_bytes(&self) -> usize {
-        self.max_answer_bytes.saturating_mul(ENVELOPE)
+        self.max_answer_bytes.saturating_mul(MAX_OVERHEAD_FACTOR)
     }
 }

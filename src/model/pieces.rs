@@ -1,4 +1,4 @@
-//! Answers over HTTP, read piece by piece: none may take too long, whoever answers.
+//! HTTP responses that are read piece by piece, with a time limit for each piece.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use bytes::Bytes;
 use reqwest::{RequestBuilder, Response};
 use tokio::time::{Instant, timeout_at};
 
-/// How long nothing may arrive, and the setting that says so.
+/// The maximum time without arriving data, and the setting that sets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SilenceLimit {
-    /// The longest silence.
+    /// The maximum time without data.
     pub time: Duration,
-    /// The setting, as it is named in messages.
+    /// The name of the setting, for messages.
     pub setting: &'static str,
 }
 
@@ -27,17 +27,17 @@ impl fmt::Display for SilenceLimit {
     }
 }
 
-/// How long an answer may take to begin, and to go on.
+/// The time limits of a response: until its first piece, and between two pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceLimits {
-    /// From the request to the first piece of the answer.
+    /// The limit from the request to the first piece.
     pub first: SilenceLimit,
-    /// Between two pieces.
+    /// The limit between two pieces.
     pub between: SilenceLimit,
 }
 
 impl PieceLimits {
-    /// The limits of a model's answer.
+    /// Creates the limits of a model's answer.
     pub fn of_models(first: Duration, between: Duration) -> Self {
         Self {
             first: SilenceLimit {
@@ -51,7 +51,7 @@ impl PieceLimits {
         }
     }
 
-    /// The limits of the answers of tools, MCP servers and remote agents.
+    /// Creates the limits of the answers of tools, MCP servers and remote agents.
     pub fn of_others(first: Duration, between: Duration) -> Self {
         Self {
             first: SilenceLimit {
@@ -67,7 +67,7 @@ impl PieceLimits {
 }
 
 impl PieceLimits {
-    /// The longer of the two.
+    /// Returns the longer of the two limits.
     pub fn longest(&self) -> SilenceLimit {
         if self.first.time >= self.between.time {
             self.first
@@ -78,33 +78,34 @@ impl PieceLimits {
 }
 
 impl Default for PieceLimits {
-    /// Two minutes each, for tools, MCP servers and remote agents.
+    /// Creates limits of two minutes each, for tools, MCP servers and remote agents.
     fn default() -> Self {
         Self::of_others(Duration::from_secs(120), Duration::from_secs(120))
     }
 }
 
-/// Why an answer ended before it was complete.
+/// The reason why a response ended before it was complete.
 #[derive(Debug)]
 pub enum PieceError {
     /// Nothing arrived for too long.
     Silent(SilenceLimit),
-    /// The connection failed, or the time of the whole request is over.
+    /// The connection failed, or the timeout of the whole request is over.
     Broken(reqwest::Error),
 }
 
-/// An answer whose head has arrived.
+/// A response whose head has arrived.
 #[derive(Debug)]
 pub struct PieceReader {
     response: Response,
     between: SilenceLimit,
-    /// What limits the next piece, and until when that is.
+    /// The limit of the next piece.
     limit: SilenceLimit,
     deadline: Instant,
 }
 
 impl PieceReader {
-    /// Sends a request and waits for the head of the answer. The first piece of the body counts from here, too.
+    /// Sends a request and waits for the head of the response. The limit of the first piece of the body starts here,
+    /// too.
     ///
     /// # Errors
     /// When nothing arrives in time, or there is no connection.
@@ -123,12 +124,12 @@ impl PieceReader {
         })
     }
 
-    /// The head of the answer.
+    /// Returns the head of the response.
     pub fn head(&self) -> &Response {
         &self.response
     }
 
-    /// The next piece of the body; none at its end.
+    /// Returns the next piece of the body; `None` at its end.
     ///
     /// # Errors
     /// When nothing arrives in time, or the connection breaks.

@@ -1,7 +1,6 @@
-//! Asking again when a provider failed before it said anything.
+//! Retries of model requests that failed before the first piece of the answer.
 //!
-//! Once a piece of an answer was passed on, asking again would say it twice; from then on errors go to the caller,
-//! who knows what a broken-off message means.
+//! Once a piece of an answer has been passed on, a retry would repeat it; later errors are returned to the caller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +12,17 @@ use serde_json::Value;
 
 use super::{Model, ModelError, ModelEvent, ModelRequest};
 
-/// How often and how patiently to ask again.
+/// The number of retries and the pauses between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Attempts after the first one.
+    /// The number of attempts after the first one.
     pub max_retries: usize,
-    /// The pause before the second attempt; it doubles from one attempt to the next, and up to as much again is
-    /// added at random so that many runs do not return at the same moment.
+    /// The pause before the second attempt. It doubles with each attempt, and a random part of up to the same length is
+    /// added so that many runs do not retry at the same moment.
     pub first_delay: Duration,
-    /// The longest pause that is our own choice.
+    /// The maximum pause when the provider does not ask for one.
     pub max_delay: Duration,
-    /// The longest pause a provider may ask for; a longer wish is cut to this.
+    /// The maximum pause that a provider may ask for (`retry-after`); a longer one is reduced to this.
     pub max_retry_after: Duration,
 }
 
@@ -39,8 +38,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Makes `attempt`s until one succeeds, or fails in a way that asking again does not mend, or it was tried often enough.
-    pub(super) async fn patiently<T, F>(self, attempt: impl Fn() -> F + Send) -> Result<T, ModelError>
+    /// Repeats `attempt` until it succeeds, fails with an error that a retry cannot fix, or the retries are used up.
+    pub(super) async fn with_retries<T, F>(self, attempt: impl Fn() -> F + Send) -> Result<T, ModelError>
     where
         F: Future<Output = Result<T, ModelError>> + Send,
     {
@@ -51,29 +50,29 @@ impl RetryPolicy {
             .with_max_times(self.max_retries)
             .with_jitter()
             .build();
-        for own in delays {
+        for delay in delays {
             let error = match attempt().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.may_retry() => error,
                 Err(error) => return Err(error),
             };
-            let pause = self.pause(own, &error);
-            tracing::warn!(class = error.class(), %error, pause_ms = pause.as_millis(), "the model failed; asking again");
+            let pause = self.pause(delay, &error);
+            tracing::warn!(class = error.class(), %error, pause_ms = pause.as_millis(), "the model request failed; retrying");
             tokio::time::sleep(pause).await;
         }
         attempt().await
     }
 
-    fn pause(self, own: Duration, error: &ModelError) -> Duration {
+    fn pause(self, delay: Duration, error: &ModelError) -> Duration {
         match error {
             ModelError::RateLimited {
-                retry_after: Some(wish),
+                retry_after: Some(requested),
                 ..
             }
             | ModelError::Unavailable {
-                retry_after: Some(wish),
+                retry_after: Some(requested),
                 ..
-            } => (*wish).min(self.max_retry_after),
+            } => (*requested).min(self.max_retry_after),
             ModelError::RateLimited { .. }
             | ModelError::Unavailable { .. }
             | ModelError::Refused { .. }
@@ -84,12 +83,12 @@ impl RetryPolicy {
             | ModelError::TooLarge { .. }
             | ModelError::NothingToAsk
             | ModelError::Elsewhere { .. }
-            | ModelError::Misconfigured { .. } => own,
+            | ModelError::Misconfigured { .. } => delay,
         }
     }
 }
 
-/// A model that asks again on errors that may pass, as long as nothing of the answer was passed on.
+/// A model that retries temporary errors as long as no piece of the answer has been passed on.
 pub struct Retrying {
     model: Arc<dyn Model>,
     policy: RetryPolicy,
@@ -101,7 +100,7 @@ impl Retrying {
         Self { model, policy }
     }
 
-    /// Asks once and waits for the first event, so that an early failure is seen before anyone else sees anything.
+    /// Asks once and waits for the first event, so that an early error is known before anything is passed on.
     async fn attempt(
         &self,
         request: ModelRequest,
@@ -131,7 +130,7 @@ impl Model for Retrying {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        self.policy.patiently(|| self.attempt(request.clone())).await
+        self.policy.with_retries(|| self.attempt(request.clone())).await
     }
 }
 

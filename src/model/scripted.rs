@@ -1,14 +1,14 @@
-//! The provider `scripted`: a model without a network that says what it is told to say.
+//! The provider `scripted`: a model without a network that follows a script.
 //!
 //! Three ways of answering, in this order:
 //!
 //! 1. **A script.** The last human message holds `{"script": [STEP, …], "chunk": N, "delay_ms": D, "first_ms": F}`
 //!    anywhere in its text. The step played is the number of `ai` messages after that human message, at most the
 //!    last one. A step is an object:
-//!    * `text`: what is said; `tool_calls`: `[{"name", "args", "id"?}]`, one or several (`args` as a string is sent
-//!      as it stands, so that it may be no JSON at all);
+//!    * `text`: the text of the answer; `tool_calls`: `[{"name", "args", "id"?}]`, one or several (`args` as a string
+//!      is sent unchanged, so that it may be invalid JSON);
 //!    * `error`: an HTTP status to fail with, `retry_after` in seconds with it;
-//!    * `drop`: the answer breaks off after its first piece;
+//!    * `drop`: the answer is cut off after its first piece;
 //!    * `echo_system`, `echo_tools`, `echo_messages`, `echo_last_tool`: answer with what the request contained;
 //!    * `fail_first`: fail that many times with `status` (500), then play the step;
 //!    * `delay_ms` and `first_ms`: the pause between pieces and before the first, instead of the script's.
@@ -17,7 +17,7 @@
 //! 2. **The demonstration**, for the model name `demo`: see [`demo`].
 //! 3. **An echo** for every other name: `echo: <text>`, in words.
 //!
-//! What to say is decided by [`mod@plan`], which only looks at the request; this file turns the decision into a stream.
+//! [`mod@plan`] chooses the answer from the request alone; this file streams it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -36,14 +36,14 @@ pub mod plan;
 
 use plan::{Answer, Failure, Planned, PlannedCall, Step, plan};
 
-/// What the provider calls itself.
+/// The name of the provider.
 pub const PROVIDER: &str = "scripted";
 
-/// Characters of one piece of arguments, unless the script says otherwise.
+/// The default size of a piece of arguments, in characters.
 const ARGUMENT_PIECE: usize = 24;
 
-/// Planned failures remembered at once; clients choose the scripts, so their number must have an end.
-const MOST_FAILURES: usize = 10_000;
+/// The maximum number of planned failures that are remembered; clients choose the scripts, so it must be bounded.
+const MAX_FAILURES: usize = 10_000;
 
 /// A model that follows a script. One instance counts its own planned failures (`fail_first`).
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub struct Scripted {
 }
 
 impl Scripted {
-    /// A scripted model of this name; `demo` plays the demonstration when it finds no script.
+    /// Creates a scripted model of this name; `demo` plays the demonstration if there is no script.
     pub fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
@@ -61,10 +61,10 @@ impl Scripted {
         }
     }
 
-    /// Whether this planned failure is still due; counts it when it is.
+    /// Returns whether this planned failure has to happen again, and counts it then.
     fn is_due(&self, failure: &Failure) -> bool {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.len() >= MOST_FAILURES {
+        if failed.len() >= MAX_FAILURES {
             failed.clear();
         }
         let count = failed.entry((failure.script.clone(), failure.step)).or_default();
@@ -99,7 +99,7 @@ impl Model for Scripted {
     }
 }
 
-/// The error a provider's HTTP status stands for.
+/// Returns the error for an HTTP status of a provider.
 fn failed(status: u16, retry_after: Option<Duration>) -> ModelError {
     let message = format!("scripted error {status}");
     match status {
@@ -110,7 +110,7 @@ fn failed(status: u16, retry_after: Option<Duration>) -> ModelError {
     }
 }
 
-/// The answer as a stream of pieces.
+/// Streams the answer in pieces.
 fn play(answer: Answer, request: &ModelRequest, model: &str) -> BoxStream<'static, Result<ModelEvent, ModelError>> {
     let first = answer.first;
     let delay = answer.delay;
@@ -201,15 +201,15 @@ fn message(answer: &Answer, planned: Vec<(String, PlannedCall)>, request: &Model
     message
 }
 
-/// Invented but stable token counts: four characters are a token.
+/// Returns invented but stable token counts: four characters are a token.
 fn usage(text: &str, request: &ModelRequest) -> Value {
-    let said: usize = request
+    let chars: usize = request
         .messages
         .iter()
         .filter(|message| !matches!(message.role, Role::System | Role::Remove))
         .map(|message| message.content.text().chars().count())
         .sum();
-    let input = said / 4 + plan::system_of(request).chars().count() / 4 + 1;
+    let input = chars / 4 + plan::system_of(request).chars().count() / 4 + 1;
     let output = (text.chars().count() / 4).max(1);
     json!({
         "input_tokens": input,
@@ -229,7 +229,7 @@ fn call_id() -> String {
     format!("call_{}", digits.get(..16).unwrap_or(&digits))
 }
 
-/// The text in pieces of `size` characters, or word by word with the blanks behind each word.
+/// Splits the text into pieces of `size` characters, or into words with the spaces behind them.
 fn pieces(text: &str, size: Option<usize>) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut piece = String::new();

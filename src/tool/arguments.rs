@@ -1,4 +1,5 @@
-//! Whether the arguments of a call fit the tool's schema, said so that a model can mend them.
+//! Validation of a call's arguments against the tool's JSON Schema, with error texts from which a model can correct
+//! them.
 
 use std::sync::OnceLock;
 
@@ -10,10 +11,10 @@ use tokio::runtime::RuntimeFlavor;
 use crate::domain::schema::{Schema, Verdict};
 use crate::model::ToolSpec;
 
-/// How many wrong fields are named at most.
-const MOST_LINES: usize = 20;
+/// The maximum number of invalid fields that one error text names.
+const MAX_LINES: usize = 20;
 
-/// The check of one tool's arguments. The schema is compiled at the first call.
+/// The validator of one tool's arguments. The schema is compiled at the first call.
 pub struct ArgumentCheck {
     tool: String,
     schema: Value,
@@ -21,7 +22,7 @@ pub struct ArgumentCheck {
 }
 
 impl ArgumentCheck {
-    /// A check against the parameters of `spec`.
+    /// Creates a validator for the parameters of `spec`.
     pub fn new(spec: &ToolSpec) -> Self {
         Self {
             tool: spec.name.clone(),
@@ -36,23 +37,23 @@ impl ArgumentCheck {
             .as_ref()
     }
 
-    /// Checks `args`. A schema that cannot be compiled checks nothing: it was refused when the tool was declared, or
-    /// the tool checks by itself.
+    /// Validates `args`. A schema that does not compile accepts everything: the definition was rejected earlier, or the
+    /// tool validates by itself.
     ///
     /// # Errors
-    /// The text for the model: one line for each wrong field.
+    /// The text for the model, with one line for each invalid field.
     pub fn check(&self, args: &Map<String, Value>) -> Result<(), String> {
         let Some(compiled) = self.compiled() else { return Ok(()) };
         let args = Value::Object(args.clone());
         let verdict = aside(compiled.takes_long(&args), || compiled.judge(&args));
         let mut lines: Vec<String> = match verdict {
             Verdict::Fits => return Ok(()),
-            Verdict::Wrong(errors) => errors.iter().flat_map(complaints).collect(),
+            Verdict::Wrong(errors) => errors.iter().flat_map(error_lines).collect(),
             Verdict::Unexplained(reason) => vec![format!("- the whole {reason}")],
         };
         lines.dedup();
-        let left_out = lines.len().saturating_sub(MOST_LINES);
-        lines.truncate(MOST_LINES);
+        let left_out = lines.len().saturating_sub(MAX_LINES);
+        lines.truncate(MAX_LINES);
         if left_out > 0 {
             lines.push(format!("- and {left_out} more"));
         }
@@ -64,7 +65,8 @@ impl ArgumentCheck {
     }
 }
 
-/// Does `work`, and lets other tasks go on meanwhile on other threads if it takes long.
+/// Runs `work` on this thread. If it takes long, the other tasks of this thread are moved to other threads first
+/// (`tokio::task::block_in_place`).
 pub fn aside<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
     let flavor = tokio::runtime::Handle::try_current().map(|runtime| runtime.runtime_flavor());
     match flavor {
@@ -73,14 +75,14 @@ pub fn aside<T>(takes_long: bool, work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// One line for each field that `error` is about.
-fn complaints(error: &ValidationError<'_>) -> Vec<String> {
-    let place = field(error);
+/// Returns one line for each field that `error` concerns.
+fn error_lines(error: &ValidationError<'_>) -> Vec<String> {
+    let path = field_path(error);
     let inside = |name: &str| {
-        if place.is_empty() {
+        if path.is_empty() {
             name.to_owned()
         } else {
-            format!("{place}.{name}")
+            format!("{path}.{name}")
         }
     };
     if let ValidationErrorKind::Required { property } = error.kind() {
@@ -99,33 +101,33 @@ fn complaints(error: &ValidationError<'_>) -> Vec<String> {
     }
     if let ValidationErrorKind::Type { kind } = error.kind() {
         return vec![format!(
-            "- `{place}`: must be {}, but is {}",
-            wanted(kind),
-            kind_of(error.instance())
+            "- `{path}`: must be {}, but is {}",
+            expected_type(kind),
+            type_name(error.instance())
         )];
     }
     if let ValidationErrorKind::Enum { options } = error.kind() {
-        return vec![format!("- `{place}`: must be one of {options}")];
+        return vec![format!("- `{path}`: must be one of {options}")];
     }
-    vec![format!("- `{place}`: {}", error.masked_with("the value"))]
+    vec![format!("- `{path}`: {}", error.masked_with("the value"))]
 }
 
-/// The place of the error as `recipients[0].name`.
-fn field(error: &ValidationError<'_>) -> String {
+/// Returns the path of the field with the error, as in `recipients[0].name`.
+fn field_path(error: &ValidationError<'_>) -> String {
     let pointer = error.instance_path().to_string();
-    let mut place = String::new();
+    let mut path = String::new();
     for part in pointer.split('/').filter(|part| !part.is_empty()) {
         if part.bytes().all(|byte| byte.is_ascii_digit()) {
-            place.push_str(&format!("[{part}]"));
+            path.push_str(&format!("[{part}]"));
         } else {
-            place.push_str(if place.is_empty() { "" } else { "." });
-            place.push_str(&part.replace("~1", "/").replace("~0", "~"));
+            path.push_str(if path.is_empty() { "" } else { "." });
+            path.push_str(&part.replace("~1", "/").replace("~0", "~"));
         }
     }
-    place
+    path
 }
 
-fn wanted(kind: &TypeKind) -> String {
+fn expected_type(kind: &TypeKind) -> String {
     match kind {
         TypeKind::Single(one) => one.to_string(),
         TypeKind::Multiple(several) => several
@@ -136,7 +138,7 @@ fn wanted(kind: &TypeKind) -> String {
     }
 }
 
-fn kind_of(value: &Value) -> &'static str {
+fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "boolean",
@@ -154,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    fn complaint(args: Value) -> String {
+    fn error_text(args: Value) -> String {
         let parameters = json!({
             "type": "object",
             "properties": {
@@ -175,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn fitting_arguments_pass() {
-        assert_eq!(complaint(json!({"to": [{"name": "al"}], "body": "hi"})), "");
+    fn valid_arguments_pass() {
+        assert_eq!(error_text(json!({"to": [{"name": "al"}], "body": "hi"})), "");
     }
 
     #[test]
-    fn each_wrong_field_has_a_line_that_names_it() {
+    fn each_invalid_field_has_a_line_that_names_it() {
         let cases = [
             (json!({"to": []}), "- `body`: is required, but missing\n"),
             (
@@ -201,7 +203,7 @@ mod tests {
             ),
         ];
         for (args, line) in cases {
-            let text = complaint(args);
+            let text = error_text(args);
             assert!(text.contains(line), "{text}");
             assert!(text.contains("`send`"), "{text}");
             assert_eq!(text.lines().count(), 3, "{text}");
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_is_none_checks_nothing() {
+    fn an_invalid_schema_accepts_everything() {
         let spec = ToolSpec {
             name: "odd".to_owned(),
             description: String::new(),

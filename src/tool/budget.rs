@@ -1,4 +1,5 @@
-//! What a run may still use: its own limits, and those of the whole tree. Every agent of a run counts here before it acts.
+//! The budget of a run: its own limits and those of the whole tree of agents. Every agent counts an action here before
+//! it performs it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,30 +13,30 @@ mod pool;
 
 pub use pool::{Pool, Refused};
 
-/// The deepest level of a tree that nobody limits.
-const NO_FLOOR: u32 = u32::MAX;
+/// The maximum depth of a tree without a depth limit.
+const UNLIMITED_DEPTH: u32 = u32::MAX;
 
-/// Counts what one run uses, or a tree of them. What it says is stored with the run.
+/// The usage counters of one run, or of a tree of runs. They are stored with the run.
 #[derive(Debug)]
 pub struct Meter {
     counts: Mutex<Counts>,
-    /// Since when it is at work in this process; what was used before is in `counts`.
+    /// The time at which the run started in this process; earlier usage is in `counts`.
     since: Timestamp,
 }
 
 #[derive(Debug, Default)]
 struct Counts {
     used: Usage,
-    /// What earlier runs used whose work this one goes on with. It counts, but is stored with them.
+    /// The usage of earlier runs that this one continues. It counts towards the limits, but is stored with those runs.
     before: Usage,
-    /// Subagents under way.
+    /// The running subagents.
     under_way: u64,
-    /// Background tasks that were not over when it was looked last.
+    /// The background tasks that were unfinished at the last check.
     in_background: u64,
 }
 
 impl Meter {
-    /// Goes on from what was `used` before.
+    /// Creates a meter that starts from `used`.
     pub fn new(used: Usage, since: Timestamp) -> Self {
         Self {
             counts: Mutex::new(Counts {
@@ -46,19 +47,19 @@ impl Meter {
         }
     }
 
-    /// The same after what earlier runs used, whose work this one goes on with.
+    /// Sets the usage of the earlier runs that this one continues.
     #[must_use]
     pub fn after(self, before: Usage) -> Self {
         self.counts().before = before;
         self
     }
 
-    /// How many subagents are under way.
+    /// Returns the number of running subagents.
     pub fn under_way(&self) -> u64 {
         self.counts().under_way
     }
 
-    /// What was used by `now`.
+    /// Returns the usage up to `now`, without that of earlier runs.
     pub fn usage(&self, now: Timestamp) -> Usage {
         self.at(self.counts().used, now)
     }
@@ -70,8 +71,8 @@ impl Meter {
         }
     }
 
-    /// What was used by `now`, with what was used before.
-    fn in_all(&self, counts: &Counts, now: Timestamp) -> Usage {
+    /// Returns the usage up to `now`, with that of earlier runs.
+    fn with_before(&self, counts: &Counts, now: Timestamp) -> Usage {
         self.at(counts.used, now).plus(counts.before)
     }
 
@@ -92,7 +93,7 @@ impl Counts {
         }
     }
 
-    fn take_back(&mut self, spending: Spending) {
+    fn refund(&mut self, spending: Spending) {
         let less = |count: &mut u64| *count = count.saturating_sub(1);
         match spending {
             Spending::ModelCall => less(&mut self.used.model_calls),
@@ -105,33 +106,33 @@ impl Counts {
     }
 }
 
-/// What one agent may still use. Cheap to clone.
+/// The limits and usage of one agent. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Budget {
     limits: Arc<Limits>,
     meter: Arc<Meter>,
-    /// The deepest level at which there may be an agent below this one.
-    floor: u32,
-    tree: Arc<Whole>,
+    /// The maximum depth of agents below this one.
+    max_depth: u32,
+    tree: Arc<TreeBudget>,
 }
 
-/// What a main agent and all below it may still use together.
+/// The limits and usage that a main agent shares with all agents below it.
 #[derive(Debug)]
-struct Whole {
+struct TreeBudget {
     limits: Limits,
     meter: Meter,
-    /// Where it is counted together with runs on other threads.
+    /// The counters that are shared with runs on other threads.
     pool: Option<Arc<dyn Pool>>,
 }
 
-/// Why something was not done: a limit forbids it.
+/// The limit that an action would exceed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Exceeded {
     /// The name of the limit.
     pub limit: &'static str,
     /// Its value.
     pub value: String,
-    /// Whether it is that of the whole tree.
+    /// Whether the limit is that of the whole tree.
     pub of_tree: bool,
 }
 
@@ -147,20 +148,23 @@ impl fmt::Display for Exceeded {
 }
 
 impl Budget {
-    /// The budget of a main agent; `whole` counts what the whole tree uses.
+    /// Creates the budget of a main agent; `whole` counts the usage of the whole tree.
     pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter) -> Self {
         Self::of_member(limits, meter, whole, None)
     }
 
-    /// The same for one that works together with other runs, and counts what it uses there, too.
+    /// Creates the budget of a main agent that shares `pool` with runs on other threads.
     pub fn of_member(limits: Limits, meter: Arc<Meter>, whole: Meter, pool: Option<Arc<dyn Pool>>) -> Self {
         let of_tree = limits.tree.as_deref().cloned().unwrap_or_default();
-        let floor = limits.depth.unwrap_or(NO_FLOOR).min(of_tree.depth.unwrap_or(NO_FLOOR));
+        let max_depth = limits
+            .depth
+            .unwrap_or(UNLIMITED_DEPTH)
+            .min(of_tree.depth.unwrap_or(UNLIMITED_DEPTH));
         Self {
             limits: Arc::new(limits),
             meter,
-            floor,
-            tree: Arc::new(Whole {
+            max_depth,
+            tree: Arc::new(TreeBudget {
                 limits: of_tree,
                 meter: whole,
                 pool,
@@ -168,101 +172,108 @@ impl Budget {
         }
     }
 
-    /// The budget of a subagent at level `depth` below an agent with this one.
+    /// Creates the budget of a subagent at level `depth`, below an agent with this budget.
     #[must_use]
     pub fn below(&self, limits: Limits, meter: Arc<Meter>, depth: u32) -> Self {
-        let own = limits.depth.map_or(NO_FLOOR, |levels| depth.saturating_add(levels));
+        let own = limits
+            .depth
+            .map_or(UNLIMITED_DEPTH, |levels| depth.saturating_add(levels));
         Self {
             limits: Arc::new(limits),
             meter,
-            floor: self.floor.min(own),
+            max_depth: self.max_depth.min(own),
             tree: Arc::clone(&self.tree),
         }
     }
 
-    /// Counts what is about to be done.
+    /// Counts an action before it is performed.
     ///
     /// # Errors
-    /// The limit that forbids it; nothing was counted then.
+    /// The limit that the action would exceed; nothing is counted then.
     pub fn spend(&self, spending: Spending, now: Timestamp) -> Result<(), Exceeded> {
-        let Whole {
+        let TreeBudget {
             limits,
             meter: whole,
             pool: _,
         } = &*self.tree;
         let mut own = self.meter.counts();
         let mut all = whole.counts();
-        let broken = |of_tree, limits: &Limits, used: Usage, under_way| {
-            let broken = limits.broken_by(spending, &used, under_way);
-            broken.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
+        let check = |of_tree, limits: &Limits, used: Usage, under_way| {
+            let exceeded = limits.broken_by(spending, &used, under_way);
+            exceeded.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
         };
         let in_background = own.in_background;
-        broken(
+        check(
             false,
             &self.limits,
-            self.meter.in_all(&own, now),
+            self.meter.with_before(&own, now),
             own.under_way + in_background,
         )?;
-        broken(true, limits, whole.in_all(&all, now), all.under_way + in_background)?;
+        check(
+            true,
+            limits,
+            whole.with_before(&all, now),
+            all.under_way + in_background,
+        )?;
         own.spend(spending);
         all.spend(spending);
         Ok(())
     }
 
-    /// Counts a subagent that is about to be set to work at level `depth`.
+    /// Counts a subagent at level `depth` before it starts.
     ///
     /// # Errors
     /// As [`Budget::spend`].
     pub fn spend_child(&self, depth: u32, now: Timestamp) -> Result<(), Exceeded> {
-        if depth > self.floor {
+        if depth > self.max_depth {
             return Err(Exceeded {
                 limit: "depth",
-                value: self.floor.to_string(),
+                value: self.max_depth.to_string(),
                 of_tree: true,
             });
         }
         self.spend(Spending::Child, now)
     }
 
-    /// How long the run may still be at work, by its own limits and those of the tree, and what is to be said when that is
-    /// over; as long as it likes when absent.
+    /// Returns the remaining running time by the limits of the run and of the tree, and the limit to report when it is
+    /// used up; `None` if there is no limit.
     pub fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
-        let left = |of_tree: bool, limits: &Limits, meter: &Meter| {
-            let most = limits.wall_s?;
-            let left = (most - meter.in_all(&meter.counts(), now).seconds).max(0.0);
+        let remaining = |of_tree: bool, limits: &Limits, meter: &Meter| {
+            let limit = limits.wall_s?;
+            let seconds = (limit - meter.with_before(&meter.counts(), now).seconds).max(0.0);
             let exceeded = Exceeded {
                 limit: "wall_s",
-                value: most.to_string(),
+                value: limit.to_string(),
                 of_tree,
             };
-            Some((Duration::try_from_secs_f64(left).ok()?, exceeded))
+            Some((Duration::try_from_secs_f64(seconds).ok()?, exceeded))
         };
         let together = self.pool().and_then(|pool| pool.time_left(now));
         let all = [
-            left(false, &self.limits, &self.meter),
-            left(true, &self.tree.limits, &self.tree.meter),
+            remaining(false, &self.limits, &self.meter),
+            remaining(true, &self.tree.limits, &self.tree.meter),
             together,
         ];
-        all.into_iter().flatten().min_by_key(|(left, _)| *left)
+        all.into_iter().flatten().min_by_key(|(time, _)| *time)
     }
 
-    /// Does `work`, for as long as there is time.
+    /// Runs `work` within the remaining time.
     ///
     /// # Errors
-    /// That the time is over; `work` was dropped then.
+    /// The limit, if the time is used up; `work` is dropped then.
     pub async fn in_time<T>(&self, now: Timestamp, work: impl Future<Output = T>) -> Result<T, Exceeded> {
         match self.time_left(now) {
             None => Ok(work.await),
-            Some((left, exceeded)) => tokio::time::timeout(left, work).await.map_err(|_| exceeded),
+            Some((time, exceeded)) => tokio::time::timeout(time, work).await.map_err(|_| exceeded),
         }
     }
 
-    /// The deepest level at which there may be an agent below this one.
+    /// The maximum depth of agents below this one.
     pub fn floor(&self) -> u32 {
-        self.floor
+        self.max_depth
     }
 
-    /// Counts tokens that were used.
+    /// Adds used tokens.
     pub fn add_tokens(&self, input: u64, output: u64) {
         for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
@@ -272,52 +283,52 @@ impl Budget {
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let input_tokens = whole(input);
         let output_tokens = whole(output);
-        self.note(Change {
+        self.record(Change {
             input_tokens,
             output_tokens,
             ..Change::default()
         });
     }
 
-    /// Notes that a subagent goes on that was set to work earlier, maybe by another process.
+    /// Counts a subagent that resumes after an earlier start, maybe in another process.
     pub fn child_goes_on(&self) {
         for meter in [&*self.meter, &self.tree.meter] {
             meter.counts().under_way += 1;
         }
-        self.note(Change {
+        self.record(Change {
             under_way: 1,
             ..Change::default()
         });
     }
 
-    /// Notes that a subagent has come to its end.
+    /// Counts the end of a subagent.
     pub fn child_done(&self) {
-        self.leaves();
-        self.note(Change {
+        self.child_stopped();
+        self.record(Change {
             under_way: -1,
             ..Change::default()
         });
     }
 
-    fn note(&self, change: Change) {
+    fn record(&self, change: Change) {
         if let Some(pool) = self.pool() {
             pool.note(change);
         }
     }
 
-    fn leaves(&self) {
+    fn child_stopped(&self) {
         for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
             counts.under_way = counts.under_way.saturating_sub(1);
         }
     }
 
-    /// What the run itself has used.
+    /// Returns the meter of the run itself.
     pub fn meter(&self) -> &Arc<Meter> {
         &self.meter
     }
 
-    /// What the whole tree has used.
+    /// Returns the meter of the whole tree.
     pub fn whole(&self) -> &Meter {
         &self.tree.meter
     }
@@ -325,7 +336,7 @@ impl Budget {
 
 #[cfg(test)]
 impl Budget {
-    /// A budget without limits, for tests.
+    /// Creates a budget without limits, for tests.
     pub(crate) fn endless(now: Timestamp) -> Self {
         let meter = || Meter::new(Usage::default(), now);
         Self::of_main(Limits::default(), Arc::new(meter()), meter())
@@ -343,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_uses_counts_for_all_and_what_is_refused_for_nobody() {
+    fn usage_counts_for_the_tree_and_a_refused_action_is_not_counted() {
         let tree = Limits {
             tool_calls: Some(3),
             ..Limits::default()
@@ -372,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_earlier_runs_used_counts_and_is_not_told_again() {
+    fn usage_of_earlier_runs_counts_and_is_not_reported_again() {
         let before = Usage {
             tool_calls: 2,
             seconds: 1.0,
@@ -396,7 +407,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_takes_too_long_is_dropped() {
+    async fn work_that_takes_too_long_is_dropped() {
         let limits = Limits {
             wall_s: Some(0.001),
             ..Limits::default()
@@ -438,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn time_at_work_goes_on_from_what_was_used_before() {
+    fn running_time_continues_from_earlier_usage() {
         let before = Usage {
             seconds: 2.0,
             ..Usage::default()

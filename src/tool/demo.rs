@@ -1,7 +1,6 @@
-//! The tools that come with the server for the demonstration. They need no network and change nothing outside.
+//! The built-in tools of the demonstration. They need no network and have no effects.
 //!
-//! They are declared like any other tool, with `kind = "builtin"`; the declaration may give them another description
-//! or schema.
+//! A definition declares them with `kind = "builtin"` and may replace their description and schema.
 
 use std::sync::Arc;
 
@@ -15,8 +14,8 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
-/// The built-in tool that `definition` asks for, under the name it was declared by; `None` when there is no such
-/// tool, which a checked definition cannot ask for.
+/// Returns the built-in tool of `definition` under its declared name; `None` for an unknown one, which validation
+/// rejects.
 pub fn built_in(name: &str, definition: &ToolDefinition) -> Option<Arc<dyn Tool>> {
     let (action, description, parameters) = match definition.builtin.as_deref()? {
         "lookup" => (
@@ -53,7 +52,7 @@ pub fn built_in(name: &str, definition: &ToolDefinition) -> Option<Arc<dyn Tool>
     }))
 }
 
-/// What a built-in tool does.
+/// The actions of the built-in tools.
 #[derive(Debug, Clone, Copy)]
 enum Action {
     Lookup,
@@ -102,7 +101,7 @@ fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
 }
 
 fn lookup(query: &str) -> String {
-    /// A small encyclopaedia: a word, and what is known about it.
+    /// A small encyclopaedia: keywords and their entries.
     const KNOWN: [(&str, &str); 6] = [
         (
             "adjutant",

@@ -1,45 +1,45 @@
-//! The Store as tools see it. They read at once; what they write is part of their answer, and is stored in the same
-//! transaction as that answer: once, however often the server dies on the way.
+//! The Store as tools see it. Reads happen at once; writes are part of the call's result and are committed exactly
+//! once, in the same transaction as that result.
 
 use async_trait::async_trait;
 
 use crate::domain::item::{FoundItem, Inquiry, Item, ItemAddress, ItemDraft, ItemWish};
 use crate::domain::machine::Failure;
 
-/// Reads the Store, and makes items ready to be written.
+/// Read access to the Store, and preparation of items to write.
 #[async_trait]
 pub trait Items: Send + Sync {
-    /// The item at this address.
+    /// Returns the item at this address.
     ///
     /// # Errors
-    /// When the Store does not answer.
+    /// When the Store cannot be read.
     async fn get(&self, address: ItemAddress) -> Result<Option<Item>, Failure>;
 
-    /// The items that are wanted, the closest first if something was asked in words.
+    /// Searches for items, ordered by similarity if the inquiry has a query text.
     ///
     /// # Errors
-    /// When the question makes no sense, or the Store or its embedding model does not answer.
+    /// When the inquiry is invalid, or the Store or its embedding model fails.
     async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure>;
 
-    /// Makes an item ready to be written, by a tool that puts it into [`Answer::changes`](crate::domain::call::Answer).
+    /// Prepares an item for a write; the tool puts it into [`Answer::changes`](crate::domain::call::Answer).
     ///
     /// # Errors
-    /// When there can be no such item, or the embedding model does not answer.
-    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure>;
+    /// When the item is invalid, or the embedding model fails.
+    async fn draft(&self, item: ItemWish) -> Result<ItemDraft, Failure>;
 }
 
-/// A Store in memory, for tests: what was put into it is there for ever and is not searched by meaning.
+/// An in-memory Store for tests. Items never expire, and searches ignore the query text.
 #[cfg(test)]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ItemsInMemory(std::sync::Arc<std::sync::Mutex<Vec<Item>>>);
 
 #[cfg(test)]
 impl ItemsInMemory {
-    /// Carries out a change.
+    /// Applies a change.
     pub(crate) fn apply(&self, change: &crate::domain::item::ItemChange) {
         use crate::domain::item::ItemChange;
         use crate::domain::time::Timestamp;
-        let mut items = self.0.lock().expect("nobody panics here");
+        let mut items = self.0.lock().expect("the lock is never poisoned");
         let (ItemChange::Put(ItemDraft { address, .. }) | ItemChange::Delete(address)) = change;
         items.retain(|item| item.address != *address);
         if let ItemChange::Put(ItemDraft { address, value, .. }) = change {
@@ -64,7 +64,7 @@ impl Items for ItemsInMemory {
         Ok(self
             .0
             .lock()
-            .expect("nobody panics here")
+            .expect("the lock is never poisoned")
             .iter()
             .find(|item| item.address == address)
             .cloned())
@@ -72,7 +72,7 @@ impl Items for ItemsInMemory {
 
     async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
         let prefix = inquiry.wanted.prefix;
-        let items = self.0.lock().expect("nobody panics here");
+        let items = self.0.lock().expect("the lock is never poisoned");
         let within = items
             .iter()
             .filter(|item| item.address.namespace.labels().starts_with(prefix.labels()));
@@ -84,8 +84,8 @@ impl Items for ItemsInMemory {
             .collect())
     }
 
-    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {
-        ItemDraft::new(wish.address, wish.value, None)
+    async fn draft(&self, item: ItemWish) -> Result<ItemDraft, Failure> {
+        ItemDraft::new(item.address, item.value, None)
             .map_err(|error| Failure::new("InvalidItemError", error.to_string()))
     }
 }

@@ -1,25 +1,25 @@
-//! JSON values written the way the field's agents write them: as Python literals, and as JSON with spaces.
+//! JSON values in the spellings of Python agents: Python literals, and JSON with spaces as `json.dumps` writes it.
 //!
-//! Clients show these texts and models are used to them, hence they are facts of the wire and not a matter of taste.
+//! Clients show these texts and models are trained on them, so they are part of the wire format.
 
 use std::fmt::Write;
 
 use serde_json::{Number, Value};
 
-/// The value as a Python literal: `{'to': 'a@b.c', 'now': True, 'cc': None}`.
+/// Returns the value as a Python literal: `{'to': 'a@b.c', 'now': True, 'cc': None}`.
 pub fn python(value: &Value) -> String {
     let mut text = String::new();
     write_python(&mut text, value);
     text
 }
 
-/// The strings as a Python list: `['/a.txt', '/b.txt']`.
+/// Returns the strings as a Python list: `['/a.txt', '/b.txt']`.
 pub fn python_list<'a>(items: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = items.into_iter().map(quoted).collect();
     format!("[{}]", quoted.join(", "))
 }
 
-/// The value as JSON with a space after each comma and colon: `{"to": "a@b.c", "now": true}`.
+/// Returns the value as JSON with a space after each comma and colon: `{"to": "a@b.c", "now": true}`.
 pub fn spaced_json(value: &Value) -> String {
     let mut text = String::new();
     write_spaced(&mut text, value);
@@ -54,7 +54,7 @@ fn write_python(text: &mut String, value: &Value) {
     }
 }
 
-/// Whole numbers as they are; fractions with an exponent of at least two digits and a sign.
+/// Returns a number as Python prints it: an exponent has a sign and at least two digits.
 fn python_number(number: &Number) -> String {
     let (false, false, Some(float)) = (number.is_i64(), number.is_u64(), number.as_f64()) else {
         return number.to_string();
@@ -69,7 +69,7 @@ fn python_number(number: &Number) -> String {
     format!("{mantissa}e{sign}{digits:0>2}")
 }
 
-/// In single quotes, unless it contains those and no double ones.
+/// Returns a Python string literal: in single quotes, unless the text contains those and no double quotes.
 fn quoted(content: &str) -> String {
     let quote = if content.contains('\'') && !content.contains('"') {
         '"'

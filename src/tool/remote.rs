@@ -1,9 +1,9 @@
 //! Tools behind HTTP: one POST for each call.
 //!
-//! The request says which call it is (`Idempotency-Key`), who makes it and for whom. What comes back is the result, a
-//! write into the state, or a wish to delegate; anything else is a failure that the loop turns into an error result. An
-//! answer in lines (`application/x-ndjson`) may tell clients something while the tool is at work; its last line is the
-//! result.
+//! The request names the call (`Idempotency-Key`), the agent that makes it and its run. The response is a result, a
+//! write into the state, or a request to delegate; anything else is a failure, which the loop turns into an error
+//! result. A response of several lines (`application/x-ndjson`) may send progress to clients while the tool runs; its
+//! last line is the result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,19 +28,19 @@ use crate::domain::state::{State, Update, is_private};
 use crate::model::ToolSpec;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 
-/// The header by which a tool recognises a call that it has seen before.
+/// The header by which a tool recognises a repeated call.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
-/// The header that tells the call from all others, also where a provider uses the ids of calls again.
+/// The header with the task id, which is unique even when a provider reuses call ids.
 const TASK_ID: &str = "adjutant-task-id";
-/// The longest answer that is read, in bytes, unless the owner says otherwise.
-const LONGEST_ANSWER: usize = 8 * 1024 * 1024;
-/// How much of a refusal is shown to the model.
-const SHOWN_CHARS: usize = 2_000;
+/// The default limit of a response, in bytes.
+const MAX_ANSWER_BYTES: usize = 8 * 1024 * 1024;
+/// The maximum number of characters of an error response that are shown to the model.
+const MAX_ERROR_CHARS: usize = 2_000;
 
-/// A client fit for tools: it follows no redirects, since those could carry a call to where it was not meant to go.
+/// Creates an HTTP client for tools. It follows no redirects, which could send a call to another server.
 ///
 /// # Errors
-/// When the system offers no TLS.
+/// When TLS cannot be initialised.
 pub fn client() -> Result<Client, reqwest::Error> {
     crate::net::client_builder()
         .redirect(redirect::Policy::none())
@@ -55,17 +55,17 @@ pub struct RemoteTool {
     url: Url,
     headers: HeaderMap,
     timeout: Duration,
-    longest_answer: usize,
+    max_answer_bytes: usize,
     pieces: PieceLimits,
     after_crash: AfterCrash,
     on_error: OnError,
 }
 
 impl RemoteTool {
-    /// The tool `name` as its owner describes it, reached through `client` (see [`client`]).
+    /// Creates the tool `name` from its definition; `client` sends its requests (see [`client`]).
     ///
     /// # Errors
-    /// Names the field of the definition that cannot be used.
+    /// The field of the definition that is invalid.
     pub fn new(name: &str, definition: &ToolDefinition, client: Client) -> Result<Self, Invalid> {
         let url = Url::parse(&definition.url).map_err(|error| Invalid::new("url", error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -97,20 +97,23 @@ impl RemoteTool {
             url,
             headers: headers(&definition.headers.0)?,
             timeout,
-            longest_answer: LONGEST_ANSWER,
+            max_answer_bytes: MAX_ANSWER_BYTES,
             pieces: PieceLimits::default(),
             after_crash: definition.after_crash,
             on_error: definition.on_error,
         })
     }
 
-    /// The same tool, of whose answers so many bytes are read.
+    /// Sets the maximum size of a response, in bytes.
     #[must_use]
-    pub fn with_longest_answer(self, longest_answer: usize) -> Self {
-        Self { longest_answer, ..self }
+    pub fn with_longest_answer(self, max_answer_bytes: usize) -> Self {
+        Self {
+            max_answer_bytes,
+            ..self
+        }
     }
 
-    /// The same tool, of whose answers nothing may arrive for so long.
+    /// Sets the time limits for the pieces of a response.
     #[must_use]
     pub fn with_pieces(self, pieces: PieceLimits) -> Self {
         Self { pieces, ..self }
@@ -132,7 +135,7 @@ impl RemoteTool {
             .client
             .post(self.url.clone())
             .headers(self.headers.clone())
-            .header(IDEMPOTENCY_KEY, key(&call.id))
+            .header(IDEMPOTENCY_KEY, header_value(&call.id))
             .header(TASK_ID, scope.task.map(|task| task.to_string()).unwrap_or_default())
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
@@ -141,7 +144,7 @@ impl RemoteTool {
             .await
             .map_err(|error| self.unreachable(&error))?;
         let status = response.head().status();
-        if status == StatusCode::OK && is_in_lines(response.head()) {
+        if status == StatusCode::OK && is_ndjson(response.head()) {
             let answer = self.read_lines(scope, &call.id, response).await?;
             return self.outcome(scope, call, answer).await;
         }
@@ -149,108 +152,110 @@ impl RemoteTool {
         if status != StatusCode::OK {
             return Err(self.refused(status, &text));
         }
-        let answer = read_foreign(&text).map_err(|error| self.misunderstood(&format!("the answer {error}")))?;
+        let answer = read_foreign(&text).map_err(|error| self.invalid_answer(&format!("the answer {error}")))?;
         self.outcome(scope, call, answer).await
     }
 
-    /// Reads an answer in lines: tells clients at once what lines without a result bring, up to the line with the result.
+    /// Reads a response of several lines up to the line with the result. The lines before it are sent to clients at
+    /// once.
     async fn read_lines(&self, scope: &Scope, call: &str, mut response: PieceReader) -> Result<Value, Failure> {
         let mut line = Vec::new();
         let mut length = 0;
         while let Some(chunk) = response.next().await.map_err(|error| self.unreachable(&error))? {
             length += chunk.len();
-            if length > self.longest_answer {
+            if length > self.max_answer_bytes {
                 return Err(self.too_long());
             }
             for part in chunk.split_inclusive(|byte| *byte == b'\n') {
                 line.extend_from_slice(part);
                 if line.ends_with(b"\n")
-                    && let Some(result) = self.take_line(scope, call, &std::mem::take(&mut line)).await?
+                    && let Some(result) = self.read_line(scope, call, &std::mem::take(&mut line)).await?
                 {
                     return Ok(result);
                 }
             }
         }
-        let last = self.take_line(scope, call, &line).await?;
-        last.ok_or_else(|| self.misunderstood("the answer ended before the line with the result"))
+        let last = self.read_line(scope, call, &line).await?;
+        last.ok_or_else(|| self.invalid_answer("the answer ended before the line with the result"))
     }
 
-    /// Tells what a line brings, or gives it back when it is the result.
-    async fn take_line(&self, scope: &Scope, call: &str, line: &[u8]) -> Result<Option<Value>, Failure> {
+    /// Sends the progress in a line to clients, or returns the line if it is the result.
+    async fn read_line(&self, scope: &Scope, call: &str, line: &[u8]) -> Result<Option<Value>, Failure> {
         if line.trim_ascii().is_empty() {
             return Ok(None);
         }
         let mut line: Value =
-            read_foreign(line).map_err(|error| self.misunderstood(&format!("a line of the answer {error}")))?;
+            read_foreign(line).map_err(|error| self.invalid_answer(&format!("a line of the answer {error}")))?;
         let is_result = |name: &str| line.get(name).is_some_and(|value| !value.is_null());
-        let tells = ["custom", "output"].iter().any(|name| line.get(name).is_some());
-        if is_result("content") || is_result("delegate") || !tells {
+        let has_progress = ["custom", "output"].iter().any(|name| line.get(name).is_some());
+        if is_result("content") || is_result("delegate") || !has_progress {
             return Ok(Some(line));
         }
         match line["output"].take() {
             Value::Null => {}
             Value::String(text) => scope.voice.tell_output(call, text).await,
             Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
-                return Err(self.misunderstood("`output` in a line of the answer is not a text"));
+                return Err(self.invalid_answer("`output` in a line of the answer is not a text"));
             }
         }
         match line["custom"].take() {
             Value::Null => {}
-            Value::Array(words) => self.tell(scope, words).await,
+            Value::Array(values) => self.send_custom(scope, values).await,
             Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
-                return Err(self.misunderstood("`custom` in a line of the answer is not a list"));
+                return Err(self.invalid_answer("`custom` in a line of the answer is not a list"));
             }
         }
         Ok(None)
     }
 
-    async fn tell(&self, scope: &Scope, words: Vec<Value>) {
-        for word in words {
-            scope.voice.tell(word).await;
+    async fn send_custom(&self, scope: &Scope, values: Vec<Value>) {
+        for value in values {
+            scope.voice.tell(value).await;
         }
     }
 
-    /// Reads the body, but no more than anybody has use for.
+    /// Reads the body up to the limit: all of a result, the beginning of an error.
     async fn read(&self, mut response: PieceReader) -> Result<Vec<u8>, Failure> {
         let is_ok = response.head().status() == StatusCode::OK;
         let mut body = Vec::new();
         while let Some(chunk) = response.next().await.map_err(|error| self.unreachable(&error))? {
             body.extend_from_slice(&chunk);
-            // Of a refusal only the first characters are shown, at most four bytes each.
-            if !is_ok && body.len() >= SHOWN_CHARS * 4 {
+            // Only the first characters of an error are shown, each of at most four bytes.
+            if !is_ok && body.len() >= MAX_ERROR_CHARS * 4 {
                 break;
             }
-            if body.len() > self.longest_answer {
+            if body.len() > self.max_answer_bytes {
                 return Err(self.too_long());
             }
         }
         Ok(body)
     }
 
-    /// What the answer means; tells clients what it brings for them.
+    /// Converts a response into an outcome, and sends its `custom` values to clients.
     async fn outcome(&self, scope: &Scope, call: &ToolCall, answer: Value) -> Result<CallOutcome, Failure> {
         let fields = match answer {
             Value::String(text) => return Ok(result(call, text.into(), None, Update::none())),
             Value::Object(_) => answer,
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-                return Err(self.misunderstood("the answer is neither a JSON string nor an object with `content`"));
+                return Err(self.invalid_answer("the answer is neither a JSON string nor an object with `content`"));
             }
         };
         let answer: RemoteAnswer = serde_json::from_value(fields)
-            .map_err(|error| self.misunderstood(&format!("the answer has an unexpected form ({error})")))?;
-        self.tell(scope, answer.custom).await;
-        if let Some(wish) = answer.delegate {
-            let initial = read_initial(&wish.initial_messages.unwrap_or_default())
-                .map_err(|(at, why)| self.misunderstood(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
-            let delegation = Delegation::to(wish.subagent_type, wish.description).in_form(wish.response_format);
-            let delegation = delegation.beginning_with(initial).instructed(wish.system_prompt);
+            .map_err(|error| self.invalid_answer(&format!("the answer has an unexpected form ({error})")))?;
+        self.send_custom(scope, answer.custom).await;
+        if let Some(request) = answer.delegate {
+            let initial = read_initial(&request.initial_messages.unwrap_or_default())
+                .map_err(|(at, why)| self.invalid_answer(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
+            let delegation =
+                Delegation::to(request.subagent_type, request.description).in_form(request.response_format);
+            let delegation = delegation.beginning_with(initial).instructed(request.system_prompt);
             return Ok(CallOutcome::Delegate(delegation));
         }
         let Some(content) = answer.content else {
-            return Err(self.misunderstood("the answer has neither `content` nor `delegate`"));
+            return Err(self.invalid_answer("the answer has neither `content` nor `delegate`"));
         };
         if let Some(field) = answer.update.fields.keys().find(|field| is_private(field)) {
-            return Err(self.misunderstood(&format!(
+            return Err(self.invalid_answer(&format!(
                 "the answer writes the field `{field}`, which belongs to the server"
             )));
         }
@@ -266,7 +271,7 @@ impl RemoteTool {
             }
             PieceError::Broken(error) => error,
         };
-        // A connection that takes too long counts as no connection: the tool has not seen the call.
+        // A timeout while connecting is a failed connection: the tool has not received the call.
         if error.is_timeout() && !error.is_connect() {
             let message = format!(
                 "the tool `{name}` did not answer within {} s (its `timeout_s`)",
@@ -277,16 +282,16 @@ impl RemoteTool {
         let what = if error.is_connect() {
             "could not be reached"
         } else {
-            "broke off its answer"
+            "closed the connection before its answer was complete"
         };
         Failure::new("ToolConnectionError", format!("the tool `{name}` {what}"))
     }
 
     fn refused(&self, status: StatusCode, body: &[u8]) -> Failure {
         let body = without_secrets(String::from_utf8_lossy(body).into_owned(), &self.headers);
-        let shown: String = body.chars().take(SHOWN_CHARS).collect();
+        let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
         let message = format!(
-            "the tool `{}` answered with status {}: {shown}",
+            "the tool `{}` answered with status {}: {excerpt}",
             self.spec.name,
             status.as_u16()
         );
@@ -294,13 +299,13 @@ impl RemoteTool {
     }
 
     fn too_long(&self) -> Failure {
-        self.misunderstood(&format!("the answer is longer than {} bytes", self.longest_answer))
+        self.invalid_answer(&format!("the answer is longer than {} bytes", self.max_answer_bytes))
     }
 
-    fn misunderstood(&self, why: &str) -> Failure {
+    fn invalid_answer(&self, why: &str) -> Failure {
         Failure::new(
             "ToolAnswerError",
-            format!("the tool `{}` cannot be understood: {why}", self.spec.name),
+            format!("the tool `{}` returned an invalid answer: {why}", self.spec.name),
         )
     }
 }
@@ -332,20 +337,20 @@ impl Tool for RemoteTool {
     }
 }
 
-/// An answer that is more than a text.
+/// A response that is a JSON object.
 #[derive(Deserialize)]
 struct RemoteAnswer {
     content: Option<Content>,
     artifact: Option<Value>,
     #[serde(default)]
     update: Update,
-    delegate: Option<Wish>,
+    delegate: Option<DelegateRequest>,
     #[serde(default)]
     custom: Vec<Value>,
 }
 
-/// Whether the answer comes line by line.
-fn is_in_lines(response: &Response) -> bool {
+/// Returns whether the response is newline-delimited JSON.
+fn is_ndjson(response: &Response) -> bool {
     let kind = response
         .headers()
         .get(CONTENT_TYPE)
@@ -357,9 +362,9 @@ fn is_in_lines(response: &Response) -> bool {
         .any(|lines| kind.eq_ignore_ascii_case(lines))
 }
 
-/// A wish to delegate.
+/// A request to delegate to a subagent.
 #[derive(Deserialize)]
-struct Wish {
+struct DelegateRequest {
     description: String,
     subagent_type: String,
     #[serde(default)]
@@ -385,8 +390,8 @@ fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Up
     CallOutcome::Answer(answer)
 }
 
-/// The id as a header value; bytes that cannot stand in a header are written as `%xx`.
-fn key(id: &str) -> String {
+/// Encodes a call id as a header value; bytes that a header cannot hold become `%xx`.
+fn header_value(id: &str) -> String {
     id.bytes()
         .map(|byte| {
             if byte.is_ascii_graphic() {
@@ -398,8 +403,8 @@ fn key(id: &str) -> String {
         .collect()
 }
 
-/// A text that a server sent, without the values of `headers`: one that echoes what it was sent must not hand our secrets to
-/// the model.
+/// Removes the values of `headers` from a server's text, so that a server that echoes a request does not pass secrets
+/// to the model.
 pub(super) fn without_secrets(mut text: String, headers: &HeaderMap) -> String {
     for secret in headers
         .values()
@@ -411,7 +416,10 @@ pub(super) fn without_secrets(mut text: String, headers: &HeaderMap) -> String {
     text
 }
 
-/// These headers, ready to be sent.
+/// Parses the headers of a definition.
+///
+/// # Errors
+/// The header that is invalid or reserved.
 pub(super) fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {

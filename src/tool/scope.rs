@@ -1,4 +1,4 @@
-//! What a tool or a policy may know and use.
+//! The context of a tool or a policy: the agent and run it works for, and the services it may use.
 
 use std::sync::Arc;
 
@@ -15,65 +15,65 @@ use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
 use crate::tool::{CallSlots, Items, Voice};
 
-/// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
+/// The context of one agent of a run. Cheap to clone.
 #[derive(Clone)]
 pub struct Scope {
     /// The agent's name: `lc_agent_name`.
     pub agent: String,
-    /// The names from the main agent down to this one.
+    /// The agent names from the main agent down to this one.
     pub path: Arc<[String]>,
     /// The thread.
     pub thread: ThreadId,
-    /// The run of the main agent, as clients know it.
+    /// The run of the main agent, which is the run that clients see.
     pub run: RunId,
-    /// The assistant that was asked.
+    /// The assistant of the run.
     pub assistant: AssistantId,
-    /// How many delegations deep: 0 for the main agent.
+    /// The number of delegations above this agent: 0 for the main agent.
     pub depth: u32,
-    /// The run of the subagent that this is; none for the main agent.
+    /// The subagent's own run; `None` for the main agent.
     pub subagent: Option<RunId>,
-    /// How much clients see of it.
+    /// The visibility of the agent to clients.
     pub visibility: Visibility,
-    /// What the requester said about itself and the work, for all agents of the run; see [`Scope::own_context`].
+    /// The context of the request, for all agents of the run; see [`Scope::own_context`].
     pub context: Arc<Map<String, Value>>,
-    /// Which entries of it reach whom.
+    /// The rules for which agents see which entries of the context.
     pub context_scoping: ContextScoping,
-    /// Where the time comes from.
+    /// The source of the time.
     pub clock: Arc<dyn Clock>,
-    /// What is remembered beyond the thread. Whoever holds a scope reaches all of it.
+    /// The Store, which is shared by all threads. A scope gives access to all its namespaces.
     pub store: Arc<dyn Items>,
-    /// Who works in the background.
+    /// The background tasks.
     pub tasks: Arc<dyn Tasks>,
-    /// The task of the call that is being made: unique over all threads, and the same when the call is made again after a
-    /// crash. None outside of calls.
+    /// The task id of the current call: unique over all threads, and the same when the call is repeated after a crash.
+    /// `None` outside of calls.
     pub task: Option<TaskId>,
-    /// How many steps each agent of the run may take, when its request says so.
+    /// The maximum number of steps of each agent of the run, if the request sets one.
     pub step_limit: Option<u32>,
-    /// How large files and the state may become.
+    /// The size limits of files and of the state.
     pub sizes: SizeLimits,
-    /// Tells when the run has to stop.
+    /// Cancelled when the run has to stop.
     pub stop: CancellationToken,
-    /// What the agent may still use.
+    /// The remaining budget of the agent.
     pub budget: Budget,
-    /// Who takes turns with it at calls.
+    /// The limits on simultaneous calls.
     pub slots: CallSlots,
-    /// Tells clients something while the work goes on.
+    /// Sends progress to clients while the run goes on.
     pub voice: Voice,
-    /// JSON Schema of what a program has to come to, if whoever delegated to it asks for a form.
+    /// The JSON Schema (`response_format`) that a program's result has to match, if the delegating agent requires one.
     pub form: Option<Arc<Value>>,
-    /// The answer to the question that the hook or call asked before, when it is looked at again.
+    /// The answer to the interrupt that the hook or call raised before, when it runs again.
     pub answer: Option<Value>,
-    /// The question that the answer was given to.
+    /// The question that was answered.
     pub question: Option<Arc<Question>>,
 }
 
 impl Scope {
-    /// The present instant.
+    /// Returns the current time.
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
-    /// The entries of the context that are meant for this agent.
+    /// Returns the entries of the context that this agent may see.
     pub fn own_context(&self) -> Map<String, Value> {
         let own = |key: &String| self.context_scoping.reaches(key, &self.agent);
         self.context
@@ -83,24 +83,24 @@ impl Scope {
             .collect()
     }
 
-    /// The same scope for a hook or call that was answered.
+    /// Returns this scope with the answer to an interrupt.
     pub fn answered(&self, answer: Option<Value>) -> Self {
         Self { answer, ..self.clone() }
     }
 
-    /// The same scope for a hook that goes on with the answer to what it asked.
-    pub fn answered_to(&self, asked: Option<&Interrupt>) -> Self {
-        let question = asked.map(|asked| Arc::new(asked.question.clone()));
+    /// Returns this scope with the question and the answer of an interrupt.
+    pub fn answered_to(&self, interrupt: Option<&Interrupt>) -> Self {
+        let question = interrupt.map(|interrupt| Arc::new(interrupt.question.clone()));
         Self {
             question,
-            ..self.answered(asked.and_then(|asked| asked.answer.clone()))
+            ..self.answered(interrupt.and_then(|interrupt| interrupt.answer.clone()))
         }
     }
 }
 
 #[cfg(test)]
 impl Scope {
-    /// A scope for tests, in which the clock stands still at `now`.
+    /// Creates a scope for tests, with a clock that stays at `now`.
     pub(crate) fn sample(now: Timestamp) -> Self {
         Self {
             agent: "researcher".to_owned(),

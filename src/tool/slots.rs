@@ -1,21 +1,21 @@
-//! How many calls are under way at once.
+//! Limits on the number of simultaneous calls.
 //!
-//! One answer of a model may ask for any number of calls, and each takes a connection. Only what waits for nobody here holds
-//! a slot: a call over the network, or a question to a model. A caller that waits for its subagents holds none, so they
-//! cannot wait for it.
+//! One answer of a model may request any number of calls, and each needs a connection. A slot is held only during a
+//! tool call over the network or a model request. An agent that waits for its subagents holds none, so slots cannot
+//! deadlock.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The slots for calls of one run with its subagents, and of the whole process. Cheap to clone.
+/// The call slots of one run with its subagents, and of the whole process. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct CallSlots {
     of_run: Arc<Semaphore>,
     of_process: Arc<Semaphore>,
 }
 
-/// A slot; it is free again when this is dropped.
+/// An acquired slot; dropping it releases the slot.
 #[derive(Debug)]
 pub struct CallSlot {
     _of_run: Option<OwnedSemaphorePermit>,
@@ -23,7 +23,7 @@ pub struct CallSlot {
 }
 
 impl CallSlots {
-    /// Slots of a run that may make so many calls at once.
+    /// Creates the slots of a run that may make `per_run` calls at once.
     pub fn new(per_run: usize, of_process: Arc<Semaphore>) -> Self {
         Self {
             of_run: Arc::new(Semaphore::new(per_run.min(Semaphore::MAX_PERMITS))),
@@ -31,9 +31,9 @@ impl CallSlots {
         }
     }
 
-    /// Waits for a turn to call a tool.
+    /// Acquires a slot for a tool call.
     pub async fn for_tool(&self) -> CallSlot {
-        // Neither is ever closed.
+        // The semaphores are never closed, so acquiring cannot fail.
         let of_run = Arc::clone(&self.of_run).acquire_owned().await.ok();
         let of_process = Arc::clone(&self.of_process).acquire_owned().await.ok();
         CallSlot {
@@ -42,7 +42,7 @@ impl CallSlots {
         }
     }
 
-    /// Waits for a turn to ask a model. A run asks one at a time, so only its subagents can be many.
+    /// Acquires a slot for a model request. Each agent makes one at a time, so the limit only concerns subagents.
     pub async fn for_model(&self) -> CallSlot {
         CallSlot {
             _of_run: Arc::clone(&self.of_run).acquire_owned().await.ok(),
@@ -52,7 +52,7 @@ impl CallSlots {
 }
 
 impl Default for CallSlots {
-    /// As many as anybody wants.
+    /// Creates unlimited slots.
     fn default() -> Self {
         Self::new(Semaphore::MAX_PERMITS, Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)))
     }

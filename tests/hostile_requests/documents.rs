@@ -1,14 +1,15 @@
-//! Hostile documents: deep, wide, long, with odd numbers and odd encodings, and schemas that grow when they are checked.
+//! Hostile documents: deep, wide or long ones, unusual numbers and encodings, and schemas that are expensive to
+//! evaluate.
 
 use serde_json::json;
 
 use super::schemas::doubling;
 
-/// A generator of numbers that gives the same for the same seed (SplitMix64).
+/// A reproducible random number generator (SplitMix64).
 pub(crate) struct Chance(u64);
 
 impl Chance {
-    /// A generator for this seed.
+    /// Creates a generator with this seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -21,23 +22,23 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % u64::try_from(end).unwrap()).unwrap()
     }
 
-    /// One of these.
+    /// Returns one of these.
     pub(crate) fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.below(all.len())]
     }
 
-    /// True once in `times`.
+    /// Returns true once in `times` on average.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 }
 
-/// Numbers at and beyond the limits of those who read them, and texts that only look like numbers.
+/// Numbers at and beyond the limits of parsers, and texts that only look like numbers.
 const NUMBERS: [&str; 12] = [
     "1e400",
     "-1e400",
@@ -53,7 +54,7 @@ const NUMBERS: [&str; 12] = [
     "123456789012345678901234567890123456789012345678901234567890",
 ];
 
-/// The text of a hostile JSON value, small enough to be sent thousands of times.
+/// Returns a hostile JSON value that is small enough to be sent thousands of times.
 pub(crate) fn small(chance: &mut Chance) -> Vec<u8> {
     match chance.below(16) {
         0 => nested(chance.below(200), b"[", b"1", b"]"),
@@ -85,7 +86,7 @@ pub(crate) fn small(chance: &mut Chance) -> Vec<u8> {
     }
 }
 
-/// The text of a JSON value near, at or above the largest body that the server takes.
+/// Returns a JSON value near, at or above the server's maximum body size.
 pub(crate) fn large(chance: &mut Chance) -> Vec<u8> {
     let size = *chance.pick(&[100_000, 1_000_000, 4_000_000, 5_000_000]);
     match chance.below(5) {

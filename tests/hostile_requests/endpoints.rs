@@ -1,32 +1,32 @@
-//! What can be asked: every operation of the served document, and what exists to ask it about.
+//! The targets of requests: every operation of the served OpenAPI document, and existing resources.
 
 use serde_json::{Value, json};
 
 use super::server::Server;
 
-/// One operation of the document.
+/// One operation of the OpenAPI document.
 #[derive(Debug, Clone)]
 pub(crate) struct Operation {
-    /// The method, in capitals.
+    /// The HTTP method, in capitals.
     pub(crate) method: String,
     /// The path, with its variables in braces.
     pub(crate) path: String,
-    /// The names of its parameters in the query.
+    /// The names of its query parameters.
     pub(crate) query: Vec<String>,
-    /// The names of the fields of its body; none when it has no body.
+    /// The names of the fields of its body; `None` if it has no body.
     pub(crate) fields: Option<Vec<String>>,
 }
 
-/// All operations, and ids of things that exist.
+/// All operations, and the ids of existing resources.
 pub(crate) struct Places {
     /// Every operation of the document.
     pub(crate) operations: Vec<Operation>,
-    /// Values for the variables of paths, by the name of the variable.
+    /// The values of path variables, by name.
     ids: Vec<(&'static str, String)>,
 }
 
 impl Places {
-    /// The id of something that exists, for this variable of a path.
+    /// Returns the id of an existing resource for this path variable.
     pub(crate) fn id(&self, variable: &str) -> &str {
         self.ids
             .iter()
@@ -35,7 +35,7 @@ impl Places {
     }
 }
 
-/// Reads the document, and makes a thread with a run, an assistant and a cron.
+/// Reads the document, and creates a thread with a run, an assistant and a cron.
 pub(crate) async fn places(server: &Server) -> Places {
     let client = server.client();
     let document = client.get("/openapi.json").await;
@@ -103,7 +103,7 @@ fn operations(document: &Value) -> Vec<Operation> {
     all
 }
 
-/// The names of the fields of an object with this schema, or of the items of a list of such.
+/// Returns the field names of an object schema, or of the items of an array schema.
 fn fields(document: &Value, schema: &Value) -> Vec<String> {
     if let Some(name) = schema["$ref"]
         .as_str()

@@ -1,8 +1,8 @@
-//! Ten thousand hostile requests to every endpoint of the served document, and hostile answers from every outside party,
-//! against the real program with 512 MiB of memory. Afterwards the server has to work as if nothing had happened.
+//! Ten thousand hostile requests to all endpoints, and hostile answers from every outside party, against the real
+//! program with 512 MiB of memory. Afterwards the server has to work normally.
 //!
-//! It is a program of its own so that nothing else runs on the machine while it measures: cargo starts the programs with
-//! tests one after the other. Everything is made from a seed; a failure names the request, and the same seed makes it again.
+//! This is a test program of its own, so that nothing else runs while it measures: cargo runs test programs one after
+//! the other. Everything is generated from a seed; a failure names the request, and the same seed reproduces it.
 
 #![expect(
     clippy::unwrap_used,
@@ -29,11 +29,11 @@ use serde_json::{Value, json};
 use documents::Chance;
 use server::Server;
 
-/// How many requests are sent on each engine.
+/// The number of requests for each engine.
 const REQUESTS: usize = 10_000;
-/// What the server may have of memory, in bytes: the limit that it is started with.
+/// The memory limit of the server, in bytes.
 const MEMORY: u64 = 512 * 1024 * 1024;
-/// Within which time `/ok` and a fresh run are answered.
+/// The time within which `/ok` and a new run have to be answered.
 const PROMPT: Duration = Duration::from_millis(100);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -55,9 +55,9 @@ async fn nothing_that_comes_in_breaks_a_server_with_postgres() {
     database.discard().await;
 }
 
-/// Plays everything on one server.
+/// Runs the whole test against one server.
 async fn attack(folder: &tempfile::TempDir, url: &str, seed: u64) {
-    // One at a time: both measure.
+    // One engine at a time, since both measure times.
     static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _alone = ALONE.lock().await;
     let parties = parties::start().await;
@@ -99,7 +99,7 @@ async fn attack(folder: &tempfile::TempDir, url: &str, seed: u64) {
     server.stop();
 }
 
-/// A fresh thread runs at once, and every list can be read.
+/// Checks that a run on a new thread is answered in time, and that every list can be read.
 async fn everything_works(server: &Server) {
     let client = server.client();
     let mut fastest = Duration::MAX;
@@ -147,7 +147,7 @@ async fn everything_works(server: &Server) {
     every_thread_can_be_read(&client).await;
 }
 
-/// The state, the history and the runs of every thread can be read.
+/// Checks that the state, the history and the runs of every thread can be read.
 async fn every_thread_can_be_read(client: &server::Client) {
     let mut offset = 0;
     loop {
@@ -170,7 +170,7 @@ async fn every_thread_can_be_read(client: &server::Client) {
     }
 }
 
-/// Neither a run nor a stream nor a descriptor is left of what was done.
+/// Checks that no run, stream or file descriptor is left.
 async fn nothing_is_left(server: &Server, before: server::Resources) {
     let client = server.client();
     client.cancel_everything().await;

@@ -1,4 +1,4 @@
-//! Hostile outside parties: one server that plays models, tools, MCP servers and remote agents, all of them badly.
+//! Hostile outside parties: one server that misbehaves as models, tools, MCP servers and remote agents.
 
 use std::fmt::Write;
 
@@ -8,35 +8,35 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::schemas::doubling;
 
-/// How much a party says at the most that would go on for ever, in bytes.
+/// The maximum size of an endless answer, in bytes.
 const ENDLESS: usize = 64 * 1024 * 1024;
 
-/// What a party does.
+/// The kinds of misbehaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// It says pieces without end.
+    /// Endless pieces of an answer.
     Endless,
-    /// It says one line without end.
+    /// One endless line.
     EndlessLine,
-    /// It says many zeros.
+    /// Many zeros.
     Zeros,
-    /// It nests 5,000 levels deep.
+    /// JSON that is nested 5,000 levels deep.
     Deep,
-    /// It nests 120 levels deep, which a reader of JSON takes.
+    /// JSON that is nested 120 levels deep, which parsers accept.
     RatherDeep,
-    /// It says U+0000.
+    /// Text with U+0000.
     Nul,
-    /// It fails with a very long reason.
+    /// An error with a very long text.
     LongError,
-    /// It accepts and says nothing.
+    /// A connection without an answer.
     Silent,
-    /// It says a byte now and then.
+    /// One byte at a time, with pauses.
     Slow,
-    /// It promises more than it says.
+    /// An answer that is shorter than its content length.
     Half,
-    /// It does not speak HTTP.
+    /// Bytes that are not HTTP.
     Garbage,
-    /// It sends those who ask back to itself.
+    /// Redirects to itself.
     Redirects,
 }
 
@@ -55,18 +55,18 @@ const MANNERS: [(Manner, &str); 12] = [
     (Manner::Redirects, "redirects"),
 ];
 
-/// The kinds of providers that are played.
+/// The kinds of providers that are imitated.
 const PROVIDERS: [&str; 3] = ["openai", "anthropic", "google_genai"];
 
-/// An agent that meets a hostile party, and what it is asked.
+/// An agent that uses a hostile party, and the message for its run.
 pub(crate) struct HostileAgent {
-    /// Its `graph_id`.
+    /// The `graph_id` of the agent.
     pub(crate) name: String,
-    /// The message that begins the run.
+    /// The message that starts the run.
     pub(crate) prompt: String,
 }
 
-/// All agents that meet hostile parties.
+/// Returns all agents that use hostile parties.
 pub(crate) fn agents() -> Vec<HostileAgent> {
     let call = |name: &str, args: Value| {
         json!({"script": [{"tool_calls": [{"name": name, "args": args}]}, {"text": "done"}]}).to_string()
@@ -100,13 +100,13 @@ pub(crate) fn agents() -> Vec<HostileAgent> {
     all
 }
 
-/// Where the hostile parties are.
+/// The address of the hostile parties.
 pub(crate) struct Parties {
     base: String,
 }
 
 impl Parties {
-    /// The configuration of a server whose agents meet all of them. The limits of time are short, so that those that
+    /// Returns the configuration of a server whose agents use all parties. The timeouts are short, so that parties that
     /// hang are given up within the test.
     pub(crate) fn configuration(&self, database: &str) -> String {
         let base = &self.base;
@@ -167,20 +167,20 @@ merge = "last"
     }
 }
 
-/// Starts all of them.
+/// Starts all parties.
 pub(crate) async fn start() -> Parties {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // The one who asks leaves when it has had enough.
+            // The client may close the connection at any time.
             tokio::spawn(async move { drop(answer(stream).await) });
         }
     });
     Parties { base }
 }
 
-/// Reads a request and answers it as the path says.
+/// Reads a request and answers it according to its path.
 async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = vec![];
     let mut buffer = vec![0; 65_536];
@@ -276,7 +276,7 @@ async fn behave(stream: &mut TcpStream, manner: Manner, party: &str, kind: &str)
     }
 }
 
-/// Says the same without end, or until the other side has had enough.
+/// Sends the same piece up to the limit, or until the client disconnects.
 async fn repeat(stream: &mut TcpStream, piece: &[u8]) -> std::io::Result<()> {
     let mut written = 0;
     while written < ENDLESS {
@@ -291,7 +291,7 @@ async fn wait_for_end(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.read(&mut byte).await.map(drop)
 }
 
-/// A piece of an answer of this party.
+/// Returns a piece of an answer of this party.
 fn piece(party: &str) -> String {
     if party == "model" {
         let delta = json!({"choices": [{"index": 0, "delta": {"content": "x".repeat(1000)}}]});
@@ -300,7 +300,7 @@ fn piece(party: &str) -> String {
     format!("{{\"output\":\"{}\"}}\n", "x".repeat(1000))
 }
 
-/// Says something in which `value` stands where it is taken over: as the arguments of a call, or as a result.
+/// Sends an answer with `value` as the arguments of a call, or as the result.
 async fn say(stream: &mut TcpStream, head: &str, party: &str, value: &str) -> std::io::Result<()> {
     stream.write_all(head.as_bytes()).await?;
     let text = if party == "model" {
@@ -320,7 +320,7 @@ fn nested(levels: usize) -> String {
     format!("{}1{}", "[".repeat(levels), "]".repeat(levels))
 }
 
-/// An MCP server in good order, but for the schema of its only tool.
+/// Answers like a valid MCP server, except for the schema of its only tool.
 async fn speak_mcp(stream: &mut TcpStream, body: &[u8]) -> std::io::Result<()> {
     let request: Value = serde_json::from_slice(body).unwrap_or_default();
     let result = match request["method"].as_str() {

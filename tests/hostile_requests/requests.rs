@@ -1,28 +1,28 @@
-//! Hostile requests as bytes: what a client may send over a connection, well formed or not.
+//! Hostile requests as bytes, well-formed or not.
 
 use super::documents::{Chance, large, small};
 use super::endpoints::{Operation, Places};
 
-/// A request, and what its client does with the connection.
+/// A request and the behaviour of its client.
 pub(crate) struct Request {
-    /// What is sent.
+    /// The bytes to send.
     pub(crate) bytes: Vec<u8>,
-    /// What the client does then.
+    /// The behaviour after sending.
     pub(crate) manner: Manner,
 }
 
-/// What a client does once it has sent its request.
+/// The behaviour of a client after it has sent its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// It reads the answer.
+    /// The client reads the answer.
     Reads,
-    /// It promised more than it sends, waits a little and leaves.
+    /// The client sends less than the content length, waits a little and disconnects.
     Stalls,
-    /// It does not read.
+    /// The client does not read.
     Ignores,
 }
 
-/// Makes a request to one of the operations.
+/// Generates a request to one of the operations.
 pub(crate) fn request(chance: &mut Chance, places: &Places, host: &str) -> Request {
     let operation = chance.pick(&places.operations).clone();
     let target = target(chance, &operation, places);
@@ -94,7 +94,7 @@ fn headers(chance: &mut Chance, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Ids of nothing, and texts that are no ids.
+/// Ids that do not exist, and texts that are not ids.
 const IDS: [&str; 7] = [
     "00000000-0000-0000-0000-000000000000",
     "%00",
@@ -105,7 +105,7 @@ const IDS: [&str; 7] = [
     "%F0%9F%92%A3",
 ];
 
-/// The path with its variables filled in, and parameters.
+/// Returns the path with values for its variables, and with query parameters.
 fn target(chance: &mut Chance, operation: &Operation, places: &Places) -> String {
     let mut target = String::new();
     for part in operation.path.split('/').skip(1) {
@@ -144,7 +144,7 @@ fn target(chance: &mut Chance, operation: &Operation, places: &Places) -> String
     target
 }
 
-/// A body: an object with some of the known fields, whose values are hostile, or something else altogether.
+/// Returns a body: an object with some of the known fields and hostile values, or something else.
 fn body(chance: &mut Chance, fields: &[String], path: &str) -> Vec<u8> {
     if chance.once_in(200) {
         return large(chance);
@@ -155,7 +155,7 @@ fn body(chance: &mut Chance, fields: &[String], path: &str) -> Vec<u8> {
     let mut members = vec![];
     for name in fields {
         let plausible = plausible(name);
-        // Most requests are right but for one or two fields: others end at the first check.
+        // Most requests are valid except for one or two fields; others would end at the first check.
         let value = match plausible {
             Some(value) if !chance.once_in(8) => value.as_bytes().to_vec(),
             _ if chance.once_in(6) => small(chance),
@@ -175,7 +175,7 @@ fn body(chance: &mut Chance, fields: &[String], path: &str) -> Vec<u8> {
     }
 }
 
-/// A value that is right for a field of this name, where one is needed to get any further.
+/// Returns a valid value for a field of this name, if one is needed to pass the first checks.
 fn plausible(name: &str) -> Option<&'static str> {
     match name {
         "assistant_id" | "graph_id" => Some("\"plain\""),

@@ -1,4 +1,4 @@
-//! The program under test, in a process that may have 512 MiB, and a plain client of it.
+//! The server under test, in a process with a memory limit, and a plain client.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,12 +11,12 @@ use super::parties::Parties;
 
 /// The server in a process of its own.
 pub(crate) struct Server {
-    /// Where it listens, as `http://host:port`.
+    /// The address, as `http://host:port`.
     pub(crate) base: String,
     process: Child,
 }
 
-/// What the process holds.
+/// The resources of the process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resources {
     descriptors: usize,
@@ -24,18 +24,19 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// Whether this is no more than `before`, but for what pools of connections and threads keep open on purpose.
+    /// Returns whether this is no more than `before`, apart from pooled connections and threads.
     pub(crate) fn is_about(self, before: Self) -> bool {
         self.descriptors <= before.descriptors + 48 && self.threads <= before.threads + 48
     }
 }
 
 impl Server {
-    /// Writes the configuration and starts the program with the limit on its memory.
+    /// Writes the configuration and starts the server with a memory limit.
     pub(crate) fn start(folder: &Path, database: &str, parties: &Parties) -> Self {
         let configuration = folder.join("adjutant.toml");
         std::fs::write(&configuration, parties.configuration(database)).unwrap();
-        // The shell sets the limit and becomes the program. The allocator must not take pages before they are needed.
+        // The shell sets the limit and replaces itself with the server. The allocator must not reserve pages in
+        // advance.
         let mut command = Command::new("sh");
         let limit = MEMORY / 1024;
         command.args([
@@ -64,13 +65,13 @@ impl Server {
         let log = folder.join("log");
         std::thread::spawn(move || {
             let lines: Vec<String> = lines.map_while(Result::ok).collect();
-            // For whoever looks into a failure; a folder that is gone needs no log.
+            // For the inspection of failures; writing fails if the folder has been deleted.
             let _ = std::fs::write(log, lines.join("\n"));
         });
         Self { base, process }
     }
 
-    /// A client of it.
+    /// Creates a client of the server.
     pub(crate) fn client(&self) -> Client {
         Client {
             http: adjutant::net::client_builder().no_proxy().build().unwrap(),
@@ -78,12 +79,12 @@ impl Server {
         }
     }
 
-    /// The most memory that it had at any time, in bytes.
+    /// Returns the peak memory, in bytes.
     pub(crate) fn peak_memory(&self) -> u64 {
         self.figure("VmHWM:") * 1024
     }
 
-    /// What it holds now.
+    /// Returns the current resources.
     pub(crate) fn resources(&self) -> Resources {
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", self.process.id()))
             .unwrap()
@@ -92,18 +93,18 @@ impl Server {
         Resources { descriptors, threads }
     }
 
-    /// A number out of what the kernel says of the process.
+    /// Returns a number from `/proc/…/status`.
     fn figure(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()));
         let status = status.expect("the server is alive");
         let line = status
             .lines()
             .find_map(|line| line.strip_prefix(name))
-            .expect("the kernel says so");
+            .expect("a number in the status");
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Ends it, in good order.
+    /// Stops the server.
     pub(crate) fn stop(mut self) {
         let id = self.process.id().to_string();
         Command::new("kill").args(["-TERM", &id]).status().unwrap();
@@ -114,33 +115,33 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What a failed test left running goes with it.
+        // Kills a process that a failed test left running.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The port in the line that says where the server listens.
+/// Returns the port in the log line with the listening address.
 fn port_in(line: &str) -> Option<&str> {
     let rest = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??.1;
     let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
     rest.get(..end)
 }
 
-/// A client that expects success.
+/// A client that panics on error statuses.
 pub(crate) struct Client {
     http: reqwest::Client,
     base: String,
 }
 
 impl Client {
-    /// The answer to a GET; a text when it is no JSON.
+    /// Sends a GET request and returns the body; a string if it is not JSON.
     pub(crate) async fn get(&self, path: &str) -> Value {
         let response = self.http.get(format!("{}{path}", self.base)).send().await.unwrap();
         Self::read(path, response).await
     }
 
-    /// The answer to a POST.
+    /// Sends a POST request and returns the body.
     pub(crate) async fn post(&self, path: &str, body: Value) -> Value {
         let response = self
             .http
@@ -159,7 +160,7 @@ impl Client {
         serde_json::from_str(&text).unwrap_or(Value::String(text))
     }
 
-    /// Stops all runs, and removes what would begin new ones.
+    /// Cancels all runs, and deletes the crons that would start new ones.
     pub(crate) async fn cancel_everything(&self) {
         let crons = self
             .post("/runs/crons/search", json!({"limit": 1000, "select": ["cron_id"]}))
@@ -181,7 +182,7 @@ impl Client {
             .post(format!("{}/runs/cancel", self.base))
             .json(&json!({"status": "all"}));
         let status = cancel.send().await.unwrap().status();
-        // 404 is the answer when there is nothing to stop.
+        // The status is 404 if there is nothing to cancel.
         assert!(status.is_success() || status == 404, "/runs/cancel: {status}");
     }
 }

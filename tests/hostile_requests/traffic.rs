@@ -1,4 +1,4 @@
-//! Those who send: many clients at once, one that looks whether the server still answers, and runs that meet hostile parties.
+//! The traffic of the test: many clients at once, one that polls `/ok`, and runs that use hostile parties.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use super::parties;
 use super::requests::{Manner, Request, request};
 use super::server::Server;
 
-/// How many clients send at once.
+/// The number of clients that send at once.
 const CLIENTS: usize = 16;
-/// How long an answer may take to begin.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of an answer's beginning.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What became of the requests.
+/// The results of the requests.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
-    /// How many were sent.
+    /// The number of requests.
     pub(crate) count: usize,
-    /// How many had an answer.
+    /// The number of answers.
     pub(crate) answered: usize,
-    /// How many answers there were of each status.
+    /// The number of answers by status.
     pub(crate) statuses: BTreeMap<u16, usize>,
-    /// The beginnings of the requests that were answered with a fault of the server.
+    /// The beginnings of the requests that were answered with status 500.
     pub(crate) faults: Vec<String>,
 }
 
@@ -68,11 +68,11 @@ pub(crate) async fn send(server: &Server, places: &Places, count: usize, chance:
     Arc::into_inner(sent).unwrap().into_inner()
 }
 
-/// Sends a request; the status of the answer, if one came and was to be read.
+/// Sends a request and returns the status of the answer, if there is one and the client reads it.
 async fn exchange(address: &str, request: &Request) -> Option<u16> {
     let mut stream = TcpStream::connect(address).await.ok()?;
-    // The server may answer and leave before it has read everything.
-    let _ = timeout(PATIENCE, stream.write_all(&request.bytes)).await;
+    // The server may answer and close the connection before it has read everything.
+    let _ = timeout(ANSWER_TIMEOUT, stream.write_all(&request.bytes)).await;
     match request.manner {
         Manner::Ignores => return None,
         Manner::Stalls => {
@@ -83,25 +83,25 @@ async fn exchange(address: &str, request: &Request) -> Option<u16> {
         Manner::Reads => {}
     }
     let mut head = vec![0; 4096];
-    let read = timeout(PATIENCE, stream.read(&mut head))
+    let read = timeout(ANSWER_TIMEOUT, stream.read(&mut head))
         .await
         .expect("the server answers")
         .ok()?;
     let line = String::from_utf8_lossy(&head[..read]).into_owned();
     let status = line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
-    // Streams stay open; some of what they say is enough.
+    // Streams stay open, so only a part is read.
     let mut rest = vec![0; 65_536];
     let _ = timeout(Duration::from_millis(100), stream.read(&mut rest)).await;
     Some(status)
 }
 
-/// One who asks `/ok` all the time.
+/// A client that polls `/ok`.
 pub(crate) struct Watch {
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<Vec<Duration>>,
 }
 
-/// Begins to ask.
+/// Starts to poll.
 pub(crate) fn watch(base: String) -> Watch {
     let (stop, mut stopped) = watch::channel(false);
     let task = tokio::spawn(async move {
@@ -124,7 +124,7 @@ pub(crate) fn watch(base: String) -> Watch {
 }
 
 impl Watch {
-    /// Ends it; how long the answers took.
+    /// Stops polling and returns the response times.
     pub(crate) async fn finish(self) -> Answers {
         self.stop.send_replace(true);
         let mut times = self.task.await.unwrap();
@@ -133,12 +133,12 @@ impl Watch {
     }
 }
 
-/// How long answers took, the shortest first.
+/// The response times, the shortest first.
 pub(crate) struct Answers(Vec<Duration>);
 
 impl Answers {
-    /// Nearly all came in time, and none took long. A machine with two processors, on which the clients work too, may
-    /// hold up one in a hundred.
+    /// Checks that 99 % of the answers came within `prompt` and that none took much longer. On a machine with two
+    /// processors, which also runs the clients, one answer in a hundred may be late.
     pub(crate) fn check(&self, prompt: Duration) {
         let count = self.0.len();
         assert!(count > 20, "/ok was asked only {count} times");
@@ -151,7 +151,7 @@ impl Answers {
     }
 }
 
-/// Runs every agent whose model, tool, MCP server or delegate is hostile; each run comes to its end.
+/// Runs every agent whose model, tool, MCP server or remote agent is hostile, and checks that each run ends.
 pub(crate) async fn run_hostile_parties(base: String) {
     let http = adjutant::net::client_builder().no_proxy().build().unwrap();
     let mut runs = JoinSet::new();
@@ -175,12 +175,12 @@ pub(crate) async fn run_hostile_parties(base: String) {
     }
 }
 
-/// Starts a run and waits for its end; begins again while the server is busy with others, as it asks for.
+/// Starts a run and waits for its end; retries while the server answers that it is busy.
 async fn run_to_its_end(http: &reqwest::Client, url: &str, body: &Value) -> reqwest::StatusCode {
     loop {
         let answer = http.post(url).json(body).send().await.expect("the server answers");
         let status = answer.status();
-        // The end of the body is the end of the run.
+        // The body ends when the run ends.
         answer.bytes().await.expect("a whole answer");
         if status != reqwest::StatusCode::SERVICE_UNAVAILABLE {
             return status;

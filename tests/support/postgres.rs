@@ -1,5 +1,6 @@
-//! A Postgres to test against: the one named by `ADJUTANT_TEST_POSTGRES_URL`, or else one that is started from the
-//! installed programs for as long as this process lives. Without either, the tests that want it are skipped, loudly.
+//! The Postgres server of the tests: the one named by `ADJUTANT_TEST_POSTGRES_URL`, or else one that is started from
+//! the installed programs for the lifetime of this process. Without either, the tests on Postgres are skipped with a
+//! message.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -8,11 +9,11 @@ use std::sync::{Mutex, OnceLock};
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-/// Names the server to use.
+/// The environment variable with the URL of the server.
 const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
 
-/// Starts a server on a socket in a directory of its own, says where, and stops it when our end of the pipe closes:
-/// however this process ends, nothing stays behind.
+/// A shell script that starts a server on a socket in a directory of its own, prints the directory, and stops the
+/// server when standard input closes, so that nothing is left however this process ends.
 const SCRIPT: &str = r#"
 cd /
 dir=$(mktemp -d /tmp/adjutant-postgres-XXXXXX) || exit 1
@@ -33,14 +34,14 @@ kill -QUIT $server
 wait $server
 "#;
 
-/// A database that nobody else uses.
+/// A database for one test.
 pub(crate) struct Database {
-    /// Where it is.
+    /// The URL of the database.
     pub(crate) url: String,
     name: String,
 }
 
-/// Makes an empty database; none when there is no server.
+/// Creates an empty database; `None` if there is no server.
 pub(crate) async fn fresh_database() -> Option<Database> {
     static ADMIN: OnceLock<Option<String>> = OnceLock::new();
     let admin = ADMIN.get_or_init(find_server).as_deref()?;
@@ -50,15 +51,15 @@ pub(crate) async fn fresh_database() -> Option<Database> {
         .execute(&mut conn)
         .await
         .expect("a new database");
-    conn.close().await.expect("a clean goodbye");
+    conn.close().await.expect("a clean close");
     Some(Database {
-        url: on(admin, &name),
+        url: url_of_database(admin, &name),
         name,
     })
 }
 
 impl Database {
-    /// Takes it away again. One that is left behind after a failed test can be looked at.
+    /// Drops the database. After a failed test it is kept for inspection.
     pub(crate) async fn discard(self) {
         let mut conn = PgConnection::connect(&on(&self.url, "postgres"))
             .await
@@ -67,13 +68,13 @@ impl Database {
         sqlx::raw_sql(AssertSqlSafe(sql))
             .execute(&mut conn)
             .await
-            .expect("the database goes");
-        conn.close().await.expect("a clean goodbye");
+            .expect("the database is dropped");
+        conn.close().await.expect("a clean close");
     }
 }
 
-/// The same URL for another database.
-fn on(url: &str, database: &str) -> String {
+/// Returns the URL of another database on the same server.
+fn url_of_database(url: &str, database: &str) -> String {
     let (place, settings) = url.split_once('?').unwrap_or((url, ""));
     let scheme_end = place.find("://").map_or(0, |at| at + 3);
     let server_end = place[scheme_end..].find('/').map_or(place.len(), |at| scheme_end + at);
@@ -87,7 +88,7 @@ fn find_server() -> Option<String> {
         .filter(|url| !url.is_empty());
     let found = named.or_else(start_server);
     if found.is_none() {
-        // Not `eprintln!`: what that writes is hidden from those who run passing tests.
+        // Not `eprintln!`, whose output is hidden for passing tests.
         let text = format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
         let _ = std::io::stderr().write_all(text.as_bytes());
     }
@@ -105,20 +106,23 @@ fn start_server() -> Option<String> {
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    // Held until the process ends; then the pipe closes and the server goes.
-    PIPES.lock().expect("nobody panics here").push(child.stdin.take()?);
-    let mut said = String::new();
+    // Kept until the process ends, which closes the pipe and stops the server.
+    PIPES
+        .lock()
+        .expect("the lock is never poisoned")
+        .push(child.stdin.take()?);
+    let mut text = String::new();
     let mut output = BufReader::new(child.stdout.take()?);
-    while output.read_line(&mut said).ok()? > 0 {
-        if let Some(directory) = said.lines().last().and_then(|line| line.strip_prefix("ready ")) {
+    while output.read_line(&mut text).ok()? > 0 {
+        if let Some(directory) = text.lines().last().and_then(|line| line.strip_prefix("ready ")) {
             return Some(format!("postgres://adjutant@localhost/postgres?host={directory}"));
         }
     }
-    let _ = writeln!(std::io::stderr(), "Postgres did not start: {said}");
+    let _ = writeln!(std::io::stderr(), "Postgres did not start: {text}");
     None
 }
 
-/// The directory of the newest installed server.
+/// Returns the directory of the newest installed Postgres.
 fn installed_programs() -> Option<String> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions
@@ -133,7 +137,7 @@ fn installed_programs() -> Option<String> {
     newest.or_else(on_path)?.to_str().map(str::to_owned)
 }
 
-/// The beginning of a command line. Postgres refuses to be run by root, so root becomes somebody else.
+/// Returns a command that runs as an ordinary user, since Postgres refuses to run as root.
 fn as_ordinary_user() -> Command {
     let id = |args: &[&str]| {
         let output = Command::new("id")

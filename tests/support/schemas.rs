@@ -1,8 +1,8 @@
-//! Schemas that are small to send and large to check.
+//! JSON Schemas that are small but expensive to evaluate.
 
 use serde_json::{Map, Value, json};
 
-/// A schema whose check would make 2^`levels` errors: each definition offers the one before it twice.
+/// Returns a schema whose validation would report 2^`levels` errors: each definition refers to the previous one twice.
 pub(crate) fn doubling(levels: usize) -> Value {
     let mut definitions = Map::from_iter([("d0".to_owned(), json!({"type": "string"}))]);
     for level in 1..=levels {

@@ -1,4 +1,4 @@
-//! A provider's model behind our trait: one request goes out, its reply comes back as events.
+//! The implementation of [`Model`] for a provider of rig-core: one request, whose reply is streamed as events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use serde_json::Value;
 
 use super::file_names::FileNames;
 use super::separators::Separator;
-use super::transport::{CallIds, Watched};
+use super::transport::{AdjustedTransport, CallIds};
 use super::{Kind, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
 
-/// What the beginning of a call counts toward the length of an answer, beside its arguments.
+/// The number of bytes that a call counts towards the size of an answer, besides its arguments.
 const CALL_BYTES: usize = 64;
 
-/// A model of one provider, over the wire `W`.
+/// A model of one provider with the wire format `W`.
 pub(super) struct Adapter<W> {
     kind: Kind,
     model: String,
@@ -37,7 +37,7 @@ pub(super) struct Adapter<W> {
 }
 
 impl<W> Adapter<W> {
-    /// A model that sends what `wire` encodes through `http`. `key` is only known here so that it can be cut out of
+    /// Creates a model whose requests are encoded by `wire` and sent by `http`. `key` is only used to remove it from
     /// error texts.
     pub(super) fn new(
         (kind, model): (Kind, &str),
@@ -74,11 +74,11 @@ where
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
         let blocks = request.system.blocks();
-        let separator = Separator::mint(self.kind, &request.messages);
+        let separator = Separator::new(self.kind, &request.messages);
         let built = request::build(&request, self.kind, separator.as_ref())
             .map_err(|error| self.unsupported(&request.messages).unwrap_or(error))?;
         let ids = CallIds::default();
-        let transport = Watched {
+        let transport = AdjustedTransport {
             http: self.http.clone(),
             kind: self.kind,
             ids: ids.clone(),
@@ -86,18 +86,18 @@ where
             blocks: blocks.into(),
             separator,
         };
-        // What fails here was not sent.
+        // An error here means that nothing was sent.
         let streamed = driver::Model::new(self.wire.clone(), transport)
             .stream(built)
             .map_err(|error| {
                 self.unsupported(&request.messages)
                     .unwrap_or_else(|| errors::map(&error, false, self.key.as_ref()))
             })?;
-        let reading = Reading {
+        let reading = ReplyStream {
             streamed: Some(streamed),
-            pieces: Pieces {
+            pieces: EventBuilder {
                 ids,
-                ..Pieces::default()
+                ..EventBuilder::default()
             },
             kind: self.kind,
             limits: self.limits,
@@ -115,7 +115,7 @@ impl<W> Adapter<W>
 where
     Self: Model,
 {
-    /// Names the first block of the conversation that cannot be sent to the model.
+    /// Returns an error for the first block of the conversation that cannot be sent to the model.
     fn unsupported(&self, messages: &[Arc<Message>]) -> Option<ModelError> {
         messages.iter().enumerate().find_map(|(at, message)| {
             let (block, reason) = message.unsupported(|block| self.refusal(block))?;
@@ -129,28 +129,28 @@ where
     }
 }
 
-/// A reply while it arrives.
-struct Reading {
+/// A reply that is being received.
+struct ReplyStream {
     streamed: Option<CompletionStream>,
-    pieces: Pieces,
+    pieces: EventBuilder,
     kind: Kind,
     limits: AnswerLimits,
     model: String,
     key: Option<SecretString>,
 }
 
-impl Reading {
+impl ReplyStream {
     async fn next(&mut self) -> Option<Result<ModelEvent, ModelError>> {
         loop {
             if let Some(event) = self.pieces.ready.pop_front() {
                 return Some(Ok(event));
             }
             let streamed = self.streamed.as_mut()?;
-            // The client below waits for bytes; signs of life are bytes, too, but no pieces of an answer.
+            // The HTTP client limits the time between bytes; keep-alive comments are bytes, but no pieces of an answer.
             let limit = self.limits.pieces.longest();
             match tokio::time::timeout(limit.time, streamed.next()).await {
                 Ok(Some(Ok(Item::Event(event)))) => {
-                    self.pieces.absorb(event);
+                    self.pieces.add(event);
                     if self.pieces.length > self.limits.max_answer_bytes {
                         self.streamed = None;
                         self.pieces.ready.clear();
@@ -174,7 +174,7 @@ impl Reading {
         }
     }
 
-    /// The provider closed the reply, or the connection ended without it.
+    /// Ends the reply: returns the message, or an error if the stream ended early.
     async fn finish(&mut self) -> Option<Result<ModelEvent, ModelError>> {
         let begun = self.pieces.begun;
         let response = match self.streamed.take()?.finish().await {
@@ -185,27 +185,27 @@ impl Reading {
     }
 }
 
-/// Turns the library's parts into our pieces. Calls are numbered in the order in which they begin.
+/// The conversion of rig-core's parts into model events. Calls are numbered in the order in which they begin.
 #[derive(Default)]
-struct Pieces {
+struct EventBuilder {
     ids: CallIds,
     calls: Vec<Call>,
     ready: VecDeque<ModelEvent>,
     begun: bool,
-    /// How many bytes were said.
+    /// The size of the answer so far, in bytes.
     length: usize,
 }
 
 struct Call {
     part: usize,
-    /// The name of a call not announced yet because its id is not known.
+    /// The name of a call whose first chunk has not been emitted, since its id is not known yet.
     unannounced: Option<String>,
-    /// Arguments that arrived meanwhile.
-    waiting: String,
+    /// The arguments that have arrived meanwhile.
+    buffered_args: String,
 }
 
-impl Pieces {
-    fn absorb(&mut self, event: StreamEvent) {
+impl EventBuilder {
+    fn add(&mut self, event: StreamEvent) {
         self.length += match &event {
             StreamEvent::Text { text, .. } | StreamEvent::Reasoning { text, .. } => text.len(),
             StreamEvent::Arguments { json, .. } => json.len(),
@@ -223,10 +223,10 @@ impl Pieces {
                 self.calls.push(Call {
                     part: part.index(),
                     unannounced: name,
-                    waiting: String::new(),
+                    buffered_args: String::new(),
                 });
                 let index = self.calls.len() - 1;
-                self.announce(index, self.ids.get(index));
+                self.emit_first_chunk(index, self.ids.get(index));
             }
             StreamEvent::Arguments { part, json } => self.arguments(part.index(), json),
             StreamEvent::End {
@@ -237,11 +237,11 @@ impl Pieces {
                     return;
                 };
                 if let Some(known) = self.calls.get_mut(index).filter(|known| known.unannounced.is_some()) {
-                    // The provider may have sent the arguments whole, with the end.
-                    if known.waiting.is_empty() && !call.function.arguments.is_empty() {
-                        known.waiting = serde_json::to_string(&call.function.arguments).unwrap_or_default();
+                    // The provider may have sent all arguments with the end.
+                    if known.buffered_args.is_empty() && !call.function.arguments.is_empty() {
+                        known.buffered_args = serde_json::to_string(&call.function.arguments).unwrap_or_default();
                     }
-                    self.announce(index, Some(call.id.wire().into_owned()));
+                    self.emit_first_chunk(index, Some(call.id.wire().into_owned()));
                 }
             }
             StreamEvent::Start { .. } | StreamEvent::End { .. } => {}
@@ -252,8 +252,8 @@ impl Pieces {
         let Some(index) = self.position(part) else { return };
         let Some(call) = self.calls.get_mut(index) else { return };
         if call.unannounced.is_some() {
-            call.waiting.push_str(&json);
-            self.announce(index, self.ids.get(index));
+            call.buffered_args.push_str(&json);
+            self.emit_first_chunk(index, self.ids.get(index));
         } else {
             self.push(ModelEvent::CallChunk {
                 index,
@@ -265,12 +265,12 @@ impl Pieces {
     }
 
     /// Emits the first chunk of a call as soon as its id is known.
-    fn announce(&mut self, index: usize, id: Option<String>) {
+    fn emit_first_chunk(&mut self, index: usize, id: Option<String>) {
         let (Some(id), Some(call)) = (id, self.calls.get_mut(index)) else {
             return;
         };
         let Some(name) = call.unannounced.take() else { return };
-        let args = std::mem::take(&mut call.waiting);
+        let args = std::mem::take(&mut call.buffered_args);
         self.push(ModelEvent::CallChunk {
             index,
             id: Some(id),

@@ -1,8 +1,8 @@
-//! The HTTP client below the library: what a provider sends is bounded here, before the library collects it.
+//! The HTTP client of rig-core, which bounds what a provider sends before rig-core collects it.
 //!
-//! The library reads bodies of errors to their end, and looks through an event under way again with each piece of it. So the
-//! body of an error is cut, and a stream is handed on in whole events, which are bounded in length, in number and in time.
-//! Redirects are not followed: a request carries the provider's key.
+//! rig-core reads the bodies of errors to their end, and scans an incomplete event again with each piece. So the body
+//! of an error is truncated, and a stream is passed on in whole events, which are bounded in size, number and time.
+//! Redirects are not followed, since a request carries the provider's key.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,29 +19,29 @@ use rig_reqwest::ReqwestClient;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::{PieceError, PieceReader, SilenceLimit};
 
-/// Time to establish a connection.
+/// The timeout of establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A client whose answers are bounded.
+/// An HTTP client with bounded responses.
 #[derive(Clone)]
 pub(super) struct BoundedClient {
     http: reqwest::Client,
     limits: AnswerLimits,
 }
 
-/// Which bound an answer exceeded.
+/// The limit that a response exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Exceeded {
-    /// Nothing came for so long.
-    Silent(SilenceLimit),
-    /// What came is too much.
+    /// No data arrived within this limit.
+    TimedOut(SilenceLimit),
+    /// The response is too large.
     TooLarge(String),
 }
 
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Silent(limit) => write!(f, "{limit}"),
+            Self::TimedOut(limit) => write!(f, "{limit}"),
             Self::TooLarge(what) => f.write_str(what),
         }
     }
@@ -49,19 +49,19 @@ impl fmt::Display for Exceeded {
 
 impl std::error::Error for Exceeded {}
 
-/// What the library is told of an answer that ended before it was complete.
-fn broken(error: PieceError) -> Error {
+/// Converts a read error into one of rig-core.
+fn into_rig_error(error: PieceError) -> Error {
     match error {
-        PieceError::Silent(limit) => Error::instance(Exceeded::Silent(limit)),
+        PieceError::Silent(limit) => Error::instance(Exceeded::TimedOut(limit)),
         PieceError::Broken(error) => Error::instance(error),
     }
 }
 
 impl BoundedClient {
-    /// A client with a connection pool of its own.
+    /// Creates a client with a connection pool of its own.
     ///
     /// # Errors
-    /// When the system offers no TLS.
+    /// When TLS cannot be initialised.
     pub(super) fn new(limits: AnswerLimits) -> reqwest::Result<Self> {
         let redirects = reqwest::redirect::Policy::none();
         let http = crate::net::client_builder()
@@ -71,7 +71,8 @@ impl BoundedClient {
         Ok(Self { http, limits })
     }
 
-    /// Sends a request and waits for the head of the answer. One that tells of an error is an error, with its body.
+    /// Sends a request and waits for the head of the response. An error status becomes an error with the response's
+    /// body.
     async fn open(&self, request: Request<Bytes>) -> Result<PieceReader> {
         let (parts, body) = request.into_parts();
         let request = self
@@ -79,7 +80,9 @@ impl BoundedClient {
             .request(parts.method, parts.uri.to_string())
             .headers(parts.headers)
             .body(body);
-        let reader = PieceReader::open(request, self.limits.pieces).await.map_err(broken)?;
+        let reader = PieceReader::open(request, self.limits.pieces)
+            .await
+            .map_err(into_rig_error)?;
         let status = reader.head().status();
         let headers = reader.head().headers().clone();
         if status.is_success() {
@@ -89,7 +92,7 @@ impl BoundedClient {
         Err(Error::non_success_with_details(status, headers, body))
     }
 
-    /// The beginning of the body of an error: as much as may come, in the time that there is.
+    /// Reads the body of an error up to the limits of size and time.
     async fn error_body(&self, mut reader: PieceReader) -> String {
         let mut body = vec![];
         while let Ok(Some(chunk)) = reader.next().await {
@@ -102,16 +105,16 @@ impl BoundedClient {
         String::from_utf8_lossy(&body).into_owned()
     }
 
-    /// The whole body of an answer that is not streamed.
-    async fn whole(&self, mut reader: PieceReader) -> Result<Bytes> {
-        let longest = self.limits.max_answer_bytes.saturating_mul(2);
+    /// Reads the whole body of a response that is not streamed.
+    async fn read_body(&self, mut reader: PieceReader) -> Result<Bytes> {
+        let max_bytes = self.limits.max_answer_bytes.saturating_mul(2);
         let mut body = vec![];
         loop {
-            let Some(chunk) = reader.next().await.map_err(broken)? else {
+            let Some(chunk) = reader.next().await.map_err(into_rig_error)? else {
                 return Ok(body.into());
             };
-            if body.len() + chunk.len() > longest {
-                return Err(too_large(format!("the answer is longer than {longest} bytes")));
+            if body.len() + chunk.len() > max_bytes {
+                return Err(too_large(format!("the answer is longer than {max_bytes} bytes")));
             }
             body.extend_from_slice(&chunk);
         }
@@ -138,7 +141,7 @@ impl HttpClientExt for BoundedClient {
         async move {
             let reader = client.open(request).await?;
             let head = head(reader.head());
-            let body: LazyBody<U> = Box::pin(async move { client.whole(reader).await.map(U::from) });
+            let body: LazyBody<U> = Box::pin(async move { client.read_body(reader).await.map(U::from) });
             head.body(body).map_err(Error::Protocol)
         }
     }
@@ -151,7 +154,7 @@ impl HttpClientExt for BoundedClient {
         U: From<Bytes>,
         U: WasmCompatSend + 'static,
     {
-        // Chats and embeddings have no use for it.
+        // Chats and embeddings send no multipart requests.
         let client = ReqwestClient::from(self.http.clone());
         async move { client.send_multipart(request).await }
     }
@@ -165,7 +168,7 @@ impl HttpClientExt for BoundedClient {
         async move {
             let reader = client.open(request).await?;
             let head = head(reader.head());
-            let pieces = Pieces {
+            let pieces = UnitStream {
                 unit: Unit::of(reader.head().headers()),
                 reader: Some(reader),
                 held: vec![],
@@ -191,10 +194,10 @@ fn head(response: &reqwest::Response) -> http::response::Builder {
     head
 }
 
-/// What is handed on whole.
+/// The units in which a stream is passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unit {
-    /// An event of a stream of events: up to an empty line.
+    /// An event of an SSE stream, up to an empty line.
     Event,
     /// A line.
     Line,
@@ -213,8 +216,8 @@ impl Unit {
         }
     }
 
-    /// Where the last whole unit in `held` ends. What stands before `from` was looked through already.
-    fn last_end(self, held: &[u8], from: usize) -> Option<usize> {
+    /// Returns the end of the last whole unit in `held`. The bytes before `from` have been searched already.
+    fn end_of_last(self, held: &[u8], from: usize) -> Option<usize> {
         let mut end = held.len();
         while let Some(at) = held.get(from..end)?.iter().rposition(|byte| *byte == b'\n') {
             let newline = from + at;
@@ -228,42 +231,42 @@ impl Unit {
     }
 }
 
-/// The pieces of an answer.
-struct Pieces {
+/// The stream of a response in whole units.
+struct UnitStream {
     unit: Unit,
-    /// Where they come from; none behind the last.
+    /// The source; `None` after its end.
     reader: Option<PieceReader>,
-    /// The unit under way.
+    /// The bytes of the incomplete unit.
     held: Vec<u8>,
     received: usize,
     limits: AnswerLimits,
 }
 
-impl Pieces {
-    /// The next whole units; at the end what is left.
+impl UnitStream {
+    /// Returns the next whole units, and at the end the rest.
     async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
             let Some(reader) = &mut self.reader else {
                 return Ok(None);
             };
-            let Some(chunk) = reader.next().await.map_err(broken)? else {
+            let Some(chunk) = reader.next().await.map_err(into_rig_error)? else {
                 self.reader = None;
                 return Ok((!self.held.is_empty()).then(|| std::mem::take(&mut self.held).into()));
             };
             self.received += chunk.len();
             if self.received > self.limits.max_received_bytes() {
-                let most = self.limits.max_received_bytes();
-                return Err(too_large(format!("more than {most} bytes arrived for one answer")));
+                let limit = self.limits.max_received_bytes();
+                return Err(too_large(format!("more than {limit} bytes arrived for one answer")));
             }
             let from = self.held.len();
             self.held.extend_from_slice(&chunk);
-            if let Some(end) = self.unit.last_end(&self.held, from) {
+            if let Some(end) = self.unit.end_of_last(&self.held, from) {
                 let rest = self.held.split_off(end);
                 return Ok(Some(std::mem::replace(&mut self.held, rest).into()));
             }
             if self.held.len() > self.limits.max_line_bytes {
-                let most = self.limits.max_line_bytes;
-                return Err(too_large(format!("a line of the answer is longer than {most} bytes")));
+                let limit = self.limits.max_line_bytes;
+                return Err(too_large(format!("a line of the answer is longer than {limit} bytes")));
             }
         }
     }
@@ -274,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_handed_on_whole_however_they_are_cut() {
+    fn units_are_passed_on_whole_however_they_arrive() {
         let text = b"data: 1\n\ndata: 2\r\n\r\ndata: 3\ndata: 4";
         for size in 1..text.len() {
             let mut held = vec![];
@@ -282,7 +285,7 @@ mod tests {
             for chunk in text.chunks(size) {
                 let from = held.len();
                 held.extend_from_slice(chunk);
-                if let Some(end) = Unit::Event.last_end(&held, from) {
+                if let Some(end) = Unit::Event.end_of_last(&held, from) {
                     let rest = held.split_off(end);
                     whole.extend(std::mem::replace(&mut held, rest));
                 }
@@ -290,7 +293,7 @@ mod tests {
             assert_eq!(whole, b"data: 1\n\ndata: 2\r\n\r\n", "in pieces of {size}");
             assert_eq!(held, b"data: 3\ndata: 4");
         }
-        assert_eq!(Unit::Line.last_end(b"{}\n{", 0), Some(3));
-        assert_eq!(Unit::Line.last_end(b"{}\n{", 3), None);
+        assert_eq!(Unit::Line.end_of_last(b"{}\n{", 0), Some(3));
+        assert_eq!(Unit::Line.end_of_last(b"{}\n{", 3), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Content blocks on their way to a provider: text, images and files in the spellings clients use.
+//! The conversion of content blocks for a provider: text, images, audio and files in all spellings of clients.
 
 use rig_core::message::{
     Audio, AudioMediaType, Document, DocumentMediaType, DocumentSourceKind, Image, ImageMediaType, MimeType,
@@ -10,8 +10,8 @@ use super::file_names::TITLE;
 use crate::domain::message::Content;
 use crate::model::ModelError;
 
-/// What a human said. A block of a kind no provider can be given is refused by name: leaving it out would make the
-/// model answer a question that was not asked.
+/// Converts the content of a human message. A block of an unknown type is an error that names it: without the block the
+/// model would answer another question.
 pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
     let refused = |message| ModelError::UnsupportedContent { message };
     match content {
@@ -20,7 +20,7 @@ pub(super) fn human(content: &Content) -> Result<Vec<UserContent>, ModelError> {
     }
 }
 
-/// What a tool returned. A block that is neither text nor an image is given to the model as JSON.
+/// Converts the result of a tool. A block that is neither text nor an image is sent as JSON.
 pub(super) fn tool(content: &Content) -> Vec<ToolResultContent> {
     match content {
         Content::Text(text) => vec![ToolResultContent::text(text.as_str())],
@@ -36,7 +36,7 @@ fn tool_block(block: &Value) -> ToolResultContent {
     }
 }
 
-/// A block as the library takes it, or why it is none.
+/// Converts one block, or returns the reason why it cannot be sent.
 pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
     if let Value::String(text) = block {
         return Ok(UserContent::text(text.as_str()));
@@ -62,28 +62,28 @@ pub(super) fn human_block(block: &Value) -> Result<UserContent, String> {
     })
 }
 
-/// The media type that a block states.
+/// Returns the media type that a block states.
 fn mime_of(block: &Value) -> Option<&str> {
     ["mime_type", "media_type"]
         .iter()
         .find_map(|name| block.get(*name)?.as_str())
 }
 
-/// The name of the file in a block, wherever the spelling at hand keeps it.
+/// Returns the file name of a block, in any spelling.
 fn file_name(block: &Value) -> Option<&str> {
-    let places = ["file", "metadata", "extras"]
+    let holders = ["file", "metadata", "extras"]
         .into_iter()
         .filter_map(|name| block.get(name));
-    let mut places = std::iter::once(block).chain(places);
-    let name = |place| {
+    let mut holders = std::iter::once(block).chain(holders);
+    let name = |holder| {
         ["filename", "file_name", "name", "title"]
             .iter()
-            .find_map(|name| Value::get(place, *name)?.as_str())
+            .find_map(|name| Value::get(holder, *name)?.as_str())
     };
-    places.find_map(name).map(str::trim).filter(|name| !name.is_empty())
+    holders.find_map(name).map(str::trim).filter(|name| !name.is_empty())
 }
 
-/// The data of a block and its media type.
+/// The data of a block with its media type.
 struct Source {
     data: DocumentSourceKind,
     mime: Option<String>,
@@ -136,8 +136,8 @@ fn audio(block: &Value) -> Option<UserContent> {
     }))
 }
 
-/// Finds the data, wherever the spelling at hand keeps it: in the block itself, in its `source`, or in the object
-/// named after the kind.
+/// Returns the data of a block, which is in the block itself, in its `source`, or in the object named after the block's
+/// type.
 fn source(block: &Value, nested: &str) -> Option<Source> {
     let inner = block.get(nested).or_else(|| block.get("source")).unwrap_or(block);
     if let Some(url) = inner.as_str() {
@@ -179,7 +179,7 @@ fn source(block: &Value, nested: &str) -> Option<Source> {
     })
 }
 
-/// An address, or the data a `data:` address holds.
+/// Returns a URL as a source: the decoded content of a `data:` URL, or the URL itself.
 fn address(url: &str, mime: Option<String>) -> Source {
     match url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")) {
         Some((stated, data)) => Source {

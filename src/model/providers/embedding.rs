@@ -1,4 +1,4 @@
-//! A provider's embeddings behind our trait.
+//! The implementation of [`Embedder`] for the providers of rig-core.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,22 +12,21 @@ use secrecy::SecretString;
 
 use super::build::{gemini, ollama, openai};
 use super::file_names::FileNames;
-use super::transport::{CallIds, Watched};
+use super::transport::{AdjustedTransport, CallIds};
 use super::{Kind, ProviderConfig, Providers, errors, key, misconfigured};
 use crate::model::ModelError;
 use crate::model::embedding::{Embedder, ScriptedEmbedder, unit};
 use crate::model::retry::RetryPolicy;
 
-/// The longest that an answer may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The models of OpenAI that make vectors of the length they are asked for. Other servers of that protocol may refuse to be
-/// asked.
-const OF_ANY_LENGTH: &str = "text-embedding-3-";
+/// The prefix of OpenAI's models that accept the parameter `dimensions`. Other servers of that protocol may reject it.
+const ANY_DIMENSIONS_PREFIX: &str = "text-embedding-3-";
 
 impl Providers {
-    /// The embeddings of a name like `openai:text-embedding-3-small`, in vectors of `dims` numbers. If the provider cannot
-    /// be used as it is configured, asking it says why.
+    /// Returns the embedder of a name like `openai:text-embedding-3-small`, with `dims` dimensions. If the provider is
+    /// misconfigured, every request returns that error.
     pub fn embedder(&self, name: &str, dims: usize) -> Arc<dyn Embedder> {
         match self.find_embedder(name, dims) {
             Ok(embedder) => embedder,
@@ -41,8 +40,8 @@ impl Providers {
             return Ok(Arc::new(ScriptedEmbedder::new(dims)));
         }
         let key = key(provider, config)?;
-        let asked = model.starts_with(OF_ANY_LENGTH).then_some(dims);
-        let embeddings = connect(config, model, asked, (key.as_ref(), self.http.clone()))
+        let dimensions = model.starts_with(ANY_DIMENSIONS_PREFIX).then_some(dims);
+        let embeddings = connect(config, model, dimensions, (key.as_ref(), self.http.clone()))
             .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
         Ok(Arc::new(Remote {
             name: name.to_owned(),
@@ -62,17 +61,17 @@ fn connect(
 ) -> Option<DynModel<Embedding>> {
     let kind = config.kind;
     Some(match kind {
-        Kind::OpenAi => watched(
+        Kind::OpenAi => adjusted(
             kind,
             openai(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,
         ),
-        Kind::GoogleGenAi => watched(
+        Kind::GoogleGenAi => adjusted(
             kind,
             gemini(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,
         ),
-        Kind::Ollama => watched(
+        Kind::Ollama => adjusted(
             kind,
             ollama(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,
@@ -81,11 +80,11 @@ fn connect(
     })
 }
 
-fn watched<W>(kind: Kind, wire: W, http: DynHttpClient) -> DynModel<Embedding>
+fn adjusted<W>(kind: Kind, wire: W, http: DynHttpClient) -> DynModel<Embedding>
 where
     W: Wire<Op = Embedding, Payload = Encoded, Frame = WireFrame>,
 {
-    let transport = Watched {
+    let transport = AdjustedTransport {
         http,
         kind,
         ids: CallIds::default(),
@@ -96,7 +95,7 @@ where
     driver::Model::new(wire, transport).erase()
 }
 
-/// Embeddings over the network.
+/// An embedder over the network.
 struct Remote {
     name: String,
     embeddings: DynModel<Embedding>,
@@ -108,10 +107,10 @@ struct Remote {
 impl Remote {
     async fn attempt(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
         let count = texts.len();
-        let answer = tokio::time::timeout(PATIENCE, self.embeddings.call(texts))
+        let answer = tokio::time::timeout(REQUEST_TIMEOUT, self.embeddings.call(texts))
             .await
             .map_err(|_| {
-                let message = format!("no embeddings arrived for {} s", PATIENCE.as_secs());
+                let message = format!("no embeddings arrived for {} s", REQUEST_TIMEOUT.as_secs());
                 ModelError::Unavailable {
                     retry_after: None,
                     message,
@@ -119,7 +118,7 @@ impl Remote {
             })?;
         let answer = answer.map_err(|error| errors::map(&error, false, self.key.as_ref()))?;
         if answer.embeddings.len() != count {
-            let message = format!("{} vectors came back for {count} texts", answer.embeddings.len());
+            let message = format!("{} vectors were returned for {count} texts", answer.embeddings.len());
             return Err(ModelError::Unavailable {
                 retry_after: None,
                 message,
@@ -153,11 +152,11 @@ impl Remote {
 #[async_trait]
 impl Embedder for Remote {
     async fn embed(&self, texts: Vec<String>) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.policy.patiently(|| self.attempt(texts.clone())).await
+        self.policy.with_retries(|| self.attempt(texts.clone())).await
     }
 }
 
-/// Stands in for embeddings that cannot be had; says why when it is asked.
+/// The embedder of a misconfigured provider; every request returns its error.
 struct Unusable(ModelError);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! What a provider's failure means for us.
+//! The mapping of a provider's failures to [`ModelError`].
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use serde_json::Value;
 use super::bounded::Exceeded;
 use crate::model::ModelError;
 
-/// The longest part of a provider's own words that is kept, in characters.
-const LONGEST_MESSAGE: usize = 1000;
+/// The maximum length of a provider's message, in characters.
+const MAX_MESSAGE_CHARS: usize = 1000;
 
-/// Marks of a request that exceeds the model's context, as the three big providers and the common servers word it.
-const TOO_LONG: [&str; 7] = [
+/// The texts by which providers and common servers report that a request exceeds the model's context.
+const CONTEXT_OVERFLOW_TEXTS: [&str; 7] = [
     "context_length_exceeded",
     "maximum context length",
     "context window",
@@ -26,34 +26,34 @@ const TOO_LONG: [&str; 7] = [
     "too many tokens",
 ];
 
-/// Our word for a failure. `begun`: whether a piece of the answer was already passed on. The key is cut out of the
-/// text should the provider repeat it.
+/// Converts a failure. `has_begun` says whether a piece of the answer has already been passed on. The key is removed from
+/// the text in case the provider repeats it.
 #[expect(
     clippy::wildcard_enum_match_arm,
-    reason = "the library's enum grows; see the last arm"
+    reason = "the enum of rig-core is not exhaustive; see the last arm"
 )]
-pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>) -> ModelError {
+pub(super) fn map(error: &ProviderError, has_begun: bool, key: Option<&SecretString>) -> ModelError {
     if let Some(exceeded) = exceeded(error) {
         let message = exceeded.to_string();
         return match exceeded {
-            Exceeded::Silent(_) => ModelError::TimedOut { message },
+            Exceeded::TimedOut(_) => ModelError::TimedOut { message },
             Exceeded::TooLarge(_) => ModelError::TooLarge { message },
         };
     }
-    let message = |text: &str| words(text, key);
+    let message = |text: &str| sanitized(text, key);
     match error {
         ProviderError::ProviderResponse(reply)
         | ProviderError::InvalidAuthentication(reply)
-        | ProviderError::CacheExpired { response: reply, .. } => replied(reply, begun, key),
+        | ProviderError::CacheExpired { response: reply, .. } => response_error(reply, has_begun, key),
         ProviderError::Truncated => ModelError::Interrupted {
             message: message("the reply ended before it was complete"),
         },
-        ProviderError::Http(cause) => lost(begun, message(&chain(cause.as_ref()))),
+        ProviderError::Http(cause) => connection_error(has_begun, message(&chain(cause.as_ref()))),
         ProviderError::Json(_)
         | ProviderError::Response(_)
         | ProviderError::Provider(_)
-        | ProviderError::Relayed(_) => lost(begun, message(&error.to_string())),
-        // The rest are requests that could not be built: nothing was sent.
+        | ProviderError::Relayed(_) => connection_error(has_begun, message(&error.to_string())),
+        // All others are requests that could not be built: nothing was sent.
         _ => ModelError::Refused {
             status: 400,
             message: message(&error.to_string()),
@@ -61,7 +61,7 @@ pub(super) fn map(error: &ProviderError, begun: bool, key: Option<&SecretString>
     }
 }
 
-/// The bound that the answer exceeded, if that is what happened.
+/// Returns the limit that the response exceeded, if that is the cause.
 fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
     let ProviderError::Http(transport) = error else {
         return None;
@@ -76,8 +76,8 @@ fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
     None
 }
 
-fn lost(begun: bool, message: String) -> ModelError {
-    if begun {
+fn connection_error(has_begun: bool, message: String) -> ModelError {
+    if has_begun {
         ModelError::Interrupted { message }
     } else {
         ModelError::Unavailable {
@@ -87,16 +87,16 @@ fn lost(begun: bool, message: String) -> ModelError {
     }
 }
 
-/// The provider answered with an error: as the HTTP reply, or in the middle of a stream that began well.
-fn replied(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString>) -> ModelError {
+/// Converts an error that the provider returned, as an HTTP response or in the middle of a stream.
+fn response_error(reply: &ProviderResponseError, has_begun: bool, key: Option<&SecretString>) -> ModelError {
     let body: Value = serde_json::from_str(&reply.body).unwrap_or(Value::Null);
-    let message = words(said(&body).unwrap_or(&reply.body), key);
+    let message = sanitized(message_of(&body).unwrap_or(&reply.body), key);
     let code = reply.machine_code().unwrap_or_default();
     let status = reply
         .status
         .map(|status| status.as_u16())
         .filter(|status| *status >= 300)
-        .or_else(|| in_stream(&body, &code));
+        .or_else(|| status_in_stream(&body, &code));
     let retry_after = reply
         .headers
         .as_ref()
@@ -111,18 +111,20 @@ fn replied(reply: &ProviderResponseError, begun: bool, key: Option<&SecretString
     }
     match status {
         Some(413) => ModelError::TooLong { message },
-        Some(400 | 422) if TOO_LONG.iter().any(|mark| lower.contains(mark)) => ModelError::TooLong { message },
-        // An account without credit is reported like a limit, but waiting does not fill it.
+        Some(400 | 422) if CONTEXT_OVERFLOW_TEXTS.iter().any(|mark| lower.contains(mark)) => {
+            ModelError::TooLong { message }
+        }
+        // An account without credit has the status of a rate limit, but a retry cannot fix it.
         Some(429) if code == "insufficient_quota" => ModelError::Refused { status: 429, message },
-        Some(408 | 409 | 425 | 429 | 500..) | None if begun => ModelError::Interrupted { message },
+        Some(408 | 409 | 425 | 429 | 500..) | None if has_begun => ModelError::Interrupted { message },
         Some(429) => ModelError::RateLimited { retry_after, message },
         Some(408 | 409 | 425 | 500..) | None => ModelError::Unavailable { retry_after, message },
         Some(status) => ModelError::Refused { status, message },
     }
 }
 
-/// The status an error inside a stream stands for: the number it carries, or the one its name has over HTTP.
-fn in_stream(body: &Value, code: &str) -> Option<u16> {
+/// Returns the HTTP status of an error inside a stream: the number in it, or the status of its name.
+fn status_in_stream(body: &Value, code: &str) -> Option<u16> {
     let number = error_of(body)
         .and_then(|error| error.get("code"))
         .and_then(Value::as_u64);
@@ -142,13 +144,13 @@ fn in_stream(body: &Value, code: &str) -> Option<u16> {
     }
 }
 
-/// The error object of a body; Google wraps it in a list when it streams.
+/// Returns the error object of a body; Google wraps it in a list in streams.
 fn error_of(body: &Value) -> Option<&Value> {
     let body = body.get(0).unwrap_or(body);
     body.get("error").or_else(|| body.get("message").map(|_| body))
 }
 
-fn said(body: &Value) -> Option<&str> {
+fn message_of(body: &Value) -> Option<&str> {
     let error = error_of(body)?;
     error.as_str().or_else(|| error.get("message")?.as_str())
 }
@@ -162,23 +164,23 @@ fn from_headers(headers: &HeaderMap) -> Option<Duration> {
     if let Some(ms) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()) {
         return Duration::try_from_secs_f64(ms / 1000.0).ok();
     }
-    let wish = text("retry-after")?;
-    if let Ok(seconds) = wish.parse::<f64>() {
+    let value = text("retry-after")?;
+    if let Ok(seconds) = value.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
-    (DateTime::parse_from_rfc2822(wish).ok()?.with_timezone(&Utc) - Utc::now())
+    (DateTime::parse_from_rfc2822(value).ok()?.with_timezone(&Utc) - Utc::now())
         .to_std()
         .ok()
 }
 
-/// Google says in the body how long to wait, as in `"retryDelay": "13s"`.
+/// Returns the delay in the body of Google's errors, as in `"retryDelay": "13s"`.
 fn from_body(body: &Value) -> Option<Duration> {
     let details = error_of(body)?.get("details")?.as_array()?;
     let delay = details.iter().find_map(|detail| detail.get("retryDelay")?.as_str())?;
     Duration::try_from_secs_f64(delay.strip_suffix('s')?.parse().ok()?).ok()
 }
 
-/// An error with its causes: the outermost text alone rarely says what happened to a connection.
+/// Returns the text of an error with its causes, since the outermost one rarely explains a connection failure.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -192,8 +194,8 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-fn words(text: &str, key: Option<&SecretString>) -> String {
-    let text: String = text.chars().take(LONGEST_MESSAGE).collect();
+fn sanitized(text: &str, key: Option<&SecretString>) -> String {
+    let text: String = text.chars().take(MAX_MESSAGE_CHARS).collect();
     match key.map(ExposeSecret::expose_secret).filter(|key| !key.is_empty()) {
         Some(key) => text.replace(key, "[key]"),
         None => text,

@@ -1,27 +1,30 @@
-//! The names of files, for which the library has no place in OpenAI's protocol: it calls every PDF the same.
+//! File names in requests to OpenAI. rig-core gives every PDF the same name, so the names are set in the encoded
+//! request.
 
 use rig_core::completion::CompletionRequest;
-use rig_core::message::{Document, DocumentMediaType, DocumentSourceKind, Message as Said, UserContent};
+use rig_core::message::{Document, DocumentMediaType, DocumentSourceKind, Message as RigMessage, UserContent};
 use rig_core::wire::Body;
 use serde_json::Value;
 
 use super::Kind;
 
-/// Where the name of a document stands among what the library passes on; for Anthropic it is the document's title.
+/// The key of a document's name in rig-core's additional parameters; Anthropic sends it as the document's title.
 pub(super) const TITLE: &str = "title";
 
-/// The names of the PDF files in a request, in their order; none for one that has no name.
+/// The names of the PDF files in a request, in their order; `None` for a file without a name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct FileNames(Vec<Option<String>>);
 
 impl FileNames {
-    /// Those of a request to a provider of this kind, unless they reach it anyway.
+    /// Returns the names of the files in a request, if rig-core does not send them to this kind of provider.
     pub(super) fn of(request: &CompletionRequest, kind: Kind) -> Self {
         if kind != Kind::OpenAi {
             return Self::default();
         }
-        let users = request.chat_history.iter().filter_map(|said| {
-            let Said::User { content } = said else { return None };
+        let users = request.chat_history.iter().filter_map(|message| {
+            let RigMessage::User { content } = message else {
+                return None;
+            };
             Some(content)
         });
         let documents = users.flatten().filter_map(|part| {
@@ -34,8 +37,8 @@ impl FileNames {
         Self(documents.map(name).collect())
     }
 
-    /// Puts the names into an encoded request.
-    pub(super) fn put(&self, request: &mut http::Request<Body>) {
+    /// Sets the names in an encoded request.
+    pub(super) fn set(&self, request: &mut http::Request<Body>) {
         if self.0.iter().all(Option::is_none) {
             return;
         }
@@ -54,7 +57,7 @@ impl FileNames {
         let sent: Vec<&mut Value> = blocks
             .filter_map(|block| block.get_mut("file")?.get_mut("filename"))
             .collect();
-        // Were they not the same files, a file would get the name of another.
+        // A different number would give a file the name of another one.
         if sent.len() != self.0.len() {
             return;
         }
@@ -67,7 +70,7 @@ impl FileNames {
     }
 }
 
-/// Whether the library sends the document as a file with a name.
+/// Returns whether rig-core sends the document as a file with a name.
 fn is_sent_by_name(document: &Document) -> bool {
     document.media_type == Some(DocumentMediaType::PDF)
         && matches!(

@@ -1,7 +1,7 @@
-//! The cache markers in the instructions of an agent, for which the library has no place.
+//! The cache markers (`cache_control`) in an agent's instructions, which rig-core does not support.
 //!
-//! The library marks by itself the last tool, the last block of the instructions and the end of the conversation. Whoever
-//! marks blocks knows better, so these come first, and the library's stay as far as the provider takes more.
+//! rig-core itself marks the last tool, the last block of the instructions and the end of the conversation. The markers
+//! of the definition take precedence; rig-core's are kept as far as the provider's maximum of four allows.
 
 use rig_core::wire::Body;
 use serde_json::{Value, json};
@@ -10,25 +10,25 @@ use crate::definition::{MOST_MARKERS, PromptBlock};
 
 const MARKER: &str = "cache_control";
 
-/// Marks the blocks of the instructions in `request` that are marked in `blocks`.
-pub(super) fn keep(request: &mut http::Request<Body>, blocks: &[PromptBlock]) {
+/// Sets the markers of `blocks` in the instructions of an encoded request.
+pub(super) fn set(request: &mut http::Request<Body>, blocks: &[PromptBlock]) {
     let Body::Bytes(bytes) = request.body_mut() else { return };
     let Ok(mut body) = serde_json::from_slice::<Value>(bytes) else {
         return;
     };
-    place(&mut body, blocks);
+    set_in_body(&mut body, blocks);
     *bytes = body.to_string().into_bytes();
 }
 
-fn place(body: &mut Value, blocks: &[PromptBlock]) {
+fn set_in_body(body: &mut Value, blocks: &[PromptBlock]) {
     let Some(system) = body.get_mut("system").and_then(Value::as_array_mut) else {
         return;
     };
     let mut marked = vec![];
     for (at, (sent, block)) in system.iter_mut().zip(blocks).enumerate() {
-        // Instructions further down in the conversation make the library join all of them.
-        let is_it = sent.get("text").and_then(Value::as_str) == Some(&block.text);
-        if let (true, Some(marker)) = (is_it, block.cache_control) {
+        // With system messages inside the conversation, rig-core joins all instructions into one block.
+        let is_same_text = sent.get("text").and_then(Value::as_str) == Some(&block.text);
+        if let (true, Some(marker)) = (is_same_text, block.cache_control) {
             sent[MARKER] = json!(marker);
             marked.push(at);
         }
@@ -36,7 +36,7 @@ fn place(body: &mut Value, blocks: &[PromptBlock]) {
     let surplus = marked.len().saturating_sub(MOST_MARKERS);
     marked.drain(..surplus).for_each(|at| unmark(system.get_mut(at)));
     let Some(last) = marked.last().copied() else { return };
-    // What is kept for longer has to come first.
+    // Anthropic requires blocks with a longer lifetime to come first.
     let long = marked
         .iter()
         .rposition(|at| system[*at][MARKER]["ttl"] == "1h")
@@ -47,7 +47,7 @@ fn place(body: &mut Value, blocks: &[PromptBlock]) {
     if marked.len() + 1 >= MOST_MARKERS && last + 1 < system.len() {
         unmark(system.last_mut());
     }
-    // They stand before the instructions, so that every marker in these covers them.
+    // The tools precede the instructions, so every marker in the instructions covers them.
     unmark(body.get_mut("tools").and_then(|tools| tools.as_array_mut()?.last_mut()));
     if marked.len() == MOST_MARKERS {
         let message = body
@@ -67,7 +67,7 @@ fn unmark(block: Option<&mut Value>) {
 mod tests {
     use super::*;
 
-    /// What is marked of a request with these blocks, of which the library has marked what it always does.
+    /// Returns the marked blocks of a request with these instructions, after rig-core's own markers were set.
     fn marked(blocks: Value) -> Vec<String> {
         let blocks: Vec<PromptBlock> = serde_json::from_value(blocks).expect("blocks");
         let auto = json!({"type": "ephemeral"});
@@ -80,14 +80,14 @@ mod tests {
         }
         let mut body = json!({"tools": [{"text": "tool", MARKER: auto}], "system": system,
             "messages": [{"content": [{"text": "end", MARKER: auto}]}]});
-        place(&mut body, &blocks);
+        set_in_body(&mut body, &blocks);
         let all = [&body["tools"], &body["system"], &body["messages"][0]["content"]];
         let all = all.into_iter().filter_map(Value::as_array).flatten();
-        let told = |block: &Value| {
+        let describe = |block: &Value| {
             let ttl = block.get(MARKER)?.get("ttl").and_then(Value::as_str).unwrap_or("5m");
             Some(format!("{} {ttl}", block["text"].as_str()?))
         };
-        all.filter_map(told).collect()
+        all.filter_map(describe).collect()
     }
 
     fn block(text: &str, ttl: Option<&str>) -> Value {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn own_markers_come_first_and_those_of_the_library_fill_up_to_four() {
+    fn own_markers_come_first_and_those_of_rig_fill_up_to_four() {
         let own = |text| block(text, None);
         let plain = |text: &str| json!({"text": text});
         assert_eq!(marked(json!([plain("a"), plain("b")])), ["tool 5m", "b 5m", "end 5m"]);
@@ -110,16 +110,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_an_hour_never_comes_after_what_is_kept_for_less() {
+    fn a_marker_of_an_hour_never_follows_a_shorter_one() {
         let mixed = json!([block("a", None), block("b", Some("1h")), block("c", Some("5m"))]);
         assert_eq!(marked(mixed), ["a 1h", "b 1h", "c 5m", "end 5m"]);
     }
 
     #[test]
-    fn blocks_that_the_library_joined_have_no_markers_of_their_own() {
+    fn blocks_that_rig_joined_have_no_markers_of_their_own() {
         let mut body = json!({"system": [{"text": "a\n\nb"}]});
         let blocks: Vec<PromptBlock> = serde_json::from_value(json!([block("a", None)])).expect("blocks");
-        place(&mut body, &blocks);
+        set_in_body(&mut body, &blocks);
         assert_eq!(body, json!({"system": [{"text": "a\n\nb"}]}));
     }
 }

@@ -1,9 +1,9 @@
-//! The library's own form of an answer, kept beside ours where ours would lose something.
+//! The form of an answer in rig-core, which is stored in the message if the message itself cannot hold all of it.
 //!
-//! Signed thinking, redacted thinking, a provider's own tools, citations and Google's thought signatures must go
-//! back to the provider unchanged, and our messages have no place for them. Such an answer is stored under
-//! `additional_kwargs.native` as `{"provider", "message"}`. It is only replayed to the same provider, and only as
-//! far as it still says what the message says: people edit calls before they approve them.
+//! Signed and redacted thinking, a provider's own tools, citations and Google's thought signatures must be sent back
+//! unchanged, and messages have no fields for them. Such an answer is stored under `additional_kwargs.native` as
+//! `{"provider", "message"}`. It is only sent to the same provider, and only as far as it agrees with the message,
+//! since users may edit calls before they approve them.
 
 use rig_core::completion::CompletionResponse;
 use rig_core::message::{AssistantContent, AssistantMessage, ToolFunction, ToolName};
@@ -15,7 +15,7 @@ use crate::domain::message::Message;
 /// The key in `additional_kwargs`.
 pub(super) const KEY: &str = "native";
 
-/// Members of a provider's block that our messages hold too.
+/// The fields of a provider's block that messages can hold.
 const HELD: [&str; 13] = [
     "type",
     "text",
@@ -32,7 +32,7 @@ const HELD: [&str; 13] = [
     "tool_calls",
 ];
 
-/// The answer in the library's form, when ours does not hold all of it.
+/// Returns the answer in the form of rig-core, if a message cannot hold all of it.
 pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
     let mut after_call = false;
     let is_plain = response.choice.iter().all(|block| {
@@ -43,7 +43,7 @@ pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
     if is_plain {
         return None;
     }
-    // Without a stop: the library would leave out a turn it takes for a failed one.
+    // Without a stop reason, since rig-core omits turns that it regards as failed.
     let message = response.head().with_stop(None).with_content(response.choice.clone());
     let message = serde_json::to_value(message).ok()?;
     Some(json!({"provider": kind.as_str(), "message": message}))
@@ -51,7 +51,7 @@ pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
 
 #[expect(
     clippy::wildcard_enum_match_arm,
-    reason = "the library's enum grows; what is not known is not held"
+    reason = "the enum of rig-core is not exhaustive; what is not known is not held"
 )]
 fn is_held(block: &AssistantContent) -> bool {
     match block {
@@ -71,7 +71,7 @@ fn item_is_held(block: &AssistantContent) -> bool {
         .all(|(name, value)| HELD.contains(&name.as_str()) || is_empty(value))
 }
 
-/// The stored form of a message, if it may be replayed to this kind of provider.
+/// Returns the stored form of a message, if it may be sent to this kind of provider.
 pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> {
     let stored = message.additional_kwargs.get(KEY)?;
     if stored.get("provider")?.as_str()? != kind.as_str() {
@@ -97,7 +97,7 @@ pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> 
         if let AssistantContent::ToolCall(call) = block {
             let id = call.id.wire();
             if let Some(ours) = message.tool_calls().iter().find(|ours| ours.id == id) {
-                // Assigning an edited call makes the library rebuild that block; the others keep their form.
+                // Assigning an edited call makes rig-core rebuild that block; the others keep their form.
                 if ours.args != call.function.arguments || ours.name != call.function.name {
                     call.function =
                         ToolFunction::new(ToolName::new(ours.name.clone()).ok()?, Value::Object(ours.args.clone()));

@@ -1,4 +1,4 @@
-//! The library's response becomes our message.
+//! The conversion of a provider's response into a message.
 
 use rig_core::completion::{CompletionResponse, FinishReason, Usage};
 use rig_core::message::{AssistantContent, DocumentSourceKind, MimeType};
@@ -8,11 +8,11 @@ use super::{Kind, native};
 use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall};
 use crate::model::ModelError;
 
-/// The whole answer as a message without an id. Reasoning is in `additional_kwargs.reasoning_content`.
+/// Converts the whole answer into a message without an id. Reasoning is in `additional_kwargs.reasoning_content`.
 pub(super) fn message(response: &CompletionResponse, kind: Kind, model: &str) -> Result<Message, ModelError> {
     let finish = response.finish_reason();
     if let (Some(error), None) = (&response.error, &finish) {
-        // The provider closed the stream without saying why it stopped: the answer may be a part of one.
+        // Without a finish reason the answer may be incomplete.
         return Err(ModelError::Interrupted { message: error.clone() });
     }
     let (calls, invalid) = calls(response);
@@ -38,7 +38,7 @@ pub(super) fn message(response: &CompletionResponse, kind: Kind, model: &str) ->
     }
     let metadata = &mut message.response_metadata;
     if let Some(finish) = finish {
-        metadata.insert("finish_reason".to_owned(), word(&finish).into());
+        metadata.insert("finish_reason".to_owned(), finish_reason(&finish).into());
     }
     metadata.insert("model_name".to_owned(), response.model().unwrap_or(model).into());
     metadata.insert("model_provider".to_owned(), kind.as_str().into());
@@ -48,7 +48,7 @@ pub(super) fn message(response: &CompletionResponse, kind: Kind, model: &str) ->
     Ok(message)
 }
 
-fn word(finish: &FinishReason) -> &str {
+fn finish_reason(finish: &FinishReason) -> &str {
     match finish {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
@@ -59,7 +59,7 @@ fn word(finish: &FinishReason) -> &str {
     }
 }
 
-/// Plain text, or blocks when the model also made images.
+/// Returns plain text, or blocks if the model also generated images.
 fn content(response: &CompletionResponse) -> Content {
     let images: Vec<Value> = response.choice.iter().filter_map(image).collect();
     let text = response.text();
@@ -72,7 +72,7 @@ fn content(response: &CompletionResponse) -> Content {
 
 #[expect(
     clippy::wildcard_enum_match_arm,
-    reason = "the library's enum grows; other forms cannot be shown"
+    reason = "the enum of rig-core is not exhaustive; other forms cannot be shown"
 )]
 fn image(block: &AssistantContent) -> Option<Value> {
     let AssistantContent::Image(image) = block else {

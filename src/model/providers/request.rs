@@ -1,11 +1,11 @@
-//! Our request becomes the library's.
+//! The conversion of a model request into one of rig-core.
 
 use std::collections::{BTreeMap, HashMap};
 
 use rig_core::completion::{CompletionRequest, GenerationOptions, ToolDefinition};
 use rig_core::message::{
-    AssistantContent, AssistantMessage, CallId, LocalCallId, Message as Said, ToolCall as Call, ToolChoice as Choice,
-    ToolFunction, ToolName, ToolResult, UserContent,
+    AssistantContent, AssistantMessage, CallId, LocalCallId, Message as RigMessage, ToolCall as Call,
+    ToolChoice as Choice, ToolFunction, ToolName, ToolResult, UserContent,
 };
 use serde_json::{Map, Value, json};
 
@@ -15,8 +15,7 @@ use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
 
-/// The request as the library takes it. With a `separator`, its text stands between messages of the user that follow one
-/// another.
+/// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user.
 pub(super) fn build(
     request: &ModelRequest,
     kind: Kind,
@@ -25,7 +24,7 @@ pub(super) fn build(
     let mut history = History {
         kind,
         separator,
-        said: Vec::new(),
+        messages: Vec::new(),
         calls: HashMap::new(),
     };
     let whole = request.system.text();
@@ -33,28 +32,31 @@ pub(super) fn build(
         Kind::Anthropic => request.system.parts(),
         Kind::OpenAi | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => vec![whole.as_str()],
     };
-    history
-        .said
-        .extend(parts.into_iter().filter(|text| !text.is_empty()).map(Said::system));
+    history.messages.extend(
+        parts
+            .into_iter()
+            .filter(|text| !text.is_empty())
+            .map(RigMessage::system),
+    );
     for message in &request.messages {
         history.add(message)?;
     }
-    if history.said.is_empty() {
+    if history.messages.is_empty() {
         return Err(ModelError::NothingToAsk);
     }
     let (tools, choice) = tools(request, &history)?;
-    let mut built = CompletionRequest::from(history.said)
+    let mut built = CompletionRequest::from(history.messages)
         .tools(tools)
         .accept_unknown_finish_reasons(true);
     built.tool_choice = choice;
     let mut own = request.settings.clone();
-    // A definition that was stored before its settings were checked may still have one of these.
+    // A definition that was stored before settings were validated may still contain one of these.
     own.retain(|name, _| !is_structural_setting(name));
     if let Some(format) = &request.answer_format {
         match kind {
-            // The library would ask for the form only once a tool has been called.
+            // rig-core would request the format only after a tool has been called.
             Kind::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
-            // A schema that is none was refused when the definition was read.
+            // An invalid schema was rejected when the definition was read.
             Kind::Anthropic | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => {
                 built.output_schema = serde_json::from_value(format.schema.clone()).ok();
             }
@@ -63,7 +65,7 @@ pub(super) fn build(
     Ok(settings(built, own))
 }
 
-/// The form of the answer in the words of OpenAI's protocol.
+/// Returns `response_format` of OpenAI's protocol.
 fn response_format(format: &AnswerFormat) -> Value {
     let name = form_name(&format.schema).unwrap_or_else(|| "answer".to_owned());
     let mut schema = json!({"name": name, "schema": format.schema});
@@ -73,8 +75,8 @@ fn response_format(format: &AnswerFormat) -> Value {
     json!({"type": "json_schema", "json_schema": schema})
 }
 
-/// The tools to declare. Past calls need their tools declared even when none may be called now, as the library
-/// would otherwise turn them into prose; so their names are declared and calling is switched off.
+/// Returns the tools to declare. Past calls need their tools declared even if none may be called now, since rig-core
+/// would otherwise send those calls as text; so their names are declared, and calling is disabled.
 fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefinition>, Option<Choice>), ModelError> {
     if request.tools.is_empty() {
         let past: BTreeMap<&str, &ToolName> = history.calls.values().map(|(_, name)| (name.as_str(), name)).collect();
@@ -97,8 +99,7 @@ fn tools(request: &ModelRequest, history: &History<'_>) -> Result<(Vec<ToolDefin
     Ok((tools.collect::<Result<_, ModelError>>()?, choice))
 }
 
-/// Settings with the same meaning everywhere go where each provider expects them; the others are merged into the
-/// request as they are.
+/// Applies the settings: common ones where each provider expects them, the others merged into the request as they are.
 fn settings(mut request: CompletionRequest, mut settings: Map<String, Value>) -> CompletionRequest {
     request.temperature = take(&mut settings, "temperature", Value::as_f64);
     request.max_tokens = take(&mut settings, "max_tokens", Value::as_u64);
@@ -128,7 +129,7 @@ fn strings(value: &Value) -> Option<Vec<String>> {
         .collect()
 }
 
-/// Takes a setting out when it has the expected type; otherwise it stays and the provider says what is wrong.
+/// Removes and returns a setting of the expected type; otherwise it stays, and the provider reports the error.
 fn take<T>(settings: &mut Map<String, Value>, name: &str, read: impl Fn(&Value) -> Option<T>) -> Option<T> {
     let value = read(settings.get(name)?)?;
     settings.shift_remove(name);
@@ -142,11 +143,11 @@ fn name(name: &str) -> Result<ToolName, ModelError> {
     })
 }
 
-/// The conversation so far, and the calls in it by the id our messages know them by.
+/// The conversation so far, and its calls by their ids in our messages.
 struct History<'a> {
     kind: Kind,
     separator: Option<&'a Separator>,
-    said: Vec<Said>,
+    messages: Vec<RigMessage>,
     calls: HashMap<String, (CallId, ToolName)>,
 }
 
@@ -154,7 +155,7 @@ impl History<'_> {
     fn add(&mut self, message: &Message) -> Result<(), ModelError> {
         match &message.role {
             Role::Human => self.human(message)?,
-            Role::System => self.said.push(Said::system(message.content.text())),
+            Role::System => self.messages.push(RigMessage::system(message.content.text())),
             Role::Ai { .. } => {
                 let turn = match native::recall(message, self.kind) {
                     Some(native) => native,
@@ -164,7 +165,7 @@ impl History<'_> {
                 self.calls
                     .extend(calls.map(|c| (c.id.wire().into_owned(), (c.id.clone(), c.function.name.clone()))));
                 if !turn.content.is_empty() {
-                    self.said.push(Said::Assistant(turn));
+                    self.messages.push(RigMessage::Assistant(turn));
                 }
             }
             Role::Tool {
@@ -177,19 +178,19 @@ impl History<'_> {
 
     fn human(&mut self, message: &Message) -> Result<(), ModelError> {
         let content = content::human(&message.content)?;
-        let follows_another = match self.said.last() {
-            Some(Said::User { content }) => !matches!(content.last(), Some(UserContent::ToolResult(_))),
+        let follows_another = match self.messages.last() {
+            Some(RigMessage::User { content }) => !matches!(content.last(), Some(UserContent::ToolResult(_))),
             _ => false,
         };
         if let Some(separator) = self.separator.filter(|_| follows_another) {
-            self.said.push(Said::system(separator.text()));
+            self.messages.push(RigMessage::system(separator.text()));
         }
-        self.said.push(Said::User { content });
+        self.messages.push(RigMessage::User { content });
         Ok(())
     }
 
-    /// A turn of the model from the fields of the message. Reasoning stays out: without its signature no provider
-    /// takes it back.
+    /// Rebuilds a turn of the model from the fields of the message. Reasoning is omitted: no provider accepts it
+    /// without its signature.
     fn rebuilt(&self, message: &Message) -> Result<AssistantMessage, ModelError> {
         let mut blocks = Vec::new();
         let text = message.content.text();
@@ -213,8 +214,8 @@ impl History<'_> {
         Ok(AssistantMessage::new(blocks))
     }
 
-    /// The library's form of a call id. Google gives none, so there ids the library made up are told apart by their
-    /// form and not sent.
+    /// Returns rig-core's form of a call id. Google has no call ids, so ids that rig-core generated are recognised by
+    /// their form and not sent.
     fn id(&self, id: &str) -> CallId {
         if self.kind == Kind::GoogleGenAi
             && let Ok(local) = serde_json::from_value::<LocalCallId>(Value::from(id))
@@ -224,7 +225,7 @@ impl History<'_> {
         CallId::from_wire(id)
     }
 
-    /// A tool's result. Results that follow each other are one message, as some providers demand.
+    /// Adds a tool's result. Consecutive results form one message, as some providers require.
     fn answer(&mut self, id: &str, status: ToolStatus, message: &Message) -> Result<(), ModelError> {
         let (call, tool) = match self.calls.get(id) {
             Some(known) => known.clone(),
@@ -245,11 +246,11 @@ impl History<'_> {
             content: content::tool(&message.content),
             is_error: status == ToolStatus::Error,
         });
-        match self.said.last_mut() {
-            Some(Said::User { content }) if matches!(content.last(), Some(UserContent::ToolResult(_))) => {
+        match self.messages.last_mut() {
+            Some(RigMessage::User { content }) if matches!(content.last(), Some(UserContent::ToolResult(_))) => {
                 content.push(result);
             }
-            _ => self.said.push(Said::User { content: vec![result] }),
+            _ => self.messages.push(RigMessage::User { content: vec![result] }),
         }
         Ok(())
     }

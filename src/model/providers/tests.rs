@@ -1,4 +1,4 @@
-//! A small HTTP server that plays fixed replies, and what the tests of all wires share.
+//! A small HTTP server with prepared replies, and helpers for the tests of all wire formats.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +19,7 @@ mod names;
 mod replay;
 mod wires;
 
-/// One prepared reply.
+/// A prepared reply.
 pub(super) struct Reply {
     status: u16,
     headers: Vec<(&'static str, &'static str)>,
@@ -28,7 +28,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// A stream of these frames; one that begins with a blank-free word and a colon names its event.
+    /// A stream of these frames; a frame that begins with a word and a colon names its event.
     pub(super) fn stream(frames: &[&str]) -> Self {
         let body = frames.iter().map(|frame| format!("{frame}\n\n")).collect();
         Self {
@@ -39,7 +39,7 @@ impl Reply {
         }
     }
 
-    /// The same, but the connection breaks at its end.
+    /// A stream of these frames whose connection breaks at the end.
     pub(super) fn cut(frames: &[&str]) -> Self {
         Self {
             cut: true,
@@ -62,7 +62,7 @@ impl Reply {
     }
 }
 
-/// What the server received.
+/// A request that the server received.
 pub(super) struct Received {
     pub(super) uri: Uri,
     pub(super) headers: HeaderMap,
@@ -102,7 +102,7 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
     response
         .body(Body::from_stream(
             stream::iter([Ok(reply.body)].into_iter().chain(end)).then(async |part| {
-                // What was written before must reach the client before the connection breaks.
+                // The earlier parts must reach the client before the connection breaks.
                 if part.is_err() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -112,7 +112,7 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
         .unwrap()
 }
 
-/// A model of the kind behind a fake that plays these replies, without retries.
+/// Creates a model of this kind, without retries, whose provider returns these replies.
 pub(super) async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
     let fake = Fake {
         replies: Arc::new(Mutex::new(replies.into())),
@@ -154,7 +154,7 @@ pub(super) fn request(messages: Vec<Message>) -> ModelRequest {
     }
 }
 
-/// The deltas, and what ended the answer.
+/// Asks the model; returns the deltas and the end of the answer.
 pub(super) async fn ask(
     model: &Arc<dyn Model>,
     request: ModelRequest,
@@ -187,7 +187,7 @@ pub(super) fn text_of(events: &[ModelEvent]) -> String {
         .collect()
 }
 
-/// The calls as the chunks tell them: id, name and arguments by index.
+/// Returns the calls in the chunks, by index: id, name and arguments.
 pub(super) fn calls_of(events: &[ModelEvent]) -> Vec<(String, String, String)> {
     let mut calls: Vec<(String, String, String)> = Vec::new();
     for event in events {

@@ -1,9 +1,8 @@
-//! The way to the provider, watched.
+//! The transport to a provider, which adjusts requests and observes replies.
 //!
-//! The library announces a tool call by its name and tells the provider's id only when the call is complete, but
-//! the first chunk a client sees must carry the id. So this transport looks into the frames as they pass and notes
-//! the ids. It also moves Google's key from the address, where logs and error texts would pick it up, to a header, and marks what
-//! Anthropic is to keep of the instructions.
+//! rig-core reports the id of a tool call only when the call is complete, but the first chunk for clients must contain
+//! it. So this transport reads the ids from the frames. It also moves Google's key from the URL, which appears in logs
+//! and error texts, into a header, and sets file names and cache markers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,12 +19,12 @@ use super::separators::Separator;
 use super::{Kind, markers};
 use crate::definition::PromptBlock;
 
-/// The ids of an answer's calls in the order in which they began.
+/// The ids of an answer's calls, in the order in which they began.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallIds(Arc<Mutex<Vec<String>>>);
 
 impl CallIds {
-    /// The id of the call that began as number `index`, if it is known yet.
+    /// Returns the id of call number `index`, if it is known yet.
     pub(super) fn get(&self, index: usize) -> Option<String> {
         self.0
             .lock()
@@ -34,7 +33,7 @@ impl CallIds {
             .cloned()
     }
 
-    fn note(&self, id: String) {
+    fn record(&self, id: String) {
         let mut ids = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Some gateways repeat the id on every chunk of a call.
         if !id.is_empty() && !ids.contains(&id) {
@@ -43,21 +42,21 @@ impl CallIds {
     }
 }
 
-/// A transport for one request.
+/// The transport of one request.
 #[derive(Clone)]
-pub(super) struct Watched {
+pub(super) struct AdjustedTransport {
     pub(super) http: DynHttpClient,
     pub(super) kind: Kind,
     pub(super) ids: CallIds,
     /// The names of the files in the request.
     pub(super) file_names: FileNames,
-    /// The instructions.
+    /// The blocks of the instructions.
     pub(super) blocks: Arc<[PromptBlock]>,
-    /// What keeps messages of the user apart.
+    /// The separator between messages of the user.
     pub(super) separator: Option<Separator>,
 }
 
-impl<W> Transport<W> for Watched
+impl<W> Transport<W> for AdjustedTransport
 where
     W: Wire<Payload = Encoded, Frame = WireFrame>,
 {
@@ -66,31 +65,31 @@ where
             hide_key(&mut payload.request);
         }
         if self.kind == Kind::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
-            markers::keep(&mut payload.request, &self.blocks);
+            markers::set(&mut payload.request, &self.blocks);
         }
         if let Some(separator) = &self.separator {
             separator.remove(&mut payload.request);
         }
-        self.file_names.put(&mut payload.request);
+        self.file_names.set(&mut payload.request);
         let kind = self.kind;
         let ids = self.ids.clone();
         let opening = <DynHttpClient as Transport<W>>::send(&self.http, payload, exchange);
         Opening::new(async move {
             let opened = opening.await?;
-            let watched = opened.map_frames(move |frames| {
+            let exchanged = opened.map_frames(move |frames| {
                 frames.inspect(move |frame: &Result<WireFrame, ProviderError>| {
                     if let Ok(WireFrame::Text(text)) = frame {
-                        note(kind, text, &ids);
+                        record_ids(kind, text, &ids);
                     }
                 })
             });
-            // A stated document spares the library from parsing every frame a second time to rebuild one.
-            Ok(watched.with_document(Value::Null))
+            // A given document prevents rig-core from parsing every frame a second time.
+            Ok(exchanged.with_document(Value::Null))
         })
     }
 }
 
-/// Moves `key=…` from the query to the header that means the same.
+/// Moves `key=…` from the query into the equivalent header.
 fn hide_key(request: &mut http::Request<Body>) {
     let address = request.uri().to_string();
     let Some((path, query)) = address.split_once('?') else {
@@ -111,9 +110,9 @@ fn hide_key(request: &mut http::Request<Body>) {
     *request.uri_mut() = uri;
 }
 
-/// Notes the ids in a frame. A search for the words that announce a call comes first: nearly all frames have none,
-/// and only those that do are parsed.
-fn note(kind: Kind, frame: &str, ids: &CallIds) {
+/// Records the call ids in a frame. Only frames with the words that begin a call are parsed; nearly all others have
+/// none.
+fn record_ids(kind: Kind, frame: &str, ids: &CallIds) {
     match kind {
         Kind::OpenAi | Kind::Ollama => {
             let Some(start) = frame.find("\"tool_calls\"") else {
@@ -129,7 +128,7 @@ fn note(kind: Kind, frame: &str, ids: &CallIds) {
                 .choices
                 .into_iter()
                 .flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
-            calls.flatten().filter_map(|call| call.id).for_each(|id| ids.note(id));
+            calls.flatten().filter_map(|call| call.id).for_each(|id| ids.record(id));
         }
         Kind::Anthropic => {
             if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
@@ -143,7 +142,7 @@ fn note(kind: Kind, frame: &str, ids: &CallIds) {
                     },
             }) = serde_json::from_str::<BlockStart<'_>>(frame)
             {
-                ids.note(id);
+                ids.record(id);
             }
         }
         Kind::GoogleGenAi | Kind::Scripted => {}

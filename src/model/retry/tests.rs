@@ -5,7 +5,7 @@ use crate::domain::message::Message;
 
 type Reply = Result<Vec<Result<ModelEvent, ModelError>>, ModelError>;
 
-/// Plays one prepared reply after the other.
+/// A model that returns prepared replies in their order.
 struct Prepared(Mutex<Vec<Reply>>);
 
 #[async_trait]
@@ -75,9 +75,9 @@ async fn does_not_ask_again_after_a_delta_or_a_refusal() {
 
 #[tokio::test(start_paused = true)]
 async fn waits_as_long_as_the_provider_asks_within_bounds() {
-    for (wish, waited) in [(7, 7), (3600, 60)] {
+    for (requested, waited) in [(7, 7), (3600, 60)] {
         let limited = ModelError::RateLimited {
-            retry_after: Some(Duration::from_secs(wish)),
+            retry_after: Some(Duration::from_secs(requested)),
             message: String::new(),
         };
         let (model, _) = retrying(vec![Err(limited), Ok(vec![text("a")])]);

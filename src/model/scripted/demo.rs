@@ -1,8 +1,8 @@
-//! The demonstration: what `scripted:demo` does without a script, so that a fresh installation shows planning,
+//! The demonstration: the behaviour of `scripted:demo` without a script, so that a fresh installation shows planning,
 //! delegation, an approval and a summary without any key.
 //!
-//! It looks only at the tools it is offered and at what happened since the last human message, so the same
-//! conversation always continues the same way.
+//! It depends only on the offered tools and on the messages since the last human message, so the same conversation
+//! always continues in the same way.
 //!
 //! * **With a tool `task`** it plays the main agent: first it writes todos (`write_todos`, when offered) and gives a
 //!   part each to two subagents, in parallel; then it calls the first gated tool it finds (`publish`, `send_email`);
@@ -19,15 +19,16 @@ use super::plan::{Answer, PlannedCall};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::ToolSpec;
 
-/// Tools that change the world outside, in the order in which they are tried.
+/// The tools with effects, in the order in which they are tried.
 const GATED: [&str; 2] = ["publish", "send_email"];
 
-/// The longest quotation, in characters.
-const QUOTE: usize = 240;
+/// The maximum length of a quotation, in characters.
+const MAX_QUOTE_CHARS: usize = 240;
 
-/// The next turn of the demonstration. `turn` is everything after the last human message, whose text is `question`.
+/// Returns the next turn of the demonstration. `turn` holds the messages after the last human message, whose text is
+/// `question`.
 pub fn demo(question: &str, turn: &[Arc<Message>], tools: &[Arc<ToolSpec>]) -> Answer {
-    let scene = Scene {
+    let scene = Demonstration {
         question: quote(question),
         turn,
         tools,
@@ -39,13 +40,13 @@ pub fn demo(question: &str, turn: &[Arc<Message>], tools: &[Arc<ToolSpec>]) -> A
     }
 }
 
-struct Scene<'a> {
+struct Demonstration<'a> {
     question: String,
     turn: &'a [Arc<Message>],
     tools: &'a [Arc<ToolSpec>],
 }
 
-impl Scene<'_> {
+impl Demonstration<'_> {
     fn main_agent(&self) -> Answer {
         if self.calls_of("task") == 0 {
             return self.delegate();
@@ -93,18 +94,18 @@ impl Scene<'_> {
         Answer::text(self.summary("My part is done:"))
     }
 
-    /// The plan, and a part of the work for each of two subagents.
+    /// Returns the plan, and then a part of the work for each of two subagents.
     fn delegate(&self) -> Answer {
         let mut calls = Vec::new();
         if self.tool("write_todos").is_some() && self.calls_of("write_todos") == 0 {
             calls.push(self.todos("in_progress", "pending"));
         }
         let [first, second] = self.helpers();
-        for (helper, wish) in [
+        for (helper, prefix) in [
             (&first, "Find out what is known about"),
             (&second, "Draft a short answer to"),
         ] {
-            let args = json!({"description": format!("{wish}: {}", self.question), "subagent_type": helper});
+            let args = json!({"description": format!("{prefix}: {}", self.question), "subagent_type": helper});
             calls.push(PlannedCall::new("task", &args));
         }
         let text = format!(
@@ -118,7 +119,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Two subagents that the tool `task` names: a researcher and a writer when there are, else the first two.
+    /// Returns two subagents of the tool `task`: a researcher and a writer if there are, else the first two.
     fn helpers(&self) -> [String; 2] {
         let names: Vec<&str> = self
             .tool("task")
@@ -147,7 +148,7 @@ impl Scene<'_> {
         PlannedCall::new("write_todos", &args)
     }
 
-    /// The closing answer: every result since the question, quoted.
+    /// Returns the final answer, which quotes every result since the question.
     fn summary(&self, opening: &str) -> String {
         let mut text = format!("{opening} \"{}\".", self.question);
         for message in self.turn {
@@ -187,7 +188,7 @@ impl Scene<'_> {
             .filter(|tool| self.calls_of(&tool.name) == 0)
     }
 
-    /// A call with arguments that fit the tool's schema.
+    /// Returns a call with arguments that match the tool's schema.
     fn call(&self, tool: &ToolSpec) -> PlannedCall {
         let properties = tool.parameters.get("properties").and_then(Value::as_object);
         let required: Option<Vec<&str>> = tool
@@ -227,7 +228,7 @@ impl Scene<'_> {
         }
     }
 
-    /// The newest result, or the question when there is none yet.
+    /// Returns the latest result, or the question if there is none yet.
     fn latest(&self) -> String {
         let is_result =
             |message: &&Arc<Message>| message.answers().is_some() && message.name.as_deref() != Some("write_todos");
@@ -243,10 +244,10 @@ impl Scene<'_> {
     }
 }
 
-/// At most [`QUOTE`] characters of a text, on one line.
+/// Returns at most [`MAX_QUOTE_CHARS`] characters of a text, on one line.
 fn quote(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(QUOTE) {
+    match line.char_indices().nth(MAX_QUOTE_CHARS) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or(&line)),
         None => line,
     }

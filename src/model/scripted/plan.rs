@@ -1,4 +1,4 @@
-//! What the scripted model says next: a pure function of the request.
+//! The next answer of the scripted model: a pure function of the request.
 
 use std::time::Duration;
 
@@ -8,53 +8,53 @@ use super::demo::demo;
 use crate::domain::message::{Message, Role};
 use crate::model::ModelRequest;
 
-/// The longest pause of a script: whoever writes the script holds a slot of the server for so long.
-const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
+/// The maximum pause of a script, since a paused run occupies a worker slot.
+const MAX_PAUSE: Duration = Duration::from_secs(3_600);
 
-/// What to do with a request.
+/// The planned reaction to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
     /// The step to play.
     pub step: Step,
-    /// A failure that comes first, a number of times.
+    /// A failure that comes first, for a number of times.
     pub failure: Option<Failure>,
 }
 
 /// One turn of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// It answers.
+    /// The model answers.
     Answer(Answer),
-    /// It fails like a provider that replies with an HTTP status.
+    /// The model fails like a provider that replies with an HTTP status.
     Error {
         /// The status.
         status: u16,
-        /// How long the provider would ask to wait.
+        /// The provider's `retry-after`.
         retry_after: Option<Duration>,
     },
 }
 
-/// What is said, and how fast.
+/// The content of an answer and its timing.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Answer {
     /// The text.
     pub text: String,
     /// The calls, in order.
     pub calls: Vec<PlannedCall>,
-    /// Characters of a piece; words when not given.
+    /// The size of a piece in characters; `None` means words.
     pub chunk: Option<usize>,
     /// The pause before the first piece.
     pub first: Duration,
     /// The pause between two pieces.
     pub delay: Duration,
-    /// Whether the answer breaks off after its first piece.
+    /// Whether the answer is cut off after its first piece.
     pub drop: bool,
 }
 
 /// A tool call to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedCall {
-    /// The id; one is made up when not given.
+    /// The id; generated if absent.
     pub id: Option<String>,
     /// The tool.
     pub name: String,
@@ -69,16 +69,16 @@ pub struct Failure {
     pub script: String,
     /// The step within the script.
     pub step: usize,
-    /// How often it fails.
+    /// The number of failures.
     pub times: u64,
     /// The HTTP status it fails with.
     pub status: u16,
-    /// How long the provider would ask to wait.
+    /// The provider's `retry-after`.
     pub retry_after: Option<Duration>,
 }
 
 impl Answer {
-    /// Only text.
+    /// Creates an answer of text alone.
     pub fn text(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -88,7 +88,7 @@ impl Answer {
 }
 
 impl PlannedCall {
-    /// A call whose id is made up later.
+    /// Creates a call whose id is generated later.
     pub fn new(name: impl Into<String>, args: &Value) -> Self {
         Self {
             id: None,
@@ -98,7 +98,7 @@ impl PlannedCall {
     }
 }
 
-/// Decides what is said. `is_demo` asks for the demonstration when there is no script.
+/// Chooses the reaction to a request. `is_demo` selects the demonstration if there is no script.
 pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
     let Some(last) = request.messages.iter().rposition(|message| message.is_human()) else {
         return Planned {
@@ -127,7 +127,7 @@ pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
     }
 }
 
-/// The script in a text: the first JSON object that begins with the key `script`.
+/// Returns the script in a text: the first JSON object that begins with the key `script`.
 fn script_of(text: &str) -> Option<Value> {
     let rest = text.get(text.find(r#"{"script""#)?..)?;
     serde_json::Deserializer::from_str(rest)
@@ -168,7 +168,7 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
         return Planned { step, failure };
     }
     let answer = Answer {
-        text: words(step, request),
+        text: step_text(step, request),
         calls: calls(step),
         chunk: script
             .get("chunk")
@@ -209,8 +209,8 @@ fn calls(step: &Value) -> Vec<PlannedCall> {
         .collect()
 }
 
-/// The step's text, or what it echoes.
-fn words(step: &Value, request: &ModelRequest) -> String {
+/// Returns the text of a step, or the text that it echoes.
+fn step_text(step: &Value, request: &ModelRequest) -> String {
     let mut text = step.get("text").and_then(Value::as_str).unwrap_or_default().to_owned();
     if is_set(step, "echo_system") {
         text = format!("SYSTEM<<{}>>", system_of(request));
@@ -247,7 +247,7 @@ fn role_of(message: &Message) -> Option<&'static str> {
     }
 }
 
-/// The instructions of the request: its system text and any system messages among the others.
+/// Returns the instructions of the request: its system prompt and any system messages in the conversation.
 pub fn system_of(request: &ModelRequest) -> String {
     let others = request
         .messages
@@ -276,5 +276,5 @@ fn seconds(step: &Value) -> Option<Duration> {
 
 fn pause(key: &str, step: &Value, script: &Value) -> Duration {
     let given = |from: &Value| from.get(key).and_then(Value::as_u64).filter(|ms| *ms > 0);
-    Duration::from_millis(given(step).or_else(|| given(script)).unwrap_or(0)).min(LONGEST_PAUSE)
+    Duration::from_millis(given(step).or_else(|| given(script)).unwrap_or(0)).min(MAX_PAUSE)
 }

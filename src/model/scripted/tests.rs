@@ -4,7 +4,7 @@ use super::*;
 use crate::domain::message::ToolStatus;
 use crate::model::ToolSpec;
 
-fn asked(messages: Vec<Message>, tools: &[(&str, Value)]) -> ModelRequest {
+fn request_with(messages: Vec<Message>, tools: &[(&str, Value)]) -> ModelRequest {
     let spec = |(name, properties): &(&str, Value)| {
         Arc::new(ToolSpec {
             name: (*name).to_owned(),
@@ -52,7 +52,7 @@ fn pieces_are_words_or_of_a_size() {
 async fn a_script_is_played_step_by_step_and_stays_at_the_last() {
     let model = Scripted::new("m");
     let script = r#"do: {"script": [{"text": "one", "tool_calls": [{"name": "a", "args": {"x": 1}}, {"name": "b", "id": "own", "args": "{oops"}]}, {"text": "two"}]} ok?"#;
-    let first = answered(&model, asked(vec![Message::human(script)], &[])).await;
+    let first = answered(&model, request_with(vec![Message::human(script)], &[])).await;
     assert_eq!(first.content.text(), "one");
     assert_eq!(first.tool_calls().len(), 1);
     assert!(first.tool_calls()[0].id.starts_with("call_"));
@@ -60,9 +60,9 @@ async fn a_script_is_played_step_by_step_and_stays_at_the_last() {
     assert_eq!(first.invalid_tool_calls()[0].id.as_deref(), Some("own"));
     assert_eq!(first.response_metadata["finish_reason"], "tool_calls");
     let second = vec![Message::human(script), first.clone()];
-    assert_eq!(answered(&model, asked(second, &[])).await.content.text(), "two");
+    assert_eq!(answered(&model, request_with(second, &[])).await.content.text(), "two");
     let third = vec![Message::human(script), first.clone(), first];
-    let third = answered(&model, asked(third, &[])).await;
+    let third = answered(&model, request_with(third, &[])).await;
     assert_eq!(third.content.text(), "two");
     let Role::Ai {
         usage_metadata: Some(usage),
@@ -83,7 +83,9 @@ async fn call_chunks_carry_id_and_name_once() {
     let model = Scripted::new("m");
     let script =
         r#"{"script": [{"tool_calls": [{"name": "a", "id": "i", "args": {"text": "a text longer than one piece"}}]}]}"#;
-    let (events, _) = collect(&model, asked(vec![Message::human(script)], &[])).await.unwrap();
+    let (events, _) = collect(&model, request_with(vec![Message::human(script)], &[]))
+        .await
+        .unwrap();
     let chunks: Vec<_> = events
         .iter()
         .filter_map(|event| match event {
@@ -106,7 +108,7 @@ async fn call_chunks_carry_id_and_name_once() {
 #[tokio::test]
 async fn failures_are_of_their_class() {
     let model = Scripted::new("m");
-    let fail = |step: &str| asked(vec![Message::human(format!(r#"{{"script": [{step}]}}"#))], &[]);
+    let fail = |step: &str| request_with(vec![Message::human(format!(r#"{{"script": [{step}]}}"#))], &[]);
     let limited = collect(&model, fail(r#"{"error": 429, "retry_after": 1.5}"#))
         .await
         .unwrap_err();
@@ -125,7 +127,7 @@ async fn failures_are_of_their_class() {
 #[tokio::test]
 async fn a_planned_failure_passes() {
     let model = Scripted::new("m");
-    let request = asked(
+    let request = request_with(
         vec![Message::human(
             r#"{"script": [{"fail_first": 2, "status": 503, "text": "at last"}]}"#,
         )],
@@ -141,13 +143,13 @@ async fn a_planned_failure_passes() {
 }
 
 #[tokio::test]
-async fn echoes_tell_what_was_asked() {
+async fn echoes_repeat_the_request() {
     let model = Scripted::new("m");
     let script = |step: &str| Message::human(format!(r#"{{"script": [{{"{step}": true}}]}}"#));
     let call = ToolCall::new("c", "look", Map::new());
     let tools = [("zeta", json!({})), ("alpha", json!({}))];
     let history = |step: &str| {
-        asked(
+        request_with(
             vec![
                 Message::human("hi"),
                 Message::ai("ho"),
@@ -166,7 +168,7 @@ async fn echoes_tell_what_was_asked() {
         assert_eq!(answered(&model, history(step)).await.content.text(), text);
     }
     assert_eq!(
-        answered(&model, asked(vec![Message::human("hello")], &[]))
+        answered(&model, request_with(vec![Message::human("hello")], &[]))
             .await
             .content
             .text(),
@@ -174,12 +176,12 @@ async fn echoes_tell_what_was_asked() {
     );
 }
 
-/// Plays the demonstration to its end, answering every call, and returns the names called and the last text.
+/// Plays the demonstration to its end, answers every call, and returns the called names and the last text.
 async fn demonstrate(model: &Scripted, tools: &[(&str, Value)], status: ToolStatus) -> (Vec<String>, String) {
     let mut messages = vec![Message::human("Why is the sky blue?")];
     let mut called = Vec::new();
     for _ in 0..10 {
-        let answer = answered(model, asked(messages.clone(), tools)).await;
+        let answer = answered(model, request_with(messages.clone(), tools)).await;
         let calls = answer.tool_calls().to_vec();
         let text = answer.content.text();
         messages.push(answer);

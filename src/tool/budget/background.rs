@@ -1,24 +1,25 @@
-//! What a run may begin in the background: its tasks count among its subagents, and go on when it is over.
+//! Background tasks in a run's budget. They count as subagents of the run and continue after its end.
 
-use super::{Budget, Exceeded, NO_FLOOR, Whole};
+use super::{Budget, Exceeded, TreeBudget, UNLIMITED_DEPTH};
 use crate::domain::limits::Limits;
 use crate::domain::time::Timestamp;
 
 impl Budget {
-    /// Counts a background task that an agent at level `depth` is about to begin, besides those that are not over.
+    /// Counts a background task of an agent at level `depth` before it starts; `not_over` is the number of unfinished
+    /// tasks.
     ///
     /// # Errors
     /// As [`Budget::spend`].
     pub fn spend_background(&self, depth: u32, not_over: u64, now: Timestamp) -> Result<(), Exceeded> {
         self.in_background(not_over);
         self.spend_child(depth + 1, now)?;
-        // It goes on by itself, and its thread says for how long.
-        self.leaves();
+        // The task runs on its own thread, so it is not counted as a running subagent here.
+        self.child_stopped();
         self.in_background(not_over + 1);
         Ok(())
     }
 
-    /// Takes back that a background task was counted: it was not begun.
+    /// Reverts the count of a background task that could not be started.
     pub fn not_begun(&self, not_over: u64) {
         for meter in [&*self.meter, &self.tree.meter] {
             let mut counts = meter.counts();
@@ -27,13 +28,13 @@ impl Budget {
         self.in_background(not_over);
     }
 
-    /// Whether one more background task may be under way, besides those that are not over.
+    /// Checks that one more background task may run besides the `not_over` unfinished ones.
     ///
     /// # Errors
-    /// The limit that forbids it.
+    /// The limit that it would exceed.
     pub fn room_in_background(&self, not_over: u64) -> Result<(), Exceeded> {
         self.in_background(not_over);
-        let room = |of_tree, limits: &Limits, under_way: u64| match limits.children_at_once {
+        let check = |of_tree, limits: &Limits, under_way: u64| match limits.children_at_once {
             Some(limit) if under_way >= limit => Err(Exceeded {
                 limit: "children_at_once",
                 value: limit.to_string(),
@@ -41,24 +42,24 @@ impl Budget {
             }),
             Some(_) | None => Ok(()),
         };
-        let Whole {
+        let TreeBudget {
             limits,
             meter: whole,
             pool: _,
         } = &*self.tree;
         let own = self.meter.counts().under_way;
         let all = whole.counts().under_way;
-        room(false, &self.limits, own + not_over)?;
-        room(true, limits, all + not_over)
+        check(false, &self.limits, own + not_over)?;
+        check(true, limits, all + not_over)
     }
 
-    /// Notes how many background tasks are not over.
+    /// Sets the number of unfinished background tasks.
     pub fn in_background(&self, not_over: u64) {
         self.meter.counts().in_background = not_over;
     }
 
-    /// How many levels of delegations may lie below an agent at level `depth`; none if nobody limits it.
+    /// Returns the number of delegation levels allowed below an agent at level `depth`; `None` if there is no limit.
     pub fn levels_below(&self, depth: u32) -> Option<u32> {
-        (self.floor != NO_FLOOR).then(|| self.floor.saturating_sub(depth))
+        (self.max_depth != UNLIMITED_DEPTH).then(|| self.max_depth.saturating_sub(depth))
     }
 }

@@ -1,4 +1,4 @@
-//! What a run uses together with others that it does not share a process with: those of its background tasks.
+//! Usage that a run shares with runs in other processes: those of its background tasks.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,33 +11,32 @@ use crate::domain::id::RunId;
 use crate::domain::limits::{Change, Spending};
 use crate::domain::time::Timestamp;
 
-/// The trees of runs that a run belongs to and whose limits reach beyond its thread. What is charged here is charged to all
-/// of them.
+/// The trees of runs that a run belongs to and whose limits apply beyond its thread. A charge counts in all of them.
 #[async_trait]
 pub trait Pool: Send + Sync + fmt::Debug {
-    /// Charges what is about to be done, together with what was noted. Nothing is charged when a limit forbids it; without
-    /// `spending` only what was noted is.
+    /// Charges an action before it is performed, together with the recorded changes. Nothing is charged if a limit
+    /// would be exceeded; without `spending`, only the recorded changes are charged.
     async fn charge(&self, spending: Option<Spending>, now: Timestamp) -> Result<(), Refused>;
 
-    /// Notes what has changed; it is charged with whatever is charged next.
+    /// Records a change, which is charged together with the next charge.
     fn note(&self, change: Change);
 
-    /// How long there may be work, and the limit that says so.
+    /// Returns the remaining running time and the limit behind it.
     fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)>;
 
-    /// The trees.
+    /// Returns the trees.
     fn trees(&self) -> &[LimitedTree];
 
-    /// Under which name this run's share is kept.
+    /// Returns the id under which this run's share is stored.
     fn share(&self) -> RunId;
 }
 
-/// Why something was not charged.
+/// The reason why an action was not charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
-    /// A limit forbids it.
+    /// A limit would be exceeded.
     Exceeded(Exceeded),
-    /// What was used together cannot be looked up for the moment.
+    /// The shared usage cannot be read at the moment.
     Away,
 }
 
@@ -48,16 +47,16 @@ impl From<Exceeded> for Refused {
 }
 
 impl Budget {
-    /// Counts what is about to be done, here and where it is counted together with others.
+    /// Counts an action before it is performed, here and in the shared pool.
     ///
     /// # Errors
-    /// See [`Refused`]; nothing was counted then.
+    /// See [`Refused`]; nothing is counted then.
     pub async fn claim(&self, spending: Spending, now: Timestamp) -> Result<(), Refused> {
         self.spend(spending, now)?;
         self.charge(spending, now).await
     }
 
-    /// The same for a subagent that is about to be set to work at level `depth`.
+    /// Counts a subagent at level `depth` before it starts, here and in the shared pool.
     ///
     /// # Errors
     /// As [`Budget::claim`].
@@ -70,19 +69,19 @@ impl Budget {
         let Some(pool) = self.pool() else { return Ok(()) };
         pool.charge(Some(spending), now).await.inspect_err(|_| {
             for meter in [&*self.meter, &self.tree.meter] {
-                meter.counts().take_back(spending);
+                meter.counts().refund(spending);
             }
         })
     }
 
-    /// Tells others what was noted here. What cannot be told now is told later.
+    /// Charges the recorded changes to the shared pool. If that fails, they stay recorded for the next charge.
     pub async fn settle(&self, now: Timestamp) {
         if let Some(pool) = self.pool() {
             drop(pool.charge(None, now).await);
         }
     }
 
-    /// Where what it uses is counted together with others, if it is.
+    /// Returns the pool that is shared with other runs, if there is one.
     pub fn pool(&self) -> Option<&dyn Pool> {
         self.tree.pool.as_deref()
     }

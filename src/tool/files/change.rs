@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Desk, Found, file_path, normalise, text};
+use super::{FileContext, FileResult, file_path, normalise, text};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File};
@@ -25,7 +25,7 @@ pub(super) struct Edit {
     replace_all: bool,
 }
 
-/// The arguments of `edit_file` as the model sees them.
+/// Returns the JSON Schema of the arguments of `edit_file`.
 pub(super) fn edit_properties() -> Value {
     json!({
         "file_path": file_path(),
@@ -44,78 +44,78 @@ pub(super) struct Delete {
     file_path: String,
 }
 
-pub(super) async fn write(desk: &Desk<'_>, wish: Write) -> Result<Found, String> {
-    let path = normalise(&wish.file_path)?;
+pub(super) async fn write(context: &FileContext<'_>, args: Write) -> Result<FileResult, String> {
+    let path = normalise(&args.file_path)?;
     if path == "/" {
         return Err("Error: '/' is a directory, not a file".to_owned());
     }
-    desk.rules.check(FileOperation::Write, &path)?;
-    check_size(desk, &path, wish.content.len())?;
-    let mut file = File::text(wish.content, desk.now);
-    if let Some(old) = desk.workspace.read(desk.state, &path).await? {
+    context.rules.check(FileOperation::Write, &path)?;
+    check_size(context, &path, args.content.len())?;
+    let mut file = File::text(args.content, context.now);
+    if let Some(old) = context.workspace.read(context.state, &path).await? {
         file.created_at = old.created_at.clone().or(file.created_at);
     }
-    let writes = desk.workspace.write(&path, file).await?;
-    Ok(Found {
+    let writes = context.workspace.write(&path, file).await?;
+    Ok(FileResult {
         content: Content::Text(format!("Updated file {path}")),
         writes,
     })
 }
 
-pub(super) async fn edit(desk: &Desk<'_>, wish: Edit) -> Result<Found, String> {
-    let path = normalise(&wish.file_path)?;
-    desk.rules.check(FileOperation::Write, &path)?;
-    let Some(old) = desk.workspace.read(desk.state, &path).await? else {
+pub(super) async fn edit(context: &FileContext<'_>, args: Edit) -> Result<FileResult, String> {
+    let path = normalise(&args.file_path)?;
+    context.rules.check(FileOperation::Write, &path)?;
+    let Some(old) = context.workspace.read(context.state, &path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
     if old.encoding == Encoding::Base64 {
         return Err(format!("Error: '{path}' is a binary file; only text can be edited"));
     }
-    let count = occurrences(&path, &old.content, &wish)?;
-    // Before anything is allocated: a few edits in a row can make a file grow a thousand times.
-    let kept = old.content.len() - count * wish.old_string.len();
+    let count = occurrences(&path, &old.content, &args)?;
+    // Checked before allocating: a few edits in a row can make a file grow a thousand times.
+    let kept_bytes = old.content.len() - count * args.old_string.len();
     check_size(
-        desk,
+        context,
         &path,
-        count.saturating_mul(wish.new_string.len()).saturating_add(kept),
+        count.saturating_mul(args.new_string.len()).saturating_add(kept_bytes),
     )?;
-    let mut file = File::text(old.content.replace(&wish.old_string, &wish.new_string), desk.now);
+    let mut file = File::text(old.content.replace(&args.old_string, &args.new_string), context.now);
     file.created_at = old.created_at.clone().or(file.created_at);
-    let writes = desk.workspace.write(&path, file).await?;
-    let report = format!(
+    let writes = context.workspace.write(&path, file).await?;
+    let message = format!(
         "Replaced {count} occurrence{} in '{path}'",
         if count == 1 { "" } else { "s" }
     );
-    Ok(Found {
-        content: Content::Text(report),
+    Ok(FileResult {
+        content: Content::Text(message),
         writes,
     })
 }
 
-/// Refuses a file that would become too large.
-fn check_size(desk: &Desk<'_>, path: &str, length: usize) -> Result<(), String> {
-    let most = desk.max_file_bytes;
-    if length <= most {
+/// Returns an error for a file that would become too large.
+fn check_size(context: &FileContext<'_>, path: &str, length: usize) -> Result<(), String> {
+    let limit = context.max_file_bytes;
+    if length <= limit {
         return Ok(());
     }
     Err(format!(
-        "Error: '{path}' would become {length} bytes long; at most {most} are allowed. Nothing was changed. \
+        "Error: '{path}' would become {length} bytes long; at most {limit} are allowed. Nothing was changed. \
          Write it in several files."
     ))
 }
 
-/// How often the old text stands in the file, when that is as often as it may.
-fn occurrences(path: &str, content: &str, wish: &Edit) -> Result<usize, String> {
-    if wish.old_string.is_empty() {
+/// Returns the number of occurrences of the old text, or an error if it does not occur or is ambiguous.
+fn occurrences(path: &str, content: &str, args: &Edit) -> Result<usize, String> {
+    if args.old_string.is_empty() {
         return Err("Error: old_string is empty; use write_file to write a whole file".to_owned());
     }
-    if wish.old_string == wish.new_string {
+    if args.old_string == args.new_string {
         return Err("Error: old_string and new_string are the same; nothing would change".to_owned());
     }
-    match content.matches(&wish.old_string).count() {
+    match content.matches(&args.old_string).count() {
         0 => {
-            let shorter = wish.old_string.trim_end_matches(['\r', '\n']);
-            let hint = if shorter.len() < wish.old_string.len() && !shorter.is_empty() && content.contains(shorter) {
+            let shorter = args.old_string.trim_end_matches(['\r', '\n']);
+            let hint = if shorter.len() < args.old_string.len() && !shorter.is_empty() && content.contains(shorter) {
                 " It would be found without the newline at its end."
             } else {
                 ""
@@ -124,7 +124,7 @@ fn occurrences(path: &str, content: &str, wish: &Edit) -> Result<usize, String> 
                 "Error: old_string was not found in '{path}'. It must match exactly, white space included.{hint}"
             ))
         }
-        several if several > 1 && !wish.replace_all => Err(format!(
+        several if several > 1 && !args.replace_all => Err(format!(
             "Error: old_string appears {several} times in '{path}'. Add lines around it until it is unique, or set \
              replace_all to replace them all."
         )),
@@ -132,21 +132,21 @@ fn occurrences(path: &str, content: &str, wish: &Edit) -> Result<usize, String> 
     }
 }
 
-pub(super) async fn delete(desk: &Desk<'_>, wish: Delete) -> Result<Found, String> {
-    let path = normalise(&wish.file_path)?;
+pub(super) async fn delete(context: &FileContext<'_>, args: Delete) -> Result<FileResult, String> {
+    let path = normalise(&args.file_path)?;
     if path == "/" {
         return Err("Error: the whole workspace cannot be deleted at once; name a file or a directory".to_owned());
     }
-    desk.rules.check(FileOperation::Write, &path)?;
-    let paths = desk.workspace.paths(desk.state, &path).await?;
+    context.rules.check(FileOperation::Write, &path)?;
+    let paths = context.workspace.paths(context.state, &path).await?;
     paths
         .iter()
-        .try_for_each(|path| desk.rules.check(FileOperation::Write, path))?;
+        .try_for_each(|path| context.rules.check(FileOperation::Write, path))?;
     if paths.is_empty() {
         return Err(format!("Error: File '{path}' not found"));
     }
-    let writes = desk.workspace.delete(paths).await?;
-    Ok(Found {
+    let writes = context.workspace.delete(paths).await?;
+    Ok(FileResult {
         content: Content::Text(format!("Deleted {path}")),
         writes,
     })

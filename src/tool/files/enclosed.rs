@@ -1,4 +1,4 @@
-//! The files of the thread together with those that belong to the agent's definition.
+//! A workspace with the files of the thread and the read-only files of the agent's definition.
 
 use std::sync::Arc;
 
@@ -10,23 +10,23 @@ use crate::definition::enclosed::{FOLDER, is_enclosed};
 use crate::domain::path::below;
 use crate::domain::state::{File, State, Update};
 
-/// The files of the thread, and in a folder of their own those of the definition, which nobody changes.
+/// The files of the thread and, in a folder of their own, the read-only files of the definition.
 ///
-/// A search that begins further out does not go into that folder: it is for what the agent is told to look up there.
+/// A search from a directory above that folder does not enter it.
 #[derive(Debug, Clone)]
 pub struct WithEnclosed {
     enclosed: Arc<Enclosed>,
-    /// Where in the files of the thread it reaches; everywhere when none.
+    /// The visible paths among the files of the thread; `None` means all.
     within: Option<Vec<String>>,
 }
 
 impl WithEnclosed {
-    /// All files of the thread, and these of the definition.
+    /// Combines all files of the thread with these of the definition.
     pub fn new(enclosed: Arc<Enclosed>) -> Self {
         Self { enclosed, within: None }
     }
 
-    /// The files of the thread at and below these absolute paths, and these of the definition.
+    /// Combines the files of the thread at and below these absolute paths with these of the definition.
     pub fn within(enclosed: Arc<Enclosed>, paths: Vec<String>) -> Self {
         Self {
             enclosed,
@@ -34,35 +34,35 @@ impl WithEnclosed {
         }
     }
 
-    fn reaches(&self, path: &str) -> bool {
-        let inside = |folder: &String| path == folder || below(path, folder).is_some();
-        self.within.as_ref().is_none_or(|folders| folders.iter().any(inside))
+    fn is_visible(&self, path: &str) -> bool {
+        let is_inside = |folder: &String| path == folder || below(path, folder).is_some();
+        self.within.as_ref().is_none_or(|folders| folders.iter().any(is_inside))
     }
 }
 
-/// What is said to who would change a file of the definition.
-fn refusal(path: &str) -> String {
+/// Returns the error for an attempt to change a file of the definition.
+fn read_only_error(path: &str) -> String {
     format!("Error: '{path}' cannot be changed: what lies in {FOLDER} belongs to your definition and is read-only")
 }
 
 #[async_trait]
 impl Workspace for WithEnclosed {
     async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
-        let seen = self
+        let visible = self
             .enclosed
             .paths(state, path)
-            .filter(|path| is_enclosed(path) || self.reaches(path));
-        Ok(seen.cloned().collect())
+            .filter(|path| is_enclosed(path) || self.is_visible(path));
+        Ok(visible.cloned().collect())
     }
 
     async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String> {
-        let is_seen = is_enclosed(path) || self.reaches(path);
-        Ok(self.enclosed.file(state, path).filter(|_| is_seen).cloned())
+        let is_visible = is_enclosed(path) || self.is_visible(path);
+        Ok(self.enclosed.file(state, path).filter(|_| is_visible).cloned())
     }
 
     async fn write(&self, path: &str, file: File) -> Result<Update, String> {
         if is_enclosed(path) {
-            Err(refusal(path))
+            Err(read_only_error(path))
         } else {
             StateFiles.write(path, file).await
         }
@@ -70,7 +70,7 @@ impl Workspace for WithEnclosed {
 
     async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {
         match paths.iter().find(|path| is_enclosed(path)) {
-            Some(path) => Err(refusal(path)),
+            Some(path) => Err(read_only_error(path)),
             None => StateFiles.delete(paths).await,
         }
     }

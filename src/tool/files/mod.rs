@@ -1,8 +1,8 @@
-//! The file tools, over whatever keeps the files.
+//! The file tools, over any [`Workspace`].
 //!
-//! A [`Workspace`] keeps files by absolute path; [`StateFiles`] keeps them in the thread's state. The tools know the
-//! rules of paths and patterns and the words of the results, not where a file lies. Neighbour:
-//! [`crate::middleware::files`] offers them and guards against oversized results.
+//! A [`Workspace`] stores files by absolute path; [`StateFiles`] stores them in the thread's state. The tools contain
+//! the rules for paths and patterns and the texts of the results. Neighbour: [`crate::middleware::files`] adds the
+//! tools to agents and bounds large results.
 
 use std::sync::Arc;
 
@@ -27,31 +27,31 @@ mod search;
 
 pub use enclosed::WithEnclosed;
 
-/// How many characters a file tool shows at most in one result.
-const LONGEST_RESULT: usize = 80_000;
+/// The maximum length of a file tool's result, in characters.
+const MAX_RESULT_CHARS: usize = 80_000;
 
-/// Something that keeps files by absolute, normal path. Directories exist by the files in them.
+/// A store of files by absolute, normalised path. Directories exist only through the files in them.
 #[async_trait]
 pub trait Workspace: Send + Sync {
-    /// The paths at and below `path`, sorted.
+    /// Returns the paths at and below `path`, sorted.
     ///
     /// # Errors
     /// The text for the model.
     async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String>;
 
-    /// The file at `path`, if there is one.
+    /// Returns the file at `path`, if there is one.
     ///
     /// # Errors
     /// The text for the model.
     async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String>;
 
-    /// Writes a file, and returns what that writes into the state.
+    /// Writes a file and returns the update of the state.
     ///
     /// # Errors
     /// The text for the model.
     async fn write(&self, path: &str, file: File) -> Result<Update, String>;
 
-    /// Deletes files, and returns what that writes into the state.
+    /// Deletes files and returns the update of the state.
     ///
     /// # Errors
     /// The text for the model.
@@ -65,8 +65,8 @@ pub struct StateFiles;
 #[async_trait]
 impl Workspace for StateFiles {
     async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
-        let inside = |file: &&String| *file == path || path::below(file, path).is_some();
-        Ok(state.files.keys().filter(inside).cloned().collect())
+        let is_inside = |file: &&String| *file == path || path::below(file, path).is_some();
+        Ok(state.files.keys().filter(is_inside).cloned().collect())
     }
 
     async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String> {
@@ -88,7 +88,7 @@ impl Workspace for StateFiles {
     }
 }
 
-/// The one spelling of a path that a model gave.
+/// Normalises a path from a model.
 ///
 /// # Errors
 /// The text for the model.
@@ -97,7 +97,7 @@ fn normalise(given: &str) -> Result<String, String> {
         .map_err(|why| format!("Error: the path '{}' is not allowed: {why}.", given.replace('\\', "/")))
 }
 
-/// The pattern that a model gave, meant for paths below `directory`.
+/// Parses a glob pattern from a model, for paths below `directory`.
 ///
 /// # Errors
 /// The text for the model.
@@ -105,13 +105,13 @@ fn pattern(given: &str, directory: &str) -> Result<Pattern, String> {
     Pattern::new(given, directory).map_err(|why| format!("Error: the pattern '{given}' cannot be used: {why}."))
 }
 
-/// What a file tool found or did.
-struct Found {
+/// The result of a file operation.
+struct FileResult {
     content: Content,
     writes: Update,
 }
 
-impl Found {
+impl FileResult {
     fn text(text: impl Into<String>) -> Self {
         Self {
             content: Content::Text(text.into()),
@@ -120,8 +120,8 @@ impl Found {
     }
 }
 
-/// Where an operation works, and when.
-struct Desk<'a> {
+/// The context of one file operation.
+struct FileContext<'a> {
     workspace: &'a dyn Workspace,
     rules: &'a FileRules,
     state: &'a State,
@@ -129,8 +129,8 @@ struct Desk<'a> {
     max_file_bytes: usize,
 }
 
-impl Desk<'_> {
-    /// The paths at and below `path` that may be read, sorted.
+impl FileContext<'_> {
+    /// Returns the paths at and below `path` that may be read, sorted.
     async fn visible(&self, path: &str) -> Result<Vec<String>, String> {
         self.rules.check(FileOperation::Read, path)?;
         let mut paths = self.workspace.paths(self.state, path).await?;
@@ -139,7 +139,7 @@ impl Desk<'_> {
     }
 }
 
-/// The file tools, in the order in which the model sees them.
+/// Returns the file tools, in the order in which the model sees them.
 pub fn tools(workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Vec<Arc<dyn Tool>> {
     Operation::ALL
         .into_iter()
@@ -147,7 +147,7 @@ pub fn tools(workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Vec<Arc<dyn T
         .collect()
 }
 
-/// The tool that shows files, alone.
+/// Returns `read_file` alone.
 pub fn reader(workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
     Operation::Read.tool(workspace, &FileRules::default())
 }
@@ -155,7 +155,7 @@ pub fn reader(workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
 /// The names of the file tools.
 pub const NAMES: [&str; 7] = ["ls", "read_file", "write_file", "edit_file", "delete", "glob", "grep"];
 
-/// The path that a call of this tool would change, normal; none when it changes nothing or the path is not allowed.
+/// Returns the normalised path that a call would change; `None` if it changes nothing or the path is not allowed.
 pub fn changed_path(call: &ToolCall) -> Option<String> {
     match call.name.as_str() {
         "write_file" | "edit_file" | "delete" => path::normalise(call.args.get("file_path")?.as_str()?).ok(),
@@ -188,16 +188,16 @@ impl Tool for FileTool {
     }
 
     async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let desk = Desk {
+        let context = FileContext {
             workspace: &*self.workspace,
             rules: &self.rules,
             state,
             now: scope.now(),
             max_file_bytes: scope.sizes.file,
         };
-        let found = self.operation.perform(&desk, call).await;
-        Ok(CallOutcome::Answer(match found {
-            Ok(Found { content, writes }) => {
+        let result = self.operation.perform(&context, call).await;
+        Ok(CallOutcome::Answer(match result {
+            Ok(FileResult { content, writes }) => {
                 let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, content));
                 answer.writes.merge(writes);
                 answer
@@ -234,15 +234,15 @@ impl Operation {
         })
     }
 
-    async fn perform(self, desk: &Desk<'_>, call: &ToolCall) -> Result<Found, String> {
+    async fn perform(self, context: &FileContext<'_>, call: &ToolCall) -> Result<FileResult, String> {
         match self {
-            Self::List => search::list(desk, arguments(call)?).await,
-            Self::Read => read::read(desk, arguments(call)?).await,
-            Self::Write => change::write(desk, arguments(call)?).await,
-            Self::Edit => change::edit(desk, arguments(call)?).await,
-            Self::Delete => change::delete(desk, arguments(call)?).await,
-            Self::Glob => search::glob(desk, arguments(call)?).await,
-            Self::Grep => search::grep(desk, arguments(call)?).await,
+            Self::List => search::list(context, arguments(call)?).await,
+            Self::Read => read::read(context, arguments(call)?).await,
+            Self::Write => change::write(context, arguments(call)?).await,
+            Self::Edit => change::edit(context, arguments(call)?).await,
+            Self::Delete => change::delete(context, arguments(call)?).await,
+            Self::Glob => search::glob(context, arguments(call)?).await,
+            Self::Grep => search::grep(context, arguments(call)?).await,
         }
     }
 
@@ -272,7 +272,7 @@ impl Operation {
                 json!(["file_path"]),
             ),
             Self::Glob => {
-                let properties = json!({"pattern": text("The glob pattern."), "path": search::place()});
+                let properties = json!({"pattern": text("The glob pattern."), "path": search::path_schema()});
                 ("glob", GLOB, properties, json!(["pattern"]))
             }
             Self::Grep => ("grep", GREP, search::grep_properties(), json!(["pattern"])),
@@ -286,12 +286,12 @@ impl Operation {
     }
 }
 
-/// A text argument.
+/// Returns the JSON Schema of a text argument.
 fn text(description: &str) -> Value {
     json!({"type": "string", "description": description})
 }
 
-/// The argument that names a file.
+/// Returns the JSON Schema of the argument `file_path`.
 fn file_path() -> Value {
     text("Absolute path of the file, beginning with /.")
 }
@@ -309,9 +309,9 @@ const GLOB: &str = "Finds files by their paths. `*` and `?` stay within a name, 
 const GREP: &str = "Finds lines that contain a text. The text is taken literally, it is no regular expression. Shows \
     the files, the lines with their numbers (output_mode content), or how many there are in each file (count).";
 
-/// `text`, cut after [`LONGEST_RESULT`] characters with a hint how to see the rest.
-fn bounded(text: String, hint: &str) -> String {
-    match text.char_indices().nth(LONGEST_RESULT) {
+/// Returns `text`, truncated after [`MAX_RESULT_CHARS`] characters with a hint on how to see the rest.
+fn truncated(text: String, hint: &str) -> String {
+    match text.char_indices().nth(MAX_RESULT_CHARS) {
         None => text,
         Some((end, _)) => format!("{}\n[The result was cut here, it is too long. {hint}]", &text[..end]),
     }

@@ -1,15 +1,15 @@
-//! Showing a file.
+//! The operation `read_file`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Desk, Found, LONGEST_RESULT, file_path, normalise};
+use super::{FileContext, FileResult, MAX_RESULT_CHARS, file_path, normalise};
 use crate::definition::FileOperation;
 use crate::domain::message::Content;
 use crate::domain::state::{Encoding, File, Update};
 
-/// How many lines are shown when the model does not say.
-const STANDARD_LIMIT: usize = 100;
+/// The default of the argument `limit`, in lines.
+const DEFAULT_LIMIT: usize = 100;
 
 /// The arguments of `read_file`.
 #[derive(Deserialize)]
@@ -17,15 +17,15 @@ pub(super) struct Read {
     file_path: String,
     #[serde(default)]
     offset: usize,
-    #[serde(default = "standard_limit")]
+    #[serde(default = "default_limit")]
     limit: usize,
 }
 
-fn standard_limit() -> usize {
-    STANDARD_LIMIT
+fn default_limit() -> usize {
+    DEFAULT_LIMIT
 }
 
-/// The arguments of `read_file` as the model sees them.
+/// Returns the JSON Schema of the arguments of `read_file`.
 pub(super) fn properties() -> Value {
     json!({
         "file_path": file_path(),
@@ -34,28 +34,28 @@ pub(super) fn properties() -> Value {
             "description": "How many lines to skip before the first one shown.",
         },
         "limit": {
-            "type": "integer", "minimum": 0, "default": STANDARD_LIMIT,
+            "type": "integer", "minimum": 0, "default": DEFAULT_LIMIT,
             "description": "How many lines to show at most.",
         },
     })
 }
 
-pub(super) async fn read(desk: &Desk<'_>, wish: Read) -> Result<Found, String> {
-    let path = normalise(&wish.file_path)?;
-    desk.rules.check(FileOperation::Read, &path)?;
-    let Some(file) = desk.workspace.read(desk.state, &path).await? else {
+pub(super) async fn read(context: &FileContext<'_>, args: Read) -> Result<FileResult, String> {
+    let path = normalise(&args.file_path)?;
+    context.rules.check(FileOperation::Read, &path)?;
+    let Some(file) = context.workspace.read(context.state, &path).await? else {
         return Err(format!("Error: File '{path}' not found"));
     };
     match file.encoding {
-        Encoding::Base64 => Ok(Found {
+        Encoding::Base64 => Ok(FileResult {
             content: block(&path, &file),
             writes: Update::none(),
         }),
-        Encoding::Utf8 => page(&path, &file.content, wish.offset, wish.limit).map(Found::text),
+        Encoding::Utf8 => page(&path, &file.content, args.offset, args.limit).map(FileResult::text),
     }
 }
 
-/// The lines from `offset` on under their header.
+/// Returns up to `limit` lines from `offset` on, under a header.
 fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, String> {
     if text.is_empty() {
         return Ok(format!("Note: the file '{path}' exists, but is empty."));
@@ -71,15 +71,15 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
             "Error: offset {offset} is beyond the end of '{path}', which has {total} lines"
         ));
     }
-    let mut shown = String::new();
+    let mut lines = String::new();
     let mut count = 0;
     let mut chars = 0;
     for line in text.split_inclusive('\n').skip(offset).take(limit) {
         chars += line.chars().count();
-        if chars > LONGEST_RESULT && count > 0 {
+        if chars > MAX_RESULT_CHARS && count > 0 {
             break;
         }
-        shown.push_str(line);
+        lines.push_str(line);
         count += 1;
     }
     let end = offset + count;
@@ -88,21 +88,21 @@ fn page(path: &str, text: &str, offset: usize, limit: usize) -> Result<String, S
     } else {
         String::new()
     };
-    let shown = shown.strip_suffix('\n').unwrap_or(&shown);
+    let lines = lines.strip_suffix('\n').unwrap_or(&lines);
     let mut page = format!("@@ lines {}-{end} of {total}{next} @@\n", offset + 1);
-    match shown.char_indices().nth(LONGEST_RESULT) {
-        None => page.push_str(shown),
+    match lines.char_indices().nth(MAX_RESULT_CHARS) {
+        None => page.push_str(lines),
         Some((cut, _)) => {
-            page.push_str(&shown[..cut]);
+            page.push_str(&lines[..cut]);
             page.push_str(&format!(
-                "\n[Line {end} was cut here after {LONGEST_RESULT} characters. grep finds text in the rest.]"
+                "\n[Line {end} was cut here after {MAX_RESULT_CHARS} characters. grep finds text in the rest.]"
             ));
         }
     }
     Ok(page)
 }
 
-/// A binary file as a content block.
+/// Returns a binary file as a content block.
 fn block(path: &str, file: &File) -> Content {
     let (kind, mime) = media(path);
     let mut block = json!({"type": kind, "base64": file.content, "mime_type": mime});
@@ -113,7 +113,7 @@ fn block(path: &str, file: &File) -> Content {
     Content::Blocks(vec![block])
 }
 
-/// What kind of block the name of a file calls for, and its media type.
+/// Returns the block type and the media type for a file name.
 fn media(path: &str) -> (&'static str, &'static str) {
     let ending = path
         .rsplit_once('.')

@@ -1,21 +1,21 @@
-//! Finding files and text in them.
+//! The operations `ls`, `glob` and `grep`.
 
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Desk, Found, bounded, normalise, pattern, text};
+use super::{FileContext, FileResult, normalise, pattern, text, truncated};
 use crate::domain::path::below;
 use crate::domain::state::Encoding;
 use crate::tool::literal::python_list;
 
-/// How many paths `glob` shows at most.
-const MOST_PATHS: usize = 1_000;
-/// How many matching lines `grep` finds at most.
-const MOST_MATCHES: usize = 1_000;
-/// How many characters of a matching line are shown.
-const SHOWN_OF_LINE: usize = 1_000;
+/// The maximum number of paths in a result of `glob`.
+const MAX_PATHS: usize = 1_000;
+/// The maximum number of matching lines in a result of `grep`.
+const MAX_MATCHES: usize = 1_000;
+/// The maximum length of a line in a result of `grep`, in characters.
+const MAX_LINE_CHARS: usize = 1_000;
 
 /// The arguments of `ls`.
 #[derive(Deserialize)]
@@ -45,7 +45,7 @@ pub(super) struct Grep {
     max_count: Option<usize>,
 }
 
-/// What `grep` shows of its matches.
+/// The output modes of `grep`.
 #[derive(Deserialize, Clone, Copy, Default)]
 #[serde(rename_all = "snake_case")]
 enum Output {
@@ -55,25 +55,25 @@ enum Output {
     Count,
 }
 
-/// The matching lines of one file, with their numbers.
-struct Hits {
+/// The matching lines of one file, with their line numbers.
+struct FileMatches {
     path: String,
     lines: Vec<(usize, String)>,
 }
 
-/// The argument that says where to search, as the model sees it.
-pub(super) fn place() -> Value {
+/// Returns the JSON Schema of the argument `path`.
+pub(super) fn path_schema() -> Value {
     json!({
         "type": ["string", "null"], "default": null,
         "description": "Where to search: a directory or a file. Everywhere when left out.",
     })
 }
 
-/// The arguments of `grep` as the model sees them.
+/// Returns the JSON Schema of the arguments of `grep`.
 pub(super) fn grep_properties() -> Value {
     json!({
         "pattern": text("The text to look for, taken literally."),
-        "path": place(),
+        "path": path_schema(),
         "glob": {
             "type": ["string", "null"], "default": null,
             "description": "Search only files that match this glob pattern.",
@@ -86,9 +86,9 @@ pub(super) fn grep_properties() -> Value {
     })
 }
 
-pub(super) async fn list(desk: &Desk<'_>, wish: List) -> Result<Found, String> {
-    let directory = normalise(&wish.path)?;
-    let paths = desk.visible(&directory).await?;
+pub(super) async fn list(context: &FileContext<'_>, args: List) -> Result<FileResult, String> {
+    let directory = normalise(&args.path)?;
+    let paths = context.visible(&directory).await?;
     let mut entries = BTreeSet::new();
     for path in &paths {
         match below(path, &directory).and_then(|rest| rest.split_once('/')) {
@@ -97,57 +97,60 @@ pub(super) async fn list(desk: &Desk<'_>, wish: List) -> Result<Found, String> {
         };
     }
     if entries.is_empty() {
-        return Ok(Found::text(format!("No files found in {directory}")));
+        return Ok(FileResult::text(format!("No files found in {directory}")));
     }
     let names = python_list(entries.iter().map(String::as_str));
-    Ok(Found::text(bounded(
+    Ok(FileResult::text(truncated(
         names,
         "List a directory further down, or use glob.",
     )))
 }
 
-pub(super) async fn glob(desk: &Desk<'_>, wish: Glob) -> Result<Found, String> {
-    let directory = normalise(wish.path.as_deref().unwrap_or("/"))?;
-    let wanted = pattern(&wish.pattern, &directory)?;
-    let paths = desk.visible(&directory).await?;
-    let matches = |path: &&String| below(path, &directory).is_some_and(|rest| wanted.matches(rest));
+pub(super) async fn glob(context: &FileContext<'_>, args: Glob) -> Result<FileResult, String> {
+    let directory = normalise(args.path.as_deref().unwrap_or("/"))?;
+    let matcher = pattern(&args.pattern, &directory)?;
+    let paths = context.visible(&directory).await?;
+    let matches = |path: &&String| below(path, &directory).is_some_and(|rest| matcher.matches(rest));
     let found: Vec<&String> = paths.iter().filter(matches).collect();
     if found.is_empty() {
-        return Ok(Found::text(format!(
+        return Ok(FileResult::text(format!(
             "No files found that match '{}' in {directory}",
-            wish.pattern
+            args.pattern
         )));
     }
-    let mut names = python_list(found.iter().take(MOST_PATHS).map(|path| path.as_str()));
-    if found.len() > MOST_PATHS {
+    let mut names = python_list(found.iter().take(MAX_PATHS).map(|path| path.as_str()));
+    if found.len() > MAX_PATHS {
         names.push_str(&format!(
-            "\n[Only the first {MOST_PATHS} of {} paths are shown.]",
+            "\n[Only the first {MAX_PATHS} of {} paths are shown.]",
             found.len()
         ));
     }
-    Ok(Found::text(bounded(names, "Use a narrower pattern or path.")))
+    Ok(FileResult::text(truncated(names, "Use a narrower pattern or path.")))
 }
 
-pub(super) async fn grep(desk: &Desk<'_>, wish: Grep) -> Result<Found, String> {
-    if wish.pattern.is_empty() {
+pub(super) async fn grep(context: &FileContext<'_>, args: Grep) -> Result<FileResult, String> {
+    if args.pattern.is_empty() {
         return Err("Error: the pattern is empty".to_owned());
     }
-    if wish.max_count == Some(0) {
+    if args.max_count == Some(0) {
         return Err("Error: max_count must be above 0".to_owned());
     }
-    let most = wish.max_count.unwrap_or(MOST_MATCHES).min(MOST_MATCHES);
-    let (hits, is_cut) = hits(desk, &wish, most).await?;
+    let max = args.max_count.unwrap_or(MAX_MATCHES).min(MAX_MATCHES);
+    let (hits, is_cut) = find_matches(context, &args, max).await?;
     if hits.is_empty() {
-        let hint = if looks_like_regex(&wish.pattern) {
+        let hint = if looks_like_regex(&args.pattern) {
             " The pattern is taken literally; regular expressions are not understood."
         } else {
             ""
         };
-        return Ok(Found::text(format!("No matches found for '{}'.{hint}", wish.pattern)));
+        return Ok(FileResult::text(format!(
+            "No matches found for '{}'.{hint}",
+            args.pattern
+        )));
     }
     let mut lines: Vec<String> = vec![];
     for hit in &hits {
-        match wish.output_mode {
+        match args.output_mode {
             Output::FilesWithMatches => lines.push(hit.path.clone()),
             Output::Count => lines.push(format!("{}: {}", hit.path, hit.lines.len())),
             Output::Content => {
@@ -158,28 +161,28 @@ pub(super) async fn grep(desk: &Desk<'_>, wish: Grep) -> Result<Found, String> {
     }
     if is_cut {
         lines.push(format!(
-            "[The search stopped after {most} matching lines; there may be more.]"
+            "[The search stopped after {max} matching lines; there may be more.]"
         ));
     }
-    Ok(Found::text(bounded(
+    Ok(FileResult::text(truncated(
         lines.join("\n"),
         "Search a narrower path, or use output_mode count.",
     )))
 }
 
-/// The first `most` matching lines, and whether the search stopped there.
-async fn hits(desk: &Desk<'_>, wish: &Grep, most: usize) -> Result<(Vec<Hits>, bool), String> {
-    let root = normalise(wish.path.as_deref().unwrap_or("/"))?;
-    let filter = wish.glob.as_deref().map(|glob| pattern(glob, &root)).transpose()?;
+/// Returns the first `max` matching lines, and whether there are more.
+async fn find_matches(context: &FileContext<'_>, args: &Grep, max: usize) -> Result<(Vec<FileMatches>, bool), String> {
+    let root = normalise(args.path.as_deref().unwrap_or("/"))?;
+    let filter = args.glob.as_deref().map(|glob| pattern(glob, &root)).transpose()?;
     let mut hits = vec![];
-    let mut left = most;
-    for path in desk.visible(&root).await? {
-        // A file that is named itself lies in no directory: its name stands for it.
-        let place = below(&path, &root).unwrap_or_else(|| path.rsplit('/').next().unwrap_or(&path));
-        if filter.as_ref().is_some_and(|filter| !filter.matches(place)) {
+    let mut remaining = max;
+    for path in context.visible(&root).await? {
+        // `path` may name a file instead of a directory; the glob then applies to its name.
+        let relative = below(&path, &root).unwrap_or_else(|| path.rsplit('/').next().unwrap_or(&path));
+        if filter.as_ref().is_some_and(|filter| !filter.matches(relative)) {
             continue;
         }
-        let Some(file) = desk.workspace.read(desk.state, &path).await? else {
+        let Some(file) = context.workspace.read(context.state, &path).await? else {
             continue;
         };
         if file.encoding == Encoding::Base64 {
@@ -189,30 +192,30 @@ async fn hits(desk: &Desk<'_>, wish: &Grep, most: usize) -> Result<(Vec<Hits>, b
             .content
             .lines()
             .enumerate()
-            .filter(|(_, line)| line.contains(&wish.pattern));
+            .filter(|(_, line)| line.contains(&args.pattern));
         let lines: Vec<_> = matching
-            .take(left + 1)
-            .map(|(at, line)| (at + 1, shown(line)))
+            .take(remaining + 1)
+            .map(|(at, line)| (at + 1, truncated_line(line)))
             .collect();
-        if lines.len() > left {
-            let lines: Vec<_> = lines.into_iter().take(left).collect();
-            hits.extend((!lines.is_empty()).then_some(Hits { path, lines }));
+        if lines.len() > remaining {
+            let lines: Vec<_> = lines.into_iter().take(remaining).collect();
+            hits.extend((!lines.is_empty()).then_some(FileMatches { path, lines }));
             return Ok((hits, true));
         }
-        left -= lines.len();
-        hits.extend((!lines.is_empty()).then_some(Hits { path, lines }));
+        remaining -= lines.len();
+        hits.extend((!lines.is_empty()).then_some(FileMatches { path, lines }));
     }
     Ok((hits, false))
 }
 
-fn shown(line: &str) -> String {
-    match line.char_indices().nth(SHOWN_OF_LINE) {
+fn truncated_line(line: &str) -> String {
+    match line.char_indices().nth(MAX_LINE_CHARS) {
         None => line.to_owned(),
         Some((end, _)) => format!("{} [cut]", &line[..end]),
     }
 }
 
-/// Whether somebody seems to have meant a regular expression.
+/// Returns whether a pattern seems to be meant as a regular expression.
 fn looks_like_regex(pattern: &str) -> bool {
     let tokens = [
         ".*", ".+", "\\d", "\\w", "\\s", "\\b", "\\.", "\\(", "[^", "(?", "|", "[a-", "[A-", "[0-",

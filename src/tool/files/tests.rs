@@ -35,8 +35,8 @@ async fn answer(state: &State, name: &str, args: Value) -> Answer {
     }
 }
 
-/// The text of the result, with `!` before that of an error.
-async fn told(state: &State, name: &str, args: Value) -> String {
+/// Returns the text of the result, with a leading `!` if it is an error.
+async fn text_of(state: &State, name: &str, args: Value) -> String {
     let answer = answer(state, name, args).await;
     let message = &answer.writes.messages[0];
     let mark = if matches!(
@@ -56,16 +56,16 @@ async fn told(state: &State, name: &str, args: Value) -> String {
 #[tokio::test]
 async fn ls_shows_what_lies_directly_in_a_directory() {
     let state = state(&[("/a.txt", ""), ("/dir/b.txt", ""), ("/dir/deep/c.txt", "")]);
-    assert_eq!(told(&state, "ls", json!({"path": "/"})).await, "['/a.txt', '/dir/']");
+    assert_eq!(text_of(&state, "ls", json!({"path": "/"})).await, "['/a.txt', '/dir/']");
     assert_eq!(
-        told(&state, "ls", json!({"path": "dir/"})).await,
+        text_of(&state, "ls", json!({"path": "dir/"})).await,
         "['/dir/b.txt', '/dir/deep/']"
     );
     assert_eq!(
-        told(&state, "ls", json!({"path": "/none"})).await,
+        text_of(&state, "ls", json!({"path": "/none"})).await,
         "No files found in /none"
     );
-    assert!(told(&state, "ls", json!({"path": "/../x"})).await.starts_with('!'));
+    assert!(text_of(&state, "ls", json!({"path": "/../x"})).await.starts_with('!'));
 }
 
 #[tokio::test]
@@ -101,19 +101,19 @@ async fn read_file_shows_lines_under_a_header() {
         ),
     ];
     for (args, expected) in cases {
-        assert_eq!(told(&state, "read_file", args).await, expected);
+        assert_eq!(text_of(&state, "read_file", args).await, expected);
     }
 }
 
 #[tokio::test]
-async fn a_page_never_grows_beyond_the_bound() {
+async fn a_page_never_exceeds_the_limit() {
     let long = format!("{}\n{}\n", "a".repeat(50_000), "b".repeat(50_000));
     let state = state(&[("/lines", &long), ("/line", &"q".repeat(100_000))]);
-    let page = told(&state, "read_file", json!({"file_path": "/lines"})).await;
+    let page = text_of(&state, "read_file", json!({"file_path": "/lines"})).await;
     assert!(page.starts_with("@@ lines 1-1 of 2 | next offset 1 @@\naaa"));
     assert!(!page.contains('b'));
-    let page = told(&state, "read_file", json!({"file_path": "/line"})).await;
-    assert_eq!(page.matches('q').count(), LONGEST_RESULT);
+    let page = text_of(&state, "read_file", json!({"file_path": "/line"})).await;
+    assert_eq!(page.matches('q').count(), MAX_RESULT_CHARS);
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn a_binary_file_is_shown_as_a_block() {
 }
 
 #[tokio::test]
-async fn write_file_creates_or_replaces_and_keeps_the_day_of_birth() {
+async fn write_file_creates_or_replaces_and_keeps_the_creation_time() {
     let state = state(&[("/old", "A")]);
     let replaced = answer(&state, "write_file", json!({"file_path": "old", "content": "B"})).await;
     assert_eq!(replaced.writes.messages[0].content, Content::from("Updated file /old"));
@@ -160,9 +160,9 @@ async fn write_file_creates_or_replaces_and_keeps_the_day_of_birth() {
 }
 
 #[tokio::test]
-async fn paths_that_lead_out_are_refused() {
+async fn paths_outside_the_workspace_are_refused() {
     for path in ["../x", "~/x", "C:\\x"] {
-        let text = told(
+        let text = text_of(
             &State::default(),
             "write_file",
             json!({"file_path": path, "content": ""}),
@@ -173,16 +173,16 @@ async fn paths_that_lead_out_are_refused() {
 }
 
 #[tokio::test]
-async fn edit_file_says_how_many_it_replaced_or_why_not() {
+async fn edit_file_reports_the_number_of_replacements_or_an_error() {
     let state = state(&[("/f", "a b a\nend")]);
     let edit =
         |old: &str, all: bool| json!({"file_path": "/f", "old_string": old, "new_string": "x", "replace_all": all});
     assert_eq!(
-        told(&state, "edit_file", edit("b", false)).await,
+        text_of(&state, "edit_file", edit("b", false)).await,
         "Replaced 1 occurrence in '/f'"
     );
     assert_eq!(
-        told(&state, "edit_file", edit("a", true)).await,
+        text_of(&state, "edit_file", edit("a", true)).await,
         "Replaced 2 occurrences in '/f'"
     );
     let cases = [
@@ -196,7 +196,7 @@ async fn edit_file_says_how_many_it_replaced_or_why_not() {
         ),
     ];
     for (args, fact) in cases {
-        let text = told(&state, "edit_file", args).await;
+        let text = text_of(&state, "edit_file", args).await;
         assert!(text.starts_with('!') && text.contains(fact), "{text}");
     }
     let edited = answer(&state, "edit_file", edit("a", true)).await;
@@ -207,7 +207,7 @@ async fn edit_file_says_how_many_it_replaced_or_why_not() {
 }
 
 #[tokio::test]
-async fn delete_takes_a_directory_with_everything_in_it() {
+async fn delete_removes_a_directory_with_all_files_in_it() {
     let state = state(&[("/dir/a", ""), ("/dir/b/c", ""), ("/dirt", "")]);
     let deleted = answer(&state, "delete", json!({"file_path": "/dir"})).await;
     assert_eq!(deleted.writes.messages[0].content, Content::from("Deleted /dir"));
@@ -216,29 +216,33 @@ async fn delete_takes_a_directory_with_everything_in_it() {
         BTreeMap::from([("/dir/a".to_owned(), None), ("/dir/b/c".to_owned(), None)])
     );
     assert_eq!(
-        told(&state, "delete", json!({"file_path": "/none"})).await,
+        text_of(&state, "delete", json!({"file_path": "/none"})).await,
         "!Error: File '/none' not found"
     );
-    assert!(told(&state, "delete", json!({"file_path": "/"})).await.starts_with('!'));
+    assert!(
+        text_of(&state, "delete", json!({"file_path": "/"}))
+            .await
+            .starts_with('!')
+    );
 }
 
 #[tokio::test]
 async fn glob_lists_paths() {
     let state = state(&[("/a.md", ""), ("/src/b.md", ""), ("/src/c.rs", "")]);
     assert_eq!(
-        told(&state, "glob", json!({"pattern": "*.md"})).await,
+        text_of(&state, "glob", json!({"pattern": "*.md"})).await,
         "['/a.md', '/src/b.md']"
     );
     assert_eq!(
-        told(&state, "glob", json!({"pattern": "*.md", "path": "/src"})).await,
+        text_of(&state, "glob", json!({"pattern": "*.md", "path": "/src"})).await,
         "['/src/b.md']"
     );
     assert!(
-        told(&state, "glob", json!({"pattern": "*.py"}))
+        text_of(&state, "glob", json!({"pattern": "*.py"}))
             .await
             .starts_with("No files found")
     );
-    assert!(told(&state, "glob", json!({"pattern": "[a"})).await.starts_with('!'));
+    assert!(text_of(&state, "glob", json!({"pattern": "[a"})).await.starts_with('!'));
 }
 
 #[tokio::test]
@@ -267,8 +271,8 @@ async fn grep_finds_text_literally_in_three_forms() {
         (json!({"pattern": "zzz"}), "No matches found for 'zzz'."),
     ];
     for (args, expected) in cases {
-        assert_eq!(told(&state, "grep", args).await, expected);
+        assert_eq!(text_of(&state, "grep", args).await, expected);
     }
-    let hint = told(&state, "grep", json!({"pattern": "z.*y"})).await;
+    let hint = text_of(&state, "grep", json!({"pattern": "z.*y"})).await;
     assert!(hint.contains("taken literally"), "{hint}");
 }

@@ -1,5 +1,5 @@
-//! An MCP server behind HTTP, in the way called *streamable*: one POST for each message, whose answer is a JSON object or
-//! an event stream that holds it.
+//! The transport *streamable HTTP*: one POST for each message, whose answer is a JSON object or an event stream that
+//! contains it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,8 +9,8 @@ use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::Value;
 
 use super::McpLimits;
-use super::message::{self, Said, VERSION};
-use super::wire::{Signs, Wire, WireError};
+use super::connection::{Connection, ConnectionError, Events};
+use super::message::{self, Incoming, VERSION};
 use crate::domain::json_limits::read_foreign;
 use crate::domain::sse::Frames;
 use crate::model::pieces::PieceReader;
@@ -18,21 +18,21 @@ use crate::tool::remote::without_secrets;
 
 const SESSION: &str = "mcp-session-id";
 const PROTOCOL: &str = "mcp-protocol-version";
-/// How much of a refusal is shown.
-const SHOWN_CHARS: usize = 2_000;
+/// The maximum number of characters of an error response that are shown.
+const MAX_ERROR_CHARS: usize = 2_000;
 
-/// A connection to a server behind HTTP: a session, if the server keeps one.
-pub(super) struct Session {
+/// A connection over streamable HTTP, with a session if the server uses sessions.
+pub(super) struct HttpConnection {
     client: Client,
     url: Url,
-    /// Sent with every message. They may hold secrets.
+    /// The headers of every message. They may contain secrets.
     headers: HeaderMap,
     limits: McpLimits,
     id: Mutex<Option<HeaderValue>>,
-    signs: Signs,
+    events: Events,
 }
 
-impl Session {
+impl HttpConnection {
     pub(super) fn new(client: Client, url: Url, headers: HeaderMap, limits: McpLimits) -> Self {
         Self {
             client,
@@ -40,7 +40,7 @@ impl Session {
             headers,
             limits,
             id: Mutex::default(),
-            signs: Signs::default(),
+            events: Events::default(),
         }
     }
 
@@ -59,8 +59,8 @@ impl Session {
         post.header(PROTOCOL, VERSION).body(message.to_string())
     }
 
-    /// The answer to request `id` in what the server sent back.
-    async fn answer(&self, id: u64, response: PieceReader) -> Result<Value, WireError> {
+    /// Reads the answer to request `id` from a response.
+    async fn answer(&self, id: u64, response: PieceReader) -> Result<Value, ConnectionError> {
         let kind = response
             .head()
             .headers()
@@ -71,63 +71,64 @@ impl Session {
             return self.answer_in_stream(id, response).await;
         }
         let body = read(response, self.limits.max_message_bytes).await?;
-        let message = read_foreign(&body).map_err(|error| WireError::Garbled(format!("the answer {error}")))?;
+        let message =
+            read_foreign(&body).map_err(|error| ConnectionError::InvalidAnswer(format!("the answer {error}")))?;
         match message::read(&message) {
-            Said::Answer(of, result) if of == id => result.map_err(WireError::Refused),
-            Said::Answer(..) | Said::Asks(_) | Said::ToolsChanged | Said::Other => {
-                Err(WireError::Garbled("the answer is not one to the request".to_owned()))
-            }
+            Incoming::Answer(of, result) if of == id => result.map_err(ConnectionError::Refused),
+            Incoming::Answer(..) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => Err(
+                ConnectionError::InvalidAnswer("the answer is not one to the request".to_owned()),
+            ),
         }
     }
 
-    async fn answer_in_stream(&self, id: u64, mut response: PieceReader) -> Result<Value, WireError> {
-        let most = self.limits.max_message_bytes;
-        let mut frames = Frames::up_to(most);
+    async fn answer_in_stream(&self, id: u64, mut response: PieceReader) -> Result<Value, ConnectionError> {
+        let max = self.limits.max_message_bytes;
+        let mut frames = Frames::up_to(max);
         let mut length = 0;
         while let Some(chunk) = response.next().await? {
             length += chunk.len();
-            if length > most {
-                return Err(too_long(most));
+            if length > max {
+                return Err(too_long(max));
             }
             for frame in frames.take(&chunk) {
                 let Ok(message) = read_foreign(frame.data.as_bytes()) else {
                     continue;
                 };
                 match message::read(&message) {
-                    Said::Answer(of, result) if of == id => return result.map_err(WireError::Refused),
-                    Said::Asks(answer) => self.tell(answer).await,
-                    Said::ToolsChanged => self.signs.changed.notify_one(),
-                    Said::Answer(..) | Said::Other => {}
+                    Incoming::Answer(of, result) if of == id => return result.map_err(ConnectionError::Refused),
+                    Incoming::Request(answer) => self.notify(answer).await,
+                    Incoming::ToolsChanged => self.events.changed.notify_one(),
+                    Incoming::Answer(..) | Incoming::Other => {}
                 }
             }
         }
-        Err(WireError::Closed)
+        Err(ConnectionError::Closed)
     }
 
-    async fn refused(&self, response: PieceReader) -> WireError {
+    async fn error_of(&self, response: PieceReader) -> ConnectionError {
         let status = response.head().status();
         if status == StatusCode::NOT_FOUND && self.session().is_some() {
-            self.signs.closed.cancel();
-            return WireError::Forgotten;
+            self.events.closed.cancel();
+            return ConnectionError::SessionExpired;
         }
-        // Of a refusal only the first characters are shown, at most four bytes each.
-        let body = read(response, SHOWN_CHARS * 4).await.unwrap_or_default();
+        // Only the first characters are shown, each of at most four bytes.
+        let body = read(response, MAX_ERROR_CHARS * 4).await.unwrap_or_default();
         let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.headers);
-        let shown: String = body.chars().take(SHOWN_CHARS).collect();
-        WireError::Garbled(format!("it answered with status {}: {shown}", status.as_u16()))
+        let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
+        ConnectionError::InvalidAnswer(format!("it answered with status {}: {excerpt}", status.as_u16()))
     }
 }
 
 #[async_trait]
-impl Wire for Session {
-    async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
-        let response = PieceReader::open(self.post(request), self.limits.pieces)
+impl Connection for HttpConnection {
+    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError> {
+        let response = PieceReader::open(self.post(message), self.limits.pieces)
             .await
-            .map_err(WireError::from);
+            .map_err(ConnectionError::from);
         let response = response.inspect_err(|error| {
-            // Who takes too long over one request may answer the others.
-            if !matches!(error, WireError::Silent(_)) {
-                self.signs.closed.cancel();
+            // A server that takes too long for one request may still answer others.
+            if !matches!(error, ConnectionError::TimedOut(_)) {
+                self.events.closed.cancel();
             }
         })?;
         if let (None, Some(session)) = (self.session(), response.head().headers().get(SESSION)) {
@@ -136,34 +137,34 @@ impl Wire for Session {
             *self.id.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
         }
         if response.head().status() != StatusCode::OK {
-            return Err(self.refused(response).await);
+            return Err(self.error_of(response).await);
         }
         self.answer(id, response).await
     }
 
-    async fn tell(&self, message: Value) {
-        // Nobody waits for what comes of it.
+    async fn notify(&self, message: Value) {
+        // A notification has no answer, and its failure no consequence.
         let _ = self.post(&message).send().await;
     }
 
-    fn signs(&self) -> &Signs {
-        &self.signs
+    fn events(&self) -> &Events {
+        &self.events
     }
 }
 
-/// Reads a body up to `most` bytes; a longer one that is to be read whole is an error of its own.
-async fn read(mut response: PieceReader, most: usize) -> Result<Vec<u8>, WireError> {
+/// Reads a body up to `max` bytes. A longer body is an error, unless the response itself is one.
+async fn read(mut response: PieceReader, max: usize) -> Result<Vec<u8>, ConnectionError> {
     let is_whole = response.head().status() == StatusCode::OK;
     let mut body = Vec::new();
     while let Some(chunk) = response.next().await? {
         body.extend_from_slice(&chunk);
-        if body.len() > most {
-            return if is_whole { Err(too_long(most)) } else { Ok(body) };
+        if body.len() > max {
+            return if is_whole { Err(too_long(max)) } else { Ok(body) };
         }
     }
     Ok(body)
 }
 
-pub(super) fn too_long(most: usize) -> WireError {
-    WireError::Garbled(format!("the answer is longer than {most} bytes"))
+pub(super) fn too_long(max: usize) -> ConnectionError {
+    ConnectionError::InvalidAnswer(format!("the answer is longer than {max} bytes"))
 }

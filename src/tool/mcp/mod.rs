@@ -1,8 +1,8 @@
-//! Tools of MCP servers: programs that are started and restarted, and servers behind HTTP.
+//! Tools of MCP servers: programs that this process starts (stdio), and servers behind HTTP.
 //!
-//! Each server has a keeper, which connects to it, asks for its tools, and connects again when the connection is lost. The
-//! tools that were told last stay on offer meanwhile; a call waits for the connection for a while. Of the protocol only
-//! what tools need is spoken. Which servers there are may change at any time.
+//! Each server has a task that connects to it, lists its tools, and reconnects when the connection is lost. The tools
+//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. Only the part of the
+//! protocol that tools need is implemented. The set of servers may change at any time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -16,113 +16,118 @@ use crate::definition::mcp::{McpOwner, McpReference, McpServerDefinition, OwnedS
 use crate::domain::Invalid;
 use crate::model::pieces::PieceLimits;
 
+mod connection;
 mod http;
 mod message;
 mod outcome;
+mod pending;
 mod server;
 mod sse;
 mod stdio;
 mod tool;
-mod waiting;
-mod wire;
 
-use server::{McpServer, Place};
+use server::{Endpoint, McpServer};
 use tool::McpTool;
 
-/// Starts a task that nobody waits for.
+/// Spawns a detached task.
 pub type Spawn = Arc<dyn Fn(BoxFuture<'static, ()>) + Send + Sync>;
 
-/// The bounds of what servers say.
+/// The limits on a server's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct McpLimits {
     /// The longest message that is read, in bytes.
     pub max_message_bytes: usize,
-    /// How long nothing of an answer may arrive.
+    /// The time limits for the pieces of an answer.
     pub pieces: PieceLimits,
 }
 
-/// What servers are reached with.
+/// The dependencies of all MCP connections.
 pub struct McpGround {
-    /// The environment variables that every program sees.
+    /// The environment variables that every program inherits.
     pub inherited: BTreeMap<String, String>,
-    /// Talks to servers behind HTTP.
+    /// The HTTP client.
     pub client: Client,
-    /// How much is read of a server, and how long it may take to answer.
+    /// The limits on messages.
     pub limits: McpLimits,
-    /// Starts the keepers.
+    /// Spawns the connection tasks.
     pub spawn: Spawn,
-    /// Ends them.
+    /// Cancelled at shutdown, to end the connection tasks.
     pub soft: CancellationToken,
 }
 
 impl McpGround {
-    fn place(&self, name: &str, definition: &McpServerDefinition) -> Result<Place, Invalid> {
-        let place = Place::of(definition, &self.inherited, &self.client);
-        place.map_err(|error| Invalid {
+    fn endpoint(&self, name: &str, definition: &McpServerDefinition) -> Result<Endpoint, Invalid> {
+        let endpoint = Endpoint::of(definition, &self.inherited, &self.client);
+        endpoint.map_err(|error| Invalid {
             field: format!("mcp_servers.{name}.{}", error.field),
             ..error
         })
     }
 
-    /// Starts the keeper of a server, which stands in the place of `old` from now on.
-    fn start(&self, name: &str, definition: &McpServerDefinition, old: Option<Running>) -> Result<Running, Invalid> {
+    /// Starts the connection task of a server, which replaces `old`.
+    fn start(
+        &self,
+        name: &str,
+        definition: &McpServerDefinition,
+        old: Option<RunningServer>,
+    ) -> Result<RunningServer, Invalid> {
         let spawn = &self.spawn;
         let stop = self.soft.child_token();
-        let place = self.place(name, definition)?;
-        let server = McpServer::new(name, definition, (place, self.limits), Arc::clone(spawn));
+        let endpoint = self.endpoint(name, definition)?;
+        let server = McpServer::new(name, definition, (endpoint, self.limits), Arc::clone(spawn));
         let server = Arc::new(server);
-        spawn(Box::pin(Arc::clone(&server).keep(stop.clone())));
-        let before = old.map(|old| {
+        spawn(Box::pin(Arc::clone(&server).run(stop.clone())));
+        let replaced = old.map(|old| {
             let new = Arc::clone(&server);
-            let left = old.stop;
+            let old_stop = old.stop;
             spawn(Box::pin(async move {
-                new.tried().await;
-                left.cancel();
+                new.attempted().await;
+                old_stop.cancel();
             }));
-            if old.server.is_tried() {
+            if old.server.is_attempted() {
                 old.server
             } else {
-                old.before.unwrap_or(old.server)
+                old.replaced.unwrap_or(old.server)
             }
         });
-        Ok(Running {
+        Ok(RunningServer {
             definition: definition.clone(),
             server,
             stop,
-            before,
+            replaced,
         })
     }
 }
 
-/// The MCP servers that there are now. Cheap to clone.
+/// The current MCP servers. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct McpServers {
-    /// Without it there can be none.
+    /// `None` if MCP servers are not supported.
     ground: Option<Arc<McpGround>>,
-    running: Arc<RwLock<BTreeMap<(McpOwner, String), Running>>>,
+    running: Arc<RwLock<BTreeMap<(McpOwner, String), RunningServer>>>,
 }
 
-/// A server with its keeper.
-struct Running {
+/// A server with its connection task.
+struct RunningServer {
     definition: McpServerDefinition,
     server: Arc<McpServer>,
-    /// Ends its keeper.
+    /// Ends the connection task.
     stop: CancellationToken,
-    /// The one in whose place it stands. Its tools stay on offer until this one has told its own.
-    before: Option<Arc<McpServer>>,
+    /// The replaced server. Its tools stay on offer until the new server has listed its own.
+    replaced: Option<Arc<McpServer>>,
 }
 
-impl Running {
+impl RunningServer {
     fn tools(&self) -> Vec<Arc<McpTool>> {
-        match &self.before {
-            Some(before) if !self.server.is_tried() => before.tools(),
+        match &self.replaced {
+            Some(replaced) if !self.server.is_attempted() => replaced.tools(),
             Some(_) | None => self.server.tools(),
         }
     }
 }
 
 impl McpServers {
-    /// None yet.
+    /// Creates an empty set of servers.
     pub fn new(ground: McpGround) -> Self {
         Self {
             ground: Some(Arc::new(ground)),
@@ -130,35 +135,34 @@ impl McpServers {
         }
     }
 
-    /// Whether all of these can be used.
+    /// Checks that all of these definitions are valid.
     ///
     /// # Errors
-    /// Names the field of a definition that cannot.
+    /// The field of a definition that is invalid.
     pub fn verify(&self, wanted: &OwnedServers) -> Result<(), Invalid> {
         let Some(ground) = &self.ground else { return Ok(()) };
         wanted
             .iter()
-            .try_for_each(|((_, name), definition)| ground.place(name, definition).map(drop))
+            .try_for_each(|((_, name), definition)| ground.endpoint(name, definition).map(drop))
     }
 
-    /// Has these servers from now on and no others; those that stay the same go on undisturbed. One that is to be another
-    /// one is left only when its successor has told its tools, and answers the calls that it was asked before. Returns
-    /// whether anything has changed.
+    /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
+    /// its replacement has listed its tools, and answers the calls made before. Returns whether anything has changed.
     ///
     /// # Errors
-    /// Names the field of a definition that cannot be used; nothing changes then.
+    /// The field of a definition that is invalid; nothing changes then.
     pub fn replace(&self, wanted: &OwnedServers) -> Result<bool, Invalid> {
         self.verify(wanted)?;
         let Some(ground) = &self.ground else { return Ok(false) };
         let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
         let mut changed = false;
         running.retain(|key, old| {
-            let stays = wanted.contains_key(key);
-            if !stays {
+            let is_kept = wanted.contains_key(key);
+            if !is_kept {
                 changed = true;
                 old.stop.cancel();
             }
-            stays
+            is_kept
         });
         for (key, definition) in wanted {
             if running.get(key).is_some_and(|old| old.definition == *definition) {
@@ -171,18 +175,18 @@ impl McpServers {
         Ok(changed)
     }
 
-    /// Returns when each has told its tools or has had its time.
+    /// Waits until each server has listed its tools, or its `start_timeout_s` is over.
     pub async fn ready(&self) {
         let all: Vec<Arc<McpServer>> = {
             let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
             running.values().map(|running| Arc::clone(&running.server)).collect()
         };
         for server in all {
-            server.tried().await;
+            server.attempted().await;
         }
     }
 
-    /// The names of the servers that all agents may use.
+    /// Returns the names of the servers that all agents may use.
     pub fn common(&self) -> BTreeSet<String> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
         running
@@ -192,7 +196,7 @@ impl McpServers {
             .collect()
     }
 
-    /// What stands for these tools, as `owner` names them: `server/tool` and `server/*`; other names are passed over.
+    /// Returns sources for the tools that `owner` refers to as `server/tool` or `server/*`; other names are ignored.
     pub fn sources<'a>(&self, names: impl Iterator<Item = &'a String>, owner: &McpOwner) -> Vec<Arc<dyn ToolSource>> {
         let mut wanted: BTreeMap<&str, Option<BTreeSet<String>>> = BTreeMap::new();
         for reference in names.filter_map(|name| McpReference::read(name)) {
@@ -217,20 +221,20 @@ impl McpServers {
         wanted.into_iter().map(source).collect()
     }
 
-    /// The tools of the first of these servers that there is.
+    /// Returns the tools of the first of these servers that exists.
     fn tools(&self, keys: &[(McpOwner, String)]) -> Vec<Arc<McpTool>> {
         let running = self.running.read().unwrap_or_else(PoisonError::into_inner);
         keys.iter()
             .find_map(|key| running.get(key))
-            .map(Running::tools)
+            .map(RunningServer::tools)
             .unwrap_or_default()
     }
 }
 
-/// Some tools of a server, or all that it has.
+/// Some or all tools of one server.
 struct Selection {
     servers: McpServers,
-    /// The server, by all keys that it may have. The first that there is counts.
+    /// The possible keys of the server; the first that exists counts.
     keys: Vec<(McpOwner, String)>,
     only: Option<BTreeSet<String>>,
 }

@@ -1,4 +1,4 @@
-//! What the result of a call means: what the model is told, or a wish to delegate. Pure.
+//! The conversion of a `tools/call` result into an outcome: a result for the model or a delegation. Pure functions.
 
 use serde_json::{Map, Value, json};
 
@@ -8,21 +8,21 @@ use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::tool::{CallOutcome, Delegation};
 
-/// The key in `_meta` under which a result may ask for a delegation.
+/// The key in `_meta` under which a result may request a delegation.
 pub(super) const DELEGATE: &str = "adjutant/delegate";
 
-/// Reads the result of `call`.
+/// Converts the result of `call`.
 pub(super) fn outcome(call: &ToolCall, result: Value) -> Result<CallOutcome, Failure> {
     let Value::Object(mut result) = result else {
-        return Err(garbled("the result is not an object"));
+        return Err(invalid_result("the result is not an object"));
     };
     let structured = result.remove("structuredContent").filter(|value| !value.is_null());
-    if let Some(wish) = delegation(&result, structured.as_ref())? {
-        return Ok(CallOutcome::Delegate(wish));
+    if let Some(delegation) = delegation(&result, structured.as_ref())? {
+        return Ok(CallOutcome::Delegate(delegation));
     }
     let blocks = match result.remove("content") {
         Some(Value::Array(blocks)) => blocks.into_iter().filter_map(block).collect(),
-        Some(_) => return Err(garbled("`content` is not a list")),
+        Some(_) => return Err(invalid_result("`content` is not a list")),
         None => vec![],
     };
     let content = match (content(blocks), &structured) {
@@ -50,66 +50,69 @@ pub(super) fn outcome(call: &ToolCall, result: Value) -> Result<CallOutcome, Fai
     Ok(CallOutcome::Answer(Answer::message(message)))
 }
 
-/// The wish to delegate in a result: `structuredContent.delegate`, or the like in `_meta`.
+/// Returns the delegation that a result requests in `structuredContent.delegate` or in `_meta`.
 fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result<Option<Delegation>, Failure> {
     let in_meta = || result.get("_meta")?.get(DELEGATE);
-    let Some(wish) = structured
+    let Some(request) = structured
         .and_then(|structured| structured.get("delegate"))
         .or_else(in_meta)
     else {
         return Ok(None);
     };
-    let word = |name: &str| wish.get(name).and_then(Value::as_str);
-    match (word("subagent_type"), word("description")) {
+    let text_of = |name: &str| request.get(name).and_then(Value::as_str);
+    match (text_of("subagent_type"), text_of("description")) {
         (Some(subagent), Some(work)) => {
-            let format = wish.get("response_format").filter(|format| !format.is_null()).cloned();
-            let initial = wish.get("initial_messages").filter(|initial| !initial.is_null());
-            let no_list = || garbled("`delegate.initial_messages` is not a list");
+            let format = request
+                .get("response_format")
+                .filter(|format| !format.is_null())
+                .cloned();
+            let initial = request.get("initial_messages").filter(|initial| !initial.is_null());
+            let no_list = || invalid_result("`delegate.initial_messages` is not a list");
             let initial = initial
                 .map(|initial| initial.as_array().ok_or_else(no_list))
                 .transpose()?;
             let initial = initial.map_or(&[][..], Vec::as_slice);
             let initial = read_initial(initial)
-                .map_err(|(at, why)| garbled(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
-            let prompt = match wish.get("system_prompt") {
+                .map_err(|(at, why)| invalid_result(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
+            let prompt = match request.get("system_prompt") {
                 None | Some(Value::Null) => None,
                 Some(Value::String(prompt)) => Some(prompt.clone()),
-                Some(_) => return Err(garbled("`delegate.system_prompt` is not a text")),
+                Some(_) => return Err(invalid_result("`delegate.system_prompt` is not a text")),
             };
             let delegation = Delegation::to(subagent, work).in_form(format).beginning_with(initial);
             Ok(Some(delegation.instructed(prompt)))
         }
-        _ => Err(garbled(
+        _ => Err(invalid_result(
             "`delegate` is not an object with the texts `description` and `subagent_type`",
         )),
     }
 }
 
-fn garbled(why: &str) -> Failure {
-    Failure::new("ToolAnswerError", format!("it cannot be understood: {why}"))
+fn invalid_result(why: &str) -> Failure {
+    Failure::new("ToolAnswerError", format!("its answer is invalid: {why}"))
 }
 
-/// A block as models are given it; none for what says nothing.
+/// Converts a content block into the form of model messages; `None` if it has no content.
 fn block(block: Value) -> Option<Value> {
     let text = |text: &str| json!({"type": "text", "text": text});
-    let word = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+    let text_of = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
     match block.get("type").and_then(Value::as_str)? {
-        "text" => word(&block, "text").map(|said| text(&said)),
+        "text" => text_of(&block, "text").map(|content| text(&content)),
         kind @ ("image" | "audio") => {
-            let mime = word(&block, "mimeType").unwrap_or_else(|| format!("{kind}/*"));
-            Some(json!({"type": kind, "base64": word(&block, "data")?, "mime_type": mime}))
+            let mime = text_of(&block, "mimeType").unwrap_or_else(|| format!("{kind}/*"));
+            Some(json!({"type": kind, "base64": text_of(&block, "data")?, "mime_type": mime}))
         }
         "resource_link" => {
-            let uri = word(&block, "uri")?;
-            let name = word(&block, "name").unwrap_or_default();
+            let uri = text_of(&block, "uri")?;
+            let name = text_of(&block, "name").unwrap_or_default();
             Some(text(format!("{name} {uri}").trim()))
         }
         "resource" => {
             let resource = block.get("resource")?;
-            match (word(resource, "text"), word(resource, "blob")) {
-                (Some(said), _) => Some(text(&said)),
+            match (text_of(resource, "text"), text_of(resource, "blob")) {
+                (Some(content), _) => Some(text(&content)),
                 (None, Some(data)) => {
-                    let mime = word(resource, "mimeType").unwrap_or_else(|| "application/octet-stream".to_owned());
+                    let mime = text_of(resource, "mimeType").unwrap_or_else(|| "application/octet-stream".to_owned());
                     let kind = if mime.starts_with("image/") { "image" } else { "file" };
                     Some(json!({"type": kind, "base64": data, "mime_type": mime}))
                 }
@@ -120,7 +123,7 @@ fn block(block: Value) -> Option<Value> {
     }
 }
 
-/// Texts alone are one text; anything else stays blocks.
+/// Joins blocks into one text if all are texts.
 fn content(blocks: Vec<Value>) -> Option<Content> {
     if blocks.is_empty() {
         return None;
@@ -143,7 +146,7 @@ mod tests {
         ToolCall::new("c1", "docs__search", Map::new())
     }
 
-    fn told(result: Value) -> Value {
+    fn message_of(result: Value) -> Value {
         match outcome(&call(), result) {
             Ok(CallOutcome::Answer(answer)) => {
                 let message = serde_json::to_value(&answer.writes.messages[0]).expect("a message");
@@ -157,54 +160,54 @@ mod tests {
     fn texts_are_one_text_and_images_stay_blocks() {
         let text = |text: &str| json!({"type": "text", "text": text});
         assert_eq!(
-            told(json!({"content": [text("a"), text("b")]})),
+            message_of(json!({"content": [text("a"), text("b")]})),
             json!(["a\nb", null, "success"])
         );
         let image = json!({"type": "image", "data": "AAAA", "mimeType": "image/png"});
         let shown = json!({"type": "image", "base64": "AAAA", "mime_type": "image/png"});
         assert_eq!(
-            told(json!({"content": [text("a"), image]})),
+            message_of(json!({"content": [text("a"), image]})),
             json!([[text("a"), shown], null, "success"])
         );
         let linked = json!({"type": "resource_link", "uri": "file:///x", "name": "x"});
         let inside = json!({"type": "resource", "resource": {"uri": "file:///y", "text": "why"}});
         assert_eq!(
-            told(json!({"content": [linked, inside]})),
+            message_of(json!({"content": [linked, inside]})),
             json!(["x file:///x\nwhy", null, "success"])
         );
-        assert_eq!(told(json!({})), json!(["", null, "success"]));
+        assert_eq!(message_of(json!({})), json!(["", null, "success"]));
     }
 
     #[test]
-    fn what_is_structured_is_for_programs_and_for_the_model_if_nothing_else_is() {
+    fn structured_content_is_the_artifact_and_the_text_if_there_is_no_other() {
         let structured = json!({"n": 1});
         assert_eq!(
-            told(json!({"content": [], "structuredContent": structured})),
+            message_of(json!({"content": [], "structuredContent": structured})),
             json!(["{\"n\":1}", {"n": 1}, "success"])
         );
     }
 
     #[test]
-    fn a_result_may_be_an_error_or_ask_for_a_delegation() {
+    fn a_result_may_be_an_error_or_request_a_delegation() {
         let failed = outcome(
             &call(),
             json!({"isError": true, "content": [{"type": "text", "text": "no"}]}),
         );
         assert_eq!(failed, Err(Failure::new("McpToolError", "no")));
-        let wish = json!({"description": "d", "subagent_type": "s"});
+        let request = json!({"description": "d", "subagent_type": "s"});
         let delegated = Ok(CallOutcome::Delegate(Delegation::to("s", "d")));
         assert_eq!(
-            outcome(&call(), json!({"structuredContent": {"delegate": wish}})),
+            outcome(&call(), json!({"structuredContent": {"delegate": request}})),
             delegated
         );
         assert_eq!(
-            outcome(&call(), json!({"content": [], "_meta": {DELEGATE: wish}})),
+            outcome(&call(), json!({"content": [], "_meta": {DELEGATE: request}})),
             delegated
         );
         assert!(outcome(&call(), json!({"structuredContent": {"delegate": 1}})).is_err());
-        let wish = |prompt: Value| json!({"description": "d", "subagent_type": "s", "system_prompt": prompt});
+        let request = |prompt: Value| json!({"description": "d", "subagent_type": "s", "system_prompt": prompt});
         let instructed = Delegation::to("s", "d").instructed(Some("You count.".to_owned()));
-        let read = |prompt: Value| outcome(&call(), json!({"structuredContent": {"delegate": wish(prompt)}}));
+        let read = |prompt: Value| outcome(&call(), json!({"structuredContent": {"delegate": request(prompt)}}));
         assert_eq!(read(json!("You count.")), Ok(CallOutcome::Delegate(instructed)));
         assert_eq!(read(json!(null)), delegated);
         assert!(read(json!(7)).is_err_and(|failure| failure.message.contains("`delegate.system_prompt`")));

@@ -1,4 +1,4 @@
-//! An MCP server, and the keeper that holds the connection to it.
+//! An MCP server and the task that keeps the connection to it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,9 +13,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::stdio::{Pipes, Program};
+use super::connection::{Connection, ConnectionError};
+use super::stdio::{Program, StdioConnection};
 use super::tool::McpTool;
-use super::wire::{Wire, WireError};
 use super::{McpLimits, Spawn, http, message, sse};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::definition::{AfterCrash, OnError};
@@ -23,23 +23,23 @@ use crate::domain::Invalid;
 use crate::domain::machine::Failure;
 use crate::tool::remote;
 
-/// The pause before a lost server is looked for again; it doubles each time.
+/// The pause before the first reconnection; it doubles with each attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// A connection that holds for so long was a good one: the next pause is the first.
-const STEADY: Duration = Duration::from_secs(10);
-/// The shortest time between two questions for the tools.
-const PAUSE_BETWEEN_LISTS: Duration = Duration::from_secs(1);
-/// The longest time that a message takes which nobody waits for.
-const LONGEST_TELL: Duration = Duration::from_secs(30);
-/// How many tools a server may have.
-const MOST_TOOLS: usize = 1_000;
-/// In how many parts it may tell them.
-const MOST_PAGES: usize = 100;
+/// The maximum pause before a reconnection.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// The duration of a connection after which the pause is reset to [`FIRST_PAUSE`].
+const PAUSE_RESET_AFTER: Duration = Duration::from_secs(10);
+/// The minimum time between two `tools/list` requests.
+const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
+/// The timeout of the cancellation of a request.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum number of tools of one server.
+const MAX_TOOLS: usize = 1_000;
+/// The maximum number of pages of `tools/list`.
+const MAX_PAGES: usize = 100;
 
-/// Where a server is.
-pub(super) enum Place {
+/// The program or the address of a server.
+pub(super) enum Endpoint {
     Program(Program),
     Address {
         client: Client,
@@ -49,11 +49,11 @@ pub(super) enum Place {
     },
 }
 
-impl Place {
-    /// Where a definition says that the server is. Programs see the environment variables in `inherited`, too.
+impl Endpoint {
+    /// Returns the endpoint of a definition. Programs get the environment variables in `inherited`, too.
     ///
     /// # Errors
-    /// Names the field that cannot be used.
+    /// The field that is invalid.
     pub(super) fn of(
         definition: &McpServerDefinition,
         inherited: &BTreeMap<String, String>,
@@ -91,7 +91,7 @@ impl Place {
 /// An MCP server.
 pub(super) struct McpServer {
     pub(super) name: String,
-    place: Place,
+    endpoint: Endpoint,
     limits: McpLimits,
     filter: McpFilter,
     pub(super) timeout: Duration,
@@ -99,14 +99,14 @@ pub(super) struct McpServer {
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
     spawn: Spawn,
-    /// The tools that it told last.
+    /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
-    /// The connection, while there is one.
-    wire: watch::Sender<Option<Arc<dyn Wire>>>,
-    /// Whether it was tried to connect.
-    tried: watch::Sender<bool>,
-    /// Rung when somebody waits for a connection.
-    wanted: Notify,
+    /// The current connection, if any.
+    connection: watch::Sender<Option<Arc<dyn Connection>>>,
+    /// Whether the first connection attempt is over.
+    attempted: watch::Sender<bool>,
+    /// Notified when a call waits for a connection, which ends the pause before the next attempt.
+    connection_wanted: Notify,
     next_id: AtomicU64,
 }
 
@@ -114,13 +114,13 @@ impl McpServer {
     pub(super) fn new(
         name: &str,
         definition: &McpServerDefinition,
-        (place, limits): (Place, McpLimits),
+        (endpoint, limits): (Endpoint, McpLimits),
         spawn: Spawn,
     ) -> Self {
         let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(FIRST_PAUSE);
         Self {
             name: name.to_owned(),
-            place,
+            endpoint,
             limits,
             filter: McpFilter::of(definition),
             timeout: seconds(definition.timeout_s),
@@ -129,66 +129,66 @@ impl McpServer {
             on_error: definition.on_error,
             spawn,
             tools: RwLock::default(),
-            wire: watch::Sender::new(None),
-            tried: watch::Sender::new(false),
-            wanted: Notify::new(),
+            connection: watch::Sender::new(None),
+            attempted: watch::Sender::new(false),
+            connection_wanted: Notify::new(),
             next_id: AtomicU64::new(1),
         }
     }
 
-    /// The tools that it told last.
+    /// The tools of the last list.
     pub(super) fn tools(&self) -> Vec<Arc<McpTool>> {
         self.tools.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether it has told its tools, or has had its time to do so.
-    pub(super) fn is_tried(&self) -> bool {
-        *self.tried.borrow()
+    /// Returns whether the first connection attempt is over, successful or not.
+    pub(super) fn is_attempted(&self) -> bool {
+        *self.attempted.borrow()
     }
 
-    /// Waits until it has told its tools, or has had its time to do so.
-    pub(super) async fn tried(&self) {
-        // Who waits holds the server, and with it the sender.
-        let _ = self.tried.subscribe().wait_for(|tried| *tried).await;
+    /// Waits until the first connection attempt is over, successful or not.
+    pub(super) async fn attempted(&self) {
+        // The sender is a field of `self`, so it cannot be dropped while this waits.
+        let _ = self.attempted.subscribe().wait_for(|attempted| *attempted).await;
     }
 
-    /// Connects, and connects again whenever the connection is lost.
-    pub(super) async fn keep(self: Arc<Self>, soft: CancellationToken) {
+    /// Connects, and reconnects whenever the connection is lost, until `soft` is cancelled.
+    pub(super) async fn run(self: Arc<Self>, soft: CancellationToken) {
         let mut pause = FIRST_PAUSE;
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());
             match soft.run_until_cancelled(opened).await {
                 None => break,
-                Some(Ok(Ok(wire))) => {
-                    self.wire.send_replace(Some(Arc::clone(&wire)));
-                    self.tried.send_replace(true);
-                    self.follow(&wire, &soft).await;
-                    self.wire.send_replace(None);
-                    tracing::info!(server = self.name, "the connection to an MCP server is over");
+                Some(Ok(Ok(connection))) => {
+                    self.connection.send_replace(Some(Arc::clone(&connection)));
+                    self.attempted.send_replace(true);
+                    self.watch_tools(&connection, &soft).await;
+                    self.connection.send_replace(None);
+                    tracing::info!(server = self.name, "the connection to an MCP server is closed");
                 }
                 Some(Ok(Err(error))) => tracing::warn!(server = self.name, %error, "an MCP server is not available"),
-                Some(Err(_)) => tracing::warn!(server = self.name, "an MCP server does not answer in time"),
+                Some(Err(_)) => tracing::warn!(server = self.name, "connecting to an MCP server timed out"),
             }
-            self.tried.send_replace(true);
-            pause = if begun.elapsed() > STEADY {
+            self.attempted.send_replace(true);
+            pause = if begun.elapsed() > PAUSE_RESET_AFTER {
                 FIRST_PAUSE
             } else {
-                (pause * 2).min(LONGEST_PAUSE)
+                (pause * 2).min(MAX_PAUSE)
             };
-            let rest = timeout(pause, self.wanted.notified());
-            soft.run_until_cancelled(rest).await;
+            let pause_or_call = timeout(pause, self.connection_wanted.notified());
+            soft.run_until_cancelled(pause_or_call).await;
         }
-        self.tried.send_replace(true);
-        // They hold the server, and with it the connection, which ends when the last call does.
+        self.attempted.send_replace(true);
+        // The tools hold the server and with it the connection, which closes when the last call ends.
         self.tools.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Asks for the tools again whenever they have changed, until the connection or the server ends.
-    async fn follow(self: &Arc<Self>, wire: &Arc<dyn Wire>, soft: &CancellationToken) {
+    /// Lists the tools again whenever they have changed, until the connection closes or `soft` is cancelled.
+    async fn watch_tools(self: &Arc<Self>, connection: &Arc<dyn Connection>, soft: &CancellationToken) {
         loop {
-            // However often a server says that its tools have changed: it is asked so often and not more.
-            let pause = timeout(PAUSE_BETWEEN_LISTS, wire.signs().closed.cancelled());
+            // Bounds the rate of `tools/list`, however often the server notifies of changes.
+            let pause = timeout(MIN_LIST_INTERVAL, connection.events().closed.cancelled());
             if soft
                 .run_until_cancelled(pause)
                 .await
@@ -198,22 +198,22 @@ impl McpServer {
             }
             tokio::select! {
                 () = soft.cancelled() => return,
-                () = wire.signs().closed.cancelled() => return,
-                () = wire.signs().changed.notified() => {
-                    let listed = timeout(self.start_timeout, self.list(wire.as_ref()));
+                () = connection.events().closed.cancelled() => return,
+                () = connection.events().changed.notified() => {
+                    let listed = timeout(self.start_timeout, self.list(connection.as_ref()));
                     if !matches!(soft.run_until_cancelled(listed).await, Some(Ok(Ok(())))) {
-                        tracing::warn!(server = self.name, "the tools of an MCP server could not be asked for again");
+                        tracing::warn!(server = self.name, "listing the tools of an MCP server again failed");
                     }
                 }
             }
         }
     }
 
-    /// A new connection over which the tools were told.
-    async fn connect(self: &Arc<Self>) -> Result<Arc<dyn Wire>, WireError> {
-        let wire: Arc<dyn Wire> = match &self.place {
-            Place::Program(program) => Arc::new(Pipes::open(&self.name, program, self.limits)?),
-            Place::Address {
+    /// Opens a connection, initialises it and lists the tools.
+    async fn connect(self: &Arc<Self>) -> Result<Arc<dyn Connection>, ConnectionError> {
+        let connection: Arc<dyn Connection> = match &self.endpoint {
+            Endpoint::Program(program) => Arc::new(StdioConnection::open(&self.name, program, self.limits)?),
+            Endpoint::Address {
                 client,
                 url,
                 headers,
@@ -221,112 +221,128 @@ impl McpServer {
             } => {
                 let parts = (client.clone(), url.clone(), headers.clone());
                 match transport {
-                    McpTransport::Http => Arc::new(http::Session::new(parts.0, parts.1, parts.2, self.limits)),
-                    McpTransport::Sse => Arc::new(sse::Channel::open(parts, self.limits, &self.spawn).await?),
+                    McpTransport::Http => Arc::new(http::HttpConnection::new(parts.0, parts.1, parts.2, self.limits)),
+                    McpTransport::Sse => Arc::new(sse::SseConnection::open(parts, self.limits, &self.spawn).await?),
                 }
             }
         };
-        self.request(&wire, "initialize", &message::introduction()).await?;
-        wire.tell(message::notification("notifications/initialized", &json!({})))
+        self.request(&connection, "initialize", &message::initialize_params())
+            .await?;
+        connection
+            .notify(message::notification("notifications/initialized", &json!({})))
             .await;
-        self.list(wire.as_ref()).await?;
-        Ok(wire)
+        self.list(connection.as_ref()).await?;
+        Ok(connection)
     }
 
-    /// Asks for the tools, part by part.
-    async fn list(self: &Arc<Self>, wire: &dyn Wire) -> Result<(), WireError> {
+    /// Lists the tools, page by page.
+    async fn list(self: &Arc<Self>, connection: &dyn Connection) -> Result<(), ConnectionError> {
         let mut tools = vec![];
         let mut params = json!({});
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            let page = wire.ask(id, &message::request(id, "tools/list", &params)).await?;
-            let told = page.get("tools").and_then(Value::as_array);
-            let told = told.ok_or_else(|| WireError::Garbled("`tools` is not a list".to_owned()))?;
-            let described = told.iter().filter_map(|tool| McpTool::described(self, tool));
+            let page = connection
+                .request(id, &message::request(id, "tools/list", &params))
+                .await?;
+            let listed = page.get("tools").and_then(Value::as_array);
+            let listed = listed.ok_or_else(|| ConnectionError::InvalidAnswer("`tools` is not a list".to_owned()))?;
+            let described = listed.iter().filter_map(|tool| McpTool::from_listing(self, tool));
             let admitted = described.filter(|tool| self.filter.admits(&self.name, &tool.name));
             tools.extend(admitted.map(Arc::new));
             match page.get("nextCursor").and_then(Value::as_str) {
-                Some(cursor) if tools.len() < MOST_TOOLS => params = json!({"cursor": cursor}),
+                Some(cursor) if tools.len() < MAX_TOOLS => params = json!({"cursor": cursor}),
                 Some(_) | None => break,
             }
         }
-        tools.truncate(MOST_TOOLS);
+        tools.truncate(MAX_TOOLS);
         tracing::info!(
             server = self.name,
             tools = tools.len(),
-            "an MCP server has told its tools"
+            "listed the tools of an MCP server"
         );
         *self.tools.write().unwrap_or_else(PoisonError::into_inner) = tools;
         Ok(())
     }
 
-    /// Makes a request over a connection. One that nobody waits for any more is taken back.
-    async fn request(&self, wire: &Arc<dyn Wire>, method: &str, params: &Value) -> Result<Value, WireError> {
+    /// Sends a request over a connection. The request is cancelled at the server if the caller stops waiting.
+    async fn request(
+        &self,
+        connection: &Arc<dyn Connection>,
+        method: &str,
+        params: &Value,
+    ) -> Result<Value, ConnectionError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let mut taken_back = TakenBack {
-            wire,
+        let mut guard = CancelOnDrop {
+            connection,
             spawn: &self.spawn,
             id: (method != "initialize").then_some(id),
         };
-        let answer = wire.ask(id, &message::request(id, method, params)).await;
-        if !matches!(answer, Err(WireError::Silent(_))) {
-            taken_back.id = None;
+        let answer = connection.request(id, &message::request(id, method, params)).await;
+        if !matches!(answer, Err(ConnectionError::TimedOut(_))) {
+            guard.id = None;
         }
         answer
     }
 
-    /// Makes a request, as soon as there is a connection.
-    pub(super) async fn ask(&self, method: &str, params: &Value, most: Duration) -> Result<Value, Failure> {
-        let connection = |error: &WireError| Failure::new("McpConnectionError", format!("the server {error}"));
-        let mut wire = self.connected().await?;
+    /// Sends a request as soon as there is a connection, and waits for the answer for at most `limit`.
+    pub(super) async fn call(&self, method: &str, params: &Value, limit: Duration) -> Result<Value, Failure> {
+        let connection_error =
+            |error: &ConnectionError| Failure::new("McpConnectionError", format!("the server {error}"));
+        let mut connection = self.connected().await?;
         for last in [false, true] {
-            match timeout(most, self.request(&wire, method, params)).await {
-                // It was not carried out: who forgot the session has not looked at the request.
-                Ok(Err(WireError::Forgotten)) if !last => wire = self.connected().await?,
+            match timeout(limit, self.request(&connection, method, params)).await {
+                // A server that does not know the session has not executed the request, so it is safe to repeat.
+                Ok(Err(ConnectionError::SessionExpired)) if !last => connection = self.connected().await?,
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error @ (WireError::Refused(_) | WireError::Garbled(_)))) => {
+                Ok(Err(error @ (ConnectionError::Refused(_) | ConnectionError::InvalidAnswer(_)))) => {
                     return Err(Failure::new("McpToolError", format!("the server {error}")));
                 }
-                Ok(Err(error @ WireError::Silent(_))) => {
+                Ok(Err(error @ ConnectionError::TimedOut(_))) => {
                     return Err(Failure::new("ToolTimeoutError", format!("the server {error}")));
                 }
-                Ok(Err(error)) => return Err(connection(&error)),
+                Ok(Err(error)) => return Err(connection_error(&error)),
                 Err(_) => {
-                    let message = format!("there was no answer within {} s (its `timeout_s`)", most.as_secs_f64());
+                    let message = format!("there was no answer within {} s (its `timeout_s`)", limit.as_secs_f64());
                     return Err(Failure::new("ToolTimeoutError", message));
                 }
             }
         }
-        Err(connection(&WireError::Forgotten))
+        Err(connection_error(&ConnectionError::SessionExpired))
     }
 
-    /// The connection; waits a while if there is none.
-    async fn connected(&self) -> Result<Arc<dyn Wire>, Failure> {
-        let is_open =
-            |wire: &Option<Arc<dyn Wire>>| wire.as_ref().is_some_and(|wire| !wire.signs().closed.is_cancelled());
-        let mut wires = self.wire.subscribe();
-        if !is_open(&wires.borrow()) {
-            self.wanted.notify_one();
+    /// Returns the connection; waits for at most the start timeout if there is none.
+    async fn connected(&self) -> Result<Arc<dyn Connection>, Failure> {
+        let is_open = |connection: &Option<Arc<dyn Connection>>| {
+            connection
+                .as_ref()
+                .is_some_and(|connection| !connection.events().closed.is_cancelled())
+        };
+        let mut connections = self.connection.subscribe();
+        if !is_open(&connections.borrow()) {
+            self.connection_wanted.notify_one();
         }
-        let found = timeout(self.start_timeout, wires.wait_for(is_open)).await;
-        let found = found.ok().and_then(Result::ok).and_then(|wire| wire.clone());
+        let found = timeout(self.start_timeout, connections.wait_for(is_open)).await;
+        let found = found
+            .ok()
+            .and_then(Result::ok)
+            .and_then(|connection| connection.clone());
         found.ok_or_else(|| Failure::new("McpConnectionError", "the server is not available"))
     }
 }
 
-/// Takes a request back when it is dropped before it was answered.
-struct TakenBack<'a> {
-    wire: &'a Arc<dyn Wire>,
+/// A guard that sends `notifications/cancelled` when it is dropped before the answer has arrived.
+struct CancelOnDrop<'a> {
+    connection: &'a Arc<dyn Connection>,
     spawn: &'a Spawn,
     id: Option<u64>,
 }
 
-impl Drop for TakenBack<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some(id) = self.id.filter(|_| !self.wire.signs().closed.is_cancelled()) {
-            let wire = Arc::clone(self.wire);
+        if let Some(id) = self.id.filter(|_| !self.connection.events().closed.is_cancelled()) {
+            let connection = Arc::clone(self.connection);
             (self.spawn)(Box::pin(async move {
-                drop(timeout(LONGEST_TELL, wire.tell(message::cancelled(id))).await)
+                drop(timeout(CANCEL_TIMEOUT, connection.notify(message::cancelled(id))).await)
             }));
         }
     }

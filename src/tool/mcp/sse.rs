@@ -1,5 +1,5 @@
-//! An MCP server behind HTTP, in the older way: one event stream carries all answers, and its first event tells where
-//! messages are posted.
+//! The older transport *HTTP with SSE*: one event stream carries all answers, and its first event names the address to
+//! which messages are posted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,36 +9,36 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::Value;
 
+use super::connection::{Connection, ConnectionError, Events};
 use super::http::too_long;
-use super::message::{self, Said};
-use super::waiting::Waiting;
-use super::wire::{Signs, Wire, WireError};
+use super::message::{self, Incoming};
+use super::pending::PendingRequests;
 use super::{McpLimits, Spawn};
 use crate::domain::json_limits::read_foreign;
 use crate::domain::sse::Frames;
 
-/// How long it may take to post a message: what is answered comes over the stream.
+/// The timeout of a POST; its answer comes over the stream.
 const POST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A connection: a stream that is open, and where to post.
-pub(super) struct Channel(Arc<Shared>);
+/// A connection with an open event stream and the address for messages.
+pub(super) struct SseConnection(Arc<Shared>);
 
 struct Shared {
     client: Client,
     post: Url,
-    /// Sent with every message. They may hold secrets.
+    /// The headers of every message. They may contain secrets.
     headers: HeaderMap,
-    waiting: Waiting,
-    signs: Signs,
+    pending: PendingRequests,
+    events: Events,
 }
 
-impl Channel {
-    /// Opens the stream at `url` and waits until it has told where to post.
+impl SseConnection {
+    /// Opens the stream at `url` and waits for the address for messages.
     pub(super) async fn open(
         (client, url, headers): (Client, Url, HeaderMap),
         limits: McpLimits,
         spawn: &Spawn,
-    ) -> Result<Self, WireError> {
+    ) -> Result<Self, ConnectionError> {
         let get = client
             .get(url.clone())
             .headers(headers.clone())
@@ -46,10 +46,10 @@ impl Channel {
         let response = get
             .send()
             .await
-            .map_err(|_| WireError::Unreachable("no connection".to_owned()))?;
+            .map_err(|_| ConnectionError::Unreachable("no connection".to_owned()))?;
         let max_message = limits.max_message_bytes;
         if response.status() != StatusCode::OK {
-            return Err(WireError::Garbled(format!(
+            return Err(ConnectionError::InvalidAnswer(format!(
                 "it answered with status {}",
                 response.status().as_u16()
             )));
@@ -60,16 +60,17 @@ impl Channel {
             max_message,
         };
         let mut events = stream.next(|| {}).await?.into_iter();
-        let post = events.next().and_then(|told| url.join(told.trim()).ok());
-        // The headers are meant for this server and no other.
+        let post = events.next().and_then(|path| url.join(path.trim()).ok());
+        // The headers may contain secrets, so they are sent to this origin only.
         let post = post.filter(|post| post.origin() == url.origin());
-        let post = post.ok_or_else(|| WireError::Garbled("it does not tell where to post".to_owned()))?;
+        let post =
+            post.ok_or_else(|| ConnectionError::InvalidAnswer("it does not name the address for messages".to_owned()))?;
         let shared = Shared {
             client,
             post,
             headers,
-            waiting: Waiting::new(limits.pieces),
-            signs: Signs::default(),
+            pending: PendingRequests::new(limits.pieces),
+            events: Events::default(),
         };
         let shared = Arc::new(shared);
         spawn(Box::pin(Arc::clone(&shared).read(stream, events.collect())));
@@ -77,105 +78,105 @@ impl Channel {
     }
 }
 
-impl Drop for Channel {
+impl Drop for SseConnection {
     fn drop(&mut self) {
-        self.0.signs.closed.cancel();
+        self.0.events.closed.cancel();
     }
 }
 
 #[async_trait]
-impl Wire for Channel {
-    async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
-        let wait = self.0.waiting.begin(id);
-        // Whoever comes after the end waits for nothing.
-        if self.0.signs.closed.is_cancelled() {
-            return Err(WireError::Closed);
+impl Connection for SseConnection {
+    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError> {
+        let pending = self.0.pending.register(id);
+        // The stream may have ended before the request was registered.
+        if self.0.events.closed.is_cancelled() {
+            return Err(ConnectionError::Closed);
         }
-        let response = self.0.post(request).await?;
+        let response = self.0.post(message).await?;
         if !response.status().is_success() {
-            return Err(WireError::Garbled(format!(
+            return Err(ConnectionError::InvalidAnswer(format!(
                 "it answered with status {}",
                 response.status().as_u16()
             )));
         }
-        wait.answer().await
+        pending.answer().await
     }
 
-    async fn tell(&self, message: Value) {
-        // Nobody waits for what comes of it.
+    async fn notify(&self, message: Value) {
+        // A notification has no answer, and its failure no consequence.
         let _ = self.0.post(&message).await;
     }
 
-    fn signs(&self) -> &Signs {
-        &self.0.signs
+    fn events(&self) -> &Events {
+        &self.0.events
     }
 }
 
 impl Shared {
-    async fn post(&self, message: &Value) -> Result<Response, WireError> {
+    async fn post(&self, message: &Value) -> Result<Response, ConnectionError> {
         let post = self.client.post(self.post.clone()).headers(self.headers.clone());
-        // What is told of an error may hold the address, which may hold a secret.
+        // The text of the error may contain the URL, which may contain a secret.
         let sent = post
             .header(CONTENT_TYPE, "application/json")
             .body(message.to_string())
             .timeout(POST_TIMEOUT)
             .send()
             .await;
-        sent.map_err(|_| WireError::Closed)
+        sent.map_err(|_| ConnectionError::Closed)
     }
 
-    /// Hands out what the stream brings, until it ends or nobody uses the connection any more.
+    /// Handles the events of the stream until it ends or the connection is dropped.
     async fn read(self: Arc<Self>, mut stream: Stream, mut events: Vec<String>) {
         loop {
             for event in events {
-                self.hear(&event).await;
+                self.handle(&event).await;
             }
             match self
-                .signs
+                .events
                 .closed
-                .run_until_cancelled(stream.next(|| self.waiting.arrive()))
+                .run_until_cancelled(stream.next(|| self.pending.data_arrived()))
                 .await
             {
                 Some(Ok(next)) => events = next,
                 Some(Err(_)) | None => break,
             }
         }
-        self.signs.closed.cancel();
-        self.waiting.end();
+        self.events.closed.cancel();
+        self.pending.fail_all();
     }
 
-    async fn hear(&self, event: &str) {
-        let Ok(said) = read_foreign(event.as_bytes()) else {
+    async fn handle(&self, event: &str) {
+        let Ok(message) = read_foreign(event.as_bytes()) else {
             return;
         };
-        match message::read(&said) {
-            Said::Answer(id, result) => self.waiting.answer(id, result.map_err(WireError::Refused)),
-            Said::Asks(answer) => drop(self.post(&answer).await),
-            Said::ToolsChanged => self.signs.changed.notify_one(),
-            Said::Other => {}
+        match message::read(&message) {
+            Incoming::Answer(id, result) => self.pending.answer(id, result.map_err(ConnectionError::Refused)),
+            Incoming::Request(answer) => drop(self.post(&answer).await),
+            Incoming::ToolsChanged => self.events.changed.notify_one(),
+            Incoming::Other => {}
         }
     }
 }
 
-/// The events of a server, as they come.
+/// The event stream of a server.
 struct Stream {
     response: Response,
-    /// What is too long ends the stream, and is not passed over.
+    /// Without a limit of its own, so that a too long event ends the stream instead of being skipped.
     frames: Frames,
     max_message: usize,
 }
 
 impl Stream {
-    /// The data of the next events, at least one; calls `arrive` for each piece of them.
-    async fn next(&mut self, arrive: impl Fn()) -> Result<Vec<String>, WireError> {
+    /// Returns the data of the next events, at least one; calls `data_arrived` for each piece.
+    async fn next(&mut self, data_arrived: impl Fn()) -> Result<Vec<String>, ConnectionError> {
         loop {
             let chunk = self
                 .response
                 .chunk()
                 .await
-                .map_err(|_| WireError::Closed)?
-                .ok_or(WireError::Closed)?;
-            arrive();
+                .map_err(|_| ConnectionError::Closed)?
+                .ok_or(ConnectionError::Closed)?;
+            data_arrived();
             let frames = self.frames.take(&chunk);
             if self.frames.pending() > self.max_message {
                 return Err(too_long(self.max_message));

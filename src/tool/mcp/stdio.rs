@@ -1,8 +1,8 @@
-//! An MCP server that is a program: it reads messages from its standard input and writes them to its standard output, one
-//! on a line.
+//! The transport *stdio*: a program that reads messages from its standard input and writes them to its standard output,
+//! one per line.
 //!
-//! Threads carry the lines, since pipes of processes block. The program ends with its connection, and with it all programs
-//! that it started: they are a group of processes.
+//! Threads transfer the lines, since the pipes block. The program is the leader of a process group; closing the
+//! connection kills the whole group.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -17,46 +17,46 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::McpLimits;
-use super::message::{self, Said};
-use super::waiting::Waiting;
-use super::wire::{Signs, Wire, WireError};
+use super::connection::{Connection, ConnectionError, Events};
+use super::message::{self, Incoming};
+use super::pending::PendingRequests;
 use crate::domain::json_limits::read_foreign;
 
-/// How many messages may wait until the program reads them.
-const UNREAD: usize = 64;
-/// How many messages that answer nothing are read in a second; of a program that says more the rest has to wait.
-const MOST_UNASKED: u32 = 1_000;
-/// How much of a line that the program complains in is logged.
-const SHOWN_CHARS: usize = 500;
+/// The maximum number of messages that the program has not read yet.
+const MAX_UNREAD: usize = 64;
+/// The maximum number of messages per second that are not answers; further ones wait in the pipe.
+const MAX_OTHER_PER_SECOND: u32 = 1_000;
+/// The maximum number of characters that are logged of a line of standard error.
+const MAX_LOGGED_CHARS: usize = 500;
 
-/// How to start the program.
+/// The command that starts the program.
 #[derive(Debug, Clone)]
 pub(super) struct Program {
     pub(super) command: String,
     pub(super) args: Vec<String>,
-    /// All variables that it sees. They may hold secrets.
+    /// The whole environment of the program. It may contain secrets.
     pub(super) env: BTreeMap<String, String>,
-    /// Where it runs.
+    /// The working directory.
     pub(super) folder: Option<PathBuf>,
 }
 
-/// A connection to a program.
-pub(super) struct Pipes {
+/// A connection to a running program.
+pub(super) struct StdioConnection {
     lines: mpsc::Sender<String>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    waiting: Waiting,
-    signs: Signs,
+    pending: PendingRequests,
+    events: Events,
     child: Mutex<Option<Child>>,
-    /// The longest line that is read, in bytes.
+    /// The maximum length of a line, in bytes.
     max_message: usize,
 }
 
-impl Pipes {
+impl StdioConnection {
     /// Starts the program of the server `name`.
-    pub(super) fn open(name: &str, program: &Program, limits: McpLimits) -> Result<Self, WireError> {
+    pub(super) fn open(name: &str, program: &Program, limits: McpLimits) -> Result<Self, ConnectionError> {
         let mut command = Command::new(&program.command);
         command.args(&program.args).env_clear().envs(&program.env);
         if let Some(folder) = &program.folder {
@@ -67,97 +67,97 @@ impl Pipes {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         lead_a_group(&mut command);
-        let cannot = |what: &str| WireError::Unreachable(format!("{what} `{}`", program.command));
+        let failed = |what: &str| ConnectionError::Unreachable(format!("{what} `{}`", program.command));
         let mut child = command.spawn().map_err(|error| {
             if error.kind() != ErrorKind::NotFound {
-                return cannot(&format!("{}, starting", error.kind()));
+                return failed(&format!("{}, starting", error.kind()));
             }
             if program.command.contains('/') {
-                return cannot("there is no program");
+                return failed("there is no program");
             }
-            WireError::Unreachable(format!("the program `{}` is not in PATH", program.command))
+            ConnectionError::Unreachable(format!("the program `{}` is not in PATH", program.command))
         })?;
         let stdin = child.stdin.take();
         let stdout = child.stdout.take();
         let stderr = child.stderr.take();
-        let (lines, unread) = mpsc::channel(UNREAD);
-        let waiting = Waiting::new(limits.pieces);
-        let signs = Signs::default();
+        let (lines, unread) = mpsc::channel(MAX_UNREAD);
+        let pending = PendingRequests::new(limits.pieces);
+        let events = Events::default();
         let child = Mutex::new(Some(child));
         let max_message = limits.max_message_bytes;
         let shared = Shared {
-            waiting,
-            signs,
+            pending,
+            events,
             child,
             max_message,
         };
-        let pipes = Self {
+        let connection = Self {
             lines,
             shared: Arc::new(shared),
         };
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
-            return Err(cannot("no pipes to"));
+            return Err(failed("cannot open the pipes of"));
         };
         let start = |part: &str, work: Box<dyn FnOnce() + Send>| {
             let made = thread::Builder::new().name(format!("mcp {name} {part}")).spawn(work);
-            made.map(drop).map_err(|_| cannot("no thread for"))
+            made.map(drop).map_err(|_| failed("cannot start a thread for"))
         };
         start("in", Box::new(move || write_lines(stdin, unread)))?;
-        let shared = Arc::clone(&pipes.shared);
-        let answers = pipes.lines.downgrade();
+        let shared = Arc::clone(&connection.shared);
+        let answers = connection.lines.downgrade();
         start("out", Box::new(move || read_lines(stdout, &shared, &answers)))?;
         let name = name.to_owned();
         start(
             "err",
             Box::new(move || log_lines(&name, BufReader::new(stderr), max_message)),
         )?;
-        Ok(pipes)
+        Ok(connection)
     }
 }
 
 #[async_trait]
-impl Wire for Pipes {
-    async fn ask(&self, id: u64, request: &Value) -> Result<Value, WireError> {
-        let wait = self.shared.waiting.begin(id);
-        // Whoever comes after the end waits for nothing.
-        if self.shared.signs.closed.is_cancelled() || self.lines.send(request.to_string()).await.is_err() {
-            return Err(WireError::Closed);
+impl Connection for StdioConnection {
+    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError> {
+        let request = self.shared.pending.register(id);
+        // The program may have ended before the request was registered.
+        if self.shared.events.closed.is_cancelled() || self.lines.send(message.to_string()).await.is_err() {
+            return Err(ConnectionError::Closed);
         }
-        wait.answer().await
+        request.answer().await
     }
 
-    async fn tell(&self, message: Value) {
+    async fn notify(&self, message: Value) {
         let _ = self.lines.send(message.to_string()).await;
     }
 
-    fn signs(&self) -> &Signs {
-        &self.shared.signs
+    fn events(&self) -> &Events {
+        &self.shared.events
     }
 }
 
-impl Drop for Pipes {
+impl Drop for StdioConnection {
     fn drop(&mut self) {
-        self.shared.end();
+        self.shared.close();
     }
 }
 
 impl Shared {
-    /// Nobody gets an answer any more, and the program ends if it has not.
-    fn end(&self) {
-        self.signs.closed.cancel();
-        self.waiting.end();
-        // Once only: when it has been waited for, its number may be that of another program.
+    /// Closes the connection, fails all pending requests and kills the process group.
+    fn close(&self) {
+        self.events.closed.cancel();
+        self.pending.fail_all();
+        // Only once: after the wait, the process id may belong to another process.
         let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return;
         };
-        // It has ended already, or does now.
-        end_group(&child);
+        // Errors mean that the program has ended already.
+        kill_group(&child);
         let _ = child.kill();
         let _ = child.wait();
     }
 }
 
-/// The program is to lead a group of its own, to which the programs belong that it starts.
+/// Makes the program the leader of a new process group, to which its child processes belong.
 fn lead_a_group(command: &mut Command) {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
@@ -165,11 +165,11 @@ fn lead_a_group(command: &mut Command) {
     let _ = command;
 }
 
-/// Ends all programs of the group that this one leads.
-fn end_group(leader: &Child) {
+/// Kills all processes of the group of `leader`.
+fn kill_group(leader: &Child) {
     #[cfg(unix)]
     if let Some(group) = i32::try_from(leader.id()).ok().and_then(rustix::process::Pid::from_raw) {
-        // There may be none left.
+        // An error means that no process of the group is left.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
     #[cfg(not(unix))]
@@ -187,45 +187,45 @@ fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<String>) {
 
 fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<String>) {
     let mut reader = BufReader::new(stdout);
-    let mut unasked = Unasked {
+    let mut other_messages = OtherMessages {
         count: 0,
         since: Instant::now(),
     };
-    while let Some(line) = next_line(&mut reader, shared.max_message, || shared.waiting.arrive()) {
-        let said = read_foreign(&line).unwrap_or_default();
-        if !matches!(message::read(&said), Said::Answer(..)) {
-            unasked.take_turn();
+    while let Some(line) = next_line(&mut reader, shared.max_message, || shared.pending.data_arrived()) {
+        let message = read_foreign(&line).unwrap_or_default();
+        if !matches!(message::read(&message), Incoming::Answer(..)) {
+            other_messages.add();
         }
-        match message::read(&said) {
-            Said::Answer(id, result) => shared.waiting.answer(id, result.map_err(WireError::Refused)),
-            Said::Asks(answer) => {
+        match message::read(&message) {
+            Incoming::Answer(id, result) => shared.pending.answer(id, result.map_err(ConnectionError::Refused)),
+            Incoming::Request(answer) => {
                 if let Some(lines) = answers.upgrade() {
-                    // One that asks without reading the answers gets none.
+                    // A program that does not read the replies gets no more of them.
                     let _ = lines.try_send(answer.to_string());
                 }
             }
-            Said::ToolsChanged => shared.signs.changed.notify_one(),
-            Said::Other => {}
+            Incoming::ToolsChanged => shared.events.changed.notify_one(),
+            Incoming::Other => {}
         }
     }
-    shared.end();
+    shared.close();
 }
 
-/// Messages that answer nothing, counted second by second.
-struct Unasked {
+/// The number of messages in the current second that are not answers.
+struct OtherMessages {
     count: u32,
     since: Instant,
 }
 
-impl Unasked {
-    /// Waits when there have been too many.
-    fn take_turn(&mut self) {
+impl OtherMessages {
+    /// Counts a message; sleeps for the rest of the second if there were too many.
+    fn add(&mut self) {
         const SECOND: Duration = Duration::from_secs(1);
         self.count += 1;
-        if self.count < MOST_UNASKED {
+        if self.count < MAX_OTHER_PER_SECOND {
             return;
         }
-        // The pipe fills, and the program waits.
+        // Meanwhile the pipe fills and the program has to wait.
         thread::sleep(SECOND.saturating_sub(self.since.elapsed()));
         *self = Self {
             count: 0,
@@ -234,17 +234,17 @@ impl Unasked {
     }
 }
 
-/// The next line; none at the end, and when a line is longer than anybody has use for. Calls `arrive` for each piece of it.
-fn next_line(reader: &mut impl BufRead, longest: usize, arrive: impl Fn()) -> Option<Vec<u8>> {
+/// Reads the next line; `None` at the end and after a line that is too long. Calls `data_arrived` for each piece.
+fn next_line(reader: &mut impl BufRead, max_bytes: usize, data_arrived: impl Fn()) -> Option<Vec<u8>> {
     let mut line = Vec::new();
     loop {
-        let there = reader.fill_buf().ok().filter(|there| !there.is_empty())?;
-        arrive();
-        let end = there.iter().position(|byte| *byte == b'\n');
-        let part = end.map_or(there.len(), |end| end + 1);
-        line.extend_from_slice(&there[..part]);
+        let available = reader.fill_buf().ok().filter(|available| !available.is_empty())?;
+        data_arrived();
+        let end = available.iter().position(|byte| *byte == b'\n');
+        let part = end.map_or(available.len(), |end| end + 1);
+        line.extend_from_slice(&available[..part]);
         reader.consume(part);
-        if line.len() > longest {
+        if line.len() > max_bytes {
             return None;
         }
         if end.is_some() {
@@ -253,15 +253,15 @@ fn next_line(reader: &mut impl BufRead, longest: usize, arrive: impl Fn()) -> Op
     }
 }
 
-/// What the program says beside its answers is for the log.
-fn log_lines(name: &str, mut reader: impl BufRead, longest: usize) {
-    while let Some(line) = next_line(&mut reader, longest, || {}) {
+/// Logs the standard error of the program.
+fn log_lines(name: &str, mut reader: impl BufRead, max_bytes: usize) {
+    while let Some(line) = next_line(&mut reader, max_bytes, || {}) {
         let line: String = String::from_utf8_lossy(&line)
             .trim_end()
             .chars()
-            .take(SHOWN_CHARS)
+            .take(MAX_LOGGED_CHARS)
             .collect();
-        tracing::debug!(server = name, line, "an MCP server says");
+        tracing::debug!(server = name, line, "standard error of an MCP server");
     }
 }
 
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_come_whole_and_not_beyond_all_bounds() {
+    fn lines_are_read_whole_and_up_to_the_limit() {
         let mut reader = BufReader::with_capacity(4, "one\nlonger than that\nno end".as_bytes());
         let lines: Vec<String> = std::iter::from_fn(|| next_line(&mut reader, 1000, || {}))
             .map(|line| String::from_utf8(line).expect("text"))

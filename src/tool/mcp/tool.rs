@@ -1,4 +1,4 @@
-//! One tool of an MCP server.
+//! A tool of an MCP server.
 
 use std::sync::Arc;
 
@@ -16,40 +16,40 @@ use crate::domain::state::State;
 use crate::model::ToolSpec;
 use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
-/// The longest description that is passed on to models, in characters.
-const LONGEST_DESCRIPTION: usize = 16_384;
+/// The maximum length of a description that is passed to models, in characters.
+const MAX_DESCRIPTION_CHARS: usize = 16_384;
 
 /// A tool of an MCP server.
 pub(super) struct McpTool {
     pub(super) server: Arc<McpServer>,
-    /// Its name as the server knows it.
+    /// The tool's name at the server.
     pub(super) name: String,
     spec: Arc<ToolSpec>,
     check: ArgumentCheck,
 }
 
 impl McpTool {
-    /// The tool that the server describes; none if it cannot be offered to models.
+    /// Creates a tool from an entry of `tools/list`; `None` if it cannot be offered to models.
     ///
-    /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25, Tasks),
-    /// so it is left out.
-    pub(super) fn described(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
-        let word = |name: &str| {
+    /// A tool whose `execution.taskSupport` is `required` answers a plain `tools/call` with an error (MCP 2025-11-25,
+    /// Tasks), so it is skipped.
+    pub(super) fn from_listing(server: &Arc<McpServer>, tool: &Value) -> Option<Self> {
+        let text = |name: &str| {
             tool.get(name)
                 .and_then(Value::as_str)
                 .filter(|text| !text.trim().is_empty())
         };
-        let name = word("name")?;
+        let name = text("name")?;
         if tool.pointer("/execution/taskSupport").and_then(Value::as_str) == Some("required") {
             let server = &server.name;
             tracing::warn!(
                 server,
                 tool = name,
-                "a tool that can only be called as a task of MCP is left out"
+                "skipped an MCP tool that can only be called as a task"
             );
             return None;
         }
-        let parameters = match usable(tool.get("inputSchema")) {
+        let parameters = match usable_schema(tool.get("inputSchema")) {
             Ok(schema) => schema.clone(),
             Err(reason) => {
                 let server = &server.name;
@@ -57,16 +57,16 @@ impl McpTool {
                     server,
                     tool = name,
                     reason,
-                    "a tool without a usable `inputSchema` is left out"
+                    "skipped an MCP tool without a usable `inputSchema`"
                 );
                 return None;
             }
         };
         let title = tool.pointer("/annotations/title").and_then(Value::as_str);
-        let description = word("description").or(word("title")).or(title).unwrap_or(name);
+        let description = text("description").or(text("title")).or(title).unwrap_or(name);
         let spec = Arc::new(ToolSpec {
             name: mcp::model_name(&server.name, name),
-            description: description.chars().take(LONGEST_DESCRIPTION).collect(),
+            description: description.chars().take(MAX_DESCRIPTION_CHARS).collect(),
             parameters,
         });
         let check = ArgumentCheck::new(&spec);
@@ -78,8 +78,8 @@ impl McpTool {
         })
     }
 
-    /// What the server is told of who calls, beside the arguments.
-    fn about(scope: &Scope, call: &ToolCall) -> Value {
+    /// Returns the `_meta` of a call: its ids, its agent and the context of the run.
+    fn meta(scope: &Scope, call: &ToolCall) -> Value {
         let context = scope.own_context();
         json!({"adjutant/call": {
             "tool_call_id": call.id,
@@ -93,8 +93,8 @@ impl McpTool {
     }
 }
 
-/// The schema of a tool's arguments, when it can be used.
-fn usable(schema: Option<&Value>) -> Result<&Value, String> {
+/// Returns the schema of a tool's arguments, or the reason why it cannot be used.
+fn usable_schema(schema: Option<&Value>) -> Result<&Value, String> {
     let schema = schema.filter(|schema| schema["type"] == "object");
     let schema = schema.ok_or_else(|| "it is not the schema of an object".to_owned())?;
     Schema::compile(schema).map_err(|error| error.to_string())?;
@@ -123,13 +123,13 @@ impl Tool for McpTool {
         if let Err(text) = self.check.check(&call.args) {
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
-        let params = json!({"name": self.name, "arguments": call.args, "_meta": Self::about(scope, call)});
-        let asked = self.server.ask("tools/call", &params, self.server.timeout);
-        let asked = scope.stop.run_until_cancelled(asked).await.ok_or(Halt::Stopped)?;
-        let result = asked.and_then(|result| outcome(call, result));
+        let params = json!({"name": self.name, "arguments": call.args, "_meta": Self::meta(scope, call)});
+        let answer = self.server.call("tools/call", &params, self.server.timeout);
+        let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
+        let result = answer.and_then(|result| outcome(call, result));
         result.map_err(|failure| {
             Halt::Fail(Failure {
-                message: self.named(&failure.message),
+                message: self.with_names(&failure.message),
                 ..failure
             })
         })
@@ -137,7 +137,7 @@ impl Tool for McpTool {
 }
 
 impl McpTool {
-    fn named(&self, what: &str) -> String {
+    fn with_names(&self, what: &str) -> String {
         format!("`{}` of the MCP server `{}`: {what}", self.name, self.server.name)
     }
 }

@@ -34,7 +34,7 @@ fn lookup() -> ToolCall {
     ToolCall::new("call 1", "lookup", Map::from_iter([("query".to_owned(), json!("x"))]))
 }
 
-/// Serves what a tool server may say, while `scene` lasts.
+/// Serves the responses of a tool server for as long as `scene` runs.
 async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
     let app = Router::new()
         .route(
@@ -62,22 +62,22 @@ async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
             post(|headers: Headers| async move { (StatusCode::BAD_GATEWAY, refusal(&headers)) }),
         )
         .route("/moved", post(|| async { Redirect::temporary("/text") }))
-        .route("/huge", post(|| async { "x".repeat(LONGEST_ANSWER + 1) }))
+        .route("/huge", post(|| async { "x".repeat(MAX_ANSWER_BYTES + 1) }))
         .route(
             "/custom",
             post(|| async { r#"{"content": "done", "custom": [1, "two"]}"# }),
         )
         .route(
             "/lines",
-            post(|| async { in_lines("{\"custom\": [1]}\n\n{\"custom\": [2, 3]}\r\n\"done\"") }),
+            post(|| async { ndjson("{\"custom\": [1]}\n\n{\"custom\": [2, 3]}\r\n\"done\"") }),
         )
         .route(
             "/pieces",
-            post(|| async { in_lines("{\"output\": \"do\"}\n{\"output\": \"ne\", \"custom\": [1]}\n\"done\"") }),
+            post(|| async { ndjson("{\"output\": \"do\"}\n{\"output\": \"ne\", \"custom\": [1]}\n\"done\"") }),
         )
-        .route("/spilt", post(|| async { in_lines("{\"output\": 1}\n\"done\"\n") }))
-        .route("/unended", post(|| async { in_lines("{\"custom\": [1]}\n") }))
-        .route("/torn", post(|| async { in_lines("{\"custom\": 1}\n\"done\"\n") }))
+        .route("/spilt", post(|| async { ndjson("{\"output\": 1}\n\"done\"\n") }))
+        .route("/unended", post(|| async { ndjson("{\"custom\": [1]}\n") }))
+        .route("/torn", post(|| async { ndjson("{\"custom\": 1}\n\"done\"\n") }))
         .route("/slow", post(std::future::pending::<()>));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
@@ -87,7 +87,7 @@ async fn with_server<T>(scene: impl AsyncFnOnce(String) -> T) -> T {
     }
 }
 
-fn in_lines(body: &'static str) -> impl IntoResponse {
+fn ndjson(body: &'static str) -> impl IntoResponse {
     ([("content-type", "application/x-ndjson; charset=utf-8")], body)
 }
 
@@ -107,18 +107,18 @@ fn refusal(headers: &Headers) -> String {
     format!("you sent {auth} {}", "y".repeat(5_000))
 }
 
-async fn calling(path: &str) -> Result<CallOutcome, Halt> {
-    with_server(async |base| made(&base, path, &Scope::sample(Timestamp(0))).await).await
+async fn call(path: &str) -> Result<CallOutcome, Halt> {
+    with_server(async |base| call_at(&base, path, &Scope::sample(Timestamp(0))).await).await
 }
 
-fn made(base: &str, path: &str, scope: &Scope) -> impl Future<Output = Result<CallOutcome, Halt>> {
+fn call_at(base: &str, path: &str, scope: &Scope) -> impl Future<Output = Result<CallOutcome, Halt>> {
     let client = client().expect("a client");
     let tool = RemoteTool::new("lookup", &definition(format!("{base}{path}")), client).expect("a definition");
     async move { tool.call(scope, &State::default(), &lookup()).await }
 }
 
-async fn failing(path: &str) -> Failure {
-    match calling(path).await {
+async fn failure_of(path: &str) -> Failure {
+    match call(path).await {
         Err(Halt::Fail(failure)) => failure,
         other => panic!("{other:?}"),
     }
@@ -139,7 +139,7 @@ fn answer(content: &str, artifact: Option<Value>) -> Message {
 #[tokio::test]
 async fn a_json_string_is_the_result() {
     assert_eq!(
-        calling("/text").await,
+        call("/text").await,
         Ok(CallOutcome::Answer(Answer::message(answer("42", None))))
     );
 }
@@ -157,14 +157,14 @@ async fn the_request_says_which_call_it_is_and_who_makes_it() {
         },
     });
     assert_eq!(
-        calling("/echo").await,
+        call("/echo").await,
         Ok(CallOutcome::Answer(Answer::message(answer("ok", Some(expected)))))
     );
 }
 
 #[tokio::test]
 async fn an_answer_may_write_into_the_state() {
-    let Ok(CallOutcome::Answer(answer)) = calling("/file").await else {
+    let Ok(CallOutcome::Answer(answer)) = call("/file").await else {
         panic!("no answer")
     };
     assert!(answer.writes.files.contains_key("/a"));
@@ -173,13 +173,13 @@ async fn an_answer_may_write_into_the_state() {
 
 #[tokio::test]
 async fn an_answer_may_ask_for_a_delegation() {
-    let wish = Delegation::to("s", "d");
-    assert_eq!(calling("/spawn").await, Ok(CallOutcome::Delegate(wish)));
+    let delegation = Delegation::to("s", "d");
+    assert_eq!(call("/spawn").await, Ok(CallOutcome::Delegate(delegation)));
 }
 
 #[tokio::test]
 async fn another_status_is_a_failure_with_the_beginning_of_the_body_but_no_secrets() {
-    let failure = failing("/fail").await;
+    let failure = failure_of("/fail").await;
     assert_eq!(failure.class, "ToolHttpError");
     assert!(
         failure
@@ -187,25 +187,25 @@ async fn another_status_is_a_failure_with_the_beginning_of_the_body_but_no_secre
             .starts_with("the tool `lookup` answered with status 502: you sent *** yyy"),
         "{failure:?}"
     );
-    assert!(failure.message.chars().count() < SHOWN_CHARS + 60);
+    assert!(failure.message.chars().count() < MAX_ERROR_CHARS + 60);
 }
 
 #[tokio::test]
 async fn redirects_are_not_followed() {
-    let failure = failing("/moved").await;
+    let failure = failure_of("/moved").await;
     assert!(failure.message.contains("status 307"), "{failure:?}");
 }
 
 #[tokio::test]
 async fn answers_of_another_form_are_failures() {
     for path in ["/empty", "/list", "/broken", "/private", "/huge"] {
-        assert_eq!(failing(path).await.class, "ToolAnswerError", "{path}");
+        assert_eq!(failure_of(path).await.class, "ToolAnswerError", "{path}");
     }
 }
 
 #[tokio::test]
 async fn a_slow_tool_is_a_failure() {
-    let failure = failing("/slow").await;
+    let failure = failure_of("/slow").await;
     assert_eq!(
         failure,
         Failure::new(
@@ -217,21 +217,21 @@ async fn a_slow_tool_is_a_failure() {
 
 #[tokio::test]
 async fn an_absent_server_is_a_failure_that_does_not_show_the_address() {
-    let outcome = made("http://127.0.0.1:1", "/?token=hush", &Scope::sample(Timestamp(0))).await;
+    let outcome = call_at("http://127.0.0.1:1", "/?token=hush", &Scope::sample(Timestamp(0))).await;
     let expected = Failure::new("ToolConnectionError", "the tool `lookup` could not be reached");
     assert_eq!(outcome, Err(Halt::Fail(expected)));
 }
 
 #[tokio::test]
-async fn a_run_that_was_told_to_stop_does_not_wait() {
+async fn a_cancelled_run_does_not_wait() {
     let scope = Scope::sample(Timestamp(0));
     scope.stop.cancel();
-    let outcome = with_server(async |base| made(&base, "/slow", &scope).await).await;
+    let outcome = with_server(async |base| call_at(&base, "/slow", &scope).await).await;
     assert_eq!(outcome, Err(Halt::Stopped));
 }
 
 #[test]
-fn a_definition_that_cannot_work_is_refused_by_field() {
+fn an_invalid_definition_is_refused_by_field() {
     let good = definition("http://example.org/x".to_owned());
     let header = |name: &str| crate::definition::Headers(BTreeMap::from([(name.to_owned(), String::new())]));
     let cases = [
@@ -299,37 +299,37 @@ fn a_definition_that_cannot_work_is_refused_by_field() {
 }
 
 #[tokio::test]
-async fn clients_are_told_what_a_tool_says_beside_its_result() {
+async fn clients_receive_the_progress_of_a_tool() {
     let custom = |value| Word::Custom(value);
     let output = |text: &str| Word::Output {
         call: "call 1".to_owned(),
         text: text.to_owned(),
     };
-    for (path, told) in [
+    for (path, progress) in [
         ("/custom", vec![custom(json!(1)), custom(json!("two"))]),
         ("/lines", vec![custom(json!(1)), custom(json!(2)), custom(json!(3))]),
         ("/pieces", vec![output("do"), output("ne"), custom(json!(1))]),
     ] {
         let scope = Scope::sample(Timestamp(0));
-        let outcome = with_server(async |base| made(&base, path, &scope).await).await;
+        let outcome = with_server(async |base| call_at(&base, path, &scope).await).await;
         let Ok(CallOutcome::Answer(answer)) = outcome else {
             panic!("{path}: {outcome:?}")
         };
         assert_eq!(answer.writes.messages[0].content.text(), "done");
-        assert_eq!(scope.voice.unheard(), told, "{path}");
+        assert_eq!(scope.voice.unheard(), progress, "{path}");
     }
 }
 
 #[tokio::test]
 async fn an_answer_in_lines_has_to_end_with_its_result() {
-    for (path, why) in [
+    for (path, reason) in [
         ("/unended", "ended before the line"),
         ("/torn", "`custom` in a line of the answer is not a list"),
         ("/spilt", "`output` in a line of the answer is not a text"),
     ] {
-        let Err(Halt::Fail(failure)) = calling(path).await else {
+        let Err(Halt::Fail(failure)) = call(path).await else {
             panic!("{path} is an answer")
         };
-        assert!(failure.message.contains(why), "{failure:?}");
+        assert!(failure.message.contains(reason), "{failure:?}");
     }
 }

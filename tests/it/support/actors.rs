@@ -1,52 +1,52 @@
-//! The people of the scenes: somebody who talks to an agent, the run that works for them, the question it asks.
+//! The actors of the tests: a user of an agent, the user's runs, and the interrupts to answer.
 
 use serde_json::{Map, Value, json};
 
 use super::client::{Client, Reply};
 use super::sse::Sse;
 
-/// Somebody who talks to one agent on a thread of their own.
+/// A user who talks to one agent on a thread of their own.
 #[derive(Debug, Clone)]
 pub(crate) struct Human {
     client: Client,
     agent: String,
-    /// The thread.
+    /// The id of the thread.
     pub(crate) thread: String,
 }
 
-/// A run that works for somebody.
+/// A run of a user.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
     client: Client,
-    /// Where it is: `/threads/…/runs/…`.
+    /// The path of the run: `/threads/…/runs/…`.
     pub(crate) path: String,
-    /// Its id.
+    /// The id.
     pub(crate) id: String,
 }
 
-/// A question that waits for an answer, as the approvals resource shows it.
+/// A pending interrupt, as the approvals resource returns it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Question(pub(crate) Value);
 
 impl Question {
-    /// Its id.
+    /// Returns the id.
     pub(crate) fn id(&self) -> &str {
         self.0["id"].as_str().expect("an id")
     }
 
-    /// The calls it is about.
+    /// Returns the calls to decide about.
     pub(crate) fn requests(&self) -> &[Value] {
         self.0["value"]["action_requests"].as_array().expect("a list")
     }
 
-    /// Who asks.
+    /// Returns the name of the agent that asks.
     pub(crate) fn agent(&self) -> &str {
         self.0["agent_name"].as_str().expect("a name")
     }
 }
 
 impl Human {
-    /// Somebody who talks to `agent` on a new thread.
+    /// Creates a user of `agent` on a new thread.
     pub(crate) async fn arrives(client: Client, agent: &str) -> Self {
         let thread = client.thread().await;
         Self {
@@ -56,7 +56,7 @@ impl Human {
         }
     }
 
-    /// Somebody who talks to `agent` on this thread.
+    /// Creates a user of `agent` on this thread.
     pub(crate) fn at(client: Client, agent: &str, thread: &str) -> Self {
         Self {
             client,
@@ -65,7 +65,7 @@ impl Human {
         }
     }
 
-    /// The same person on another thread.
+    /// Returns the same user on another thread.
     pub(crate) fn on(&self, thread: &str) -> Self {
         Self {
             thread: thread.to_owned(),
@@ -73,7 +73,7 @@ impl Human {
         }
     }
 
-    /// What somebody sends who says `text`, with what `more` says besides.
+    /// Returns the body of a run with the message `text` and the fields of `more`.
     pub(crate) fn wish(&self, text: impl ToString, more: Value) -> Value {
         let message = json!({"role": "user", "content": text.to_string()});
         self.body(json!({"input": {"messages": [message]}}), more)
@@ -87,47 +87,47 @@ impl Human {
         body
     }
 
-    /// Who talks HTTP for them.
+    /// Returns the user's HTTP client.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Path of something of the thread.
+    /// Returns a path below the thread.
     pub(crate) fn path(&self, rest: &str) -> String {
         format!("/threads/{}{rest}", self.thread)
     }
 
-    /// Sends a body for a run, which then works in the background.
+    /// Starts a run with this body, without waiting for it.
     pub(crate) async fn starts(&self, body: Value) -> Run {
         let body = self.body(body, json!({}));
         self.run(&self.client.post(&self.path("/runs"), body).await.ok())
     }
 
-    /// The same for a message.
+    /// Starts a run with this message, without waiting for it.
     pub(crate) async fn asks(&self, text: impl ToString) -> Run {
         self.starts(self.wish(text, json!({}))).await
     }
 
-    /// Says something and waits for the values of the thread afterwards.
+    /// Sends a message and waits for the resulting values of the thread.
     pub(crate) async fn says(&self, text: impl ToString) -> Value {
         let body = self.wish(text, json!({}));
         self.client.post(&self.path("/runs/wait"), body).await.ok()
     }
 
-    /// Says something and listens. `more` holds the modes.
+    /// Sends a message and streams the run. `more` holds the stream modes.
     pub(crate) async fn listens(&self, text: impl ToString, more: Value) -> Sse {
         self.client
             .post_stream(&self.path("/runs/stream"), self.wish(text, more))
             .await
     }
 
-    /// Answers with `command.resume` and listens.
+    /// Answers with `command.resume` and streams the run.
     pub(crate) async fn resumes_listening(&self, answer: Value, more: Value) -> Sse {
         let body = self.body(json!({"command": {"resume": answer}}), more);
         self.client.post_stream(&self.path("/runs/stream"), body).await
     }
 
-    /// Answers with `command.resume`, whatever comes of it.
+    /// Answers with `command.resume` and returns the response, successful or not.
     pub(crate) async fn tries_to_resume(&self, answer: Value) -> Reply {
         self.client
             .post(
@@ -137,36 +137,36 @@ impl Human {
             .await
     }
 
-    /// Answers with `command.resume`.
+    /// Answers with `command.resume`, and returns the run.
     pub(crate) async fn resumes(&self, answer: Value) -> Run {
         self.run(&self.tries_to_resume(answer).await.ok())
     }
 
-    /// Decides about the calls of a question, in their order.
+    /// Answers an interrupt with decisions about its calls, in their order.
     pub(crate) async fn decides(&self, question: &Question, decisions: Value) -> Run {
         let answer = Map::from_iter([(question.id().to_owned(), json!({"decisions": decisions}))]);
         self.resumes(Value::Object(answer)).await
     }
 
-    /// Approves all that a question is about.
+    /// Approves all calls of an interrupt.
     pub(crate) async fn approves(&self, question: &Question) -> Run {
         let decisions = vec![json!({"type": "approve"}); question.requests().len()];
         self.decides(question, json!(decisions)).await
     }
 
-    /// Rejects all that a question is about.
+    /// Rejects all calls of an interrupt.
     pub(crate) async fn rejects(&self, question: &Question, reason: &str) -> Run {
         let decisions = vec![json!({"type": "reject", "message": reason}); question.requests().len()];
         self.decides(question, json!(decisions)).await
     }
 
-    /// Answers through the approvals resource, whatever comes of it.
+    /// Answers through the approvals resource and returns the response, successful or not.
     pub(crate) async fn resolves(&self, question: &Question, answer: Value) -> Reply {
         let path = self.path(&format!("/interrupts/{}/resolve", question.id()));
         self.client.post(&path, answer).await
     }
 
-    /// The questions that wait for an answer, in the order in which they were asked.
+    /// Returns the pending interrupts, oldest first.
     pub(crate) async fn questions(&self) -> Vec<Question> {
         let list = self.client.get(&self.path("/interrupts")).await.ok();
         let all = list["interrupts"].as_array().expect("a list").clone();
@@ -176,7 +176,7 @@ impl Human {
             .collect()
     }
 
-    /// The question that waits for an answer.
+    /// Returns the only pending interrupt.
     pub(crate) async fn question(&self) -> Question {
         let questions = self.questions().await;
         let [question] = questions.as_slice() else {
@@ -185,22 +185,22 @@ impl Human {
         question.clone()
     }
 
-    /// The thread itself.
+    /// Returns the thread.
     pub(crate) async fn record(&self) -> Value {
         self.client.get(&self.path("")).await.ok()
     }
 
-    /// The status of the thread.
+    /// Returns the status of the thread.
     pub(crate) async fn status(&self) -> String {
         self.record().await["status"].as_str().expect("a status").to_owned()
     }
 
-    /// Where the thread stands.
+    /// Returns the state of the thread.
     pub(crate) async fn state(&self) -> Value {
         self.client.get(&self.path("/state")).await.ok()
     }
 
-    /// How it came there, newest first.
+    /// Returns the history of the thread, newest first.
     pub(crate) async fn history(&self) -> Vec<Value> {
         let history = self
             .client
@@ -210,23 +210,23 @@ impl Human {
         history.as_array().expect("a list").clone()
     }
 
-    /// What was said on the thread so far.
+    /// Returns the transcript of the thread.
     pub(crate) async fn transcript(&self) -> Vec<String> {
         transcript(&self.state().await["values"])
     }
 
-    /// The runs of the thread, newest first.
+    /// Returns the runs of the thread, newest first.
     pub(crate) async fn runs(&self) -> Vec<Value> {
         let runs = self.client.get(&self.path("/runs?limit=1000")).await.ok();
         runs.as_array().expect("a list").clone()
     }
 
-    /// The run of this record.
+    /// Returns the run of this record.
     pub(crate) fn run(&self, record: &Value) -> Run {
         self.run_of_id(record["run_id"].as_str().expect("an id"))
     }
 
-    /// The run of this id.
+    /// Returns the run of this id.
     pub(crate) fn run_of_id(&self, id: &str) -> Run {
         Run {
             client: self.client.clone(),
@@ -237,29 +237,29 @@ impl Human {
 }
 
 impl Run {
-    /// Waits for the end and returns what joining answers.
+    /// Joins the run and returns its final values.
     pub(crate) async fn finishes(&self) -> Value {
         self.client.get(&format!("{}/join", self.path)).await.ok()
     }
 
-    /// The run itself.
+    /// Returns the record of the run.
     pub(crate) async fn record(&self) -> Value {
         self.client.get(&self.path).await.ok()
     }
 
-    /// Its status.
+    /// Returns the status of the run.
     pub(crate) async fn status(&self) -> String {
         self.record().await["status"].as_str().expect("a status").to_owned()
     }
 
-    /// Asks it to stop and waits until it has.
+    /// Cancels the run and waits for its end.
     pub(crate) async fn is_cancelled(&self, action: &str) -> Reply {
         self.client
             .post(&format!("{}/cancel?wait=true&action={action}", self.path), json!({}))
             .await
     }
 
-    /// The runs of its subagents.
+    /// Returns the runs of its subagents.
     pub(crate) async fn children(&self) -> Vec<Value> {
         let children = self.client.get(&format!("{}/children", self.path)).await.ok();
         let list = if children.is_array() {
@@ -270,7 +270,7 @@ impl Run {
         list.as_array().expect("a list").clone()
     }
 
-    /// Listens from behind this event on; from now on without one.
+    /// Joins the stream after this event, or from now on if it is `None`.
     pub(crate) async fn is_joined(&self, last_event_id: Option<&str>) -> Sse {
         self.client
             .get_stream(&format!("{}/stream", self.path), last_event_id)
@@ -278,7 +278,7 @@ impl Run {
     }
 }
 
-/// What was said, a line for each message: who, and what. Scripts are not repeated.
+/// Returns one line for each message, with its role and content. Scripts are shown as `…`.
 pub(crate) fn transcript(values: &Value) -> Vec<String> {
     let messages = values["messages"]
         .as_array()

@@ -1,4 +1,4 @@
-//! The way to a server, which can be shut, and whose address stays when the server moves.
+//! A TCP proxy before a server, which can block connections and whose address stays when the server restarts.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ use tokio::sync::watch;
 
 use super::client::Client;
 
-/// What becomes of those who come.
+/// The treatment of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// They are led to the server.
+    /// Connections are forwarded to the server.
     Open,
-    /// They are sent away.
+    /// Connections are closed.
     Shut,
-    /// They are let in and never hear anything.
+    /// Connections are accepted, and nothing is ever answered.
     Mute,
-    /// They are led to the server, but what it answers to the first who wants a run begun is lost.
+    /// Connections are forwarded, but the response to the first request that starts a run is lost.
     Forgetful,
 }
 
-/// A door before a server.
+/// A proxy before a server.
 pub(crate) struct Door {
-    /// Where it is.
+    /// The address of the proxy.
     pub(crate) base: String,
     way: Arc<watch::Sender<Way>>,
     around: Shutdown,
 }
 
 impl Door {
-    /// An open door before the server that this client talks to.
+    /// Starts an open proxy before the server of this client.
     pub(crate) async fn before(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
@@ -40,14 +40,14 @@ impl Door {
         let ways = Arc::clone(&way);
         let tasks = around.clone();
         around.spawn("door", async move {
-            while let Ok((visitor, _)) = listener.accept().await {
-                tasks.spawn("visitor", lead(visitor, client.clone(), Arc::clone(&ways)));
+            while let Ok((client_stream, _)) = listener.accept().await {
+                tasks.spawn("visitor", forward(client_stream, client.clone(), Arc::clone(&ways)));
             }
         });
         Self { base, way, around }
     }
 
-    /// From now on this becomes of those who come, and those inside have to go.
+    /// Sets the treatment of new connections, and closes the existing ones.
     pub(crate) fn is(&self, way: Way) {
         self.way.send_replace(way);
     }
@@ -59,55 +59,56 @@ impl Drop for Door {
     }
 }
 
-async fn lead(mut visitor: TcpStream, client: Client, ways: Arc<watch::Sender<Way>>) {
+async fn forward(mut client_stream: TcpStream, client: Client, ways: Arc<watch::Sender<Way>>) {
     let mut way = ways.subscribe();
     let now = *way.borrow_and_update();
-    let led = async {
+    let forwarded = async {
         match now {
             Way::Shut => {}
             Way::Mute => std::future::pending().await,
             Way::Open | Way::Forgetful => {
-                let place = client.base().trim_start_matches("http://").to_owned();
-                let Ok(mut server) = TcpStream::connect(place).await else {
+                let address = client.base().trim_start_matches("http://").to_owned();
+                let Ok(mut server) = TcpStream::connect(address).await else {
                     return false;
                 };
                 if now == Way::Forgetful {
-                    return forgets(&mut visitor, &mut server).await;
+                    return lose_response(&mut client_stream, &mut server).await;
                 }
-                let _ = copy_bidirectional(&mut visitor, &mut server).await;
+                let _ = copy_bidirectional(&mut client_stream, &mut server).await;
             }
         }
         false
     };
-    let has_forgotten = tokio::select! {
-        forgot = led => forgot,
+    let has_lost_response = tokio::select! {
+        is_lost = forwarded => is_lost,
         _ = way.changed() => false,
     };
-    if has_forgotten {
+    if has_lost_response {
         ways.send_replace(Way::Open);
     }
 }
 
-/// Leads a visitor, one request at a time, until one wants a run begun; that is passed on, and the answer is lost. True then.
-async fn forgets(visitor: &mut TcpStream, server: &mut TcpStream) -> bool {
-    let mut asked = vec![0; 65_536];
-    let mut answered = vec![0; 65_536];
+/// Forwards requests, one at a time, up to one that starts a run, whose response is lost. Returns whether there was
+/// one.
+async fn lose_response(client_stream: &mut TcpStream, server: &mut TcpStream) -> bool {
+    let mut request_bytes = vec![0; 65_536];
+    let mut response_bytes = vec![0; 65_536];
     loop {
         tokio::select! {
-            read = visitor.read(&mut asked) => {
+            read = client_stream.read(&mut request_bytes) => {
                 let Ok(length @ 1..) = read else { return false };
-                let request = String::from_utf8_lossy(&asked[..length]).into_owned();
+                let request = String::from_utf8_lossy(&request_bytes[..length]).into_owned();
                 if server.write_all(request.as_bytes()).await.is_err() {
                     return false;
                 }
                 if request.starts_with("POST") && request.lines().next().is_some_and(|line| line.contains("/runs ")) {
-                    let _ = server.read(&mut answered).await;
+                    let _ = server.read(&mut response_bytes).await;
                     return true;
                 }
             }
-            read = server.read(&mut answered) => {
+            read = server.read(&mut response_bytes) => {
                 let Ok(length @ 1..) = read else { return false };
-                if visitor.write_all(&answered[..length]).await.is_err() {
+                if client_stream.write_all(&response_bytes[..length]).await.is_err() {
                     return false;
                 }
             }

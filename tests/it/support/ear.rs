@@ -1,4 +1,4 @@
-//! Somebody who wants to hear of runs: remembers what was posted, and answers as the scene says.
+//! A webhook receiver: records what is posted, and answers as the test says.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -13,38 +13,38 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// Listens on an address of its own.
+/// A webhook receiver.
 pub(crate) struct Ear {
-    /// Where it listens.
+    /// The address of the receiver.
     pub(crate) base: String,
-    desk: Arc<Desk>,
+    state: Arc<ReceiverState>,
     around: Shutdown,
 }
 
 #[derive(Default)]
-struct Desk {
+struct ReceiverState {
     heard: watch::Sender<Vec<Heard>>,
     answers: Mutex<VecDeque<u16>>,
     held: watch::Sender<bool>,
 }
 
-/// What was posted.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Heard {
-    /// Path and query.
+    /// The path and query.
     pub(crate) path: String,
     headers: HeaderMap,
-    /// The very text.
+    /// The body as text.
     pub(crate) text: String,
 }
 
 impl Heard {
-    /// The JSON.
+    /// Returns the body as JSON.
     pub(crate) fn body(&self) -> Value {
         serde_json::from_str(&self.text).expect("JSON")
     }
 
-    /// A header.
+    /// Returns a header, or an empty text.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
@@ -54,45 +54,45 @@ impl Heard {
 }
 
 impl Ear {
-    /// Begins to listen.
+    /// Starts a receiver.
     pub(crate) async fn opens() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let desk = Arc::new(Desk::default());
+        let state = Arc::new(ReceiverState::default());
         let around = Shutdown::new(Duration::from_secs(1));
-        let router = Router::new().fallback(hear).with_state(Arc::clone(&desk));
+        let router = Router::new().fallback(receive).with_state(Arc::clone(&state));
         around.spawn("ear", async move { axum::serve(listener, router).await });
-        Self { base, desk, around }
+        Self { base, state, around }
     }
 
-    /// The next posts are answered with these statuses; all others with 200.
+    /// Sets the statuses of the next responses; all others are 200.
     pub(crate) fn answers(&self, statuses: &[u16]) {
-        self.desk.answers.lock().unwrap().extend(statuses);
+        self.state.answers.lock().unwrap().extend(statuses);
     }
 
-    /// Nobody is answered until [`Ear::lets_go`].
+    /// Holds all responses back until [`Ear::lets_go`].
     pub(crate) fn holds(&self) {
-        self.desk.held.send_replace(true);
+        self.state.held.send_replace(true);
     }
 
-    /// Everybody is answered.
+    /// Releases the responses.
     pub(crate) fn lets_go(&self) {
-        self.desk.held.send_replace(false);
+        self.state.held.send_replace(false);
     }
 
-    /// What was heard so far.
+    /// Returns the requests so far.
     pub(crate) fn heard(&self) -> Vec<Heard> {
-        self.desk.heard.borrow().clone()
+        self.state.heard.borrow().clone()
     }
 
-    /// Returns as soon as so much was heard.
+    /// Waits until `times` requests have been received, and returns them.
     pub(crate) async fn hears(&self, times: usize) -> Vec<Heard> {
-        let mut heard = self.desk.heard.subscribe();
+        let mut heard = self.state.heard.subscribe();
         let wait = heard.wait_for(|heard| heard.len() >= times);
         let heard = tokio::time::timeout(Duration::from_secs(30), wait).await;
         heard
             .unwrap_or_else(|_| panic!("not heard {times} times: {:#?}", self.heard()))
-            .expect("the ear is open")
+            .expect("the receiver is running")
             .clone()
     }
 }
@@ -103,18 +103,19 @@ impl Drop for Ear {
     }
 }
 
-async fn hear(
-    State(desk): State<Arc<Desk>>,
+async fn receive(
+    State(state): State<Arc<ReceiverState>>,
     OriginalUri(uri): OriginalUri,
     headers: HeaderMap,
     text: String,
 ) -> Response {
     let path = uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    desk.heard
+    state
+        .heard
         .send_modify(|heard| heard.push(Heard { path, headers, text }));
-    let mut held = desk.held.subscribe();
-    held.wait_for(|held| !held).await.expect("the desk is there");
-    let status = desk.answers.lock().unwrap().pop_front().unwrap_or(200);
+    let mut held = state.held.subscribe();
+    held.wait_for(|held| !held).await.expect("the receiver is running");
+    let status = state.answers.lock().unwrap().pop_front().unwrap_or(200);
     let status = StatusCode::from_u16(status).expect("a status");
     if status.is_redirection() {
         return (status, [("location", "/elsewhere")]).into_response();

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::server::{TestServer, skipped};
 
-/// What the agents that use it are.
+/// The definitions of the agents that use the server.
 const AGENTS: &str = r#"
 [agents.librarian]
 model = "scripted:lab"
@@ -31,23 +31,23 @@ tools = ["docs/dig", "docs/process"]
 interrupt_on = {}
 "#;
 
-/// How a server of the tests is reached.
+/// The transports of the test server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// It is a program that adjutant starts.
+    /// A program that adjutant starts.
     Stdio,
-    /// It is there already, behind HTTP.
+    /// A running server behind HTTP.
     Http,
 }
 
-/// The MCP server, as long as it is held; a program is the business of adjutant.
+/// The MCP server; dropping it stops a server behind HTTP.
 pub(crate) struct Docs {
     running: Option<Child>,
     port: u16,
     tools: String,
 }
 
-/// The MCP server `docs`, with agents that use it; none if there is no Python here. `more` goes into its section.
+/// Configures the MCP server `docs` and agents that use it; `None` without Python. `more` is added to its section.
 pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Docs> {
     let python = python()?;
     let mut docs = Docs {
@@ -76,7 +76,7 @@ pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Do
     Some(docs)
 }
 
-/// A server behind HTTP that nothing speaks of yet; none if there is no Python here.
+/// Starts a server behind HTTP that is not configured yet; `None` without Python.
 pub(crate) fn behind_http(server: &TestServer) -> Option<Docs> {
     python()?;
     let mut docs = Docs {
@@ -88,7 +88,7 @@ pub(crate) fn behind_http(server: &TestServer) -> Option<Docs> {
     Some(docs)
 }
 
-/// How a program that is such a server is named in an `mcp.json`; none if there is no Python here.
+/// Returns the entry for the server in an `mcp.json`; `None` without Python.
 pub(crate) fn program(server: &TestServer) -> Option<Value> {
     let command = python()?;
     let args = [
@@ -116,12 +116,12 @@ fn python() -> Option<&'static str> {
 }
 
 impl Docs {
-    /// Its address; `/mcp`, or `/sse` for the older way.
+    /// Returns the URL with this path: `/mcp`, or `/sse` for the older transport.
     pub(crate) fn address(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
-    /// Starts the server behind HTTP, at the address that it had.
+    /// Starts the server behind HTTP at its previous address.
     pub(crate) fn starts(&mut self) {
         let mut command = Command::new("python3");
         command.arg(script()).arg(&self.tools).arg(self.port.to_string());
@@ -140,14 +140,14 @@ impl Docs {
         self.running = Some(child);
     }
 
-    /// The server behind HTTP dies.
+    /// Kills the server behind HTTP.
     pub(crate) fn dies(&mut self) {
         let mut child = self.running.take().expect("it is behind HTTP");
         child.kill().expect("SIGKILL");
         child.wait().expect("it is dead");
     }
 
-    /// The server behind HTTP forgets all sessions.
+    /// Lets the server behind HTTP delete all sessions.
     pub(crate) fn forgets(&self) {
         let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.port)).expect("it is there");
         stream

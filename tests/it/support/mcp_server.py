@@ -1,10 +1,10 @@
 """A small MCP server for the tests, over its standard streams or, with an address, over HTTP.
 
     mcp_server.py TOOLS_URL            messages on lines of stdin and stdout
-    mcp_server.py TOOLS_URL PORT       POST /mcp; every second answer is an event stream. In the older way GET /sse is
-                                       the stream of all answers, and POST /messages takes the questions
+    mcp_server.py TOOLS_URL PORT       POST /mcp; every second answer is an event stream. With the older transport, GET
+                                       /sse is the stream of all answers, and POST /messages takes the requests
 
-Its tools are those of `call`. `dig` asks the tool server of the tests, so that a scene sees the call and can hold it back.
+Its tools are those of `call`. `dig` calls the tool server of the tests, so that a test sees the call and can hold it back.
 """
 
 import json
@@ -40,7 +40,7 @@ TOOLS = [
     {"name": "long", "description": "Can only be called as a task.", "inputSchema": schema(), "execution": {"taskSupport": "required"}},
     {"name": "broken", "description": "Has no schema that fits.", "inputSchema": {"type": "string"}},
 ]
-# One for each time that it was asked for its tools.
+# One entry for each `tools/list` request.
 LISTS = []
 
 
@@ -86,7 +86,7 @@ def call(name, args, meta):
 
 
 def answer(message):
-    """The answer to a message, if it wants one, and what is told beside it."""
+    """Returns the answer to a message, if it needs one, and the messages sent besides it."""
     method, params = message.get("method"), message.get("params") or {}
     beside = []
     if "id" not in message:

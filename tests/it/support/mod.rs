@@ -1,4 +1,4 @@
-//! What the scenes are played with: servers, people, scripts, tools. It promises nothing itself.
+//! The test harness: servers, clients, scripts, tools and other fakes. It contains no tests.
 
 pub(crate) mod actors;
 pub(crate) mod client;
@@ -23,15 +23,15 @@ pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, TestServer};
 
-/// Plays a scene on one engine, and sees to it that nothing is left afterwards.
-pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, scene: impl FnOnce(TestServer) -> F) {
+/// Runs a test on one engine, and checks that no run is left afterwards.
+pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOnce(TestServer) -> F) {
     if let Some(server) = TestServer::start(engine).await {
-        Box::pin(scene(server.clone())).await;
+        Box::pin(test(server.clone())).await;
         Box::pin(server.finish()).await;
     }
 }
 
-/// Waits for something that the server promises to do soon, and of which it tells nobody.
+/// Polls until a condition holds, for changes that the server does not notify of.
 pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
     let waits = async {
         let mut pause = tokio::time::interval(std::time::Duration::from_millis(10));
@@ -44,10 +44,10 @@ pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
         .expect("it did not happen");
 }
 
-/// Makes two tests of each scene, one on each engine.
+/// Defines two tests for each function, one on each engine.
 macro_rules! on_both_engines {
-    ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $scene:block)*) => {
-        $($(#[$note])* async fn $name($server: TestServer) $scene)*
+    ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $body:block)*) => {
+        $($(#[$note])* async fn $name($server: TestServer) $body)*
 
         mod on_sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! The way to a Postgres that listens on a Unix socket, on which commits can get lost, and which can fall silent.
+//! A proxy before a Postgres on a Unix socket, which can lose commits and can stop forwarding.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,47 +10,47 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-/// How a socket of Postgres is called.
+/// The name of a Postgres socket.
 const SOCKET: &str = ".s.PGSQL.5432";
 
-/// What becomes of commits.
+/// The treatment of commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Commits {
-    /// They arrive, and so do their answers.
+    /// Commits and their answers are forwarded.
     Arrive,
-    /// The connection breaks before they arrive.
+    /// The connection breaks before the commit is forwarded.
     GetLost,
-    /// They arrive, and then the connection breaks: nobody hears that they did.
+    /// The commit is forwarded, and the connection breaks before its answer is.
     AreNotHeardOf,
 }
 
-/// A door before a Postgres.
+/// A proxy before a Postgres.
 pub(crate) struct PostgresDoor {
-    /// The address of the database, through the door.
+    /// The URL of the database through the proxy.
     pub(crate) url: String,
-    desk: Arc<Desk>,
+    state: Arc<ProxyState>,
     around: Shutdown,
     _folder: TempDir,
 }
 
-struct Desk {
+struct ProxyState {
     server: PathBuf,
     commits: watch::Sender<Commits>,
-    /// Whether nothing goes through.
+    /// Whether forwarding is stopped.
     silent: watch::Sender<bool>,
-    /// What stands in the transactions that are counted.
+    /// The bytes by which the counted transactions are recognised.
     mark: &'static [u8],
     broken: AtomicUsize,
 }
 
 impl PostgresDoor {
-    /// A door before the database at `url`; none when that has no Unix socket. It counts lost commits of transactions that
-    /// wrote this `mark`.
+    /// Starts a proxy before the database at `url`; `None` if that has no Unix socket. Lost commits of transactions
+    /// that contain `mark` are counted.
     pub(crate) fn before(url: &str, mark: &'static str) -> Option<Self> {
         let (before, directory) = url.split_once("?host=")?;
         let folder = tempfile::tempdir().expect("a directory");
         let listener = UnixListener::bind(folder.path().join(SOCKET)).expect("a socket");
-        let desk = Arc::new(Desk {
+        let state = Arc::new(ProxyState {
             server: Path::new(directory).join(SOCKET),
             commits: watch::Sender::new(Commits::Arrive),
             silent: watch::Sender::new(false),
@@ -60,38 +60,38 @@ impl PostgresDoor {
         let around = Shutdown::default();
         let url = format!("{before}?host={}", folder.path().display());
         let tasks = around.clone();
-        let of_all = Arc::clone(&desk);
+        let shared = Arc::clone(&state);
         around.spawn("door", async move {
-            while let Ok((visitor, _)) = listener.accept().await {
-                tasks.spawn("visitor", lead(visitor, Arc::clone(&of_all)));
+            while let Ok((client_stream, _)) = listener.accept().await {
+                tasks.spawn("visitor", serve_connection(client_stream, Arc::clone(&shared)));
             }
         });
         Some(Self {
             url,
-            desk,
+            state,
             around,
             _folder: folder,
         })
     }
 
-    /// From now on this becomes of commits.
+    /// Sets the treatment of commits.
     pub(crate) fn commits(&self, commits: Commits) {
-        self.desk.commits.send_replace(commits);
+        self.state.commits.send_replace(commits);
     }
 
-    /// From now on nothing goes through, in either direction, and nobody is sent away. Who comes is let in.
+    /// Stops forwarding in both directions; connections stay open, and new ones are accepted.
     pub(crate) fn falls_silent(&self) {
-        self.desk.silent.send_replace(true);
+        self.state.silent.send_replace(true);
     }
 
-    /// Who comes from now on gets through. Those who were there in the silence never hear anything again.
+    /// Forwards new connections again. The earlier ones stay open without an answer.
     pub(crate) fn speaks_again(&self) {
-        self.desk.silent.send_replace(false);
+        self.state.silent.send_replace(false);
     }
 
-    /// How many commits of marked transactions were lost.
+    /// Returns the number of lost commits of marked transactions.
     pub(crate) fn broken(&self) -> usize {
-        self.desk.broken.load(Ordering::SeqCst)
+        self.state.broken.load(Ordering::SeqCst)
     }
 }
 
@@ -101,53 +101,53 @@ impl Drop for PostgresDoor {
     }
 }
 
-async fn lead(visitor: UnixStream, desk: Arc<Desk>) {
-    let mut silent = desk.silent.subscribe();
+async fn serve_connection(client_stream: UnixStream, state: Arc<ProxyState>) {
+    let mut silent = state.silent.subscribe();
     let silence = async { silent.wait_for(|silent| *silent).await.map(drop) };
-    let carrying = carry(visitor, &desk);
-    tokio::pin!(carrying);
+    let forwarding = forward(client_stream, &state);
+    tokio::pin!(forwarding);
     tokio::select! {
         biased;
         _ = silence => {}
-        () = &mut carrying => return,
+        () = &mut forwarding => return,
     }
-    // What it holds open stays so.
+    // Keeps both connections open.
     std::future::pending::<()>().await;
 }
 
-async fn carry(visitor: UnixStream, desk: &Desk) {
-    let Ok(server) = UnixStream::connect(&desk.server).await else {
+async fn forward(client_stream: UnixStream, state: &ProxyState) {
+    let Ok(server) = UnixStream::connect(&state.server).await else {
         return;
     };
-    let (mut from_visitor, mut to_visitor) = visitor.into_split();
+    let (mut from_client, mut to_client) = client_stream.into_split();
     let (mut from_server, mut to_server) = server.into_split();
-    let mut asked = vec![0; 65_536];
-    let mut answered = vec![0; 65_536];
+    let mut request_bytes = vec![0; 65_536];
+    let mut response_bytes = vec![0; 65_536];
     let mut is_marked = false;
     loop {
         tokio::select! {
-            read = from_visitor.read(&mut asked) => {
+            read = from_client.read(&mut request_bytes) => {
                 let Ok(length @ 1..) = read else { return };
-                let said = &asked[..length];
-                is_marked |= said.windows(desk.mark.len()).any(|words| words == desk.mark);
-                let is_commit = said.windows(6).any(|word| word == b"COMMIT");
-                let commits = if is_commit { *desk.commits.borrow() } else { Commits::Arrive };
-                if commits != Commits::GetLost && to_server.write_all(said).await.is_err() {
+                let bytes = &request_bytes[..length];
+                is_marked |= bytes.windows(state.mark.len()).any(|words| words == state.mark);
+                let is_commit = bytes.windows(6).any(|word| word == b"COMMIT");
+                let commits = if is_commit { *state.commits.borrow() } else { Commits::Arrive };
+                if commits != Commits::GetLost && to_server.write_all(bytes).await.is_err() {
                     return;
                 }
                 if commits == Commits::AreNotHeardOf {
-                    // Postgres has done it when it answers.
-                    let _ = from_server.read(&mut answered).await;
+                    // The answer shows that Postgres has committed.
+                    let _ = from_server.read(&mut response_bytes).await;
                 }
                 if commits != Commits::Arrive {
-                    desk.broken.fetch_add(usize::from(is_marked), Ordering::SeqCst);
+                    state.broken.fetch_add(usize::from(is_marked), Ordering::SeqCst);
                     return;
                 }
                 is_marked &= !is_commit;
             }
-            read = from_server.read(&mut answered) => {
+            read = from_server.read(&mut response_bytes) => {
                 let Ok(length @ 1..) = read else { return };
-                if to_visitor.write_all(&answered[..length]).await.is_err() {
+                if to_client.write_all(&response_bytes[..length]).await.is_err() {
                     return;
                 }
             }

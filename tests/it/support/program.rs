@@ -1,4 +1,4 @@
-//! A program that embeds the server, with tools, policies, models and subagents of its own.
+//! A program that embeds the server, with its own tools, policies, models and subagents.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use adjutant::{
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Value, json};
 
-/// What it adds to the configuration of the tests.
+/// The program's additions to the test configuration.
 pub(crate) const CONFIGURATION: &str = include_str!("program.toml");
 
-/// The variables that a process of it reads.
+/// The environment variables of the program's process.
 pub(crate) const CONFIG: &str = "ADJUTANT_TEST_PROGRAM_CONFIG";
 pub(crate) const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
 
-/// The program. Its subagents dig by calling the tool `dig` at `tools`.
+/// Builds the program. Its subagents call the tool `dig` at `tools`.
 pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
     let dig = |rule| Dig {
         url: format!("{tools}/dig"),
@@ -43,7 +43,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .tool(OwnTool::named("boom"))
         .tool(OwnTool::named("consult"))
         .middleware(Stamp)
-        .provider("house", |name| Ok(Arc::new(House(name.to_owned()))))
+        .provider("house", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
         .agent("coded", coded)
 }
 
@@ -83,7 +83,7 @@ async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
     Err(Halt::Ask(Box::new(which())))
 }
 
-/// A question that is answered with a text.
+/// Returns a question that is answered with a text.
 fn which() -> Question {
     let schema = json!({"type": "string"});
     Question {
@@ -95,7 +95,7 @@ fn which() -> Question {
     }
 }
 
-/// Says what it is told to; what is asked for in a form it can also put where that belongs.
+/// Returns the text of its order; for a `response_format` it can also fill `structured_response`.
 async fn fills(scope: Scope, state: State) -> Result<Update, Halt> {
     match (order(&state), scope.form) {
         (order, Some(form)) if order == "field" => {
@@ -123,7 +123,7 @@ async fn scribe(scope: Scope, state: State) -> Result<Update, Halt> {
     Ok(update)
 }
 
-/// A subagent whose work others can see, and hold back.
+/// A subagent whose work the tests can observe and hold back.
 struct Dig {
     url: String,
     rule: Option<AfterCrash>,
@@ -151,7 +151,7 @@ impl Runnable for Dig {
     }
 }
 
-/// A tool that hands its arguments over to a subagent, asks a human, or panics.
+/// A tool that delegates its arguments to a subagent, asks a human, or panics.
 struct OwnTool(Arc<ToolSpec>);
 
 impl OwnTool {
@@ -191,7 +191,7 @@ impl Tool for OwnTool {
     }
 }
 
-/// A policy that marks what its agent says.
+/// A policy that marks the answers of its agent.
 struct Stamp;
 
 #[async_trait]
@@ -210,11 +210,11 @@ impl Middleware for Stamp {
     }
 }
 
-/// A model that says its name and what it was told.
-struct House(String);
+/// A model that answers with its name and its last message.
+struct EchoModel(String);
 
 #[async_trait]
-impl Model for House {
+impl Model for EchoModel {
     fn identity(&self) -> (&str, &str) {
         ("house", &self.0)
     }
@@ -223,17 +223,17 @@ impl Model for House {
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let told = request
+        let last = request
             .messages
             .last()
             .map(|message| message.content.text())
             .unwrap_or_default();
-        let answer = Message::ai(format!("{} of the house: {told}", self.0));
+        let answer = Message::ai(format!("{} of the house: {last}", self.0));
         Ok(stream::iter([Ok(ModelEvent::Done(Box::new(answer)))]).boxed())
     }
 }
 
-/// Not a test: the program as a process of its own, which the scenes start and kill.
+/// Runs the program as a process of its own, which tests start and kill. This is not a test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "the program that other tests start"]
 async fn the_program() {

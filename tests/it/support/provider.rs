@@ -1,4 +1,4 @@
-//! A language model provider for the tests: one server that speaks the protocols of four, and says what it was told to.
+//! A fake model provider: one server that speaks the protocols of four providers and follows instructions.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,69 +12,69 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// What the provider does with the next request.
+/// The reaction to the next request.
 #[derive(Debug, Clone)]
 pub(crate) enum Turn {
-    /// Says this, in two pieces.
+    /// Answers with this text, in two pieces.
     Says(&'static str),
-    /// Calls `lookup` with these queries, at once.
+    /// Calls `lookup` with these queries in parallel.
     LooksUp(Vec<&'static str>),
-    /// Refuses with this status, and says when to come again.
+    /// Fails with this status and this `retry-after`.
     Refuses(u16, Option<&'static str>),
-    /// Breaks off after half a word.
+    /// Closes the connection after half a word.
     BreaksOff,
-    /// Says that the texts point these ways.
+    /// Returns these embeddings.
     Points(Vec<[f32; 2]>),
 }
 
-/// A request that came in.
+/// A received request.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
-    /// Where.
+    /// The path.
     pub(crate) path: String,
-    /// The key that was sent, wherever the protocol wants it.
+    /// The key, in whichever place the protocol has it.
     pub(crate) key: Option<String>,
-    /// The whole body as text.
+    /// The body as text.
     pub(crate) body: String,
 }
 
-/// A provider.
+/// A fake provider.
 #[derive(Debug, Clone)]
 pub(crate) struct Provider {
-    /// Where it is.
+    /// The address of the provider.
     pub(crate) base: String,
-    desk: Arc<Mutex<Desk>>,
+    state: Arc<Mutex<ProviderState>>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct ProviderState {
     turns: VecDeque<Turn>,
     asked: Vec<Asked>,
 }
 
 impl Provider {
-    /// Starts one.
+    /// Starts a provider.
     pub(crate) async fn start(shutdown: &Shutdown) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let desk = Arc::new(Mutex::new(Desk::default()));
-        let router = Router::new().fallback(serve).with_state(Arc::clone(&desk));
+        let state = Arc::new(Mutex::new(ProviderState::default()));
+        let router = Router::new().fallback(serve).with_state(Arc::clone(&state));
         shutdown.spawn("models", async move { axum::serve(listener, router).await });
-        Self { base, desk }
+        Self { base, state }
     }
 
-    /// Tells it what to do with the next requests.
+    /// Queues reactions to the next requests.
     pub(crate) fn will(&self, turns: impl IntoIterator<Item = Turn>) {
-        self.desk.lock().unwrap().turns.extend(turns);
+        self.state.lock().unwrap().turns.extend(turns);
     }
 
-    /// What came in so far.
+    /// Returns the requests so far.
     pub(crate) fn asked(&self) -> Vec<Asked> {
-        self.desk.lock().unwrap().asked.clone()
+        self.state.lock().unwrap().asked.clone()
     }
 }
 
-async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMap, body: String) -> Response {
+async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers: HeaderMap, body: String) -> Response {
     let header = |name: &str| headers.get(name)?.to_str().ok().map(str::to_owned);
     let in_query = uri
         .query()
@@ -86,13 +86,13 @@ async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMa
         .or_else(|| in_query.map(str::to_owned));
     let path = uri.path().to_owned();
     let turn = {
-        let mut desk = desk.lock().unwrap();
-        desk.asked.push(Asked {
+        let mut state = state.lock().unwrap();
+        state.asked.push(Asked {
             path: path.clone(),
             key,
             body,
         });
-        desk.turns.pop_front()
+        state.turns.pop_front()
     };
     let frames = match turn {
         Some(Turn::Refuses(status, again)) => return refusal(status, again),
@@ -108,7 +108,7 @@ async fn serve(State(desk): State<Arc<Mutex<Desk>>>, uri: Uri, headers: HeaderMa
     ([("content-type", "text/event-stream")], Body::from(frames.concat())).into_response()
 }
 
-/// The answer of an embeddings endpoint.
+/// Returns the response of an embeddings endpoint.
 fn embeddings(vectors: &[[f32; 2]]) -> Response {
     let one = |(at, vector): (usize, &[f32; 2])| json!({"object": "embedding", "index": at, "embedding": vector});
     let data: Vec<Value> = vectors.iter().enumerate().map(one).collect();
@@ -126,7 +126,7 @@ fn refusal(status: u16, again: Option<&str>) -> Response {
     response
 }
 
-/// The text in two pieces.
+/// Splits the text into two pieces.
 fn halves(text: &str) -> [&str; 2] {
     text.split_at(text.len() / 2).into()
 }

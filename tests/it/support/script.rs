@@ -1,27 +1,27 @@
-//! What the scripted model will say, written by the test.
+//! Builders for the scripts of the scripted model.
 
 use std::fmt;
 
 use serde_json::{Value, json};
 
-/// The turns of one agent, from its human message on. As text it is that human message.
+/// The turns of one agent after a human message. Its text form is that human message.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Script {
     turns: Vec<Value>,
     settings: Vec<(&'static str, u64)>,
 }
 
-/// A script without a turn.
+/// Creates a script without turns.
 pub(crate) fn script() -> Script {
     Script::default()
 }
 
-/// A tool call with this id.
+/// Returns a tool call with this id.
 pub(crate) fn call(id: &str, name: &str, args: Value) -> Value {
     json!({"id": id, "name": name, "args": args})
 }
 
-/// A delegation: `description` is all that the subagent is told, so its script.
+/// Returns a call of `task`; `description`, the subagent's whole input, is its script.
 pub(crate) fn task(id: &str, subagent: &str, description: impl fmt::Display) -> Value {
     call(
         id,
@@ -30,45 +30,45 @@ pub(crate) fn task(id: &str, subagent: &str, description: impl fmt::Display) -> 
     )
 }
 
-/// A mail to `to`.
+/// Returns a call of `send_email`.
 pub(crate) fn mail(id: &str, to: &str) -> Value {
     call(id, "send_email", json!({"to": to, "body": "hi"}))
 }
 
-/// A question for the tool `lookup`.
+/// Returns a call of `lookup`.
 pub(crate) fn lookup(id: &str, query: &str) -> Value {
     call(id, "lookup", json!({"query": query}))
 }
 
 impl Script {
-    /// A turn that says something.
+    /// Adds a turn with a text.
     pub(crate) fn says(self, text: &str) -> Self {
         self.turn(json!({"text": text}))
     }
 
-    /// A turn that makes one call.
+    /// Adds a turn with one call.
     pub(crate) fn calls(self, call: Value) -> Self {
         self.calls_all([call])
     }
 
-    /// A turn that makes several calls at once.
+    /// Adds a turn with several calls.
     pub(crate) fn calls_all(self, calls: impl IntoIterator<Item = Value>) -> Self {
         let calls: Vec<Value> = calls.into_iter().collect();
         self.turn(json!({"tool_calls": calls}))
     }
 
-    /// A turn in which the provider answers with this status.
+    /// Adds a turn that fails with this HTTP status.
     pub(crate) fn fails(self, status: u16) -> Self {
         self.turn(json!({"error": status}))
     }
 
-    /// Any turn.
+    /// Adds a turn.
     pub(crate) fn turn(mut self, turn: Value) -> Self {
         self.turns.push(turn);
         self
     }
 
-    /// Text and arguments come in pieces of this many characters.
+    /// Sets the size of the pieces of texts and arguments, in characters.
     pub(crate) fn in_pieces_of(mut self, characters: u64) -> Self {
         self.settings.push(("chunk", characters));
         self

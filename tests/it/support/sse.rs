@@ -1,33 +1,33 @@
-//! Reads a stream of server-sent events, frame by frame.
+//! A reader of server-sent events.
 
 use reqwest::Response;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-/// One event as it came over the wire.
+/// One event of the stream.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Frame {
-    /// Its name.
+    /// The name of the event.
     pub(crate) event: String,
-    /// Its JSON.
+    /// The JSON data.
     pub(crate) data: Value,
-    /// Its position, when the stream can be taken up again.
+    /// The event id, if the stream is resumable.
     pub(crate) id: Option<String>,
 }
 
 impl Frame {
-    /// The mode, without the namespace behind it.
+    /// Returns the stream mode, without the namespace behind it.
     pub(crate) fn mode(&self) -> &str {
         self.event.split('|').next().unwrap_or_default()
     }
 
-    /// How many levels below the main agent it happened.
+    /// Returns the depth of the event's agent below the main agent.
     pub(crate) fn depth(&self) -> usize {
         self.event.matches("|tools:").count()
     }
 }
 
-/// A stream under way. Dropping it is what a client does that leaves.
+/// An open stream. Dropping it disconnects the client.
 #[derive(Debug)]
 pub(crate) struct Sse {
     response: Response,
@@ -35,7 +35,7 @@ pub(crate) struct Sse {
 }
 
 impl Sse {
-    /// Begins to read; the answer must be a stream.
+    /// Starts to read a response, which must be a stream.
     pub(crate) async fn open(response: Response) -> Self {
         let kind = response
             .headers()
@@ -53,12 +53,12 @@ impl Sse {
         }
     }
 
-    /// The headers of the answer.
+    /// Returns the headers of the response.
     pub(crate) fn headers(&self) -> &HeaderMap {
         self.response.headers()
     }
 
-    /// The run, as the SDKs find it.
+    /// Returns the id of the run from `Content-Location`, as the SDKs do.
     pub(crate) fn run_id(&self) -> String {
         let location = self
             .headers()
@@ -69,11 +69,11 @@ impl Sse {
         location.rsplit('/').next().unwrap().to_owned()
     }
 
-    /// The next event; none when the server closed the stream. Comments are passed over.
+    /// Returns the next event; `None` at the end of the stream. Comments are skipped.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         loop {
             while let Some((frame, rest)) = self.buffer.split_once("\r\n\r\n") {
-                let frame = read(frame);
+                let frame = parse_frame(frame);
                 self.buffer = rest.to_owned();
                 if frame.is_some() {
                     return frame;
@@ -85,7 +85,7 @@ impl Sse {
         }
     }
 
-    /// Reads on to the first event that fulfils `wanted`.
+    /// Reads up to the first event that matches `wanted`, and returns the events up to it.
     pub(crate) async fn until(&mut self, wanted: impl Fn(&Frame) -> bool) -> Vec<Frame> {
         let mut frames = vec![];
         loop {
@@ -101,7 +101,7 @@ impl Sse {
         }
     }
 
-    /// Everything up to the end of the stream.
+    /// Reads the events up to the end of the stream.
     pub(crate) async fn rest(mut self) -> Vec<Frame> {
         let mut frames = vec![];
         while let Some(frame) = self.next().await {
@@ -111,7 +111,7 @@ impl Sse {
     }
 }
 
-fn read(text: &str) -> Option<Frame> {
+fn parse_frame(text: &str) -> Option<Frame> {
     let field = |name: &str| {
         let lines = text
             .split("\r\n")
@@ -127,8 +127,8 @@ fn read(text: &str) -> Option<Frame> {
     })
 }
 
-/// The events without their positions, and the pieces of a message put together: what a reader knows in the end, whether
-/// it was there from the beginning or came later.
+/// Returns the events without ids and with the chunks of each message merged, so that live and replayed streams compare
+/// equal.
 pub(crate) fn put_together(frames: &[Frame]) -> Vec<Frame> {
     let mut whole: Vec<Frame> = vec![];
     for frame in frames {
@@ -139,7 +139,7 @@ pub(crate) fn put_together(frames: &[Frame]) -> Vec<Frame> {
         if frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk" {
             let same = |other: &&mut Frame| other.event == frame.event && other.data[0]["id"] == frame.data[0]["id"];
             if let Some(earlier) = whole.iter_mut().rev().find(same) {
-                add(&mut earlier.data[0], &frame.data[0]);
+                merge_chunk(&mut earlier.data[0], &frame.data[0]);
                 continue;
             }
         }
@@ -148,8 +148,8 @@ pub(crate) fn put_together(frames: &[Frame]) -> Vec<Frame> {
     whole
 }
 
-/// Adds a piece of a message to what is there, as the SDKs do.
-fn add(message: &mut Value, piece: &Value) {
+/// Merges a chunk into a message, as the SDKs do.
+fn merge_chunk(message: &mut Value, piece: &Value) {
     let text = |value: &Value| value["content"].as_str().unwrap_or_default().to_owned();
     message["content"] = (text(message) + &text(piece)).into();
     for chunk in piece["tool_call_chunks"].as_array().into_iter().flatten() {

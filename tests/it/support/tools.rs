@@ -1,4 +1,4 @@
-//! The tools that the agents of the tests call over HTTP. They remember every call, and can be held back.
+//! The HTTP tools of the test agents. They record every call, and can be held back.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,36 +16,36 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// A server of tools.
+/// A tool server.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
-    /// Where it is.
+    /// The address of the server.
     pub(crate) base: String,
-    desk: Arc<Desk>,
+    state: Arc<ServerState>,
 }
 
 #[derive(Debug, Default)]
-struct Desk {
+struct ServerState {
     calls: watch::Sender<Vec<Value>>,
     held: watch::Sender<BTreeSet<String>>,
 }
 
 impl Tools {
-    /// Starts one.
+    /// Starts a tool server.
     pub(crate) async fn start(shutdown: &Shutdown) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
-        let desk = Arc::new(Desk::default());
+        let state = Arc::new(ServerState::default());
         let router = Router::new()
             .route("/{tool}", post(serve))
-            .with_state(Arc::clone(&desk));
+            .with_state(Arc::clone(&state));
         shutdown.spawn("tools", async move { axum::serve(listener, router).await });
-        Self { base, desk }
+        Self { base, state }
     }
 
-    /// The calls of this tool so far: what was sent, and the `key`.
+    /// Returns the calls of this tool so far: their bodies with the idempotency `key`.
     pub(crate) fn calls_of(&self, tool: &str) -> Vec<Value> {
-        self.desk
+        self.state
             .calls
             .borrow()
             .iter()
@@ -54,7 +54,7 @@ impl Tools {
             .collect()
     }
 
-    /// The idempotency keys of the calls of this tool, in the order in which they came.
+    /// Returns the idempotency keys of the calls of this tool, in order of arrival.
     pub(crate) fn keys_of(&self, tool: &str) -> Vec<String> {
         self.calls_of(tool)
             .iter()
@@ -62,20 +62,20 @@ impl Tools {
             .collect()
     }
 
-    /// The calls of this tool do not come to an end until [`Tools::let_go`].
+    /// Holds the responses of this tool back until [`Tools::let_go`].
     pub(crate) fn hold(&self, tool: &str) {
-        self.desk.held.send_modify(|held| held.extend([tool.to_owned()]));
+        self.state.held.send_modify(|held| held.extend([tool.to_owned()]));
     }
 
-    /// The calls of this tool come to an end, those that were held back too.
+    /// Releases the responses of this tool.
     pub(crate) fn let_go(&self, tool: &str) {
-        self.desk.held.send_modify(|held| held.retain(|other| other != tool));
+        self.state.held.send_modify(|held| held.retain(|other| other != tool));
     }
 
-    /// Returns as soon as this tool has been called so often.
+    /// Waits until this tool has been called `times` times.
     pub(crate) async fn called(&self, tool: &str, times: usize) {
         let count = |calls: &Vec<Value>| calls.iter().filter(|call| call["name"] == tool).count() >= times;
-        let wait = async { self.desk.calls.subscribe().wait_for(count).await.map(drop) };
+        let wait = async { self.state.calls.subscribe().wait_for(count).await.map(drop) };
         let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
         waited
             .unwrap_or_else(|_| panic!("{tool} was not called {times} times"))
@@ -84,7 +84,7 @@ impl Tools {
 }
 
 async fn serve(
-    State(desk): State<Arc<Desk>>,
+    State(state): State<Arc<ServerState>>,
     Path(tool): Path<String>,
     headers: HeaderMap,
     Json(mut body): Json<Value>,
@@ -92,14 +92,14 @@ async fn serve(
     body["key"] = json!(headers.get("idempotency-key").and_then(|key| key.to_str().ok()));
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
-    desk.calls.send_modify(|calls| calls.push(body));
+    state.calls.send_modify(|calls| calls.push(body));
     if tool == "progress" {
-        return progress(desk, &args["name"]);
+        return progress(state, &args["name"]);
     }
-    let mut held = desk.held.subscribe();
+    let mut held = state.held.subscribe();
     held.wait_for(|held| !held.contains(&name))
         .await
-        .expect("the desk is there");
+        .expect("the tools are running");
     let text = |name: &str| args[name].as_str().unwrap_or_default();
     match tool.as_str() {
         "lookup" => Json(json!(format!("found {}", text("query")))).into_response(),
@@ -117,9 +117,9 @@ async fn serve(
             let subagent = args["subagent_type"].as_str().unwrap_or("researcher");
             let format = &args["response_format"];
             let initial = args.get("initial_messages").cloned().unwrap_or(json!([]));
-            let wish = json!({"description": text("description"), "subagent_type": subagent, "response_format": format,
-                "initial_messages": initial, "system_prompt": args["system_prompt"]});
-            Json(json!({"delegate": wish})).into_response()
+            let delegate = json!({"description": text("description"), "subagent_type": subagent,
+                "response_format": format, "initial_messages": initial, "system_prompt": args["system_prompt"]});
+            Json(json!({"delegate": delegate})).into_response()
         }
         "nested" => {
             let levels = args["levels"]
@@ -135,20 +135,20 @@ async fn serve(
     }
 }
 
-/// An answer in lines: one at once, which tells something under `name` if that is a text, the others when it is no longer
-/// held back.
-fn progress(desk: Arc<Desk>, name: &Value) -> Response {
-    let mut told = json!({"done": 0.5});
+/// Returns a response of several lines: the first at once, whose progress has `name` if that is a text, the others when
+/// the tool is released.
+fn progress(state: Arc<ServerState>, name: &Value) -> Response {
+    let mut custom = json!({"done": 0.5});
     if name.is_string() {
-        told["name"] = name.clone();
+        custom["name"] = name.clone();
     }
-    let first = format!("{}\n", json!({"custom": [told], "output": "all "}));
+    let first = format!("{}\n", json!({"custom": [custom], "output": "all "}));
     let first = Ok::<_, std::convert::Infallible>(first);
     let rest = async move {
-        let mut held = desk.held.subscribe();
+        let mut held = state.held.subscribe();
         held.wait_for(|held| !held.contains("progress"))
             .await
-            .expect("the desk is there");
+            .expect("the tools are running");
         let rest = "{\"custom\": [\"almost\", 1]}\n{\"output\": \"done\"}\n{\"content\": \"all done\"}\n";
         Ok(rest.to_owned())
     };

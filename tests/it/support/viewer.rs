@@ -1,4 +1,4 @@
-//! Somebody who looks at a thread through its stream, and gives it commands.
+//! A client of a thread's stream and commands (protocol v2).
 
 use serde_json::{Value, json};
 
@@ -19,21 +19,21 @@ pub(crate) const ALL: [&str; 9] = [
     "custom",
 ];
 
-/// Somebody who looks at one thread.
+/// A viewer of one thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Viewer {
     client: Client,
-    /// The thread; it need not be there yet.
+    /// The id of the thread, which need not exist yet.
     pub(crate) thread: String,
 }
 
 impl Viewer {
-    /// Somebody who looks at a thread that nobody has made yet.
+    /// Creates a viewer of a thread that does not exist yet.
     pub(crate) fn of_new(server: &TestServer) -> Self {
         Self::of(server, &uuid::Uuid::new_v4().to_string())
     }
 
-    /// Somebody who looks at this thread.
+    /// Creates a viewer of this thread.
     pub(crate) fn of(server: &TestServer, thread: &str) -> Self {
         Self {
             client: server.client(),
@@ -41,7 +41,7 @@ impl Viewer {
         }
     }
 
-    /// Gives a command; the whole answer.
+    /// Sends a command and returns the whole response.
     pub(crate) async fn commands(&self, method: &str, params: Value) -> Value {
         let path = format!("/threads/{}/commands", self.thread);
         self.client
@@ -50,7 +50,7 @@ impl Viewer {
             .ok()
     }
 
-    /// Gives a command that is obeyed; the result.
+    /// Sends a command that succeeds, and returns its result.
     pub(crate) async fn obeyed(&self, method: &str, params: Value) -> Value {
         let answer = self.commands(method, params).await;
         assert_eq!(&answer["type"], &json!("success"), "{answer}");
@@ -58,7 +58,7 @@ impl Viewer {
         answer["result"].clone()
     }
 
-    /// The code with which a command is refused.
+    /// Sends a command that is refused, and returns the error code.
     pub(crate) async fn refused(&self, method: &str, params: Value) -> String {
         let answer = self.commands(method, params).await;
         assert_eq!(&answer["type"], &json!("error"), "{answer}");
@@ -66,7 +66,7 @@ impl Viewer {
         answer["error"].as_str().unwrap().to_owned()
     }
 
-    /// Starts a run of an agent with a message; the run's id.
+    /// Starts a run of an agent with a message, and returns the run's id.
     pub(crate) async fn starts(&self, agent: &str, text: impl ToString) -> String {
         let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
         let result = self
@@ -75,7 +75,7 @@ impl Viewer {
         result["run_id"].as_str().unwrap().to_owned()
     }
 
-    /// Answers a question.
+    /// Answers an interrupt.
     pub(crate) async fn responds(&self, asked: &Frame, decisions: Value) {
         let params = json!({
             "interrupt_id": data(asked)["interrupt_id"],
@@ -97,13 +97,13 @@ impl Viewer {
         self.opens(json!({"channels": ALL})).await
     }
 
-    /// What is on the thread by now, up to where the last of so many runs ended.
+    /// Reads the stream from its beginning up to the end of the last of `runs` runs.
     pub(crate) async fn looks_back(&self, runs: usize) -> Vec<Frame> {
         until_ends(&mut self.looks().await, runs).await
     }
 }
 
-/// Reads on until so many runs came to their end.
+/// Reads until `runs` runs have ended.
 pub(crate) async fn until_ends(stream: &mut Sse, runs: usize) -> Vec<Frame> {
     let mut frames = vec![];
     for _ in 0..runs {
@@ -112,33 +112,34 @@ pub(crate) async fn until_ends(stream: &mut Sse, runs: usize) -> Vec<Frame> {
     frames
 }
 
-/// Whether a run ended here.
+/// Returns whether the event is the end of a run.
 pub(crate) fn is_terminal(frame: &Frame) -> bool {
     let ends = ["completed", "failed", "interrupted"];
     frame.event == "lifecycle" && depth(frame) == 0 && ends.iter().any(|end| data(frame)["event"] == *end)
 }
 
-/// What the event tells.
+/// Returns the data of the event.
 pub(crate) fn data(frame: &Frame) -> &Value {
     &frame.data["params"]["data"]
 }
 
-/// How many levels below the main agent it happened.
+/// Returns the depth of the event's agent below the main agent.
 pub(crate) fn depth(frame: &Frame) -> usize {
     frame.data["params"]["namespace"].as_array().unwrap().len()
 }
 
-/// The number of the event.
+/// Returns the sequence number of the event.
 pub(crate) fn seq(frame: &Frame) -> i64 {
     frame.data["seq"].as_i64().unwrap()
 }
 
-/// The name of the event.
+/// Returns the name of the event.
 pub(crate) fn name(frame: &Frame) -> &str {
     frame.data["event_id"].as_str().unwrap()
 }
 
-/// The events of some channels in short: `method event` with `@depth` for subagents, pieces of one block put together.
+/// Returns the events of some methods as short lines: `method event`, with `@depth` for subagents; the pieces of a
+/// block are joined.
 pub(crate) fn in_short(frames: &[Frame], methods: &[&str]) -> Vec<String> {
     let mut lines: Vec<String> = vec![];
     for frame in frames.iter().filter(|frame| methods.contains(&frame.event.as_str())) {

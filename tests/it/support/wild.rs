@@ -1,4 +1,4 @@
-//! A server that misbehaves in every way that a model, a tool or an MCP server can.
+//! A server that misbehaves in many ways as a model, a tool, an MCP server or a remote agent.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -16,16 +16,16 @@ use tokio::net::TcpListener;
 
 use super::schemas::doubling;
 
-/// The server, as long as it is held.
+/// The running server; dropping it stops it.
 pub(crate) struct Wild {
-    /// Where it is.
+    /// The address of the server.
     pub(crate) base: String,
     asked: Arc<Mutex<Vec<String>>>,
     shutdown: Shutdown,
 }
 
 impl Wild {
-    /// Starts one.
+    /// Starts a server.
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
@@ -38,7 +38,7 @@ impl Wild {
         Self { base, asked, shutdown }
     }
 
-    /// How often something was asked below this path.
+    /// Returns the number of requests below this path.
     pub(crate) fn asked(&self, path: &str) -> usize {
         self.asked
             .lock()
@@ -48,7 +48,7 @@ impl Wild {
             .count()
     }
 
-    /// The configuration of a provider and an agent for each way in which a model can misbehave.
+    /// Returns the configuration of a provider and an agent for each kind of misbehaving model.
     pub(crate) fn models(&self, ways: &[&str]) -> String {
         let one = |way: &&str| {
             format!(
@@ -75,7 +75,7 @@ fn chunk(delta: Value) -> String {
     )
 }
 
-/// The same piece again and again, after a first one.
+/// Returns an endless response: a first piece, and then the same piece again and again.
 fn endless(kind: &'static str, first: String, piece: String) -> Response {
     let piece = Bytes::from(piece);
     let pieces = stream::repeat_with(move || Ok::<_, Infallible>(piece.clone()));
@@ -83,7 +83,7 @@ fn endless(kind: &'static str, first: String, piece: String) -> Response {
     ([("content-type", kind)], Body::from_stream(body)).into_response()
 }
 
-/// A first piece, and then nothing for ever.
+/// Returns a response that stops after its first piece without ending.
 fn stuck(first: String) -> Response {
     let body = stream::iter([Ok::<_, Infallible>(Bytes::from(first))]).chain(stream::pending());
     ([("content-type", "text/event-stream")], Body::from_stream(body)).into_response()
@@ -136,7 +136,7 @@ async fn serve(State((base, asked)): State<(String, Arc<Mutex<Vec<String>>>)>, u
     }
 }
 
-/// Signs of life without end, one every few milliseconds, and nothing else.
+/// Returns an endless stream of SSE comments, one every few milliseconds.
 fn endless_signs() -> Response {
     let signs = stream::unfold(
         tokio::time::interval(Duration::from_millis(20)),
@@ -148,13 +148,14 @@ fn endless_signs() -> Response {
     ([("content-type", "text/event-stream")], Body::from_stream(signs)).into_response()
 }
 
-/// Whether a tool of an MCP server is called.
+/// Returns whether the request is a `tools/call`.
 fn is_call(body: &[u8]) -> bool {
     let request: Value = serde_json::from_slice(body).unwrap_or_default();
     request["method"] == "tools/call"
 }
 
-/// A server whose runs stream signs of life without end. `is_begun` tells that something is to be made.
+/// Returns the response of a remote server whose runs stream comments without end. `is_begun` says that the request
+/// creates something.
 fn endless_run(path: &str, is_begun: bool) -> Response {
     let id = "6f0b9c3e-2b16-4c1f-a7a5-8d1c7d0e54a2";
     let run = json!({"run_id": id, "thread_id": id, "status": "running", "metadata": {}});
@@ -172,7 +173,7 @@ fn endless_run(path: &str, is_begun: bool) -> Response {
     }
 }
 
-/// An MCP server with one good tool and one whose schema is a trap.
+/// Returns the response of an MCP server with one valid tool and one with a malicious schema.
 fn mcp(body: &[u8]) -> Response {
     let request: Value = serde_json::from_slice(body).unwrap_or_default();
     let result = match request["method"].as_str().unwrap_or_default() {

@@ -1,4 +1,4 @@
-//! Names, keys and what is said when one is missing.
+//! Tests of model names and keys, and of the errors when one is missing.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn built_in_providers_take_their_keys_from_the_environment() {
 }
 
 #[test]
-fn unknown_providers_are_told_the_known_ones() {
+fn the_error_for_an_unknown_provider_lists_the_known_ones() {
     let providers = Providers::new(BTreeMap::new(), |_| None);
     let unknown = message(providers.model("opnai:gpt-5"));
     assert!(
@@ -72,7 +72,7 @@ fn keys_come_from_files_and_never_show() {
     let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "sk-env".to_owned());
     let providers = Providers::new(configs.into(), variable);
     assert!(providers.model("file:m").is_ok() && providers.model("inline:m").is_ok());
-    assert!(providers.model("openai:m").is_ok(), "the usual variable stands in");
+    assert!(providers.model("openai:m").is_ok(), "the usual variable is used");
     assert!(message(providers.model("gone:m")).contains("`gone`"));
     assert!(message(providers.model("none:m")).contains("`api_key`"));
     let shown = format!("{providers:?}");

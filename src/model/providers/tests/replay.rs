@@ -1,4 +1,4 @@
-//! What goes back to the provider in the next turn.
+//! Tests of the messages that are sent back to the provider in the next turn.
 
 use super::*;
 
@@ -15,7 +15,7 @@ const THINKING: [&str; 10] = [
     "event: message_stop\ndata: {\"type\":\"message_stop\"}",
 ];
 
-/// A message as a store gives it back.
+/// Returns a message after a round trip through its stored form.
 fn stored(message: &Message) -> Message {
     serde_json::from_str(&serde_json::to_string(message).unwrap()).unwrap()
 }
@@ -102,7 +102,7 @@ async fn turns_are_rebuilt_from_their_fields() {
     let _ = ask(&model, request(history())).await;
     let sent = server.last().body;
     assert_eq!(sent["messages"][3]["tool_call_id"], "call_a", "{sent}");
-    // Without tools of its own the request still declares the one that was called, but forbids to call it.
+    // A request without tools still declares the called tool, but disables calling.
     let mut bare = request(history());
     bare.tools.clear();
     let _ = ask(&model, bare).await;

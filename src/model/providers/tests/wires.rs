@@ -1,4 +1,4 @@
-//! The same things on every wire: text, parallel calls, unreadable arguments, and every way to fail.
+//! Tests of every wire format: text, parallel calls, invalid arguments and failures.
 
 use super::*;
 
@@ -35,7 +35,7 @@ const GOOGLE: [&str; 3] = [
     r#"data: {"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"name":"look","args":{"q":"a"}}},{"functionCall":{"name":"look","args":{"q":"b"}}}]},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":9,"candidatesTokenCount":4,"totalTokenCount":13,"cachedContentTokenCount":5},"modelVersion":"m-1"}"#,
 ];
 
-/// The beginning of a good answer on the wire, two pieces of text long.
+/// Returns the beginning of a valid answer: two pieces of text.
 fn beginning(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Anthropic => &ANTHROPIC[..4],
@@ -164,7 +164,7 @@ async fn limits_say_how_long_to_wait_and_do_not_repeat_the_key() {
 }
 
 #[tokio::test]
-async fn statuses_are_told_apart() {
+async fn statuses_have_their_own_errors() {
     for kind in WIRES {
         let reply = |status, text: &str| Reply::error(status, &[], json!({"error": {"message": text}}));
         let long = reply(400, "This model's maximum context length is 8 tokens");
@@ -239,7 +239,7 @@ async fn an_error_inside_the_stream_is_no_answer() {
 }
 
 #[tokio::test]
-async fn nobody_listening_is_unavailable() {
+async fn a_refused_connection_is_unavailable() {
     let config = ProviderConfig {
         kind: Kind::OpenAi,
         base_url: Some("http://127.0.0.1:9".to_owned()),
@@ -276,8 +276,8 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
     assert_eq!(answer.invalid_tool_calls().len(), 1);
 }
 
-/// What a request says as the user, message by message, each with its blocks.
-fn said_by_the_user(kind: Kind, body: &Value) -> Vec<Vec<String>> {
+/// Returns the user messages of a request, each with its blocks.
+fn user_messages(kind: Kind, body: &Value) -> Vec<Vec<String>> {
     let (messages, blocks) = match kind {
         Kind::GoogleGenAi => (&body["contents"], "parts"),
         _ => (&body["messages"], "content"),
@@ -301,15 +301,15 @@ fn said_by_the_user(kind: Kind, body: &Value) -> Vec<Vec<String>> {
 async fn messages_of_the_user_that_follow_one_another_stay_apart_where_the_protocol_takes_them() {
     for kind in WIRES {
         let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
-        let said = ["one", "two", "three"].map(Message::human);
-        let _ = ask(&model, request(said.to_vec())).await;
+        let messages = ["one", "two", "three"].map(Message::human);
+        let _ = ask(&model, request(messages.to_vec())).await;
         let body = server.last().body;
-        let said = said_by_the_user(kind, &body);
+        let sent = user_messages(kind, &body);
         let expected = match kind {
             Kind::OpenAi | Kind::Ollama => vec![vec!["one"], vec!["two"], vec!["three"]],
             _ => vec![vec!["one", "two", "three"]],
         };
-        assert_eq!(said, expected, "{kind}: {body}");
+        assert_eq!(sent, expected, "{kind}: {body}");
         assert!(!body.to_string().contains("separator"), "{kind}: {body}");
     }
 }
@@ -324,14 +324,14 @@ async fn a_message_after_a_tools_result_is_one_of_its_own() {
             invalid_tool_calls: vec![],
             usage_metadata: None,
         };
-        let said = vec![
+        let messages = vec![
             Message::human("one"),
             Message::new(role, ""),
             Message::tool(&call, ToolStatus::Success, "found"),
             Message::human("two"),
             Message::human("three"),
         ];
-        let _ = ask(&model, request(said)).await;
+        let _ = ask(&model, request(messages)).await;
         let body = server.last().body;
         let roles: Vec<&str> = body["messages"]
             .as_array()
