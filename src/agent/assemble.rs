@@ -12,7 +12,7 @@ use crate::definition::{
     self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Policy,
     Provenance, SubagentDefinition,
 };
-use crate::domain::background::{self, BackgroundAgent};
+use crate::domain::background;
 use crate::domain::context::ContextSchema;
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
@@ -190,7 +190,7 @@ impl Workshop {
                 .subagents
                 .iter()
                 .filter(|_| delegates)
-                .filter_map(BackgroundAgent::of)
+                .filter_map(SubagentDefinition::as_background_agent)
                 .collect(),
         };
         let model = self.model(&draft.model)?;

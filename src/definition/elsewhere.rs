@@ -4,22 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
-
 use super::check::address_problem;
 use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition, SystemPrompt};
-
-/// What becomes of the work under way when a background task is given a further message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UpdateStrategy {
-    /// It is broken off; what it did is kept.
-    #[default]
-    Interrupt,
-    /// It is finished first.
-    Enqueue,
-}
+use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition, SystemPrompt, check_headers};
+use crate::domain::background::BackgroundAgent;
 
 /// Where a subagent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +40,22 @@ impl SubagentDefinition {
         self.graph_id.is_some() && self.in_background != Some(false)
     }
 
+    /// It as the agent sees it that may hand it work in the background; none if it does not work there.
+    pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
+        let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
+        Some(BackgroundAgent {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            graph_id,
+            url: self.url.clone(),
+            headers: self.headers.clone(),
+            webhook: self.webhook.clone(),
+            update_strategy: self.update_strategy.unwrap_or_default(),
+            notify_parent: self.notify_parent.unwrap_or(true),
+            visibility: self.visibility.unwrap_or_default(),
+        })
+    }
+
     /// What makes no sense about where it is defined; `field` is where it stands.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Finding> {
         let mut findings = match self.location() {
@@ -74,7 +78,7 @@ impl SubagentDefinition {
                 findings.push(Finding::error(field.then("headers"), message));
             }
         }
-        findings.extend(self.headers.check(&field.then("headers")));
+        findings.extend(check_headers(&field.then("headers"), &self.headers));
         let webhook = self.webhook.as_deref().and_then(address_problem);
         findings.extend(webhook.map(|problem| Finding::error(field.then("webhook"), problem)));
         findings

@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition"]),
-    ("peer", &["domain", "definition", "model"]),
-    ("tool", &["domain", "definition", "model"]),
+    ("net", &[]),
+    ("peer", &["domain", "definition", "model", "net"]),
+    ("tool", &["domain", "definition", "model", "net"]),
     ("middleware", &["domain", "definition", "model", "tool"]),
     (
         "agent",

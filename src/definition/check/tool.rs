@@ -2,7 +2,7 @@
 
 use super::{Check, POLICY_TOOLS, Surroundings, address_problem, is_word};
 use crate::definition::finding::{FieldPath, Finding, suggestion};
-use crate::definition::{BUILT_IN, ToolDefinition, ToolKind};
+use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
 /// The longest time-out of a tool, in seconds.
 const LONGEST_TIMEOUT_S: f64 = 86_400.0;
@@ -60,7 +60,7 @@ impl Check<'_> {
         } else {
             self.schema(&top.then("parameters"), &tool.parameters);
         }
-        self.findings.extend(tool.headers.check(&top.then("headers")));
+        self.findings.extend(check_headers(&top.then("headers"), &tool.headers));
     }
 
     fn built_in_tool(&mut self, tool: &ToolDefinition) {

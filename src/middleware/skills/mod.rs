@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
 use crate::definition::mcp::ToolNames;
+use crate::definition::skill::Skill;
 use crate::definition::{Enclosed, SkillSource};
 use crate::domain::call::Answer;
 use crate::domain::field::{FieldRule, Merge, Visibility};
@@ -18,7 +19,6 @@ use crate::domain::graph::Field;
 use crate::domain::machine::Moment;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::path::normalise;
-use crate::domain::skill::Skill;
 use crate::domain::state::{Encoding, PINNED_SKILLS, SKILLS, State, Update};
 use crate::model::ModelRequest;
 use crate::tool::files::{Workspace, reader};

@@ -15,7 +15,7 @@ use super::waiting::Waiting;
 use super::wire::{Signs, Wire, WireError};
 use super::{McpLimits, Spawn};
 use crate::domain::json_limits::read_foreign;
-use crate::domain::sse::Frames;
+use crate::net::sse::Frames;
 
 /// How long it may take to post a message: what is answered comes over the stream.
 const POST_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,0 +1,3 @@
+//! What clients of several protocols need to talk to other servers.
+
+pub mod sse;
