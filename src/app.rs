@@ -13,10 +13,11 @@ use secrecy::SecretString;
 use tokio::net::TcpListener;
 
 use crate::agent::assemble::Workshop;
-use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
+use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbLimits, Engine};
 use crate::definition::check::POLICY_TOOLS;
+use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::background::Looks;
 use crate::domain::item::TextPath;
@@ -30,7 +31,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
-use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
+use crate::model::providers::{Key, ProviderConfig, Providers};
 use crate::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
 use crate::runtime::{
     Ground, IndexParts, Parts, Retention, RunBounds, Runs, Store, StoreSettings, WebhookSettings, Webhooks,
@@ -406,13 +407,7 @@ fn answer_limits(answers: &config::Answers) -> AnswerLimits {
 }
 
 fn provider(section: &ProviderSection) -> ProviderConfig {
-    let kind = match section.kind {
-        Some(ProviderKind::OpenAi) | None => Kind::OpenAi,
-        Some(ProviderKind::Anthropic) => Kind::Anthropic,
-        Some(ProviderKind::GoogleGenAi) => Kind::GoogleGenAi,
-        Some(ProviderKind::Ollama) => Kind::Ollama,
-        Some(ProviderKind::Scripted) => Kind::Scripted,
-    };
+    let kind = section.kind.unwrap_or(ProviderKind::OpenAi);
     let api_key = match section.key() {
         KeySource::Inline(key) => Key::Inline(key),
         KeySource::Variable { name, value } => Key::Env { name, value },

@@ -43,8 +43,8 @@ pub use mcp::inherited;
 pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
-    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server,
-    Storage, SweepStrategy, TimeToLive,
+    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderSection, Runtime, Server, Storage,
+    SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;

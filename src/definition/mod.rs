@@ -51,6 +51,7 @@ mod policy;
 mod profile;
 mod program;
 mod prompt;
+pub mod provider;
 mod read;
 mod record;
 pub mod skill;

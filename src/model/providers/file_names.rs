@@ -5,7 +5,7 @@ use rig_core::message::{Document, DocumentMediaType, DocumentSourceKind, Message
 use rig_core::wire::Body;
 use serde_json::Value;
 
-use super::Kind;
+use super::Protocol;
 
 /// Where the name of a document stands among what the library passes on; for Anthropic it is the document's title.
 pub(super) const TITLE: &str = "title";
@@ -16,8 +16,8 @@ pub(super) struct FileNames(Vec<Option<String>>);
 
 impl FileNames {
     /// Those of a request to a provider of this kind, unless they reach it anyway.
-    pub(super) fn of(request: &CompletionRequest, kind: Kind) -> Self {
-        if kind != Kind::OpenAi {
+    pub(super) fn of(request: &CompletionRequest, kind: Protocol) -> Self {
+        if kind != Protocol::OpenAi {
             return Self::default();
         }
         let users = request.chat_history.iter().filter_map(|said| {

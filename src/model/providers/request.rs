@@ -10,7 +10,7 @@ use rig_core::message::{
 use serde_json::{Map, Value, json};
 
 use super::separators::Separator;
-use super::{Kind, content, native};
+use super::{Protocol, content, native};
 use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
@@ -19,7 +19,7 @@ use crate::model::{ModelError, ModelRequest, ToolChoice};
 /// another.
 pub(super) fn build(
     request: &ModelRequest,
-    kind: Kind,
+    kind: Protocol,
     separator: Option<&Separator>,
 ) -> Result<CompletionRequest, ModelError> {
     let mut history = History {
@@ -30,8 +30,8 @@ pub(super) fn build(
     };
     let whole = request.system.text();
     let parts = match kind {
-        Kind::Anthropic => request.system.parts(),
-        Kind::OpenAi | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => vec![whole.as_str()],
+        Protocol::Anthropic => request.system.parts(),
+        Protocol::OpenAi | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => vec![whole.as_str()],
     };
     history
         .said
@@ -53,9 +53,9 @@ pub(super) fn build(
     if let Some(format) = &request.answer_format {
         match kind {
             // The library would ask for the form only once a tool has been called.
-            Kind::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
+            Protocol::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
             // A schema that is none was refused when the definition was read.
-            Kind::Anthropic | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => {
+            Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => {
                 built.output_schema = serde_json::from_value(format.schema.clone()).ok();
             }
         }
@@ -144,7 +144,7 @@ fn name(name: &str) -> Result<ToolName, ModelError> {
 
 /// The conversation so far, and the calls in it by the id our messages know them by.
 struct History<'a> {
-    kind: Kind,
+    kind: Protocol,
     separator: Option<&'a Separator>,
     said: Vec<Said>,
     calls: HashMap<String, (CallId, ToolName)>,
@@ -216,7 +216,7 @@ impl History<'_> {
     /// The library's form of a call id. Google gives none, so there ids the library made up are told apart by their
     /// form and not sent.
     fn id(&self, id: &str) -> CallId {
-        if self.kind == Kind::GoogleGenAi
+        if self.kind == Protocol::GoogleGenAi
             && let Ok(local) = serde_json::from_value::<LocalCallId>(Value::from(id))
         {
             return CallId::Local(local);

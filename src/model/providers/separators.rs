@@ -10,7 +10,7 @@ use rig_core::wire::Body;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::Kind;
+use super::Protocol;
 use crate::domain::message::{Message, Role};
 
 /// The text of the messages that keep others apart in one request.
@@ -23,11 +23,11 @@ impl Separator {
         clippy::disallowed_methods,
         reason = "a client that knew the text could have its own messages left out"
     )]
-    pub(super) fn mint(kind: Kind, messages: &[Arc<Message>]) -> Option<Self> {
+    pub(super) fn mint(kind: Protocol, messages: &[Arc<Message>]) -> Option<Self> {
         let takes_them = match kind {
-            Kind::OpenAi | Kind::Ollama => true,
+            Protocol::OpenAi | Protocol::Ollama => true,
             // Anthropic joins them itself, Google wants the speakers to take turns.
-            Kind::Anthropic | Kind::GoogleGenAi | Kind::Scripted => false,
+            Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => false,
         };
         let is_human = |message: &Message| matches!(message.role, Role::Human);
         let has_neighbours = messages

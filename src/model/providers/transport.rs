@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use super::file_names::FileNames;
 use super::separators::Separator;
-use super::{Kind, markers};
+use super::{Protocol, markers};
 use crate::definition::PromptBlock;
 
 /// The ids of an answer's calls in the order in which they began.
@@ -47,7 +47,7 @@ impl CallIds {
 #[derive(Clone)]
 pub(super) struct Watched {
     pub(super) http: DynHttpClient,
-    pub(super) kind: Kind,
+    pub(super) kind: Protocol,
     pub(super) ids: CallIds,
     /// The names of the files in the request.
     pub(super) file_names: FileNames,
@@ -62,10 +62,10 @@ where
     W: Wire<Payload = Encoded, Frame = WireFrame>,
 {
     fn send(&self, mut payload: Encoded, exchange: Exchange) -> Opening<WireFrame> {
-        if self.kind == Kind::GoogleGenAi {
+        if self.kind == Protocol::GoogleGenAi {
             hide_key(&mut payload.request);
         }
-        if self.kind == Kind::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
+        if self.kind == Protocol::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
             markers::keep(&mut payload.request, &self.blocks);
         }
         if let Some(separator) = &self.separator {
@@ -113,9 +113,9 @@ fn hide_key(request: &mut http::Request<Body>) {
 
 /// Notes the ids in a frame. A search for the words that announce a call comes first: nearly all frames have none,
 /// and only those that do are parsed.
-fn note(kind: Kind, frame: &str, ids: &CallIds) {
+fn note(kind: Protocol, frame: &str, ids: &CallIds) {
     match kind {
-        Kind::OpenAi | Kind::Ollama => {
+        Protocol::OpenAi | Protocol::Ollama => {
             let Some(start) = frame.find("\"tool_calls\"") else {
                 return;
             };
@@ -131,7 +131,7 @@ fn note(kind: Kind, frame: &str, ids: &CallIds) {
                 .flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
             calls.flatten().filter_map(|call| call.id).for_each(|id| ids.note(id));
         }
-        Kind::Anthropic => {
+        Protocol::Anthropic => {
             if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
                 return;
             }
@@ -146,7 +146,7 @@ fn note(kind: Kind, frame: &str, ids: &CallIds) {
                 ids.note(id);
             }
         }
-        Kind::GoogleGenAi | Kind::Scripted => {}
+        Protocol::GoogleGenAi | Protocol::Scripted => {}
     }
 }
 
