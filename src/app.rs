@@ -16,7 +16,7 @@ use crate::agent::assemble::Workshop;
 use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbLimits, Engine};
-use crate::definition::check::POLICY_TOOLS;
+use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::background::Looks;
@@ -92,7 +92,7 @@ impl App {
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
         let around = config::surroundings(&config);
-        let tool_names = around.tools.iter().cloned().chain(POLICY_TOOLS.map(str::to_owned));
+        let tool_names = around.tools.iter().cloned().chain(policy_tools().map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
         let client = remote::client().context("could not make a client for tools")?;
         let mut tools = tools(&config, &client)?;

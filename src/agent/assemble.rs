@@ -9,8 +9,8 @@ use super::roster::{Build, BuildFork, Referred, Roster};
 use super::{Agent, Forks, Runnable, Shares};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Policy,
-    Provenance, SubagentDefinition,
+    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Provenance,
+    SubagentDefinition,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
@@ -163,7 +163,7 @@ impl Workshop {
             settings: definition.model_settings.clone(),
             system_prompt: definition.system_prompt.clone(),
             tools: definition.tools.clone(),
-            policies: names(&definition.middleware),
+            policies: definition.middleware.clone(),
             interrupt_on: definition.interrupt_on.clone(),
             response_format: definition.response_format.clone(),
             context_schema: definition.context_schema.clone(),
@@ -269,7 +269,7 @@ impl Workshop {
                 .unwrap_or_else(|| parent.model_settings.clone()),
             system_prompt: subagent.system_prompt.clone(),
             tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
-            policies: names(&subagent.middleware),
+            policies: subagent.middleware.clone(),
             interrupt_on: subagent
                 .interrupt_on
                 .clone()
@@ -363,17 +363,19 @@ impl Workshop {
             });
         }
         stack.extend(draft.knowledge());
-        draft
-            .policies
-            .iter()
-            .filter_map(|name| self.policies.get(name))
-            .for_each(|own| put(&mut stack, own));
+        for listed in &draft.policies {
+            if let Some(own) = self.policies.get(&listed.name) {
+                // What is wrong with settings was refused when the definition was read.
+                let configured = own.configured(&listed.settings).ok().flatten();
+                put(&mut stack, &configured.unwrap_or_else(|| Arc::clone(own)));
+            }
+        }
         // What is listed is innermost, in the order of the list.
         stack.sort_by_key(|policy| {
             draft
                 .policies
                 .iter()
-                .position(|name| name == policy.name())
+                .position(|listed| listed.name == policy.name())
                 .map_or(0, |at| at + 1)
         });
         stack
@@ -529,9 +531,4 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
         task_description: parent.task_description.clone(),
         task_system_prompt: parent.task_system_prompt.clone(),
     }
-}
-
-/// The names of policies, in their order.
-fn names(policies: &[Policy]) -> Vec<String> {
-    policies.iter().map(|policy| policy.name.clone()).collect()
 }

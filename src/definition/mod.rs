@@ -31,6 +31,7 @@ use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
 
 mod answer;
+pub mod builtins;
 pub mod check;
 mod clients;
 pub mod deprecated;
@@ -78,7 +79,7 @@ pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, Pro
 pub use read::{Gaps, Reading, is_echo, read};
 pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
 pub use source::{LabelledSource, Named, SkillSource, source_problem};
-pub use store::{STORE_TOOLS, StoreReach, StoreRule};
+pub use store::{StoreReach, StoreRule};
 
 /// An agent, as its owner describes it. Its key is the `graph_id`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

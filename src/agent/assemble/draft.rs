@@ -9,7 +9,8 @@ use super::{Delegating, Shares};
 use crate::definition::enclosed::seen;
 use crate::definition::mcp::McpOwner;
 use crate::definition::{
-    self, ApprovalRule, Enclosed, Permission, SkillSource, StoreRule, SubagentDefinition, SystemPrompt, UntilTool,
+    self, ApprovalRule, Enclosed, Permission, Policy, SkillSource, StoreRule, SubagentDefinition, SystemPrompt,
+    UntilTool,
 };
 use crate::domain::background::BackgroundAgent;
 use crate::domain::field::FieldDefinition;
@@ -29,7 +30,7 @@ pub(super) struct Draft {
     pub(super) settings: Map<String, Value>,
     pub(super) system_prompt: SystemPrompt,
     pub(super) tools: Vec<String>,
-    pub(super) policies: Vec<String>,
+    pub(super) policies: Vec<Policy>,
     pub(super) interrupt_on: BTreeMap<String, ApprovalRule>,
     pub(super) response_format: Option<Value>,
     pub(super) context_schema: Option<Value>,
@@ -66,8 +67,8 @@ pub(super) struct Draft {
 impl Draft {
     /// What a fork of this agent is to be: the same but for what its description says of it.
     pub(super) fn forked(&self, fork: &SubagentDefinition) -> Self {
-        let own = fork.middleware.iter().map(|policy| policy.name.clone());
-        let own = own.filter(|name| !self.policies.contains(name));
+        let is_there = |name: &str| self.policies.iter().any(|policy| policy.name == name);
+        let own = fork.middleware.iter().filter(|policy| !is_there(&policy.name)).cloned();
         Self {
             name: fork.name.clone(),
             model: fork.model.clone().unwrap_or_else(|| self.model.clone()),

@@ -1,6 +1,7 @@
 //! What makes no sense in the definition of a tool.
 
-use super::{Check, POLICY_TOOLS, Surroundings, address_problem, is_word};
+use super::{Check, Surroundings, address_problem, is_word};
+use crate::definition::builtins::is_policy_tool;
 use crate::definition::finding::{FieldPath, Finding, suggestion};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
@@ -35,9 +36,7 @@ pub fn tool_name_problem(name: &str) -> Option<String> {
             "the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"
         ));
     }
-    POLICY_TOOLS
-        .contains(&name)
-        .then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
+    is_policy_tool(name).then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
 }
 
 impl Check<'_> {

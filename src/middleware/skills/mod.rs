@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use crate::definition::builtins;
 use crate::definition::mcp::ToolNames;
 use crate::definition::skill::Skill;
 use crate::definition::{Enclosed, SkillSource};
@@ -164,7 +165,7 @@ fn is_pinned(message: &Message, skill: &str) -> bool {
 #[async_trait]
 impl Middleware for Skills {
     fn name(&self) -> &str {
-        "SkillsMiddleware"
+        builtins::SKILLS
     }
 
     fn moments(&self) -> &[Moment] {
