@@ -23,6 +23,9 @@ pub enum ProviderKind {
     /// A local Ollama daemon.
     #[serde(rename = "ollama")]
     Ollama,
+    /// OpenRouter, which passes questions on to models of many providers.
+    #[serde(rename = "openrouter")]
+    OpenRouter,
     /// No network: plays scripts.
     #[serde(rename = "scripted")]
     Scripted,
@@ -70,7 +73,7 @@ pub struct ProviderTraits {
 }
 
 /// Every kind, in the order in which they are listed to people.
-pub const PROVIDERS: [ProviderTraits; 5] = [
+pub const PROVIDERS: [ProviderTraits; 6] = [
     ProviderTraits {
         kind: ProviderKind::OpenAi,
         word: "openai",
@@ -112,6 +115,17 @@ pub const PROVIDERS: [ProviderTraits; 5] = [
         key_variables: &["OLLAMA_API_KEY"],
         address_variables: &["OLLAMA_API_BASE_URL"],
         needs_key: false,
+        has_embeddings: true,
+        is_built_in: true,
+    },
+    ProviderTraits {
+        kind: ProviderKind::OpenRouter,
+        word: "openrouter",
+        protocol: Protocol::OpenAi,
+        address: Some("https://openrouter.ai/api/v1"),
+        key_variables: &["OPENROUTER_API_KEY"],
+        address_variables: &[],
+        needs_key: true,
         has_embeddings: true,
         is_built_in: true,
     },

@@ -41,6 +41,22 @@ fn built_in_providers_take_their_keys_from_the_environment() {
 }
 
 #[test]
+fn a_provider_that_speaks_the_protocol_of_another_has_its_own_address_and_key() {
+    let variable = |name: &str| (name == "OPENROUTER_API_KEY").then(|| "sk".to_owned());
+    let providers = Providers::new(BTreeMap::new(), variable);
+    assert!(providers.model("openrouter:lab/small").is_ok());
+    assert!(message(providers.model("openai:gpt-5")).contains("OPENAI_API_KEY"));
+    let config = &providers.configs["openrouter"];
+    assert_eq!(config.address(), Some("https://openrouter.ai/api/v1"));
+    assert_eq!(providers.configs["openai"].address(), None);
+    let elsewhere = ProviderConfig {
+        base_url: Some("http://127.0.0.1:1/v1".to_owned()),
+        ..config.clone()
+    };
+    assert_eq!(elsewhere.address(), Some("http://127.0.0.1:1/v1"));
+}
+
+#[test]
 fn unknown_providers_are_told_the_known_ones() {
     let providers = Providers::new(BTreeMap::new(), |_| None);
     let unknown = message(providers.model("opnai:gpt-5"));
