@@ -13,10 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{
-    AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, deprecated, is_echo, read,
-};
+use crate::definition::{AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, is_echo, read};
 
 mod answers;
 mod arguments;

@@ -78,7 +78,7 @@ const PLAIN: Builtin = Builtin {
 };
 
 /// All of them. Those that can be listed are told to people in this order.
-pub const BUILTINS: [Builtin; 15] = [
+pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::answer;
 use super::builtins::{Builtin, STORE, SUBAGENTS, TODOS, is_policy_tool, is_standard_field};
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
 use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, UnknownSubagent};

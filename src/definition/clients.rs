@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::builtins::{Builtin, SKILLS};
-use super::finding::{FieldPath, Finding};
+use super::diagnostic::{FieldPath, Finding};
 use super::{AgentDefinition, Policy, SubagentDefinition};
 
 /// What definitions may use that clients bring: nothing, unless the configuration says more.

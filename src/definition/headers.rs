@@ -1,7 +1,7 @@
 //! Which headers of requests to other servers a definition may name.
 
 use super::check::is_word;
-use super::finding::Finding;
+use super::diagnostic::Finding;
 use crate::domain::field_path::FieldPath;
 use crate::domain::headers::Headers;
 

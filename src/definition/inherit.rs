@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::builtins::{APPROVAL, MEMORY, SKILLS, STORE, TODOS};
 use super::check::Surroundings;
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::policy::name_problem;
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 

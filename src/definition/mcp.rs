@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::check::{address_problem, is_word};
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, check_headers};
 
 /// The longest name of a tool that every provider takes.

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL};
 use super::check::Surroundings;
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, Named, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool, read,
     source,

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::builtins::UNTIL;
 use super::check::{Surroundings, is_known_tool};
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::model_settings::check_settings;
 use super::policy::{self, name_problem};
 use super::{AgentDefinition, Location, Mode, Policy, SubagentDefinition};

@@ -37,7 +37,7 @@ impl AgentDefinition {
 
     /// Reads a definition that was stored, maybe by an earlier release: what is not understood any more is told and left
     /// out.
-    pub fn from_stored(mut stored: Value) -> Reading<Self> {
+    pub fn from_stored(mut stored: Value) -> Parsed<Self> {
         let enclosed = stored
             .as_object_mut()
             .and_then(|fields| fields.shift_remove("enclosed"));

@@ -7,7 +7,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::builtins::{Builtin, STORE};
-use super::finding::{FieldPath, Finding};
+use super::diagnostic::{FieldPath, Finding};
 use crate::domain::item::template::NamespaceTemplate;
 
 /// Whether an agent has tools for the Store, and what these reach.

@@ -4,10 +4,34 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::{Map, Value};
+
 use super::check::address_problem;
-use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition, SystemPrompt, check_headers};
+use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::{AgentDefinition, GENERAL_PURPOSE, Mode, SubagentDefinition, check_headers};
 use crate::domain::background::BackgroundAgent;
+
+/// The fields of a subagent that say something else than how an agent is made: who it is, where it is defined, how it is
+/// called, and what one delegation may use.
+const NOT_MAKING: [&str; 17] = [
+    "name",
+    "description",
+    "runnable",
+    "initial_messages",
+    "recursion_limit",
+    "mode",
+    "limits",
+    "use_instructions",
+    "visibility",
+    "display_text",
+    "graph_id",
+    "url",
+    "headers",
+    "async",
+    "webhook",
+    "update_strategy",
+    "notify_parent",
+];
 
 /// Where a subagent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,32 +135,18 @@ impl SubagentDefinition {
         )
     }
 
-    /// The fields that say how an agent is made, and whether they are given.
-    pub(super) fn making(&self) -> [(&'static str, bool); 19] {
-        [
-            ("system_prompt", self.system_prompt != SystemPrompt::default()),
-            ("model", self.model.is_some()),
-            ("tools", self.tools.is_some()),
-            ("interrupt_on", self.interrupt_on.is_some()),
-            ("permissions", self.permissions.is_some()),
-            ("response_format", self.response_format.is_some()),
-            ("todos", self.todos),
-            ("skills", !self.skills.is_empty()),
-            ("skill_tools", !self.skill_tools.is_empty()),
-            ("mcp_servers", !self.mcp_servers.is_empty()),
-            ("memory", !self.memory.is_empty()),
-            ("excluded_tools", !self.excluded_tools.is_empty()),
-            (
-                "tool_description_overrides",
-                !self.tool_description_overrides.is_empty(),
-            ),
-            ("store", self.store.is_some()),
-            ("until_tool", self.until_tool.is_some()),
-            ("model_settings", self.model_settings.is_some()),
-            ("middleware", !self.middleware.is_empty()),
-            ("inherit", self.inherit != Inherit::default()),
-            ("block_middleware", !self.block_middleware.is_empty()),
-        ]
+    /// The fields that say how an agent is made, as far as they are given. All do but those of [`NOT_MAKING`].
+    pub(super) fn making(&self) -> Vec<String> {
+        let written = |subagent: &Self| match serde_json::to_value(subagent) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) | Err(_) => Map::new(),
+        };
+        let left_out = written(&Self::default());
+        let given = written(self).into_iter();
+        given
+            .filter(|(name, value)| left_out.get(name) != Some(value) && !NOT_MAKING.contains(&name.as_str()))
+            .map(|(name, _)| name)
+            .collect()
     }
 
     /// Those of them that are given although the other agent's own definition says it.
@@ -146,10 +156,11 @@ impl SubagentDefinition {
             ("mode", self.mode != Mode::default()),
             ("initial_messages", !self.initial_messages.is_empty()),
         ];
-        let given = self.making().into_iter().chain(more);
+        let making = self.making();
+        let making = making.iter().map(|name| (name.as_str(), true));
         let mut findings = wrong(
             field,
-            given,
+            making.chain(more),
             "goes without `graph_id` only: that agent is defined elsewhere",
         );
         if graph_id.trim().is_empty() {
