@@ -2,8 +2,11 @@
 
 use super::{Check, Surroundings, address_problem, is_word};
 use crate::definition::builtins::is_policy_tool;
-use crate::definition::finding::{FieldPath, Finding, suggestion};
+use crate::definition::diagnostic::{FieldPath, Finding, suggestion};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
+
+/// How often a call may be made again.
+const MOST_RETRIES: u32 = 10;
 
 /// The longest time-out of a tool, in seconds.
 const LONGEST_TIMEOUT_S: f64 = 86_400.0;
@@ -19,6 +22,11 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
     match tool.kind {
         ToolKind::Http => check.remote_tool(tool),
         ToolKind::Builtin => check.built_in_tool(tool),
+    }
+    if tool.max_retries > MOST_RETRIES {
+        check.error(&top.then("max_retries"), format!("must be at most {MOST_RETRIES}"));
+    } else if tool.max_retries > 0 && tool.kind != ToolKind::Http {
+        check.error(&top.then("max_retries"), "goes with `kind = \"http\"` only");
     }
     if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
         check.error(
