@@ -263,7 +263,29 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
+    use crate::definition::{FileRules, builtins};
+    use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
+    use crate::tool::files::StateFiles;
+
+    #[test]
+    fn policies_bring_along_the_tools_that_the_table_of_definitions_names() {
+        let template = NamespaceTemplate::read(&["a".to_owned()]).expect("a template");
+        let policies: [Arc<dyn Middleware>; 4] = [
+            Arc::new(todos::Todos::new()),
+            Arc::new(store::StoreAccess::new(template, false)),
+            Arc::new(background::BackgroundWork::new(vec![])),
+            Arc::new(files::Files::new(Arc::new(StateFiles), FileRules::default())),
+        ];
+        for policy in policies {
+            let tools = policy.contribution().tools;
+            let brought: Vec<String> = tools.iter().map(|tool| tool.spec().name.clone()).collect();
+            let mut named = builtins::Builtin::tools_of(policy.name()).to_vec();
+            // The name is reserved; there is no such tool.
+            named.retain(|name| *name != "execute");
+            assert_eq!(brought, named, "{}", policy.name());
+        }
+    }
 
     #[test]
     fn open_calls_are_those_without_a_result_as_they_will_run() {
