@@ -13,10 +13,11 @@ use secrecy::SecretString;
 use tokio::net::TcpListener;
 
 use crate::agent::assemble::Workshop;
-use crate::config::{self, Config, KeySource, ProviderKind, ProviderSection, SweepStrategy, TimeToLive};
+use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbLimits, Engine};
-use crate::definition::check::POLICY_TOOLS;
+use crate::definition::builtins::policy_tools;
+use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
 use crate::domain::background::Looks;
 use crate::domain::item::TextPath;
@@ -30,7 +31,7 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
-use crate::model::providers::{Key, Kind, ProviderConfig, Providers};
+use crate::model::providers::{Key, ProviderConfig, Providers};
 use crate::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
 use crate::runtime::{
     Ground, IndexParts, Parts, Retention, RunBounds, Runs, Store, StoreSettings, WebhookSettings, Webhooks,
@@ -91,7 +92,7 @@ impl App {
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
         let around = config::surroundings(&config);
-        let tool_names = around.tools.iter().cloned().chain(POLICY_TOOLS.map(str::to_owned));
+        let tool_names = around.tools.iter().cloned().chain(policy_tools().map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
         let client = remote::client().context("could not create the HTTP client for tools")?;
         let mut tools = tools(&config, &client)?;
@@ -407,13 +408,7 @@ fn answer_limits(answers: &config::Answers) -> AnswerLimits {
 }
 
 fn provider(section: &ProviderSection) -> ProviderConfig {
-    let kind = match section.kind {
-        Some(ProviderKind::OpenAi) | None => Kind::OpenAi,
-        Some(ProviderKind::Anthropic) => Kind::Anthropic,
-        Some(ProviderKind::GoogleGenAi) => Kind::GoogleGenAi,
-        Some(ProviderKind::Ollama) => Kind::Ollama,
-        Some(ProviderKind::Scripted) => Kind::Scripted,
-    };
+    let kind = section.kind.unwrap_or(ProviderKind::OpenAi);
     let api_key = match section.key() {
         KeySource::Inline(key) => Key::Inline(key),
         KeySource::Variable { name, value } => Key::Env { name, value },

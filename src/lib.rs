@@ -18,6 +18,7 @@
 //! |---|---|---|
 //! | [`domain`] | the nouns; pure | itself |
 //! | [`model`] | language models and their providers | `domain` |
+//! | [`net`] | pieces of protocols that clients of other servers share | nothing |
 //! | [`peer`] | other servers, and agents that work there | `domain`, `model` |
 //! | [`tool`] | things a model can call | `domain`, `model` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `model`, `tool` |

@@ -8,6 +8,7 @@ use std::time::Duration;
 use adjutant::agent::assemble::Workshop;
 use adjutant::db::Db;
 use adjutant::definition::check::Surroundings;
+use adjutant::definition::provider::ProviderKind;
 use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
 use adjutant::domain::background::Looks;
 use adjutant::domain::id::ThreadId;
@@ -17,7 +18,7 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::pieces::PieceLimits;
-use adjutant::model::providers::{Key, Kind, ProviderConfig, Providers};
+use adjutant::model::providers::{Key, ProviderConfig, Providers};
 use adjutant::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
 use adjutant::runtime::{
     AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, RunBounds, Runs, Store, StoreSettings, Target,
@@ -95,7 +96,7 @@ impl Lab {
             .expect("the database opens");
         let events = Events::new(db.clone(), shutdown.soft().clone());
         let scripted = ProviderConfig {
-            kind: Kind::Scripted,
+            kind: ProviderKind::Scripted,
             base_url: None,
             api_key: Key::None,
         };

@@ -9,10 +9,10 @@ use super::roster::{Build, BuildFork, Referred, Roster};
 use super::{Agent, Forks, Runnable, Shares};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Policy,
-    Provenance, SubagentDefinition,
+    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Provenance,
+    STEP_LIMIT, SubagentDefinition,
 };
-use crate::domain::background::{self, BackgroundAgent};
+use crate::domain::background;
 use crate::domain::context::ContextSchema;
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
@@ -48,9 +48,6 @@ mod unusable;
 use draft::Draft;
 pub use known::{Agents, Known};
 use unusable::Unusable;
-
-/// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
-const STEP_LIMIT: u32 = 9_999;
 
 /// How deep delegations nest when nobody says otherwise: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
@@ -157,43 +154,20 @@ impl Workshop {
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
         let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
-            name: definition.name.clone().unwrap_or_else(|| graph_id.clone()),
+            spec: definition.spec(graph_id),
             servers: McpOwner::Agent(graph_id.clone()),
-            model: definition.model.clone(),
-            settings: definition.model_settings.clone(),
-            system_prompt: definition.system_prompt.clone(),
-            tools: definition.tools.clone(),
-            policies: names(&definition.middleware),
-            interrupt_on: definition.interrupt_on.clone(),
-            response_format: definition.response_format.clone(),
-            context_schema: definition.context_schema.clone(),
-            state: definition.state.clone(),
-            todos: definition.todos,
-            files: definition.files,
-            store: definition.store.clone(),
-            skills: definition.skills.clone(),
-            skill_tools: definition.skill_tools.clone(),
-            memory: definition.memory.clone(),
-            excluded: definition.excluded_tools.clone(),
-            described: definition.tool_description_overrides.clone(),
             shares: Shares::default(),
-            permissions: definition.permissions.clone(),
-            enclosed: Arc::clone(&definition.enclosed),
-            step_limit: definition.recursion_limit.unwrap_or(STEP_LIMIT),
-            limits: definition.limits.clone().unwrap_or_default(),
-            until: None,
             ordered_prompt: false,
             delegations,
             addendum: None,
-            display_text: None,
             background: definition
                 .subagents
                 .iter()
                 .filter(|_| delegates)
-                .filter_map(BackgroundAgent::of)
+                .filter_map(SubagentDefinition::as_background_agent)
                 .collect(),
         };
-        let model = self.model(&draft.model)?;
+        let model = self.model(&draft.spec.model)?;
         Ok(self.build(draft.in_form(format), model))
     }
 
@@ -260,55 +234,22 @@ impl Workshop {
             return self.program(parent, subagent, name);
         }
         let draft = Draft {
-            name: subagent.name.clone(),
+            spec: subagent.spec(parent),
             servers: McpOwner::Subagent(source.graph_id.clone(), subagent.name.clone()),
-            model: subagent.model.clone().unwrap_or_else(|| parent.model.clone()),
-            settings: subagent
-                .model_settings
-                .clone()
-                .unwrap_or_else(|| parent.model_settings.clone()),
-            system_prompt: subagent.system_prompt.clone(),
-            tools: subagent.tools.clone().unwrap_or_else(|| parent.tools.clone()),
-            policies: names(&subagent.middleware),
-            interrupt_on: subagent
-                .interrupt_on
-                .clone()
-                .unwrap_or_else(|| parent.interrupt_on.clone()),
-            response_format: subagent.response_format.clone(),
-            // The context of the run passes through as it is.
-            context_schema: None,
-            state: parent.state.clone(),
-            todos: subagent.todos,
-            files: parent.files,
-            store: subagent.store.clone().unwrap_or_else(|| parent.store.clone()),
-            skills: subagent.skills.clone(),
-            skill_tools: subagent.skill_tools.clone(),
-            memory: subagent.memory.clone(),
-            excluded: subagent.excluded_tools.clone(),
-            described: subagent.tool_description_overrides.clone(),
-            permissions: subagent
-                .permissions
-                .clone()
-                .unwrap_or_else(|| parent.permissions.clone()),
             shares: Shares {
                 files: subagent.inherit.files,
                 fields: subagent.inherit.state,
             },
-            enclosed: Arc::clone(&parent.enclosed),
-            step_limit: subagent
-                .recursion_limit
-                .or(parent.recursion_limit)
-                .unwrap_or(STEP_LIMIT),
-            limits: subagent.limits.clone().unwrap_or_default(),
-            until: subagent.until_tool.clone(),
             ordered_prompt: true,
             delegations,
             addendum: None,
-            display_text: subagent.display_text.clone(),
             // Its work ends with its result: nobody would be left to be told what comes of a task.
             background: vec![],
         };
-        let model = self.providers.model(&draft.model).unwrap_or_else(Unusable::because);
+        let model = self
+            .providers
+            .model(&draft.spec.model)
+            .unwrap_or_else(Unusable::because);
         Agent {
             initial: subagent.beginning(),
             ..self.build(draft, model)
@@ -326,10 +267,10 @@ impl Workshop {
     /// The policies of an agent but for those that have to know its tools. First in the list is outermost.
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
-        if draft.files == definition::Workspace::State {
+        if draft.spec.files == definition::Workspace::State {
             stack.push(Arc::new(Files::new(
                 draft.workspace(),
-                FileRules::new(&draft.permissions),
+                FileRules::new(&draft.spec.permissions),
             )));
         }
         if let Some(delegations) = &draft.delegations {
@@ -339,41 +280,44 @@ impl Workshop {
         if !draft.background.is_empty() {
             stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
         }
-        if draft.todos {
+        if draft.spec.todos {
             stack.push(Arc::new(Todos::new()));
         }
         // A template that is none was refused when the configuration was read.
-        if let Some(reach) = draft.store.reach()
+        if let Some(reach) = draft.spec.store.reach()
             && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
         {
             stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
         }
         if draft.ordered_prompt {
-            stack.push(Arc::new(OrderedPrompt::new(&draft.system_prompt)));
+            stack.push(Arc::new(OrderedPrompt::new(&draft.spec.system_prompt)));
         }
-        if let Some(until) = &draft.until {
+        if let Some(until) = &draft.spec.until_tool {
             stack.push(Arc::new(until::UntilTool::new(
                 until.names().iter().map(|name| mcp::named(name)).collect(),
             )));
         }
-        if let Some(format) = draft.response_format.as_ref().map(AnswerFormat::of) {
+        if let Some(format) = draft.spec.response_format.as_ref().map(AnswerFormat::of) {
             stack.push(match format.strategy {
                 AnswerStrategy::Provider => Arc::new(NativeAnswer::new(&format)),
                 AnswerStrategy::Auto | AnswerStrategy::Tool => Arc::new(StructuredOutput::new(&format)),
             });
         }
         stack.extend(draft.knowledge());
-        draft
-            .policies
-            .iter()
-            .filter_map(|name| self.policies.get(name))
-            .for_each(|own| put(&mut stack, own));
+        for listed in &draft.spec.middleware {
+            if let Some(own) = self.policies.get(&listed.name) {
+                // What is wrong with settings was refused when the definition was read.
+                let configured = own.configured(&listed.settings).ok().flatten();
+                put(&mut stack, &configured.unwrap_or_else(|| Arc::clone(own)));
+            }
+        }
         // What is listed is innermost, in the order of the list.
         stack.sort_by_key(|policy| {
             draft
-                .policies
+                .spec
+                .middleware
                 .iter()
-                .position(|name| name == policy.name())
+                .position(|listed| listed.name == policy.name())
                 .map_or(0, |at| at + 1)
         });
         stack
@@ -401,7 +345,7 @@ impl Workshop {
 
     /// Puts an agent together.
     fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
-        let declared: Vec<&String> = draft.tools.iter().chain(&draft.skill_tools).collect();
+        let declared: Vec<&String> = draft.spec.tools.iter().chain(&draft.spec.skill_tools).collect();
         let own: Vec<Arc<dyn Tool>> = declared
             .iter()
             .filter_map(|name| self.tools.get(*name))
@@ -409,31 +353,32 @@ impl Workshop {
             .collect();
         let mut stack = self.stack(&draft);
         let contributions: Vec<Contribution> = stack.iter().map(|policy| policy.contribution()).collect();
-        let mut system_prompt = draft.system_prompt.clone();
+        let mut system_prompt = draft.spec.system_prompt.clone();
         contributions
             .iter()
             .filter_map(|c| c.prompt.as_deref())
             .for_each(|prompt| system_prompt.add(prompt));
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
-            .hiding(ToolNames::of(&draft.skill_tools))
+            .hiding(ToolNames::of(&draft.spec.skill_tools))
             .with_sources(self.servers.sources(declared.into_iter(), &draft.servers))
-            .excluding(draft.excluded.iter().map(|name| mcp::named(name)))
+            .excluding(draft.spec.excluded_tools.iter().map(|name| mcp::named(name)))
             .describing(
                 draft
-                    .described
+                    .spec
+                    .tool_description_overrides
                     .iter()
                     .map(|(name, text)| (mcp::named(name), text.clone())),
             );
-        let files = FileRules::new(&draft.permissions);
-        if files.may_ask() || draft.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
-            let approval = Approval::new(by_model_name(&draft.interrupt_on), toolbox.clone());
+        let files = FileRules::new(&draft.spec.permissions);
+        if files.may_ask() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+            let approval = Approval::new(by_model_name(&draft.spec.interrupt_on), toolbox.clone());
             stack.push(Arc::new(approval.with_files(files)));
         }
         if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(Addendum(text.clone())));
         }
-        let repeated = RepeatedFailures::new(draft.limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
+        let repeated = RepeatedFailures::new(draft.spec.limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(Counted));
         let forks = self.forks(&draft, &model);
@@ -443,25 +388,25 @@ impl Workshop {
             .iter()
             .map(|spec| (spec.name.clone(), ArgumentCheck::new(spec)))
             .collect();
-        let declared = DeclaredFields::new(&draft.state);
+        let declared = DeclaredFields::new(&draft.spec.state);
         let rules = if draft.background.is_empty() {
             declared.rules()
         } else {
             with_tasks(&declared.rules())
         };
         Agent {
-            name: draft.name,
+            name: draft.spec.name,
             model,
-            settings: draft.settings,
+            settings: draft.spec.model_settings,
             system_prompt,
-            plan: plan(&stack, draft.step_limit, rules),
+            plan: plan(&stack, draft.spec.recursion_limit, rules),
             stack,
             toolbox,
             checks,
             fields,
             declared,
-            context: draft.context_schema.map(ContextSchema::new),
-            limits: draft.limits,
+            context: draft.spec.context_schema.map(ContextSchema::new),
+            limits: draft.spec.limits,
             subagents: draft
                 .delegations
                 .filter(|_| !is_fork)
@@ -469,7 +414,7 @@ impl Workshop {
             forks,
             is_fork,
             shares: draft.shares,
-            display_text: draft.display_text,
+            display_text: draft.spec.display_text,
             initial: vec![],
             runnable: None,
             form: None,
@@ -529,9 +474,4 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
         task_description: parent.task_description.clone(),
         task_system_prompt: parent.task_system_prompt.clone(),
     }
-}
-
-/// The names of policies, in their order.
-fn names(policies: &[Policy]) -> Vec<String> {
-    policies.iter().map(|policy| policy.name.clone()).collect()
 }

@@ -14,22 +14,15 @@ use crate::agent::Runnable;
 use crate::config::{self, Loaded, LogFormat, Problem, Problems, Settings};
 use crate::db::Db;
 use crate::definition::AgentDefinition;
-use crate::definition::check::{is_word, tool_name_problem};
+use crate::definition::builtins::Builtin;
+use crate::definition::check::{RegisteredPolicy, is_word, tool_name_problem};
 use crate::domain::time::{Clock, SystemClock};
 use crate::logging;
-use crate::middleware::Middleware;
+use crate::middleware::{self, Middleware};
 use crate::model::providers::Source;
 use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
 use crate::tool::Tool;
-
-/// The policies that cannot be replaced, since the limits and approvals that they enforce would be lost.
-const IRREPLACEABLE: [&str; 4] = [
-    "HumanInTheLoopMiddleware",
-    "LimitsMiddleware",
-    "RepeatedFailuresMiddleware",
-    "SubAgentMiddleware",
-];
 
 /// The file name used in errors about registrations.
 const PROGRAM_SOURCE: &str = "the program";
@@ -102,17 +95,18 @@ impl Builder {
     #[must_use]
     pub fn middleware(mut self, policy: impl Middleware + 'static) -> Self {
         let name = policy.name().to_owned();
-        if IRREPLACEABLE.contains(&name.as_str()) {
+        if Builtin::find(&name).is_some_and(|builtin| !builtin.is_replaceable) {
             self.mistakes
                 .push(mistake(format!("the policy `{name}` of the server cannot be replaced")));
         }
         self.check_word("policy", &name);
-        self.settings.embedded.names.middleware.insert(name.clone());
+        let policy: Arc<dyn Middleware> = Arc::new(policy);
+        self.name_policy(&name, &policy);
         add(
             &mut self.registered.policies,
             "policy",
             name,
-            Arc::new(policy),
+            policy,
             &mut self.mistakes,
         );
         self
@@ -194,6 +188,31 @@ impl Builder {
         }
     }
 
+    /// Lets definitions list this policy.
+    fn name_policy(&mut self, name: &str, policy: &Arc<dyn Middleware>) {
+        let policy = Arc::clone(policy);
+        let registered = RegisteredPolicy::new(move |settings| match policy.configured(settings) {
+            Ok(configured) => configured.map(|_| vec![]),
+            Err(findings) => Some(findings),
+        });
+        self.settings
+            .embedded
+            .names
+            .middleware
+            .insert(name.to_owned(), registered);
+    }
+
+    /// Registers the policies of the server that are there where they are listed, unless the program has one of the name.
+    fn add_listed_policies(&mut self) {
+        for policy in middleware::listed() {
+            let name = policy.name().to_owned();
+            if !self.registered.policies.contains_key(&name) {
+                self.name_policy(&name, &policy);
+                self.registered.policies.insert(name, policy);
+            }
+        }
+    }
+
     fn check_word(&mut self, what: &str, name: &str) {
         if !is_word(name, 64, ".") {
             let message = format!("the {what} name `{name}` must be 1 to 64 letters, digits, `_`, `-` or `.`");
@@ -205,7 +224,8 @@ impl Builder {
     ///
     /// # Errors
     /// Returns all errors in the configuration and in the registrations.
-    pub fn load(self) -> Result<Prepared, Problems> {
+    pub fn load(mut self) -> Result<Prepared, Problems> {
+        self.add_listed_policies();
         let loaded = config::load(&self.settings);
         let clock = self.clock.unwrap_or_else(|| Arc::new(SystemClock));
         match loaded {

@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use secrecy::ExposeSecret;
 
-use super::{Config, ProviderKind, ProviderSection, Server, TimeToLive};
+use super::{Config, ProviderSection, Server, TimeToLive};
 use crate::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
+use crate::definition::provider::PROVIDERS;
 use crate::definition::{FieldPath, Finding, Segment};
 
 /// The longest time that can be set, in seconds: a day.
@@ -93,11 +94,8 @@ fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
     around.providers.extend(config.providers.keys().cloned());
     around.agents = config.agents.keys().cloned().collect();
     around.mcp_servers = config.mcp_servers.keys().cloned().collect();
-    // Scripts are played where the configuration says so, since whoever runs one says what its model says.
-    let usual = ProviderKind::ALL
-        .into_iter()
-        .filter(|kind| *kind != ProviderKind::Scripted);
-    around.providers.extend(usual.map(|kind| kind.word().to_owned()));
+    let built_in = PROVIDERS.iter().filter(|traits| traits.is_built_in);
+    around.providers.extend(built_in.map(|traits| traits.word.to_owned()));
     around.clients = config.agents_api.rules();
     for finding in unread {
         if let [Segment::Key(section), Segment::Key(name), ..] = finding.field.0.as_slice() {
@@ -307,7 +305,8 @@ impl Check {
             self.error(&["providers", name], message);
         }
         if provider.kind.is_none() {
-            let kinds = ProviderKind::ALL.map(ProviderKind::word).join(", ");
+            let kinds: Vec<&str> = PROVIDERS.iter().map(|traits| traits.word).collect();
+            let kinds = kinds.join(", ");
             self.error(&["providers", name, "kind"], format!("must be given: one of {kinds}"));
         }
         if let Some(problem) = provider.base_url.as_deref().and_then(address_problem) {

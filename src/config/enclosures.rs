@@ -12,8 +12,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
 use crate::definition::mcp::ToolNames;
+use crate::definition::skill::{self, Skill};
 use crate::definition::{AgentDefinition, Enclosed, FieldPath, Finding, Named, source_problem};
-use crate::domain::skill::{self, Skill};
 use crate::domain::state::{Encoding, File};
 
 /// How deep the folders of a skill are followed.

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::problem::{Places, Problem};
 use crate::definition::FieldPath;
-use crate::domain::front_matter::{self, FrontMatter};
+use crate::definition::front_matter::{self, FrontMatter};
 
 /// What such a file says.
 #[derive(Debug, Default, PartialEq)]

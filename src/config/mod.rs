@@ -13,10 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{
-    AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, deprecated, is_echo, read,
-};
+use crate::definition::{AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, is_echo, read};
 
 mod answers;
 mod arguments;
@@ -43,8 +42,8 @@ pub use mcp::inherited;
 pub use peers::Peers;
 pub use problem::{Position, Problem, Problems};
 pub use sections::{
-    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderKind, ProviderSection, Runtime, Server,
-    Storage, SweepStrategy, TimeToLive,
+    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderSection, Runtime, Server, Storage,
+    SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;

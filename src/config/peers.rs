@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::sections::seconds;
 use super::webhooks::host_problems;
 use crate::definition::check::address_problem;
-use crate::definition::{FieldPath, Finding, Headers};
+use crate::definition::{FieldPath, Finding, Headers, check_headers};
 
 /// `[peers]`: which other servers may do the work of subagents, and how patiently they are waited for. Servers that
 /// definitions in files name may be anywhere; the rules are for those that clients bring.
@@ -87,7 +87,7 @@ impl Peers {
                 let message = "must be the scheme, host and port of a server, as in `https://agents.example.org`";
                 findings.push(Finding::error(field.clone(), message));
             }
-            findings.extend(headers.check(&field));
+            findings.extend(check_headers(&field, headers));
         }
         findings
     }

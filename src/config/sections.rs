@@ -9,6 +9,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 
 use crate::definition::ClientRules;
+use crate::definition::provider::ProviderKind;
 
 /// `[server]`: how clients reach the server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -388,49 +389,6 @@ pub struct ProviderSection {
     /// The key itself.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub api_key: Option<SecretString>,
-}
-
-/// The protocol a provider speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub enum ProviderKind {
-    /// OpenAI chat completions, also spoken by many gateways and local servers.
-    #[serde(rename = "openai")]
-    OpenAi,
-    /// Anthropic messages.
-    #[serde(rename = "anthropic")]
-    Anthropic,
-    /// Google generateContent.
-    #[serde(rename = "google_genai")]
-    GoogleGenAi,
-    /// A local Ollama daemon.
-    #[serde(rename = "ollama")]
-    Ollama,
-    /// No network: plays scripts.
-    #[serde(rename = "scripted")]
-    Scripted,
-}
-
-impl ProviderKind {
-    /// Every kind. Each but `scripted` is also the name of a provider that needs no section.
-    pub const ALL: [Self; 5] = [
-        Self::OpenAi,
-        Self::Anthropic,
-        Self::GoogleGenAi,
-        Self::Ollama,
-        Self::Scripted,
-    ];
-
-    /// The word for it in configurations and model names.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::OpenAi => "openai",
-            Self::Anthropic => "anthropic",
-            Self::GoogleGenAi => "google_genai",
-            Self::Ollama => "ollama",
-            Self::Scripted => "scripted",
-        }
-    }
 }
 
 /// Where a secret comes from.

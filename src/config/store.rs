@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{Config, ProviderKind};
+use super::Config;
 use crate::definition::check::{Surroundings, check_model};
+use crate::definition::provider::ProviderKind;
 use crate::definition::{FieldPath, Finding};
 use crate::domain::item::texts::MOST_PATHS;
 use crate::domain::item::{self, TextPath};
@@ -117,8 +118,8 @@ fn check_index(index: &IndexSection, config: &Config, around: &Surroundings) -> 
     }
     let provider = index.embed.split(':').next().unwrap_or_default();
     let declared = config.providers.get(provider).and_then(|section| section.kind);
-    let kind = declared.or_else(|| ProviderKind::ALL.into_iter().find(|kind| kind.word() == provider));
-    if kind == Some(ProviderKind::Anthropic) {
+    let kind = declared.or_else(|| ProviderKind::built_in(provider));
+    if kind.is_some_and(|kind| !kind.traits().has_embeddings) {
         error(
             field.then("embed"),
             format!("`{provider}` offers no embeddings; name a model of another provider"),

@@ -136,7 +136,7 @@ adjutant.toml:1:1: error: extra: unknown key; allowed are: server, …
 adjutant.toml:3:1: error: server.listen: must be a text, not a whole number
 adjutant.toml:4:1: error: server.lisen: unknown key; did you mean `listen`? allowed are: listen, …
 adjutant.toml:5:1: error: server.max_body_bytes: must be a whole number from 0 up
-adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, scripted; a section `[providers.laab]` with its `kind` adds one
+adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you mean `lab`? known are: anthropic, google_genai, lab, ollama, openai, openrouter, scripted; a section `[providers.laab]` with its `kind` adds one
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
 adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
@@ -310,7 +310,7 @@ fn a_provider_has_one_kind_and_one_source_of_its_key() {
     assert_eq!(
         complaints("[providers.lab]\napi_key = \"x\"\napi_key_env = \"X\"\n[agents.a]\nmodel = \"lab:x\"\n"),
         "adjutant.toml:1:12: error: providers.lab.kind: must be given: one of openai, anthropic, google_genai, ollama, \
-         scripted\n\
+         openrouter, scripted\n\
          adjutant.toml:1:12: error: providers.lab: only one of `api_key_env`, `api_key_file` and `api_key` may be given"
     );
 }

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::finding::{FieldPath, Finding, Segment};
+use super::diagnostic::{FieldPath, Finding, Segment};
 use super::read;
 use crate::domain::schema::Schema;
 

@@ -4,14 +4,17 @@
 //! and which providers exist, the caller says.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::answer;
-use super::finding::{FieldPath, Finding, suggestion};
+use super::builtins::{Builtin, STORE, SUBAGENTS, TODOS, is_policy_tool, is_standard_field};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
-use super::{AgentDefinition, ApprovalRule, ClientRules, STORE_TOOLS, SubagentDefinition, UnknownSubagent};
+use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, UnknownSubagent};
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::domain::schema::Schema;
@@ -25,63 +28,6 @@ mod toolset;
 
 use skills::Knowledge;
 pub use tool::{check_tool, tool_name_problem};
-
-/// The tools that policies bring along; no declared tool may have their names.
-pub const POLICY_TOOLS: [&str; 20] = [
-    "task",
-    "get_task_instructions",
-    "write_todos",
-    "ls",
-    "read_file",
-    "write_file",
-    "edit_file",
-    "delete",
-    "glob",
-    "grep",
-    "execute",
-    "store_get",
-    "store_search",
-    "store_put",
-    "store_delete",
-    "start_async_task",
-    "check_async_task",
-    "update_async_task",
-    "cancel_async_task",
-    "list_async_tasks",
-];
-
-/// Those of them that work on files.
-const FILE_TOOLS: [&str; 8] = [
-    "ls",
-    "read_file",
-    "write_file",
-    "edit_file",
-    "delete",
-    "glob",
-    "grep",
-    "execute",
-];
-
-/// Those of them that an agent with background subagents has.
-pub const BACKGROUND_TOOLS: [&str; 5] = [
-    "start_async_task",
-    "check_async_task",
-    "update_async_task",
-    "cancel_async_task",
-    "list_async_tasks",
-];
-
-/// The fields that every state has, or policies keep.
-const STANDARD_FIELDS: [&str; 8] = [
-    "messages",
-    "files",
-    "todos",
-    "structured_response",
-    "skills_metadata",
-    "pinned_skills",
-    "async_tasks",
-    "jump_to",
-];
 
 /// The deepest nesting of delegations that may be asked for.
 pub const DEEPEST: u32 = 32;
@@ -101,11 +47,40 @@ pub struct Surroundings {
     /// The programs that subagents can be.
     pub runnables: BTreeSet<String>,
     /// The registered policies.
-    pub middleware: BTreeSet<String>,
+    pub middleware: BTreeMap<String, RegisteredPolicy>,
     /// The agents of this server, besides the one that is looked at.
     pub agents: BTreeSet<String>,
     /// What definitions may use that clients bring.
     pub clients: ClientRules,
+}
+
+/// A policy that was registered under a name, as far as definitions have to know it.
+#[derive(Clone, Default)]
+pub struct RegisteredPolicy {
+    check: Option<Arc<CheckSettings>>,
+}
+
+/// Says what is wrong with settings; none when the policy takes none at all.
+type CheckSettings = dyn Fn(&Map<String, Value>) -> Option<Vec<Finding>> + Send + Sync;
+
+impl RegisteredPolicy {
+    /// One whose settings `check` judges; it returns none when the policy takes none at all.
+    pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Finding>> + Send + Sync + 'static) -> Self {
+        Self {
+            check: Some(Arc::new(check)),
+        }
+    }
+
+    /// What is wrong with these settings; none when the policy takes none at all.
+    pub fn check(&self, settings: &Map<String, Value>) -> Option<Vec<Finding>> {
+        self.check.as_ref().and_then(|check| check(settings))
+    }
+}
+
+impl fmt::Debug for RegisteredPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisteredPolicy").finish_non_exhaustive()
+    }
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
@@ -199,7 +174,7 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
 
 /// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
 pub(super) fn is_known_tool(name: &str, around: &Surroundings) -> bool {
-    POLICY_TOOLS.contains(&name)
+    is_policy_tool(name)
         || around.tools.contains(name)
         || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
 }
@@ -213,6 +188,15 @@ fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
     tools.contains(tool)
         || tools.contains(format!("{all}*").as_str())
         || reference.tool.is_none() && tools.iter().any(|name| name.starts_with(&all))
+}
+
+/// The field that switches a tool of the server on, if it is one for that alone.
+fn switch_of(tool: &str) -> Option<&'static str> {
+    let switched = [TODOS, STORE];
+    let policy = switched
+        .into_iter()
+        .find(|name| Builtin::tools_of(name).contains(&tool))?;
+    Builtin::field(policy)
 }
 
 struct Check<'a> {
@@ -276,14 +260,10 @@ impl Check<'_> {
             let field = field.then(at);
             if !seen.insert(tool) {
                 self.warn(&field, format!("`{tool}` is listed twice"));
-            } else if tool == "write_todos" && !self.around.tools.contains(tool) {
-                self.error(&field, "`write_todos` is not declared but switched on: `todos = true`");
-            } else if STORE_TOOLS.contains(&tool.as_str()) {
-                self.error(
-                    &field,
-                    format!("`{tool}` is not declared but switched on: `store = true`"),
-                );
-            } else if POLICY_TOOLS.contains(&tool.as_str()) {
+            } else if let Some(switch) = switch_of(tool) {
+                let message = format!("`{tool}` is not declared but switched on: `{switch} = true`");
+                self.error(&field, message);
+            } else if is_policy_tool(tool) {
                 self.error(&field, format!("`{tool}` comes with the server and is not listed"));
             } else if let Some(reference) = McpReference::read(tool) {
                 let problem = reference.problem(&self.servers);
@@ -342,7 +322,7 @@ impl Check<'_> {
             let field = section.then(name);
             if !is_word(name, 64, "") {
                 self.error(&field, "must be 1 to 64 letters, digits, `_` or `-`");
-            } else if is_private(name) || STANDARD_FIELDS.contains(&name.as_str()) {
+            } else if is_private(name) || is_standard_field(name) {
                 self.error(
                     &field,
                     format!("the name `{name}` belongs to the server; choose another"),
@@ -374,7 +354,7 @@ impl Check<'_> {
         for (tool, rule) in rules {
             let field = field.then(tool);
             if !is_among(tool, tools) {
-                let known = tools.iter().filter(|name| !POLICY_TOOLS.contains(*name)).copied();
+                let known = tools.iter().filter(|name| !is_policy_tool(name)).copied();
                 let known = suggestion(tool, known, "it has");
                 self.error(&field, format!("the agent has no tool `{tool}`; {known}"));
             }
@@ -513,7 +493,7 @@ impl Check<'_> {
             .map(|name| (field.then("tool_description_overrides").then(name), name));
         let excluded = excluded.iter().enumerate();
         let all = names.chain(excluded.map(|(at, name)| (field.then("excluded_tools").then(at), name)));
-        let is_task = |name: &str| matches!(name, "task" | "get_task_instructions");
+        let is_task = |name: &str| Builtin::tools_of(SUBAGENTS).contains(&name);
         for (place, name) in all.filter(|(_, name)| !is_among(name, tools) && !is_task(name)) {
             let known = suggestion(name, tools.iter().copied(), "it has");
             self.error(&place, format!("the agent has no tool `{name}`; {known}"));

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::finding::{FieldPath, Finding};
-use super::policy::{SKILLS, STOCK};
+use super::builtins::{Builtin, SKILLS};
+use super::diagnostic::{FieldPath, Finding};
 use super::{AgentDefinition, Policy, SubagentDefinition};
 
 /// What definitions may use that clients bring: nothing, unless the configuration says more.
@@ -115,7 +115,7 @@ impl Check<'_> {
     fn policies(&mut self, field: &FieldPath, policies: &[Policy]) {
         for (at, policy) in policies.iter().enumerate() {
             let field = field.then(at);
-            if !STOCK.contains(&policy.name.as_str()) {
+            if !Builtin::is_listed(&policy.name) {
                 self.name(field, &policy.name, "tools");
                 continue;
             }

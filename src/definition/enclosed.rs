@@ -10,10 +10,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::domain::path::below;
+pub use crate::domain::path::{FOLDER, is_enclosed};
 use crate::domain::state::{File, State};
 
-/// Where agents see these files. Nothing else is there, and nobody can write there.
-pub const FOLDER: &str = "/.agent";
 /// The largest such file, in bytes.
 pub const LARGEST_FILE: u64 = 1024 * 1024;
 /// How many bytes all files of a definition may have.
@@ -124,11 +123,6 @@ pub fn seen(named: &str) -> String {
         .collect();
     let folder = if named.starts_with('/') { "" } else { FOLDER };
     format!("{folder}/{}", clean.join("/"))
-}
-
-/// Whether an absolute path lies where agents see these files.
-pub fn is_enclosed(path: &str) -> bool {
-    path == FOLDER || below(path, FOLDER).is_some()
 }
 
 /// Whether a path that a definition names is relative to its folder.

@@ -1,18 +1,9 @@
-//! Headers of requests to other servers.
-
-use std::collections::BTreeMap;
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
+//! Which headers of requests to other servers a definition may name.
 
 use super::check::is_word;
-use super::finding::{FieldPath, Finding};
-
-/// Headers of requests to another server, by name. Their values may be secrets: they are never printed, and clients see
-/// [`Headers::MASK`] in their place.
-#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Headers(pub BTreeMap<String, String>);
+use super::diagnostic::Finding;
+use crate::domain::field_path::FieldPath;
+use crate::domain::headers::Headers;
 
 /// Headers that the connection sets and nobody else: where a request goes, how its body is framed, and what is between two
 /// hops.
@@ -33,47 +24,33 @@ pub fn is_reserved_header(name: &str) -> bool {
     RESERVED.contains(&name.as_str()) || name.starts_with("proxy-")
 }
 
-impl Headers {
-    /// What is shown instead of a value.
-    pub const MASK: &str = "<not shown>";
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// What cannot be sent; `field` is where the headers stand.
-    pub fn check(&self, field: &FieldPath) -> Vec<Finding> {
-        let mut findings = vec![];
-        for (name, value) in &self.0 {
-            let field = field.then(name);
-            if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                findings.push(Finding::error(field.clone(), "is no name of a header"));
-            } else if is_reserved_header(name) {
-                findings.push(Finding::error(
-                    field.clone(),
-                    "is set by the connection itself and cannot be given",
-                ));
-            }
-            if value.chars().any(char::is_control) {
-                findings.push(Finding::error(field, "must be one line without control characters"));
-            } else if value == Self::MASK {
-                let message = "is what stands for a value that is not shown; give the value itself";
-                findings.push(Finding::error(field, message));
-            }
+/// What cannot be sent of `headers`, which stand in `field`.
+pub fn check_headers(field: &FieldPath, headers: &Headers) -> Vec<Finding> {
+    let mut findings = vec![];
+    for (name, value) in &headers.0 {
+        let field = field.then(name);
+        if !is_word(name, 128, "!#$%&'*+.^`|~") {
+            findings.push(Finding::error(field.clone(), "is no name of a header"));
+        } else if is_reserved_header(name) {
+            findings.push(Finding::error(
+                field.clone(),
+                "is set by the connection itself and cannot be given",
+            ));
         }
-        findings
+        if value.chars().any(char::is_control) {
+            findings.push(Finding::error(field, "must be one line without control characters"));
+        } else if value == Headers::MASK {
+            let message = "is what stands for a value that is not shown; give the value itself";
+            findings.push(Finding::error(field, message));
+        }
     }
-}
-
-impl fmt::Debug for Headers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
+    findings
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
@@ -85,8 +62,7 @@ mod tests {
         ]));
         let printed = format!("{headers:?}");
         assert!(printed.contains("x-key") && !printed.contains("hush"), "{printed}");
-        let fields: Vec<String> = headers
-            .check(&FieldPath::of(["headers"]))
+        let fields: Vec<String> = check_headers(&FieldPath::of(["headers"]), &headers)
             .iter()
             .map(|finding| finding.field.to_string())
             .collect();
@@ -107,11 +83,11 @@ mod tests {
         ];
         for name in names.into_iter().chain(["proxy-authorization", "Proxy-Connection"]) {
             let headers = Headers(BTreeMap::from([(name.to_owned(), "x".to_owned())]));
-            let findings = headers.check(&FieldPath::of(["headers"]));
+            let findings = check_headers(&FieldPath::of(["headers"]), &headers);
             assert_eq!(findings.len(), 1, "{name}");
             assert!(findings[0].field.to_string().contains(name), "{name}");
         }
         let usual = Headers(BTreeMap::from([("authorization".to_owned(), "x".to_owned())]));
-        assert_eq!(usual.check(&FieldPath::default()), []);
+        assert_eq!(check_headers(&FieldPath::default(), &usual), []);
     }
 }

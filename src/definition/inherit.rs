@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::builtins::{APPROVAL, MEMORY, SKILLS, STORE, TODOS};
 use super::check::Surroundings;
-use super::finding::{FieldPath, Finding, suggestion};
-use super::policy::{APPROVAL, MEMORY, SKILLS, STORE, TODOS, name_problem};
+use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::policy::name_problem;
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 
 /// What a subagent has from its parent.

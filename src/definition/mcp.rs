@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::check::{address_problem, is_word};
-use super::finding::{FieldPath, Finding, suggestion};
-use super::{AfterCrash, AgentDefinition, Headers, OnError};
+use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::{AfterCrash, AgentDefinition, Headers, OnError, check_headers};
 
 /// The longest name of a tool that every provider takes.
 const LONGEST_NAME: usize = 64;
@@ -135,7 +135,7 @@ impl McpServerDefinition {
                 );
             }
         }
-        findings.extend(self.headers.check(&top.then("headers")));
+        findings.extend(check_headers(&top.then("headers"), &self.headers));
         findings.extend(self.check_filter());
         findings
     }

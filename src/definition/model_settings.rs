@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::finding::{FieldPath, Finding};
+use super::diagnostic::{FieldPath, Finding};
 
 /// The fields of which requests to providers are made, by the names that they have with one provider or another, in lower
 /// case and without `_`. The server fills them in; a setting of such a name would go past approvals and lists of allowed

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::finding::{FieldPath, Finding};
+use super::diagnostic::{FieldPath, Finding};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::Pattern;

@@ -12,43 +12,14 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL};
 use super::check::Surroundings;
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, Named, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool, read,
     source,
 };
 use crate::domain::limits::Limits;
-
-/// The list of things to do.
-pub(super) const TODOS: &str = "TodoListMiddleware";
-/// The tools for the Store.
-pub(super) const STORE: &str = "StoreMiddleware";
-/// Skills.
-pub(super) const SKILLS: &str = "SkillsMiddleware";
-/// Memory in files.
-pub(super) const MEMORY: &str = "MemoryMiddleware";
-/// Approvals.
-pub(super) const APPROVAL: &str = "HumanInTheLoopMiddleware";
-/// The work ends with a certain tool.
-pub(super) const UNTIL: &str = "UntilToolMiddleware";
-/// How often the model may be asked.
-pub(super) const MODEL_CALLS: &str = "ModelCallLimitMiddleware";
-/// How many tools may be called.
-pub(super) const TOOL_CALLS: &str = "ToolCallLimitMiddleware";
-
-/// The stock policies that can be listed.
-pub(super) const STOCK: [&str; 8] = [TODOS, STORE, SKILLS, MEMORY, APPROVAL, UNTIL, MODEL_CALLS, TOOL_CALLS];
-
-/// What every agent has, and what switches it off.
-const ALWAYS: [(&str, &str); 3] = [
-    ("FilesystemMiddleware", "is there unless `files = \"none\"`"),
-    (
-        "SubAgentMiddleware",
-        "is there while there are subagents; `general_purpose_subagent.enabled = false` takes one away",
-    ),
-    ("PatchToolCallsMiddleware", "is always there"),
-];
 
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -123,20 +94,6 @@ struct Settings {
     tools: Vec<String>,
     interrupt_on: BTreeMap<String, ApprovalRule>,
     run_limit: u64,
-}
-
-/// The settings that a stock policy has, and those of them that it needs.
-fn keys(name: &str) -> Option<(&'static [&'static str], &'static [&'static str])> {
-    Some(match name {
-        TODOS => (&[], &[]),
-        STORE => (&["namespace", "read_only"], &[]),
-        SKILLS => (&["sources", "tools"], &["sources"]),
-        MEMORY => (&["sources"], &["sources"]),
-        APPROVAL => (&["interrupt_on"], &["interrupt_on"]),
-        UNTIL => (&["tools"], &["tools"]),
-        MODEL_CALLS | TOOL_CALLS => (&["run_limit"], &["run_limit"]),
-        _ => return None,
-    })
 }
 
 /// The fields that say what listed policies are told.
@@ -231,19 +188,17 @@ impl AgentDefinition {
     /// What is wrong with the policies that are listed.
     pub(super) fn check_policies(&self, around: &Surroundings) -> Vec<Finding> {
         let fields = [
-            (TODOS, "todos", self.todos),
-            (STORE, "store", self.store != StoreRule::default()),
-            (SKILLS, "skills", !self.skills.is_empty()),
-            (MEMORY, "memory", !self.memory.is_empty()),
-            (APPROVAL, "interrupt_on", !self.interrupt_on.is_empty()),
+            (TODOS, self.todos),
+            (STORE, self.store != StoreRule::default()),
+            (SKILLS, !self.skills.is_empty()),
+            (MEMORY, !self.memory.is_empty()),
+            (APPROVAL, !self.interrupt_on.is_empty()),
             (
                 MODEL_CALLS,
-                "limits.model_calls",
                 self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
             ),
             (
                 TOOL_CALLS,
-                "limits.tool_calls",
                 self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
             ),
         ];
@@ -279,20 +234,18 @@ impl SubagentDefinition {
     /// What is wrong with the policies that are listed.
     pub(super) fn check_policies(&self, field: &FieldPath, around: &Surroundings) -> Vec<Finding> {
         let fields = [
-            (TODOS, "todos", self.todos),
-            (STORE, "store", self.store.is_some()),
-            (SKILLS, "skills", !self.skills.is_empty()),
-            (MEMORY, "memory", !self.memory.is_empty()),
-            (APPROVAL, "interrupt_on", self.interrupt_on.is_some()),
-            (UNTIL, "until_tool", self.until_tool.is_some()),
+            (TODOS, self.todos),
+            (STORE, self.store.is_some()),
+            (SKILLS, !self.skills.is_empty()),
+            (MEMORY, !self.memory.is_empty()),
+            (APPROVAL, self.interrupt_on.is_some()),
+            (UNTIL, self.until_tool.is_some()),
             (
                 MODEL_CALLS,
-                "limits.model_calls",
                 self.limits.as_ref().is_some_and(|it| it.model_calls.is_some()),
             ),
             (
                 TOOL_CALLS,
-                "limits.tool_calls",
                 self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
             ),
         ];
@@ -348,11 +301,12 @@ pub(super) fn take_away(subagent: &mut SubagentDefinition, names: &[String]) {
     }
 }
 
-/// What is wrong with listed policies; `fields` tells which fields say what a stock policy would be told.
+/// What is wrong with listed policies; `given` tells of which policies a field says what the
+/// settings would say.
 pub(super) fn check(
     list: &FieldPath,
     policies: &[Policy],
-    fields: &[(&str, &str, bool)],
+    given: &[(&str, bool)],
     around: &Surroundings,
 ) -> Vec<Finding> {
     let mut seen = BTreeSet::new();
@@ -365,10 +319,12 @@ pub(super) fn check(
         } else if !seen.insert(name) {
             findings.push(Finding::error(field, format!("`{name}` is listed twice")));
         } else {
-            findings.extend(check_settings(&field, policy));
-            let twice = fields.iter().find(|(stock, _, is_given)| *stock == name && *is_given);
-            let told = |(_, other, _): &(_, &str, _)| format!("`{name}` is also given as the field `{other}`");
-            findings.extend(twice.map(|twice| Finding::error(field, told(twice))));
+            findings.extend(check_settings(&field, policy, around));
+            let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
+            if let Some(other) = Builtin::field(name).filter(|_| is_given) {
+                let message = format!("`{name}` is also given as the field `{other}`");
+                findings.push(Finding::error(field, message));
+            }
         }
     }
     findings
@@ -398,37 +354,34 @@ pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
 
 /// Why nothing of this name can be listed; `None` when it can.
 pub(super) fn name_problem(name: &str, around: &Surroundings) -> Option<String> {
-    if let Some((_, why)) = ALWAYS.iter().find(|(always, _)| *always == name) {
+    if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
         return Some(format!("`{name}` is not listed: it {why}"));
     }
-    if STOCK.contains(&name) || around.middleware.contains(name) {
+    if Builtin::is_listed(name) || around.middleware.contains_key(name) {
         return None;
     }
     if name.is_empty() {
         return Some("must have a `name`, which is a text".to_owned());
     }
-    let known = STOCK.into_iter().chain(around.middleware.iter().map(String::as_str));
+    let listed = Builtin::listed().map(|builtin| builtin.name);
+    let known = listed.chain(around.middleware.keys().map(String::as_str));
     Some(format!(
         "there is no policy `{name}`; {}",
         suggestion(name, known, "there are")
     ))
 }
 
-fn check_settings(field: &FieldPath, policy: &Policy) -> Vec<Finding> {
-    let Some((allowed, needed)) = keys(&policy.name) else {
-        let message = format!("`{}` is the program's and takes no settings", policy.name);
-        return if policy.settings.is_empty() {
-            vec![]
-        } else {
-            vec![Finding::error(field.clone(), message)]
-        };
+fn check_settings(field: &FieldPath, policy: &Policy, around: &Surroundings) -> Vec<Finding> {
+    let listing = Builtin::find(&policy.name).map(|builtin| &builtin.listing);
+    let Some(Listing::Listed { settings, required, .. }) = listing else {
+        return check_registered(field, policy, around);
     };
     let mut findings = read::<Settings>(Value::Object(policy.settings.clone())).findings;
-    for key in policy.settings.keys().filter(|key| !allowed.contains(&key.as_str())) {
-        let known = suggestion(key, allowed.iter().copied(), "allowed are");
+    for key in policy.settings.keys().filter(|key| !settings.contains(&key.as_str())) {
+        let known = suggestion(key, settings.iter().copied(), "allowed are");
         findings.push(Finding::error(FieldPath::of([key]), format!("unknown key; {known}")));
     }
-    for key in needed.iter().filter(|key| !policy.settings.contains_key(**key)) {
+    for key in required.iter().filter(|key| !policy.settings.contains_key(**key)) {
         findings.push(Finding::error(FieldPath::of([*key]), "must be given"));
     }
     findings.extend(check_sources(policy));
@@ -439,6 +392,20 @@ fn check_settings(field: &FieldPath, policy: &Policy) -> Vec<Finding> {
         ));
     }
     findings.into_iter().map(|finding| finding.under(field)).collect()
+}
+
+/// What is wrong with the settings of a policy that was registered.
+fn check_registered(field: &FieldPath, policy: &Policy, around: &Surroundings) -> Vec<Finding> {
+    let registered = around.middleware.get(&policy.name);
+    let checked = registered.and_then(|registered| registered.check(&policy.settings));
+    match checked {
+        Some(findings) => findings.into_iter().map(|finding| finding.under(field)).collect(),
+        None if policy.settings.is_empty() => vec![],
+        None => {
+            let message = format!("`{}` is the program's and takes no settings", policy.name);
+            vec![Finding::error(field.clone(), message)]
+        }
+    }
 }
 
 /// What is wrong with the sources of skills or memory.

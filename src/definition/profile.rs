@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::builtins::UNTIL;
 use super::check::{Surroundings, is_known_tool};
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
 use super::model_settings::check_settings;
-use super::policy::{self, UNTIL, name_problem};
+use super::policy::{self, name_problem};
 use super::{AgentDefinition, Location, Mode, Policy, SubagentDefinition};
 
 /// What goes for all agents that think with a certain model.

@@ -7,7 +7,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::AgentDefinition;
-use super::finding::{FieldPath, Finding};
+use super::diagnostic::{FieldPath, Finding};
 use super::record::LARGEST_DEFINITION;
 
 /// How many blocks the instructions of one agent may have.

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::finding::{FieldPath, Finding, Segment};
+use super::diagnostic::{FieldPath, Finding, Segment};
 use super::strict::Strict;
 use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
 use crate::domain::plain_words::plain;
@@ -13,20 +13,20 @@ const MOST_FINDINGS: usize = 100;
 
 /// What came of reading.
 #[derive(Debug)]
-pub struct Reading<T> {
+pub struct Parsed<T> {
     /// What could be read; the fields with a wrong shape have their default. `None` when nothing could.
     pub value: Option<T>,
     /// What had the wrong shape.
     pub findings: Vec<Finding>,
     /// Which list elements were left out.
-    pub gaps: Gaps,
+    pub gaps: FieldMap,
 }
 
 /// Which elements of lists were left out while reading, so that places in the value can be traced to the source.
 #[derive(Debug, Default)]
-pub struct Gaps(Vec<(FieldPath, usize)>);
+pub struct FieldMap(Vec<(FieldPath, usize)>);
 
-impl Gaps {
+impl FieldMap {
     /// The place in the source of a place in the value that was read.
     pub fn source_of(&self, field: &FieldPath) -> FieldPath {
         let mut source = FieldPath::default();
@@ -51,16 +51,16 @@ impl Gaps {
 
 /// Reads `value`. Whatever does not fit is noted, taken out, and the rest read again; `T` and all that it contains
 /// should therefore have defaults.
-pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
+pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     let mut findings: Vec<Finding> = Vec::new();
-    let mut gaps = Gaps::default();
+    let mut gaps = FieldMap::default();
     if let Err(exceeded) = check(&value) {
         let place = match exceeded {
             LimitExceeded::Nul => place_of_nul(&value).unwrap_or_default(),
             LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
         };
         findings.push(Finding::error(place, exceeded.to_string()));
-        return Reading {
+        return Parsed {
             value: None,
             findings,
             gaps,
@@ -69,7 +69,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
     loop {
         let error = match serde_path_to_error::deserialize(Strict(&value)) {
             Ok(read) => {
-                return Reading {
+                return Parsed {
                     value: Some(read),
                     findings,
                     gaps,
@@ -89,14 +89,14 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Reading<T> {
         if findings.len() == MOST_FINDINGS {
             let message = format!("more may be wrong than these {MOST_FINDINGS} things, which are told first");
             findings.push(Finding::error(FieldPath::default(), message));
-            return Reading {
+            return Parsed {
                 value: None,
                 findings,
                 gaps,
             };
         }
         if !take_out(&mut value, &place) {
-            return Reading {
+            return Parsed {
                 value: None,
                 findings,
                 gaps,

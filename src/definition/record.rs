@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
 use super::{AgentDefinition, Enclosed, FieldPath, Finding, Reading, Severity, read};
+use crate::domain::id::Digest;
 use crate::domain::time::Timestamp;
 
 /// How large a definition may be that a client brings, in bytes of JSON.
@@ -16,17 +17,6 @@ pub const LARGEST_DEFINITION: usize = 256 * 1024;
 pub const MOST_AGENTS: i64 = 500;
 /// How many versions of a definition are listed. Older ones stay only as long as a run needs them.
 pub const VERSIONS_KEPT: i64 = 100;
-
-/// Names the content of a definition: equal definitions have equal ones.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Digest(pub String);
-
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl AgentDefinition {
     /// The definition as it is stored, with the files that belong to it. Equal definitions have equal texts.
@@ -47,7 +37,7 @@ impl AgentDefinition {
 
     /// Reads a definition that was stored, maybe by an earlier release: what is not understood any more is told and left
     /// out.
-    pub fn from_stored(mut stored: Value) -> Reading<Self> {
+    pub fn from_stored(mut stored: Value) -> Parsed<Self> {
         let enclosed = stored
             .as_object_mut()
             .and_then(|fields| fields.shift_remove("enclosed"));

@@ -7,8 +7,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::diagnostic::{FieldPath, Finding};
 use super::enclosed::{self, FOLDER, is_relative};
-use super::finding::{FieldPath, Finding};
 use super::{AgentDefinition, policy};
 use crate::domain::path::{below, normalise};
 

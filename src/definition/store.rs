@@ -6,11 +6,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::finding::{FieldPath, Finding};
+use super::builtins::{Builtin, STORE};
+use super::diagnostic::{FieldPath, Finding};
 use crate::domain::item::template::NamespaceTemplate;
-
-/// The tools that reach the Store.
-pub const STORE_TOOLS: [&str; 4] = ["store_get", "store_search", "store_put", "store_delete"];
 
 /// Whether an agent has tools for the Store, and what these reach.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -59,10 +57,11 @@ impl StoreRule {
 
     /// The tools that the agent has for it.
     pub fn tools(&self) -> &'static [&'static str] {
+        let tools = Builtin::tools_of(STORE);
         match self.reach() {
             None => &[],
-            Some(StoreReach { read_only: true, .. }) => &STORE_TOOLS[..2],
-            Some(StoreReach { read_only: false, .. }) => &STORE_TOOLS,
+            Some(StoreReach { read_only: true, .. }) => tools.get(..2).unwrap_or_default(),
+            Some(StoreReach { read_only: false, .. }) => tools,
         }
     }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::field::{FieldRule, Merge, Visibility};
+use super::headers::Headers;
 use super::id::{AssistantId, RunId, ThreadId};
 use super::limits::{Limits, Usage};
 use super::message::Message;
@@ -15,7 +16,6 @@ use super::run::RunStatus;
 use super::state::{State, Update};
 use super::time::Timestamp;
 use super::visibility::Visibility as Seen;
-use crate::definition::{Headers, SubagentDefinition, UpdateStrategy};
 
 mod remote;
 
@@ -58,22 +58,15 @@ pub struct BackgroundAgent {
     pub visibility: Seen,
 }
 
-impl BackgroundAgent {
-    /// The agent that a definition describes; none if that is not one for the background.
-    pub fn of(subagent: &SubagentDefinition) -> Option<Self> {
-        let graph_id = subagent.graph_id.clone().filter(|_| subagent.is_background())?;
-        Some(Self {
-            name: subagent.name.clone(),
-            description: subagent.description.clone(),
-            graph_id,
-            url: subagent.url.clone(),
-            headers: subagent.headers.clone(),
-            webhook: subagent.webhook.clone(),
-            update_strategy: subagent.update_strategy.unwrap_or_default(),
-            notify_parent: subagent.notify_parent.unwrap_or(true),
-            visibility: subagent.visibility.unwrap_or_default(),
-        })
-    }
+/// What becomes of the work under way when a background task is given a further message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpdateStrategy {
+    /// It is broken off; what it did is kept.
+    #[default]
+    Interrupt,
+    /// It is finished first.
+    Enqueue,
 }
 
 /// How a task stands.

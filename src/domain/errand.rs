@@ -1,8 +1,7 @@
 //! Errands: work of subagents that is done on other servers while a run here waits for it.
 
-use super::id::RunId;
+use super::id::{Digest, RunId};
 use super::time::Timestamp;
-use crate::definition::Digest;
 
 /// What the server remembers of such work, so that nothing is left of it when nobody wants it any more.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -147,3 +147,14 @@ impl fmt::Display for InterruptId {
         f.write_str(&self.0)
     }
 }
+
+/// Names the content of a definition: equal definitions have equal ones.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Digest(pub String);
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -13,9 +13,8 @@ use serde_json::{Map, Value};
 use super::Invalid;
 use super::json_limits::check;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
-use super::path::normalise;
+use super::path::{FOLDER, is_enclosed, normalise};
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
-use crate::definition::enclosed::{FOLDER, is_enclosed};
 
 /// How many messages one input may bring.
 pub const MAX_MESSAGES: usize = 10_000;

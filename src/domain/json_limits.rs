@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Invalid;
-use crate::definition::{FieldPath, Segment};
+use super::field_path::{FieldPath, Segment};
 
 /// How many levels a document may nest; a text or a number nests 0.
 pub const MAX_DEPTH: usize = 64;

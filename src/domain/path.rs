@@ -32,6 +32,14 @@ pub fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
     path.strip_prefix(directory.trim_end_matches('/'))?.strip_prefix('/')
 }
 
+/// The folder in which an agent sees the files of its definition. Nothing else is there, and nobody can write there.
+pub const FOLDER: &str = "/.agent";
+
+/// Whether an absolute path lies in the folder with the files of the agent's definition.
+pub fn is_enclosed(path: &str) -> bool {
+    path == FOLDER || below(path, FOLDER).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

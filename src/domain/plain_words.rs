@@ -3,7 +3,7 @@
 //!
 //! Values are not repeated unless they stand for themselves, since they may be secret.
 
-use crate::definition::suggestion;
+use super::suggestion::suggestion;
 
 /// What the library says of a document, in the words of TOML; none if it is no complaint about a shape.
 pub fn plain(message: &str) -> Option<String> {

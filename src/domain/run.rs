@@ -7,12 +7,11 @@ use serde_json::{Map, Value};
 
 use super::background::Ancestry;
 use super::goto::Goto;
-use super::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
+use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
 use super::machine::Failure;
 use super::message::Message;
 use super::time::Timestamp;
 use super::visibility::Visibility;
-use crate::definition::Digest;
 
 /// One execution on a thread: started by a request for the main agent, or by a tool call for a subagent.
 #[derive(Debug, Clone, PartialEq)]

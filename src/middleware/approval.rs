@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{Middleware, Reaction, edited, open_calls};
+use crate::definition::builtins;
 use crate::definition::{ApprovalRule, FileRules};
 use crate::domain::call::{Answer, EDITED_CALLS};
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
@@ -114,7 +115,7 @@ impl Approval {
 #[async_trait]
 impl Middleware for Approval {
     fn name(&self) -> &str {
-        "HumanInTheLoopMiddleware"
+        builtins::APPROVAL
     }
 
     fn moments(&self) -> &[Moment] {

@@ -11,6 +11,7 @@ use futures::future::join_all;
 use serde_json::json;
 
 use super::{Contribution, Middleware, Reaction};
+use crate::definition::builtins;
 use crate::domain::background::{BackgroundAgent, BackgroundTask, FIELD, Sight};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Jump, Moment};
@@ -75,7 +76,7 @@ impl BackgroundWork {
 #[async_trait]
 impl Middleware for BackgroundWork {
     fn name(&self) -> &str {
-        "AsyncSubAgentMiddleware"
+        builtins::BACKGROUND
     }
 
     fn moments(&self) -> &[Moment] {

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
 use crate::definition::FileRules;
+use crate::definition::builtins;
 use crate::domain::call::Answer;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
@@ -43,7 +44,7 @@ impl Files {
 #[async_trait]
 impl Middleware for Files {
     fn name(&self) -> &str {
-        "FilesystemMiddleware"
+        builtins::FILES
     }
 
     fn contribution(&self) -> Contribution {

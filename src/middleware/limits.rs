@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::{Middleware, ModelAnswer, NextCall, NextModel};
+use crate::definition::builtins;
 use crate::domain::call::Answer;
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
@@ -27,7 +28,7 @@ pub struct Counted;
 #[async_trait]
 impl Middleware for Counted {
     fn name(&self) -> &str {
-        "LimitsMiddleware"
+        builtins::LIMITS
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Middleware, ModelAnswer, NextModel, Reaction};
 use crate::definition::Enclosed;
+use crate::definition::builtins;
 use crate::definition::enclosed::{is_enclosed, seen};
 use crate::domain::machine::Moment;
 use crate::domain::state::{Encoding, State, Update};
@@ -106,7 +107,7 @@ impl Memory {
 #[async_trait]
 impl Middleware for Memory {
     fn name(&self) -> &str {
-        "MemoryMiddleware"
+        builtins::MEMORY
     }
 
     fn moments(&self) -> &[Moment] {

@@ -18,7 +18,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
+use crate::definition::{Finding, read};
 use crate::domain::call::Answer;
 use crate::domain::call::EDITED_CALLS;
 use crate::domain::graph::Field;
@@ -32,6 +35,7 @@ use crate::tool::{CallOutcome, Halt, Scope, Tool};
 pub mod addendum;
 pub mod approval;
 pub mod background;
+pub mod context_editing;
 pub mod delegation;
 pub mod files;
 pub mod limits;
@@ -51,6 +55,15 @@ pub mod until;
 pub trait Middleware: Send + Sync {
     /// Its public name, unique within an agent; part of the names of its hooks (`name.after_model`).
     fn name(&self) -> &str;
+
+    /// The same policy as these settings, which stand where a definition lists it, make it; none when it takes no settings.
+    ///
+    /// # Errors
+    /// What makes no sense, with fields relative to the settings.
+    fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Finding>> {
+        let _ = settings;
+        Ok(None)
+    }
 
     /// The moments at which its hooks are to run. A hook that is not listed here is never called.
     fn moments(&self) -> &[Moment] {
@@ -98,6 +111,23 @@ pub trait Middleware: Send + Sync {
     fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
         let _ = (scope, state, call);
         answer
+    }
+}
+
+/// The policies of the server that an agent has where its definition lists them, with their settings there.
+pub fn listed() -> Vec<Arc<dyn Middleware>> {
+    vec![Arc::new(context_editing::ContextEditing::default())]
+}
+
+/// Reads the settings of a policy.
+///
+/// # Errors
+/// Everything that has the wrong shape, with its field.
+pub fn read_settings<T: DeserializeOwned>(settings: &Map<String, Value>) -> Result<T, Vec<Finding>> {
+    let reading = read(Value::Object(settings.clone()));
+    match reading.value {
+        Some(value) if reading.findings.is_empty() => Ok(value),
+        Some(_) | None => Err(reading.findings),
     }
 }
 
@@ -233,7 +263,29 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
+    use crate::definition::{FileRules, builtins};
+    use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
+    use crate::tool::files::StateFiles;
+
+    #[test]
+    fn policies_bring_along_the_tools_that_the_table_of_definitions_names() {
+        let template = NamespaceTemplate::read(&["a".to_owned()]).expect("a template");
+        let policies: [Arc<dyn Middleware>; 4] = [
+            Arc::new(todos::Todos::new()),
+            Arc::new(store::StoreAccess::new(template, false)),
+            Arc::new(background::BackgroundWork::new(vec![])),
+            Arc::new(files::Files::new(Arc::new(StateFiles), FileRules::default())),
+        ];
+        for policy in policies {
+            let tools = policy.contribution().tools;
+            let brought: Vec<String> = tools.iter().map(|tool| tool.spec().name.clone()).collect();
+            let mut named = builtins::Builtin::tools_of(policy.name()).to_vec();
+            // The name is reserved; there is no such tool.
+            named.retain(|name| *name != "execute");
+            assert_eq!(brought, named, "{}", policy.name());
+        }
+    }
 
     #[test]
     fn open_calls_are_those_without_a_result_as_they_will_run() {

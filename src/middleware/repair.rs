@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Middleware, Reaction};
+use crate::definition::builtins;
 use crate::domain::machine::Moment;
 use crate::domain::message::{Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
@@ -20,7 +21,7 @@ pub struct Repair;
 #[async_trait]
 impl Middleware for Repair {
     fn name(&self) -> &str {
-        "PatchToolCallsMiddleware"
+        builtins::REPAIR
     }
 
     fn moments(&self) -> &[Moment] {

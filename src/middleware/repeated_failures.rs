@@ -9,6 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
+use crate::definition::builtins;
 use crate::domain::call::Answer;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
@@ -37,7 +38,7 @@ impl RepeatedFailures {
 #[async_trait]
 impl Middleware for RepeatedFailures {
     fn name(&self) -> &str {
-        "RepeatedFailuresMiddleware"
+        builtins::REPEATED_FAILURES
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {

@@ -1,6 +1,7 @@
 //! Policy: the agent has tools with which it remembers things beyond its thread, and looks them up.
 
 use super::{Contribution, Middleware};
+use crate::definition::builtins;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::tool::store::tools;
 
@@ -23,7 +24,7 @@ impl StoreAccess {
 
 impl Middleware for StoreAccess {
     fn name(&self) -> &str {
-        "StoreMiddleware"
+        builtins::STORE
     }
 
     fn contribution(&self) -> Contribution {

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, open_calls};
+use crate::definition::builtins;
 use crate::domain::call::Answer;
 use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -48,7 +49,7 @@ impl Default for Todos {
 
 impl Middleware for Todos {
     fn name(&self) -> &str {
-        "TodoListMiddleware"
+        builtins::TODOS
     }
 
     fn contribution(&self) -> Contribution {

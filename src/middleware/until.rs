@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::reminder::Reminder;
 use super::structured::FIELD;
 use super::{Middleware, Reaction};
+use crate::definition::builtins;
 use crate::domain::call::Answer;
 use crate::domain::machine::Moment;
 use crate::domain::message::{Role, ToolCall, ToolStatus};
@@ -33,7 +34,7 @@ impl UntilTool {
 #[async_trait]
 impl Middleware for UntilTool {
     fn name(&self) -> &str {
-        "UntilToolMiddleware"
+        builtins::UNTIL
     }
 
     fn moments(&self) -> &[Moment] {

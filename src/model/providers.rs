@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rig_core::http_client::DynHttpClient;
 use secrecy::{ExposeSecret, SecretString};
-use serde::{Deserialize, Serialize};
 
 use super::limits::AnswerLimits;
 use super::retry::{RetryPolicy, Retrying};
 use super::scripted::Scripted;
 use super::{Model, ModelError};
+use crate::definition::provider::{PROVIDERS, Protocol, ProviderKind, ProviderTraits};
 use bounded::BoundedClient;
 
 mod adapter;
@@ -37,83 +37,11 @@ mod transport;
 /// Models kept at once. Clients may name any model, so their number must have an end.
 const MOST_MODELS: usize = 256;
 
-/// The protocol a provider speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// OpenAI chat completions, also spoken by many gateways and local servers.
-    #[serde(rename = "openai")]
-    OpenAi,
-    /// Anthropic messages.
-    Anthropic,
-    /// Google generateContent.
-    #[serde(rename = "google_genai")]
-    GoogleGenAi,
-    /// A local Ollama daemon.
-    Ollama,
-    /// No network: plays scripts, see [`super::scripted`].
-    Scripted,
-}
-
-impl Kind {
-    /// Every kind, in the order in which they are listed to people.
-    pub const ALL: [Self; 5] = [
-        Self::OpenAi,
-        Self::Anthropic,
-        Self::GoogleGenAi,
-        Self::Ollama,
-        Self::Scripted,
-    ];
-
-    /// Those that need no section in the configuration. Scripts are played only where the configuration says so: what a
-    /// scripted model says, and so which tools it calls, whoever talks to it decides.
-    pub const BUILT_IN: [Self; 4] = [Self::OpenAi, Self::Anthropic, Self::GoogleGenAi, Self::Ollama];
-
-    /// The word for it in configurations and model names.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::OpenAi => "openai",
-            Self::Anthropic => "anthropic",
-            Self::GoogleGenAi => "google_genai",
-            Self::Ollama => "ollama",
-            Self::Scripted => "scripted",
-        }
-    }
-
-    /// Environment variables that may hold its key, the usual one first.
-    fn key_variables(self) -> &'static [&'static str] {
-        match self {
-            Self::OpenAi => &["OPENAI_API_KEY"],
-            Self::Anthropic => &["ANTHROPIC_API_KEY"],
-            Self::GoogleGenAi => &["GOOGLE_API_KEY", "GEMINI_API_KEY"],
-            Self::Ollama => &["OLLAMA_API_KEY"],
-            Self::Scripted => &[],
-        }
-    }
-
-    /// Environment variables that may hold its address.
-    fn address_variables(self) -> &'static [&'static str] {
-        match self {
-            Self::OpenAi => &["OPENAI_BASE_URL", "OPENAI_API_BASE"],
-            Self::Anthropic => &["ANTHROPIC_BASE_URL"],
-            Self::GoogleGenAi => &["GOOGLE_GEMINI_BASE_URL"],
-            Self::Ollama => &["OLLAMA_API_BASE_URL"],
-            Self::Scripted => &[],
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// How to reach one provider.
 #[derive(Debug, Clone)]
 pub struct ProviderConfig {
-    /// The protocol it speaks.
-    pub kind: Kind,
+    /// What it is.
+    pub kind: ProviderKind,
     /// Its address, when not the public one. For `openai` it ends where `/chat/completions` begins, usually in `/v1`.
     pub base_url: Option<String>,
     /// The key it asks for.
@@ -152,13 +80,21 @@ pub struct Providers {
 /// Makes the model of a name after the colon.
 pub type Source = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Send + Sync>;
 
+impl ProviderConfig {
+    /// The address that requests go to, when the protocol does not imply it.
+    fn address(&self) -> Option<&str> {
+        self.base_url.as_deref().or(self.kind.traits().address)
+    }
+}
+
 impl Providers {
     /// The configured providers, and under the names not configured the built-in ones: `openai`, `anthropic`,
     /// `google_genai` and `ollama`. `variable` looks up an environment variable; it is asked only here.
     pub fn new(configs: BTreeMap<String, ProviderConfig>, variable: impl Fn(&str) -> Option<String>) -> Self {
-        let mut all: BTreeMap<String, ProviderConfig> = Kind::BUILT_IN
-            .into_iter()
-            .map(|kind| (kind.as_str().to_owned(), built_in(kind, &variable)))
+        let mut all: BTreeMap<String, ProviderConfig> = PROVIDERS
+            .iter()
+            .filter(|traits| traits.is_built_in)
+            .map(|traits| (traits.word.to_owned(), built_in(traits, &variable)))
             .collect();
         for (name, mut config) in configs {
             // An address of one's own needs no key; the usual one is sent there if it is set.
@@ -239,7 +175,7 @@ impl Providers {
         let (provider, _, config) = self
             .find(name)
             .ok()
-            .filter(|(_, _, config)| config.kind != Kind::Scripted)?;
+            .filter(|(_, _, config)| config.kind != ProviderKind::Scripted)?;
         key(provider, config).err().map(|error| (provider, error.to_string()))
     }
 
@@ -248,7 +184,7 @@ impl Providers {
             return own(model);
         }
         let (provider, model, config) = self.find(name)?;
-        if config.kind == Kind::Scripted {
+        if config.kind == ProviderKind::Scripted {
             return Ok(Arc::new(Scripted::new(model)));
         }
         let key = key(provider, config)?;
@@ -291,13 +227,13 @@ fn split(name: &str) -> Option<(&str, &str)> {
         return (!provider.is_empty() && !model.is_empty()).then_some((provider, model));
     }
     let families = [
-        ("gpt-", Kind::OpenAi),
-        ("chatgpt-", Kind::OpenAi),
-        ("o1", Kind::OpenAi),
-        ("o3", Kind::OpenAi),
-        ("o4", Kind::OpenAi),
-        ("claude", Kind::Anthropic),
-        ("gemini", Kind::GoogleGenAi),
+        ("gpt-", ProviderKind::OpenAi),
+        ("chatgpt-", ProviderKind::OpenAi),
+        ("o1", ProviderKind::OpenAi),
+        ("o3", ProviderKind::OpenAi),
+        ("o4", ProviderKind::OpenAi),
+        ("claude", ProviderKind::Anthropic),
+        ("gemini", ProviderKind::GoogleGenAi),
     ];
     families
         .into_iter()
@@ -305,15 +241,15 @@ fn split(name: &str) -> Option<(&str, &str)> {
         .map(|(_, kind)| (kind.as_str(), name))
 }
 
-fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderConfig {
+fn built_in(traits: &ProviderTraits, variable: &impl Fn(&str) -> Option<String>) -> ProviderConfig {
     let first = |names: &[&'static str]| {
         names
             .iter()
             .find_map(|name| Some((*name, variable(name).filter(|value| !value.trim().is_empty())?)))
     };
-    let base_url = first(kind.address_variables()).map(|(_, value)| value);
-    let optional = base_url.is_some() || kind == Kind::Ollama;
-    let api_key = match (first(kind.key_variables()), kind.key_variables().first()) {
+    let base_url = first(traits.address_variables).map(|(_, value)| value);
+    let optional = base_url.is_some() || !traits.needs_key;
+    let api_key = match (first(traits.key_variables), traits.key_variables.first()) {
         (Some((name, value)), _) => Key::Env {
             name: name.to_owned(),
             value: Some(value.trim().to_owned().into()),
@@ -325,7 +261,7 @@ fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderC
         (None, _) => Key::None,
     };
     ProviderConfig {
-        kind,
+        kind: traits.kind,
         base_url,
         api_key,
     }
@@ -334,7 +270,7 @@ fn built_in(kind: Kind, variable: &impl Fn(&str) -> Option<String>) -> ProviderC
 /// The provider's key. Only public addresses insist on one: a gateway or a local server may do without, unless its owner
 /// names a variable or a file for it.
 fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, ModelError> {
-    let optional = config.base_url.is_some() || config.kind == Kind::Ollama;
+    let optional = config.base_url.is_some() || !config.kind.traits().needs_key;
     match &config.api_key {
         Key::Inline(key) if !key.expose_secret().trim().is_empty() => {
             Ok(Some(key.expose_secret().trim().to_owned().into()))

@@ -24,8 +24,8 @@ use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, NotBegun, Workplace, failure}
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, settled_elsewhere};
 use crate::domain::run::{LEVELS, RunStatus};
-use crate::domain::sse::Frames;
 use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
+use crate::net::sse::Frames;
 
 mod speech;
 mod transcript;

@@ -8,7 +8,7 @@ use super::{giving_up, resume};
 use crate::agent::Note;
 use crate::agent::assemble::Known;
 use crate::db::{self, DbResult, Tx};
-use crate::definition::check::BACKGROUND_TOOLS;
+use crate::definition::builtins::{BACKGROUND, Builtin};
 use crate::domain::background::{Ancestry, LimitedTree};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -244,7 +244,10 @@ fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
         .map(Ancestry::limited)
         .unwrap_or_default();
     let has_others = known.agent.subagents.as_ref().is_some_and(|roster| roster.refers());
-    let begins_tasks = has_others || known.agent.toolbox.get(BACKGROUND_TOOLS[0]).is_some();
+    let begins_tasks = has_others
+        || Builtin::tools_of(BACKGROUND)
+            .first()
+            .is_some_and(|tool| known.agent.toolbox.get(tool).is_some());
     let own = known
         .agent
         .limits

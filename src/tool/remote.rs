@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use backon::{BackoffBuilder, ExponentialBuilder};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Client, Response, StatusCode, Url, redirect};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
@@ -48,6 +50,34 @@ pub fn client() -> Result<Client, reqwest::Error> {
         .build()
 }
 
+/// The pause before a call is made again; it doubles from one attempt to the next.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// The statuses with which a tool, or a gateway before it, says that it is busy or away for now.
+const BUSY: [StatusCode; 4] = [
+    StatusCode::TOO_MANY_REQUESTS,
+    StatusCode::BAD_GATEWAY,
+    StatusCode::SERVICE_UNAVAILABLE,
+    StatusCode::GATEWAY_TIMEOUT,
+];
+
+/// An attempt at a call that came to nothing.
+struct FailedAttempt {
+    failure: Failure,
+    /// Whether it may help to call again.
+    may_retry: bool,
+}
+
+impl From<Failure> for FailedAttempt {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            may_retry: false,
+        }
+    }
+}
+
 /// A tool behind HTTP.
 pub struct RemoteTool {
     spec: Arc<ToolSpec>,
@@ -55,6 +85,7 @@ pub struct RemoteTool {
     url: Url,
     headers: HeaderMap,
     timeout: Duration,
+    max_retries: u32,
     max_answer_bytes: usize,
     pieces: PieceLimits,
     after_crash: AfterCrash,
@@ -97,6 +128,7 @@ impl RemoteTool {
             url,
             headers: headers(&definition.headers.0)?,
             timeout,
+            max_retries: definition.max_retries,
             max_answer_bytes: MAX_ANSWER_BYTES,
             pieces: PieceLimits::default(),
             after_crash: definition.after_crash,
@@ -119,7 +151,36 @@ impl RemoteTool {
         Self { pieces, ..self }
     }
 
+    /// Makes the call, and makes it again while that may help, all within the tool's time-out.
     async fn post(&self, scope: &Scope, call: &ToolCall) -> Result<CallOutcome, Failure> {
+        let end = Instant::now() + self.timeout;
+        let pauses = ExponentialBuilder::new()
+            .with_min_delay(FIRST_PAUSE)
+            .with_max_delay(LONGEST_PAUSE)
+            .with_max_times(usize::try_from(self.max_retries).unwrap_or(0))
+            .with_jitter()
+            .build();
+        for pause in pauses {
+            let left = end.saturating_duration_since(Instant::now());
+            let failed = match self.attempt(scope, call, left).await {
+                Ok(outcome) => return Ok(outcome),
+                Err(failed) => failed,
+            };
+            if !failed.may_retry || Instant::now() + pause >= end {
+                return Err(failed.failure);
+            }
+            tracing::debug!(
+                tool = self.spec.name,
+                failure = failed.failure.message,
+                "the tool failed; calling again"
+            );
+            tokio::time::sleep(pause).await;
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        self.attempt(scope, call, left).await.map_err(|failed| failed.failure)
+    }
+
+    async fn attempt(&self, scope: &Scope, call: &ToolCall, timeout: Duration) -> Result<CallOutcome, FailedAttempt> {
         let context = scope.own_context();
         let body = json!({
             "name": call.name,
@@ -139,21 +200,28 @@ impl RemoteTool {
             .header(TASK_ID, scope.task.map(|task| task.to_string()).unwrap_or_default())
             .header(CONTENT_TYPE, "application/json")
             .body(body.to_string())
-            .timeout(self.timeout);
+            .timeout(timeout);
         let response = PieceReader::open(request, self.pieces)
             .await
-            .map_err(|error| self.unreachable(&error))?;
+            .map_err(|error| FailedAttempt {
+                failure: self.unreachable(&error),
+                // A tool that was not reached has done nothing.
+                may_retry: matches!(&error, PieceError::Broken(error) if error.is_connect()),
+            })?;
         let status = response.head().status();
         if status == StatusCode::OK && is_ndjson(response.head()) {
             let answer = self.read_lines(scope, &call.id, response).await?;
-            return self.outcome(scope, call, answer).await;
+            return Ok(self.outcome(scope, call, answer).await?);
         }
         let text = self.read(response).await?;
         if status != StatusCode::OK {
-            return Err(self.refused(status, &text));
+            return Err(FailedAttempt {
+                failure: self.refused(status, &text),
+                may_retry: BUSY.contains(&status),
+            });
         }
         let answer = read_foreign(&text).map_err(|error| self.invalid_answer(&format!("the answer {error}")))?;
-        self.outcome(scope, call, answer).await
+        Ok(self.outcome(scope, call, answer).await?)
     }
 
     /// Reads a response of several lines up to the line with the result. The lines before it are sent to clients at

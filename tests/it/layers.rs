@@ -9,8 +9,9 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition", "net"]),
-    ("peer", &["domain", "definition", "net", "model"]),
-    ("tool", &["domain", "definition", "net", "model"]),
+    ("net", &[]),
+    ("peer", &["domain", "definition", "model", "net"]),
+    ("tool", &["domain", "definition", "model", "net"]),
     ("middleware", &["domain", "definition", "model", "tool"]),
     (
         "agent",
@@ -40,7 +41,6 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
     ("config", &["domain", "definition"]),
-    ("net", &[]),
     ("shutdown", &[]),
 ];
 

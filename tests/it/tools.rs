@@ -4,7 +4,56 @@ use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
+/// A tool that is busy for two calls with the same key, as three agents may call it.
+fn busy_tools(base: &str) -> String {
+    let tool = |name: &str, more: &str| {
+        format!(
+            "[tools.{name}]\ndescription = \"Is busy twice.\"\nurl = \"{base}/busy\"\n\
+             parameters = {{ type = \"object\" }}\n{more}\n"
+        )
+    };
+    let tools = [
+        tool("patient", "max_retries = 2"),
+        tool("curt", "max_retries = 1"),
+        tool("plainly", ""),
+    ];
+    let agent = "[agents.caller]\nmodel = \"scripted:x\"\ntools = [\"patient\", \"curt\", \"plainly\"]\n";
+    format!("{}{agent}", tools.concat())
+}
+
 on_both_engines! {
+    async fn a_call_is_made_again_with_its_key_as_often_as_the_tool_allows(server: TestServer) {
+        server.is_configured_with(&busy_tools(&server.tools.base)).await;
+        let alice = server.human("caller").await;
+        let calls = ["patient", "curt", "plainly"].map(|name| call(name, name, json!({})));
+        alice.says(script().calls_all(calls).says("done")).await;
+        let said = alice.transcript().await;
+        assert_eq!(said[2], "patient: free again");
+        assert!(said[3].contains("curt failed") && said[3].contains("status 429"), "{}", said[3]);
+        assert!(said[4].contains("plainly failed") && said[4].contains("status 503"), "{}", said[4]);
+        assert_eq!(server.tools.keys_of("patient"), ["patient"; 3]);
+        assert_eq!(server.tools.keys_of("curt"), ["curt"; 2]);
+        assert_eq!(server.tools.keys_of("plainly"), ["plainly"]);
+    }
+
+    async fn results_far_back_are_left_out_of_what_the_model_is_sent_and_stay_in_the_state(server: TestServer) {
+        let agent = |name: &str, settings: &str| {
+            let listed = format!("{{ name = \"ContextEditingMiddleware\", {settings} }}");
+            format!("[agents.{name}]\nmodel = \"scripted:x\"\ntools = [\"lookup\"]\nmiddleware = [{listed}]\n")
+        };
+        let forgetful = agent("forgetful", "trigger = 1, keep = 0");
+        server.is_configured_with(&format!("{forgetful}{}", agent("mindful", "keep = 0"))).await;
+        let script = || script().calls(lookup("c1", "otters and much more")).turn(json!({"echo_last_tool": true}));
+        let alice = server.human("forgetful").await;
+        alice.says(script()).await;
+        let said = alice.transcript().await;
+        assert_eq!(said[2], "lookup: found otters and much more");
+        assert_eq!(said[3], "ai: LAST_TOOL<<[cleared]>>");
+        let bob = server.human("mindful").await;
+        bob.says(script()).await;
+        assert_eq!(bob.transcript().await[3], "ai: LAST_TOOL<<found otters and much more>>");
+    }
+
     async fn wrong_arguments_are_named_field_by_field_and_nothing_is_called(server: TestServer) {
         let alice = server.human("agent").await;
         let wrong = call("m1", "lookup", json!({"query": 7}));

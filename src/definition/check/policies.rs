@@ -1,7 +1,7 @@
 //! What makes no sense in the policies that are listed, inherited and blocked, and in how a subagent begins.
 
-use super::super::policy::{self, APPROVAL};
-use super::super::{AgentDefinition, FieldPath, Mode, SubagentDefinition, inherit, permission};
+use super::super::builtins::APPROVAL;
+use super::super::{AgentDefinition, FieldPath, Mode, SubagentDefinition, inherit, permission, policy};
 use super::Check;
 
 impl Check<'_> {
@@ -13,7 +13,7 @@ impl Check<'_> {
             .extend(permission::check(&permissions, &agent.permissions));
         let general = &agent.general_purpose_subagent;
         let field = FieldPath::of(["general_purpose_subagent"]);
-        let fields = [(APPROVAL, "interrupt_on", general.interrupt_on.is_some())];
+        let fields = [(APPROVAL, general.interrupt_on.is_some())];
         self.findings.extend(policy::check(
             &field.then("middleware"),
             &general.middleware,

@@ -1,8 +1,12 @@
 //! What makes no sense in the definition of a tool.
 
-use super::{Check, POLICY_TOOLS, Surroundings, address_problem, is_word};
-use crate::definition::finding::{FieldPath, Finding, suggestion};
-use crate::definition::{BUILT_IN, ToolDefinition, ToolKind};
+use super::{Check, Surroundings, address_problem, is_word};
+use crate::definition::builtins::is_policy_tool;
+use crate::definition::diagnostic::{FieldPath, Finding, suggestion};
+use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
+
+/// How often a call may be made again.
+const MOST_RETRIES: u32 = 10;
 
 /// The longest time-out of a tool, in seconds.
 const LONGEST_TIMEOUT_S: f64 = 86_400.0;
@@ -18,6 +22,11 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
     match tool.kind {
         ToolKind::Http => check.remote_tool(tool),
         ToolKind::Builtin => check.built_in_tool(tool),
+    }
+    if tool.max_retries > MOST_RETRIES {
+        check.error(&top.then("max_retries"), format!("must be at most {MOST_RETRIES}"));
+    } else if tool.max_retries > 0 && tool.kind != ToolKind::Http {
+        check.error(&top.then("max_retries"), "goes with `kind = \"http\"` only");
     }
     if !(tool.timeout_s > 0.0 && tool.timeout_s <= LONGEST_TIMEOUT_S) {
         check.error(
@@ -35,9 +44,7 @@ pub fn tool_name_problem(name: &str) -> Option<String> {
             "the tool name `{name}` must be 1 to 64 of A-Z, a-z, 0-9, `_` and `-`"
         ));
     }
-    POLICY_TOOLS
-        .contains(&name)
-        .then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
+    is_policy_tool(name).then(|| format!("the name `{name}` belongs to a tool of the server; choose another"))
 }
 
 impl Check<'_> {
@@ -60,7 +67,7 @@ impl Check<'_> {
         } else {
             self.schema(&top.then("parameters"), &tool.parameters);
         }
-        self.findings.extend(tool.headers.check(&top.then("headers")));
+        self.findings.extend(check_headers(&top.then("headers"), &tool.headers));
     }
 
     fn built_in_tool(&mut self, tool: &ToolDefinition) {

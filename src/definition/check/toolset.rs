@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use super::super::builtins::{BACKGROUND, Builtin, FILES, TODOS};
 use super::super::{AgentDefinition, StoreRule, SubagentDefinition, Workspace};
-use super::{BACKGROUND_TOOLS, FILE_TOOLS};
 
 /// The tools of the main agent.
 pub(super) fn of_agent(agent: &AgentDefinition) -> BTreeSet<&str> {
@@ -46,7 +46,7 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
     tools.extend(here.flat_map(|subagent| of_subagent(subagent, agent)));
     tools.insert("task");
     if agent.background().next().is_some() {
-        tools.extend(BACKGROUND_TOOLS);
+        tools.extend(Builtin::tools_of(BACKGROUND));
     }
     tools
 }
@@ -54,13 +54,13 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
 fn of_policies(todos: bool, files: Workspace, store: &StoreRule, skills: bool) -> BTreeSet<&'static str> {
     let mut tools: BTreeSet<&str> = store.tools().iter().copied().collect();
     if todos {
-        tools.insert("write_todos");
+        tools.extend(Builtin::tools_of(TODOS));
     }
     if skills {
         tools.insert("read_file");
     }
     if files != Workspace::None {
-        tools.extend(FILE_TOOLS);
+        tools.extend(Builtin::tools_of(FILES));
     }
     tools
 }

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::definition::check::RegisteredPolicy;
 use crate::definition::{ClientRules, judge};
 
 fn around() -> Surroundings {
@@ -8,7 +9,7 @@ fn around() -> Surroundings {
     Surroundings {
         tools: set(&["lookup", "publish"]),
         providers: set(&["scripted"]),
-        middleware: set(&["audit"]),
+        middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
         clients: ClientRules::everything(),
         ..Surroundings::default()
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Contribution, Middleware, NextCall};
+use crate::definition::builtins;
 use crate::definition::{TaskDialect, UnknownSubagent};
 use crate::domain::call::Answer;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -123,7 +124,7 @@ impl Menu {
 #[async_trait]
 impl Middleware for Subagents {
     fn name(&self) -> &str {
-        "SubAgentMiddleware"
+        builtins::SUBAGENTS
     }
 
     fn contribution(&self) -> Contribution {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::definition::skill::{FILE, Skill};
 use crate::definition::{Enclosed, SkillSource};
 use crate::domain::path::below;
-use crate::domain::skill::{FILE, Skill};
 use crate::domain::state::{Encoding, State};
 
 /// How many skills an agent may know. All of them stand in its instructions.

@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use crate::definition::builtins;
 use crate::definition::mcp::ToolNames;
+use crate::definition::skill::Skill;
 use crate::definition::{Enclosed, SkillSource};
 use crate::domain::call::Answer;
 use crate::domain::field::{FieldRule, Merge, Visibility};
@@ -18,7 +20,6 @@ use crate::domain::graph::Field;
 use crate::domain::machine::Moment;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::path::normalise;
-use crate::domain::skill::Skill;
 use crate::domain::state::{Encoding, PINNED_SKILLS, SKILLS, State, Update};
 use crate::model::ModelRequest;
 use crate::tool::files::{Workspace, reader};
@@ -164,7 +165,7 @@ fn is_pinned(message: &Message, skill: &str) -> bool {
 #[async_trait]
 impl Middleware for Skills {
     fn name(&self) -> &str {
-        "SkillsMiddleware"
+        builtins::SKILLS
     }
 
     fn moments(&self) -> &[Moment] {

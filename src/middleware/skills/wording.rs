@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::catalog::Source;
-use crate::domain::skill::{Skill, instructions};
+use crate::definition::skill::{Skill, instructions};
 
 /// How many things that went wrong are told.
 const MOST_ERRORS: usize = 10;

@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::reminder::Reminder;
 use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction, open_calls};
+use crate::definition::builtins;
 use crate::definition::{AnswerFormat, HandleErrors, form_name};
 use crate::domain::call::Answer;
 use crate::domain::graph::Field;
@@ -115,7 +116,7 @@ impl StructuredOutput {
 #[async_trait]
 impl Middleware for StructuredOutput {
     fn name(&self) -> &str {
-        "StructuredOutputMiddleware"
+        builtins::STRUCTURED
     }
 
     fn moments(&self) -> &[Moment] {

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::super::reminder::Reminder;
 use super::{FAILURE, FIELD, OURS, has_answer};
+use crate::definition::builtins;
 use crate::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
 use crate::domain::machine::{Failure, Moment};
@@ -85,7 +86,7 @@ fn is_final(message: &Message) -> bool {
 #[async_trait]
 impl Middleware for NativeAnswer {
     fn name(&self) -> &str {
-        "StructuredOutputMiddleware"
+        builtins::STRUCTURED
     }
 
     fn moments(&self) -> &[Moment] {

@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::file_names::FileNames;
 use super::separators::Separator;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Kind, content, errors, reply, request};
+use super::{Protocol, content, errors, reply, request};
 use crate::domain::message::Message;
 use crate::model::limits::AnswerLimits;
 use crate::model::{Model, ModelError, ModelEvent, ModelRequest};
@@ -28,7 +28,7 @@ const CALL_BYTES: usize = 64;
 
 /// A model of one provider with the wire format `W`.
 pub(super) struct Adapter<W> {
-    kind: Kind,
+    kind: Protocol,
     model: String,
     wire: W,
     http: DynHttpClient,
@@ -40,7 +40,7 @@ impl<W> Adapter<W> {
     /// Creates a model whose requests are encoded by `wire` and sent by `http`. `key` is only used to remove it from
     /// error texts.
     pub(super) fn new(
-        (kind, model): (Kind, &str),
+        (kind, model): (Protocol, &str),
         wire: W,
         (http, limits): (DynHttpClient, AnswerLimits),
         key: Option<SecretString>,
@@ -133,7 +133,7 @@ where
 struct ReplyStream {
     streamed: Option<CompletionStream>,
     pieces: EventBuilder,
-    kind: Kind,
+    kind: Protocol,
     limits: AnswerLimits,
     model: String,
     key: Option<SecretString>,

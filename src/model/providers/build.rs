@@ -10,7 +10,7 @@ use rig_core::providers::openai::OpenAIConfig;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::adapter::Adapter;
-use super::{Kind, ProviderConfig};
+use super::{Protocol, ProviderConfig};
 use crate::model::Model;
 use crate::model::limits::AnswerLimits;
 use crate::model::scripted::Scripted;
@@ -28,14 +28,15 @@ pub(super) fn model(
     key: Option<SecretString>,
     (http, limits): (DynHttpClient, AnswerLimits),
 ) -> Arc<dyn Model> {
-    match config.kind {
-        Kind::OpenAi => {
+    let protocol = config.kind.protocol();
+    match protocol {
+        Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
+            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
         }
-        Kind::Anthropic => {
+        Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
-            if let Some(url) = &config.base_url {
+            if let Some(url) = config.address() {
                 anthropic = anthropic.with_base_url(url);
             }
             // An agent sends the same beginning again and again; marking it costs little and is repaid at once.
@@ -45,23 +46,23 @@ pub(super) fn model(
                 .wire
                 .with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
+            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
         }
-        Kind::GoogleGenAi => {
+        Protocol::GoogleGenAi => {
             let wire = gemini(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
+            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
         }
-        Kind::Ollama => {
+        Protocol::Ollama => {
             let wire = ollama(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new((config.kind, model), wire, (http, limits), key))
+            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
         }
-        Kind::Scripted => Arc::new(Scripted::new(model)),
+        Protocol::Scripted => Arc::new(Scripted::new(model)),
     }
 }
 
@@ -72,7 +73,7 @@ fn sent(key: Option<&SecretString>) -> String {
 /// How to reach a server of OpenAI's protocol.
 pub(super) fn openai(config: &ProviderConfig, key: Option<&SecretString>) -> OpenAIConfig {
     let openai = OpenAIConfig::new(sent(key));
-    match &config.base_url {
+    match config.address() {
         Some(url) => openai.with_base_url(url.trim_end_matches('/')),
         None => openai,
     }
@@ -81,7 +82,7 @@ pub(super) fn openai(config: &ProviderConfig, key: Option<&SecretString>) -> Ope
 /// How to reach a server of Google's protocol.
 pub(super) fn gemini(config: &ProviderConfig, key: Option<&SecretString>) -> GeminiConfig {
     let gemini = GeminiConfig::new(sent(key));
-    match &config.base_url {
+    match config.address() {
         Some(url) => gemini.with_base_url(url.trim_end_matches('/').trim_end_matches("/v1beta")),
         None => gemini,
     }
@@ -90,7 +91,7 @@ pub(super) fn gemini(config: &ProviderConfig, key: Option<&SecretString>) -> Gem
 /// How to reach a server of Ollama's protocol.
 pub(super) fn ollama(config: &ProviderConfig, key: Option<&SecretString>) -> OllamaConfig {
     let mut ollama = OllamaConfig::new();
-    if let Some(url) = &config.base_url {
+    if let Some(url) = config.address() {
         ollama = ollama.with_base_url(url.trim_end_matches('/').trim_end_matches("/v1"));
     }
     if let Some(key) = key {

@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use super::build::{gemini, ollama, openai};
 use super::file_names::FileNames;
 use super::transport::{AdjustedTransport, CallIds};
-use super::{Kind, ProviderConfig, Providers, errors, key, misconfigured};
+use super::{Protocol, ProviderConfig, ProviderKind, Providers, errors, key, misconfigured};
 use crate::model::ModelError;
 use crate::model::embedding::{Embedder, ScriptedEmbedder, unit};
 use crate::model::retry::RetryPolicy;
@@ -36,7 +36,7 @@ impl Providers {
 
     fn find_embedder(&self, name: &str, dims: usize) -> Result<Arc<dyn Embedder>, ModelError> {
         let (provider, model, config) = self.find(name)?;
-        if config.kind == Kind::Scripted {
+        if config.kind == ProviderKind::Scripted {
             return Ok(Arc::new(ScriptedEmbedder::new(dims)));
         }
         let key = key(provider, config)?;
@@ -59,28 +59,28 @@ fn connect(
     dims: Option<usize>,
     (key, http): (Option<&SecretString>, DynHttpClient),
 ) -> Option<DynModel<Embedding>> {
-    let kind = config.kind;
+    let kind = config.kind.protocol();
     Some(match kind {
-        Kind::OpenAi => adjusted(
+        Protocol::OpenAi => adjusted(
             kind,
             openai(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,
         ),
-        Kind::GoogleGenAi => adjusted(
+        Protocol::GoogleGenAi => adjusted(
             kind,
             gemini(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,
         ),
-        Kind::Ollama => adjusted(
+        Protocol::Ollama => adjusted(
             kind,
             ollama(config, key).connect(http.clone()).embedding(model, dims).wire,
             http,
         ),
-        Kind::Anthropic | Kind::Scripted => return None,
+        Protocol::Anthropic | Protocol::Scripted => return None,
     })
 }
 
-fn adjusted<W>(kind: Kind, wire: W, http: DynHttpClient) -> DynModel<Embedding>
+fn adjusted<W>(kind: Protocol, wire: W, http: DynHttpClient) -> DynModel<Embedding>
 where
     W: Wire<Op = Embedding, Payload = Encoded, Frame = WireFrame>,
 {

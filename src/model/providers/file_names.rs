@@ -6,7 +6,7 @@ use rig_core::message::{Document, DocumentMediaType, DocumentSourceKind, Message
 use rig_core::wire::Body;
 use serde_json::Value;
 
-use super::Kind;
+use super::Protocol;
 
 /// The key of a document's name in rig-core's additional parameters; Anthropic sends it as the document's title.
 pub(super) const TITLE: &str = "title";
@@ -17,8 +17,8 @@ pub(super) struct FileNames(Vec<Option<String>>);
 
 impl FileNames {
     /// Returns the names of the files in a request, if rig-core does not send them to this kind of provider.
-    pub(super) fn of(request: &CompletionRequest, kind: Kind) -> Self {
-        if kind != Kind::OpenAi {
+    pub(super) fn of(request: &CompletionRequest, kind: Protocol) -> Self {
+        if kind != Protocol::OpenAi {
             return Self::default();
         }
         let users = request.chat_history.iter().filter_map(|message| {

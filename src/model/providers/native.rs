@@ -9,7 +9,7 @@ use rig_core::completion::CompletionResponse;
 use rig_core::message::{AssistantContent, AssistantMessage, ToolFunction, ToolName};
 use serde_json::{Value, json};
 
-use super::Kind;
+use super::Protocol;
 use crate::domain::message::Message;
 
 /// The key in `additional_kwargs`.
@@ -33,7 +33,7 @@ const HELD: [&str; 13] = [
 ];
 
 /// Returns the answer in the form of rig-core, if a message cannot hold all of it.
-pub(super) fn keep(response: &CompletionResponse, kind: Kind) -> Option<Value> {
+pub(super) fn keep(response: &CompletionResponse, kind: Protocol) -> Option<Value> {
     let mut after_call = false;
     let is_plain = response.choice.iter().all(|block| {
         let in_order = !(after_call && matches!(block, AssistantContent::Text(_)));
@@ -72,7 +72,7 @@ fn item_is_held(block: &AssistantContent) -> bool {
 }
 
 /// Returns the stored form of a message, if it may be sent to this kind of provider.
-pub(super) fn recall(message: &Message, kind: Kind) -> Option<AssistantMessage> {
+pub(super) fn recall(message: &Message, kind: Protocol) -> Option<AssistantMessage> {
     let stored = message.additional_kwargs.get(KEY)?;
     if stored.get("provider")?.as_str()? != kind.as_str() {
         return None;

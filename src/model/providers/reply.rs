@@ -4,12 +4,12 @@ use rig_core::completion::{CompletionResponse, FinishReason, Usage};
 use rig_core::message::{AssistantContent, DocumentSourceKind, MimeType};
 use serde_json::{Map, Value, json};
 
-use super::{Kind, native};
+use super::{Protocol, native};
 use crate::domain::message::{Content, InvalidToolCall, Message, Role, ToolCall};
 use crate::model::ModelError;
 
 /// Converts the whole answer into a message without an id. Reasoning is in `additional_kwargs.reasoning_content`.
-pub(super) fn message(response: &CompletionResponse, kind: Kind, model: &str) -> Result<Message, ModelError> {
+pub(super) fn message(response: &CompletionResponse, kind: Protocol, model: &str) -> Result<Message, ModelError> {
     let finish = response.finish_reason();
     if let (Some(error), None) = (&response.error, &finish) {
         // Without a finish reason the answer may be incomplete.

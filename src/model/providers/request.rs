@@ -10,7 +10,7 @@ use rig_core::message::{
 use serde_json::{Map, Value, json};
 
 use super::separators::Separator;
-use super::{Kind, content, native};
+use super::{Protocol, content, native};
 use crate::definition::{AnswerFormat, form_name, is_structural_setting};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::{ModelError, ModelRequest, ToolChoice};
@@ -18,7 +18,7 @@ use crate::model::{ModelError, ModelRequest, ToolChoice};
 /// Builds rig-core's request. A `separator` is inserted between consecutive messages of the user.
 pub(super) fn build(
     request: &ModelRequest,
-    kind: Kind,
+    kind: Protocol,
     separator: Option<&Separator>,
 ) -> Result<CompletionRequest, ModelError> {
     let mut history = History {
@@ -29,8 +29,8 @@ pub(super) fn build(
     };
     let whole = request.system.text();
     let parts = match kind {
-        Kind::Anthropic => request.system.parts(),
-        Kind::OpenAi | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => vec![whole.as_str()],
+        Protocol::Anthropic => request.system.parts(),
+        Protocol::OpenAi | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => vec![whole.as_str()],
     };
     history.messages.extend(
         parts
@@ -55,9 +55,9 @@ pub(super) fn build(
     if let Some(format) = &request.answer_format {
         match kind {
             // rig-core would request the format only after a tool has been called.
-            Kind::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
+            Protocol::OpenAi => drop(own.insert("response_format".to_owned(), response_format(format))),
             // An invalid schema was rejected when the definition was read.
-            Kind::Anthropic | Kind::GoogleGenAi | Kind::Ollama | Kind::Scripted => {
+            Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Ollama | Protocol::Scripted => {
                 built.output_schema = serde_json::from_value(format.schema.clone()).ok();
             }
         }
@@ -145,7 +145,7 @@ fn name(name: &str) -> Result<ToolName, ModelError> {
 
 /// The conversation so far, and its calls by their ids in our messages.
 struct History<'a> {
-    kind: Kind,
+    kind: Protocol,
     separator: Option<&'a Separator>,
     messages: Vec<RigMessage>,
     calls: HashMap<String, (CallId, ToolName)>,
@@ -217,7 +217,7 @@ impl History<'_> {
     /// Returns rig-core's form of a call id. Google has no call ids, so ids that rig-core generated are recognised by
     /// their form and not sent.
     fn id(&self, id: &str) -> CallId {
-        if self.kind == Kind::GoogleGenAi
+        if self.kind == Protocol::GoogleGenAi
             && let Ok(local) = serde_json::from_value::<LocalCallId>(Value::from(id))
         {
             return CallId::Local(local);

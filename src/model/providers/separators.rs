@@ -10,7 +10,7 @@ use rig_core::wire::Body;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::Kind;
+use super::Protocol;
 use crate::domain::message::{Message, Role};
 
 /// The random text of the separating messages of one request.
@@ -23,11 +23,11 @@ impl Separator {
         clippy::disallowed_methods,
         reason = "a client that knew the text could have its own messages left out"
     )]
-    pub(super) fn new(kind: Kind, messages: &[Arc<Message>]) -> Option<Self> {
+    pub(super) fn new(kind: Protocol, messages: &[Arc<Message>]) -> Option<Self> {
         let accepts_separate = match kind {
-            Kind::OpenAi | Kind::Ollama => true,
+            Protocol::OpenAi | Protocol::Ollama => true,
             // Anthropic joins them itself; Google requires alternating roles.
-            Kind::Anthropic | Kind::GoogleGenAi | Kind::Scripted => false,
+            Protocol::Anthropic | Protocol::GoogleGenAi | Protocol::Scripted => false,
         };
         let is_human = |message: &Message| matches!(message.role, Role::Human);
         let has_consecutive = messages

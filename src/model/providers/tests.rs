@@ -113,7 +113,7 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
 }
 
 /// Creates a model of this kind, without retries, whose provider returns these replies.
-pub(super) async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
+pub(super) async fn fake(kind: Protocol, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
     let fake = Fake {
         replies: Arc::new(Mutex::new(replies.into())),
         ..Fake::default()
@@ -122,7 +122,7 @@ pub(super) async fn fake(kind: Kind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fa
     let address = format!("http://{}", listener.local_addr().unwrap());
     let app = Router::new().fallback(serve).with_state(fake.clone());
     tokio::spawn(async move { axum::serve(listener, app).await });
-    let base_url = Some(if kind == Kind::OpenAi {
+    let base_url = Some(if kind == ProviderKind::OpenAi {
         format!("{address}/v1")
     } else {
         address

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::file_names::FileNames;
 use super::separators::Separator;
-use super::{Kind, markers};
+use super::{Protocol, markers};
 use crate::definition::PromptBlock;
 
 /// The ids of an answer's calls, in the order in which they began.
@@ -46,7 +46,7 @@ impl CallIds {
 #[derive(Clone)]
 pub(super) struct AdjustedTransport {
     pub(super) http: DynHttpClient,
-    pub(super) kind: Kind,
+    pub(super) kind: Protocol,
     pub(super) ids: CallIds,
     /// The names of the files in the request.
     pub(super) file_names: FileNames,
@@ -61,10 +61,10 @@ where
     W: Wire<Payload = Encoded, Frame = WireFrame>,
 {
     fn send(&self, mut payload: Encoded, exchange: Exchange) -> Opening<WireFrame> {
-        if self.kind == Kind::GoogleGenAi {
+        if self.kind == Protocol::GoogleGenAi {
             hide_key(&mut payload.request);
         }
-        if self.kind == Kind::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
+        if self.kind == Protocol::Anthropic && self.blocks.iter().any(|block| block.cache_control.is_some()) {
             markers::set(&mut payload.request, &self.blocks);
         }
         if let Some(separator) = &self.separator {
@@ -112,9 +112,9 @@ fn hide_key(request: &mut http::Request<Body>) {
 
 /// Records the call ids in a frame. Only frames with the words that begin a call are parsed; nearly all others have
 /// none.
-fn record_ids(kind: Kind, frame: &str, ids: &CallIds) {
+fn record_ids(kind: Protocol, frame: &str, ids: &CallIds) {
     match kind {
-        Kind::OpenAi | Kind::Ollama => {
+        Protocol::OpenAi | Protocol::Ollama => {
             let Some(start) = frame.find("\"tool_calls\"") else {
                 return;
             };
@@ -130,7 +130,7 @@ fn record_ids(kind: Kind, frame: &str, ids: &CallIds) {
                 .flat_map(|choice| choice.delta.unwrap_or_default().tool_calls);
             calls.flatten().filter_map(|call| call.id).for_each(|id| ids.record(id));
         }
-        Kind::Anthropic => {
+        Protocol::Anthropic => {
             if !frame.contains("\"tool_use\"") || !frame.contains("content_block_start") {
                 return;
             }
@@ -145,7 +145,7 @@ fn record_ids(kind: Kind, frame: &str, ids: &CallIds) {
                 ids.record(id);
             }
         }
-        Kind::GoogleGenAi | Kind::Scripted => {}
+        Protocol::GoogleGenAi | Protocol::Scripted => {}
     }
 }
 

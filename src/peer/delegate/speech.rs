@@ -5,9 +5,9 @@ use tokio::sync::mpsc;
 
 use crate::domain::json_limits::read_foreign;
 use crate::domain::message::Content;
-use crate::domain::sse::Frame;
 use crate::domain::state::Update;
 use crate::model::{ModelError, ModelEvent};
+use crate::net::sse::Frame;
 
 /// Passes on what is said.
 pub(super) struct Speech {

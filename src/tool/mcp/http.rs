@@ -12,8 +12,8 @@ use super::McpLimits;
 use super::connection::{Connection, ConnectionError, Events};
 use super::message::{self, Incoming, VERSION};
 use crate::domain::json_limits::read_foreign;
-use crate::domain::sse::Frames;
 use crate::model::pieces::PieceReader;
+use crate::net::sse::Frames;
 use crate::tool::remote::without_secrets;
 
 const SESSION: &str = "mcp-session-id";

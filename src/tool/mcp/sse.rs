@@ -15,7 +15,7 @@ use super::message::{self, Incoming};
 use super::pending::PendingRequests;
 use super::{McpLimits, Spawn};
 use crate::domain::json_limits::read_foreign;
-use crate::domain::sse::Frames;
+use crate::net::sse::Frames;
 
 /// The timeout of a POST; its answer comes over the stream.
 const POST_TIMEOUT: Duration = Duration::from_secs(30);

@@ -92,6 +92,7 @@ async fn serve(
     body["key"] = json!(headers.get("idempotency-key").and_then(|key| key.to_str().ok()));
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
+    let key = body["key"].clone();
     state.calls.send_modify(|calls| calls.push(body));
     if tool == "progress" {
         return progress(state, &args["name"]);
@@ -105,6 +106,14 @@ async fn serve(
         "lookup" => Json(json!(format!("found {}", text("query")))).into_response(),
         "send_email" => Json(json!(format!("sent to {}: {}", text("to"), text("body")))).into_response(),
         "fail" => (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({"detail": text("why")}))).into_response(),
+        "busy" => {
+            let calls = state.calls.borrow().iter().filter(|call| call["key"] == key).count();
+            match calls {
+                1 => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+                2 => StatusCode::TOO_MANY_REQUESTS.into_response(),
+                _ => Json(json!("free again")).into_response(),
+            }
+        }
         "slow" => Json(json!("at last")).into_response(),
         "big" => {
             let size = args["chars"]

@@ -24,7 +24,7 @@ fn built_in_providers_take_their_keys_from_the_environment() {
     );
     assert!(message(providers.model("scripted:demo")).contains("[providers.scripted]"));
     let scripted = ProviderConfig {
-        kind: Kind::Scripted,
+        kind: ProviderKind::Scripted,
         base_url: None,
         api_key: Key::None,
     };
@@ -58,7 +58,7 @@ fn keys_come_from_files_and_never_show() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), " sk-from-file\n").unwrap();
     let config = |api_key| ProviderConfig {
-        kind: Kind::OpenAi,
+        kind: ProviderKind::OpenAi,
         base_url: None,
         api_key,
     };

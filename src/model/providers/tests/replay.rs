@@ -34,7 +34,7 @@ fn called(args: Value) -> (Message, Message) {
 
 #[tokio::test]
 async fn signed_thinking_goes_back_unchanged_and_edited_calls_win() {
-    let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&THINKING)]).await;
+    let (model, server) = fake(ProviderKind::Anthropic, vec![Reply::stream(&THINKING)]).await;
     let (events, answer) = ask(&model, request(vec![Message::human("hi")])).await;
     let answer = stored(&answer.unwrap());
     assert!(events.contains(&ModelEvent::Reasoning("hm".to_owned())));
@@ -56,7 +56,7 @@ async fn signed_thinking_goes_back_unchanged_and_edited_calls_win() {
         assert_eq!(&blocks[1]["input"]["q"], &json!(q), "{sent}");
         assert_eq!(sent["messages"][2]["content"][0]["tool_use_id"], "call_a", "{sent}");
     }
-    let (other, server) = fake(Kind::OpenAi, vec![Reply::stream(&[])]).await;
+    let (other, server) = fake(ProviderKind::OpenAi, vec![Reply::stream(&[])]).await;
     let _ = ask(&other, request(vec![Message::human("hi"), answer, result])).await;
     let sent = server.last().body;
     assert!(!sent.to_string().contains("SIG"), "{sent}");
@@ -67,7 +67,7 @@ async fn signed_thinking_goes_back_unchanged_and_edited_calls_win() {
 async fn google_thought_signatures_go_back() {
     let frame = r#"data: {"candidates":[{"content":{"role":"model","parts":[{"functionCall":{"name":"look","args":{"q":"a"}},"thoughtSignature":"U0lH"}]},"finishReason":"STOP","index":0}],"usageMetadata":{"promptTokenCount":9,"candidatesTokenCount":4,"totalTokenCount":13},"modelVersion":"m-1"}"#;
     let (model, server) = fake(
-        Kind::GoogleGenAi,
+        ProviderKind::GoogleGenAi,
         vec![Reply::stream(&[frame]), Reply::stream(&[frame])],
     )
     .await;
@@ -93,12 +93,12 @@ async fn turns_are_rebuilt_from_their_fields() {
             Message::human("and?"),
         ]
     };
-    let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&[])]).await;
+    let (model, server) = fake(ProviderKind::Anthropic, vec![Reply::stream(&[])]).await;
     let _ = ask(&model, request(history())).await;
     let sent = server.last().body;
     assert_eq!(sent["messages"][1]["content"][1]["input"]["q"], "a", "{sent}");
     assert_eq!(sent["messages"][2]["content"][0]["is_error"], true, "{sent}");
-    let (model, server) = fake(Kind::OpenAi, vec![Reply::stream(&[]), Reply::stream(&[])]).await;
+    let (model, server) = fake(ProviderKind::OpenAi, vec![Reply::stream(&[]), Reply::stream(&[])]).await;
     let _ = ask(&model, request(history())).await;
     let sent = server.last().body;
     assert_eq!(sent["messages"][3]["tool_call_id"], "call_a", "{sent}");
@@ -133,7 +133,7 @@ async fn images_and_files_are_sent_and_unknown_blocks_are_named() {
         content: crate::domain::message::Content::Blocks(blocks),
         ..human.clone()
     };
-    let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&[])]).await;
+    let (model, server) = fake(ProviderKind::Anthropic, vec![Reply::stream(&[])]).await;
     let _ = ask(&model, request(vec![human(blocks)])).await;
     let sent = server.last().body["messages"][0]["content"].clone();
     assert_eq!(sent[1]["source"]["data"], "iVBORw0KGgo=", "{sent}");
@@ -163,7 +163,11 @@ async fn reasoning_of_compatible_servers_is_kept_and_sent_back() {
         r#"data: {"id":"c","model":"m-1","choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}"#,
         "data: {\"id\":\"c\",\"model\":\"m-1\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]",
     ];
-    let (model, server) = fake(Kind::OpenAi, vec![Reply::stream(&frames), Reply::stream(&frames)]).await;
+    let (model, server) = fake(
+        ProviderKind::OpenAi,
+        vec![Reply::stream(&frames), Reply::stream(&frames)],
+    )
+    .await;
     let (events, answer) = ask(&model, request(vec![Message::human("hi")])).await;
     let answer = stored(&answer.unwrap());
     assert_eq!(
@@ -201,7 +205,11 @@ async fn server_tools_citations_and_redacted_thinking_go_back() {
     }
     frames.extend(THINKING[8..].iter().map(|frame| frame.replace("tool_use", "end_turn")));
     let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
-    let (model, server) = fake(Kind::Anthropic, vec![Reply::stream(&frames), Reply::stream(&frames)]).await;
+    let (model, server) = fake(
+        ProviderKind::Anthropic,
+        vec![Reply::stream(&frames), Reply::stream(&frames)],
+    )
+    .await;
     let answer = stored(&ask(&model, request(vec![Message::human("hi")])).await.1.unwrap());
     assert_eq!(answer.content.text(), "cited");
     assert!(answer.tool_calls().is_empty(), "the provider ran its own tool");

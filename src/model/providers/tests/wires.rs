@@ -36,15 +36,20 @@ const GOOGLE: [&str; 3] = [
 ];
 
 /// Returns the beginning of a valid answer: two pieces of text.
-fn beginning(kind: Kind) -> &'static [&'static str] {
+fn beginning(kind: Protocol) -> &'static [&'static str] {
     match kind {
-        Kind::Anthropic => &ANTHROPIC[..4],
-        Kind::GoogleGenAi => &GOOGLE[..2],
+        ProviderKind::Anthropic => &ANTHROPIC[..4],
+        ProviderKind::GoogleGenAi => &GOOGLE[..2],
         _ => &OPENAI[..3],
     }
 }
 
-const WIRES: [Kind; 4] = [Kind::OpenAi, Kind::Anthropic, Kind::GoogleGenAi, Kind::Ollama];
+const WIRES: [ProviderKind; 4] = [
+    ProviderKind::OpenAi,
+    ProviderKind::Anthropic,
+    ProviderKind::GoogleGenAi,
+    ProviderKind::Ollama,
+];
 
 fn hello() -> ModelRequest {
     request(vec![Message::human("hello")])
@@ -54,8 +59,8 @@ fn hello() -> ModelRequest {
 async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
     for kind in WIRES {
         let frames: &[&str] = match kind {
-            Kind::Anthropic => &ANTHROPIC,
-            Kind::GoogleGenAi => &GOOGLE,
+            ProviderKind::Anthropic => &ANTHROPIC,
+            ProviderKind::GoogleGenAi => &GOOGLE,
             _ => &OPENAI,
         };
         let (model, _) = fake(kind, vec![Reply::stream(frames)]).await;
@@ -68,7 +73,7 @@ async fn text_and_parallel_calls_arrive_with_ids_usage_and_metadata() {
         assert_eq!(calls[0].2, r#"{"q":"a"}"#, "{kind}");
         assert_eq!(answer.tool_calls()[0].args["q"], "a");
         assert_eq!(answer.tool_calls()[0].id, calls[0].0);
-        if kind == Kind::GoogleGenAi {
+        if kind == ProviderKind::GoogleGenAi {
             assert_eq!(answer.tool_calls()[1].id, calls[1].0);
             assert_ne!(calls[0].0, calls[1].0);
         } else {
@@ -125,14 +130,14 @@ async fn requests_carry_key_system_tools_and_settings() {
         };
         let body = received.body;
         match kind {
-            Kind::Anthropic => {
+            ProviderKind::Anthropic => {
                 assert_eq!(header("x-api-key").as_deref(), Some("sk-secret"));
                 assert_eq!(&body["max_tokens"], &json!(77));
                 assert_eq!(&body["tool_choice"]["type"], &json!("any"));
                 assert_eq!(&body["tools"][0]["name"], &json!("look"));
                 assert_eq!(&body["temperature"], &json!(0.5));
             }
-            Kind::GoogleGenAi => {
+            ProviderKind::GoogleGenAi => {
                 assert_eq!(header("x-goog-api-key").as_deref(), Some("sk-secret"));
                 assert_eq!(body["generationConfig"]["maxOutputTokens"], 77);
                 assert_eq!(body["toolConfig"]["functionCallingConfig"]["mode"], "ANY");
@@ -219,10 +224,10 @@ async fn a_cut_stream_is_no_answer() {
 async fn an_error_inside_the_stream_is_no_answer() {
     for kind in WIRES {
         let error = match kind {
-            Kind::Anthropic => {
+            ProviderKind::Anthropic => {
                 "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too busy\"}}"
             }
-            Kind::GoogleGenAi => r#"data: {"error":{"code":503,"message":"too busy","status":"UNAVAILABLE"}}"#,
+            ProviderKind::GoogleGenAi => r#"data: {"error":{"code":503,"message":"too busy","status":"UNAVAILABLE"}}"#,
             _ => r#"data: {"error":{"message":"too busy","type":"server_error","code":503}}"#,
         };
         let late: Vec<&str> = beginning(kind).iter().copied().chain([error]).collect();
@@ -241,7 +246,7 @@ async fn an_error_inside_the_stream_is_no_answer() {
 #[tokio::test]
 async fn a_refused_connection_is_unavailable() {
     let config = ProviderConfig {
-        kind: Kind::OpenAi,
+        kind: ProviderKind::OpenAi,
         base_url: Some("http://127.0.0.1:9".to_owned()),
         api_key: Key::None,
     };
@@ -257,7 +262,7 @@ async fn a_refused_connection_is_unavailable() {
 #[tokio::test]
 async fn a_blocked_prompt_is_refused_and_not_tried_again() {
     let frame = r#"data: {"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":9,"totalTokenCount":9},"modelVersion":"m-1"}"#;
-    let (model, _) = fake(Kind::GoogleGenAi, vec![Reply::stream(&[frame])]).await;
+    let (model, _) = fake(ProviderKind::GoogleGenAi, vec![Reply::stream(&[frame])]).await;
     let end = ask(&model, hello()).await.1;
     assert!(matches!(end, Err(ModelError::Refused { .. })), "{end:?}");
 }
@@ -269,7 +274,7 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
         .map(|frame| frame.replace(r#""tool_calls"}"#, r#""length"}"#))
         .collect();
     let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
-    let (model, _) = fake(Kind::OpenAi, vec![Reply::stream(&frames)]).await;
+    let (model, _) = fake(ProviderKind::OpenAi, vec![Reply::stream(&frames)]).await;
     let answer = ask(&model, hello()).await.1.unwrap();
     assert_eq!(answer.response_metadata["finish_reason"], "length");
     assert_eq!(answer.tool_calls().len(), 1);
@@ -277,9 +282,9 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
 }
 
 /// Returns the user messages of a request, each with its blocks.
-fn user_messages(kind: Kind, body: &Value) -> Vec<Vec<String>> {
+fn user_messages(kind: Protocol, body: &Value) -> Vec<Vec<String>> {
     let (messages, blocks) = match kind {
-        Kind::GoogleGenAi => (&body["contents"], "parts"),
+        ProviderKind::GoogleGenAi => (&body["contents"], "parts"),
         _ => (&body["messages"], "content"),
     };
     let text = |block: &Value| block["text"].as_str().unwrap_or_default().to_owned();
@@ -306,7 +311,7 @@ async fn messages_of_the_user_that_follow_one_another_stay_apart_where_the_proto
         let body = server.last().body;
         let sent = user_messages(kind, &body);
         let expected = match kind {
-            Kind::OpenAi | Kind::Ollama => vec![vec!["one"], vec!["two"], vec!["three"]],
+            ProviderKind::OpenAi | ProviderKind::Ollama => vec![vec!["one"], vec!["two"], vec!["three"]],
             _ => vec![vec!["one", "two", "three"]],
         };
         assert_eq!(sent, expected, "{kind}: {body}");
@@ -316,7 +321,7 @@ async fn messages_of_the_user_that_follow_one_another_stay_apart_where_the_proto
 
 #[tokio::test]
 async fn a_message_after_a_tools_result_is_one_of_its_own() {
-    for kind in [Kind::OpenAi, Kind::Ollama] {
+    for kind in [ProviderKind::OpenAi, ProviderKind::Ollama] {
         let (model, server) = fake(kind, vec![Reply::stream(beginning(kind))]).await;
         let call = ToolCall::new("call_1", "look", serde_json::Map::new());
         let role = Role::Ai {

@@ -4,22 +4,34 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::check::address_problem;
-use super::finding::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, GENERAL_PURPOSE, Inherit, Mode, SubagentDefinition, SystemPrompt};
+use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::{AgentDefinition, GENERAL_PURPOSE, Mode, SubagentDefinition, check_headers};
+use crate::domain::background::BackgroundAgent;
 
-/// What becomes of the work under way when a background task is given a further message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum UpdateStrategy {
-    /// It is broken off; what it did is kept.
-    #[default]
-    Interrupt,
-    /// It is finished first.
-    Enqueue,
-}
+/// The fields of a subagent that say something else than how an agent is made: who it is, where it is defined, how it is
+/// called, and what one delegation may use.
+const NOT_MAKING: [&str; 17] = [
+    "name",
+    "description",
+    "runnable",
+    "initial_messages",
+    "recursion_limit",
+    "mode",
+    "limits",
+    "use_instructions",
+    "visibility",
+    "display_text",
+    "graph_id",
+    "url",
+    "headers",
+    "async",
+    "webhook",
+    "update_strategy",
+    "notify_parent",
+];
 
 /// Where a subagent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +64,22 @@ impl SubagentDefinition {
         self.graph_id.is_some() && self.in_background != Some(false)
     }
 
+    /// It as the agent sees it that may hand it work in the background; none if it does not work there.
+    pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
+        let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
+        Some(BackgroundAgent {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            graph_id,
+            url: self.url.clone(),
+            headers: self.headers.clone(),
+            webhook: self.webhook.clone(),
+            update_strategy: self.update_strategy.unwrap_or_default(),
+            notify_parent: self.notify_parent.unwrap_or(true),
+            visibility: self.visibility.unwrap_or_default(),
+        })
+    }
+
     /// What makes no sense about where it is defined; `field` is where it stands.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Finding> {
         let mut findings = match self.location() {
@@ -74,7 +102,7 @@ impl SubagentDefinition {
                 findings.push(Finding::error(field.then("headers"), message));
             }
         }
-        findings.extend(self.headers.check(&field.then("headers")));
+        findings.extend(check_headers(&field.then("headers"), &self.headers));
         let webhook = self.webhook.as_deref().and_then(address_problem);
         findings.extend(webhook.map(|problem| Finding::error(field.then("webhook"), problem)));
         findings
@@ -107,32 +135,18 @@ impl SubagentDefinition {
         )
     }
 
-    /// The fields that say how an agent is made, and whether they are given.
-    pub(super) fn making(&self) -> [(&'static str, bool); 19] {
-        [
-            ("system_prompt", self.system_prompt != SystemPrompt::default()),
-            ("model", self.model.is_some()),
-            ("tools", self.tools.is_some()),
-            ("interrupt_on", self.interrupt_on.is_some()),
-            ("permissions", self.permissions.is_some()),
-            ("response_format", self.response_format.is_some()),
-            ("todos", self.todos),
-            ("skills", !self.skills.is_empty()),
-            ("skill_tools", !self.skill_tools.is_empty()),
-            ("mcp_servers", !self.mcp_servers.is_empty()),
-            ("memory", !self.memory.is_empty()),
-            ("excluded_tools", !self.excluded_tools.is_empty()),
-            (
-                "tool_description_overrides",
-                !self.tool_description_overrides.is_empty(),
-            ),
-            ("store", self.store.is_some()),
-            ("until_tool", self.until_tool.is_some()),
-            ("model_settings", self.model_settings.is_some()),
-            ("middleware", !self.middleware.is_empty()),
-            ("inherit", self.inherit != Inherit::default()),
-            ("block_middleware", !self.block_middleware.is_empty()),
-        ]
+    /// The fields that say how an agent is made, as far as they are given. All do but those of [`NOT_MAKING`].
+    pub(super) fn making(&self) -> Vec<String> {
+        let written = |subagent: &Self| match serde_json::to_value(subagent) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) | Err(_) => Map::new(),
+        };
+        let left_out = written(&Self::default());
+        let given = written(self).into_iter();
+        given
+            .filter(|(name, value)| left_out.get(name) != Some(value) && !NOT_MAKING.contains(&name.as_str()))
+            .map(|(name, _)| name)
+            .collect()
     }
 
     /// Those of them that are given although the other agent's own definition says it.
@@ -142,10 +156,11 @@ impl SubagentDefinition {
             ("mode", self.mode != Mode::default()),
             ("initial_messages", !self.initial_messages.is_empty()),
         ];
-        let given = self.making().into_iter().chain(more);
+        let making = self.making();
+        let making = making.iter().map(|name| (name.as_str(), true));
         let mut findings = wrong(
             field,
-            given,
+            making.chain(more),
             "goes without `graph_id` only: that agent is defined elsewhere",
         );
         if graph_id.trim().is_empty() {

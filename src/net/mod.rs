@@ -1,4 +1,7 @@
-//! HTTP clients of this server: one place where they begin, so that all have the same TLS.
+//! What clients of other servers share: one place where HTTP clients begin, so that all have the same TLS, and the reader
+//! of event streams.
+
+pub mod sse;
 
 use std::sync::Once;
 

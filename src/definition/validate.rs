@@ -3,9 +3,10 @@
 use serde_json::Value;
 
 use super::check::{Surroundings, check_agent};
+use super::compat::deprecated;
 use super::record::LARGEST_DEFINITION;
 use super::source::check_origin;
-use super::{AgentDefinition, FieldPath, Finding, Severity, deprecated, is_echo, read};
+use super::{AgentDefinition, FieldPath, Finding, Severity, is_echo, read};
 use crate::domain::plain_words::in_json;
 
 /// What came of reading a definition.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::SubagentDefinition;
-use super::finding::{FieldPath, Finding};
+use super::diagnostic::{FieldPath, Finding};
 use super::record::LARGEST_DEFINITION;
 use crate::domain::input::read_initial;
 use crate::domain::message::Message;

@@ -1,8 +1,8 @@
 //! What a definition may say about what the embedding program has registered: programs, by their names.
 
 use super::check::Surroundings;
-use super::elsewhere::wrong;
-use super::finding::{FieldPath, Finding, suggestion};
+use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::remote::wrong;
 use super::{AgentDefinition, SubagentDefinition};
 
 impl AgentDefinition {
@@ -26,10 +26,9 @@ impl SubagentDefinition {
             let message = format!("there is no program `{name}`; {known}");
             findings.push(Finding::error(field.then("runnable"), message));
         }
-        let senseless = self
-            .making()
-            .into_iter()
-            .chain([("recursion_limit", self.recursion_limit.is_some())]);
+        let making = self.making();
+        let making = making.iter().map(|name| (name.as_str(), true));
+        let senseless = making.chain([("recursion_limit", self.recursion_limit.is_some())]);
         findings.extend(wrong(
             field,
             senseless,
@@ -44,7 +43,7 @@ mod tests {
     use serde_json::json;
 
     use crate::definition::ClientRules;
-    use crate::definition::check::Surroundings;
+    use crate::definition::check::{RegisteredPolicy, Surroundings};
     use crate::definition::judge;
 
     fn around() -> Surroundings {
@@ -52,7 +51,7 @@ mod tests {
         Surroundings {
             providers: set("scripted"),
             runnables: set("count"),
-            middleware: set("audit"),
+            middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
             clients: ClientRules::everything(),
             ..Surroundings::default()
         }

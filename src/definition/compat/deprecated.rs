@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::finding::{FieldPath, Finding};
+use crate::definition::{FieldPath, Finding};
 
 /// Each deprecated key and the field of a subagent for which it is the default.
 const DEFAULTS: [(&str, &str); 3] = [

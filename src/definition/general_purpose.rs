@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::SKILLS;
+use super::builtins::SKILLS;
 use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, SystemPrompt, is_default};
 use crate::domain::visibility::Visibility;
 

@@ -1,0 +1,66 @@
+//! Which calls of tools a human has to approve.
+
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::domain::interrupt::DecisionKind;
+
+/// Whether calls of a tool have to be approved, and how.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum ApprovalRule {
+    /// `true`: every decision is allowed; `false`: no approval.
+    Switch(bool),
+    /// Approval with these choices.
+    Choices(ApprovalChoices),
+}
+
+/// How calls of a tool may be decided.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ApprovalChoices {
+    /// The allowed decisions; at least one.
+    pub allowed_decisions: Vec<DecisionKind>,
+    /// What the reviewer is told, instead of the standard text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for ApprovalRule {
+    /// By hand, since the derived one would only say that no variant matched.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Rule;
+
+        impl<'de> Visitor<'de> for Rule {
+            type Value = ApprovalRule;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("true, false or a table with `allowed_decisions`")
+            }
+
+            fn visit_bool<E>(self, on: bool) -> Result<ApprovalRule, E> {
+                Ok(ApprovalRule::Switch(on))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<ApprovalRule, A::Error> {
+                ApprovalChoices::deserialize(MapAccessDeserializer::new(map)).map(ApprovalRule::Choices)
+            }
+        }
+
+        deserializer.deserialize_any(Rule)
+    }
+}
+
+impl ApprovalRule {
+    /// The allowed decisions; none when no approval is needed.
+    pub fn allowed(&self) -> &[DecisionKind] {
+        match self {
+            Self::Switch(true) => &DecisionKind::ALL,
+            Self::Switch(false) => &[],
+            Self::Choices(choices) => &choices.allowed_decisions,
+        }
+    }
+}

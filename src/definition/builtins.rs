@@ -1,0 +1,282 @@
+//! The policies and tools of the server whose names definitions know: *the* table of them.
+//!
+//! What a policy brings along (tools, fields of the state) and how a definition speaks of it stands here once; the checks,
+//! the reserved names and the policies themselves read it. A policy that only takes settings where it is listed needs no
+//! row: see [`super::check::RegisteredPolicy`].
+
+/// The list of things to do.
+pub const TODOS: &str = "TodoListMiddleware";
+/// The tools for the Store. Those that only read come first.
+pub const STORE: &str = "StoreMiddleware";
+/// Skills.
+pub const SKILLS: &str = "SkillsMiddleware";
+/// Memory in files.
+pub const MEMORY: &str = "MemoryMiddleware";
+/// Approvals.
+pub const APPROVAL: &str = "HumanInTheLoopMiddleware";
+/// The work ends with a certain tool.
+pub const UNTIL: &str = "UntilToolMiddleware";
+/// How often the model may be asked.
+pub const MODEL_CALLS: &str = "ModelCallLimitMiddleware";
+/// How many tools may be called.
+pub const TOOL_CALLS: &str = "ToolCallLimitMiddleware";
+/// The file tools.
+pub const FILES: &str = "FilesystemMiddleware";
+/// Delegation to subagents.
+pub const SUBAGENTS: &str = "SubAgentMiddleware";
+/// Results for calls that have none.
+pub const REPAIR: &str = "PatchToolCallsMiddleware";
+/// Work in the background.
+pub const BACKGROUND: &str = "AsyncSubAgentMiddleware";
+/// Final answers of a given form.
+pub const STRUCTURED: &str = "StructuredOutputMiddleware";
+/// What a run may use.
+pub const LIMITS: &str = "LimitsMiddleware";
+/// Calls that fail again and again.
+pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
+
+/// A policy of the server.
+#[derive(Debug)]
+pub struct Builtin {
+    /// Its name.
+    pub name: &'static str,
+    /// The tools that it brings along.
+    pub tools: &'static [&'static str],
+    /// The fields of the state that it keeps.
+    pub state_fields: &'static [&'static str],
+    /// How a definition speaks of it.
+    pub listing: Listing,
+    /// Whether a program may register another one in its place. Those that hold something back cannot be replaced.
+    pub is_replaceable: bool,
+}
+
+/// How a definition speaks of a policy of the server.
+#[derive(Debug)]
+pub enum Listing {
+    /// It is listed by name, or switched on by a field.
+    Listed {
+        /// The field that says what the settings say.
+        field: &'static str,
+        /// Its settings.
+        settings: &'static [&'static str],
+        /// Those of them that must be given.
+        required: &'static [&'static str],
+    },
+    /// It is never listed; this is why.
+    Always(&'static str),
+    /// It follows from other fields, and has no name in definitions.
+    Implied,
+}
+
+/// A row without tools, fields and settings.
+const PLAIN: Builtin = Builtin {
+    name: "",
+    tools: &[],
+    state_fields: &[],
+    listing: Listing::Implied,
+    is_replaceable: true,
+};
+
+/// All of them. Those that can be listed are told to people in this order.
+pub static BUILTINS: [Builtin; 15] = [
+    Builtin {
+        name: TODOS,
+        tools: &["write_todos"],
+        state_fields: &["todos"],
+        listing: Listing::Listed {
+            field: "todos",
+            settings: &[],
+            required: &[],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: STORE,
+        tools: &["store_get", "store_search", "store_put", "store_delete"],
+        listing: Listing::Listed {
+            field: "store",
+            settings: &["namespace", "read_only"],
+            required: &[],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: SKILLS,
+        state_fields: &["skills_metadata", "pinned_skills"],
+        listing: Listing::Listed {
+            field: "skills",
+            settings: &["sources", "tools"],
+            required: &["sources"],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: MEMORY,
+        listing: Listing::Listed {
+            field: "memory",
+            settings: &["sources"],
+            required: &["sources"],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: APPROVAL,
+        listing: Listing::Listed {
+            field: "interrupt_on",
+            settings: &["interrupt_on"],
+            required: &["interrupt_on"],
+        },
+        is_replaceable: false,
+        ..PLAIN
+    },
+    Builtin {
+        name: UNTIL,
+        listing: Listing::Listed {
+            field: "until_tool",
+            settings: &["tools"],
+            required: &["tools"],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: MODEL_CALLS,
+        listing: Listing::Listed {
+            field: "limits.model_calls",
+            settings: &["run_limit"],
+            required: &["run_limit"],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: TOOL_CALLS,
+        listing: Listing::Listed {
+            field: "limits.tool_calls",
+            settings: &["run_limit"],
+            required: &["run_limit"],
+        },
+        ..PLAIN
+    },
+    Builtin {
+        name: FILES,
+        tools: &[
+            "ls",
+            "read_file",
+            "write_file",
+            "edit_file",
+            "delete",
+            "glob",
+            "grep",
+            "execute",
+        ],
+        state_fields: &["files"],
+        listing: Listing::Always("is there unless `files = \"none\"`"),
+        ..PLAIN
+    },
+    Builtin {
+        name: SUBAGENTS,
+        tools: &["task", "get_task_instructions"],
+        listing: Listing::Always(
+            "is there while there are subagents; `general_purpose_subagent.enabled = false` takes one away",
+        ),
+        is_replaceable: false,
+        ..PLAIN
+    },
+    Builtin {
+        name: REPAIR,
+        listing: Listing::Always("is always there"),
+        ..PLAIN
+    },
+    Builtin {
+        name: BACKGROUND,
+        tools: &[
+            "start_async_task",
+            "check_async_task",
+            "update_async_task",
+            "cancel_async_task",
+            "list_async_tasks",
+        ],
+        state_fields: &["async_tasks"],
+        ..PLAIN
+    },
+    Builtin {
+        name: STRUCTURED,
+        state_fields: &["structured_response"],
+        ..PLAIN
+    },
+    Builtin {
+        name: LIMITS,
+        is_replaceable: false,
+        ..PLAIN
+    },
+    Builtin {
+        name: REPEATED_FAILURES,
+        is_replaceable: false,
+        ..PLAIN
+    },
+];
+
+/// The fields of every state, which no policy brings along.
+const STATE_FIELDS: [&str; 2] = ["messages", "jump_to"];
+
+impl Builtin {
+    /// The policy of this name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        BUILTINS.iter().find(|builtin| builtin.name == name)
+    }
+
+    /// The policies that a definition can list.
+    pub fn listed() -> impl Iterator<Item = &'static Self> {
+        BUILTINS
+            .iter()
+            .filter(|builtin| matches!(builtin.listing, Listing::Listed { .. }))
+    }
+
+    /// The field of a definition that says what the settings of the policy of this name say.
+    pub fn field(name: &str) -> Option<&'static str> {
+        match Self::find(name)?.listing {
+            Listing::Listed { field, .. } => Some(field),
+            Listing::Always(_) | Listing::Implied => None,
+        }
+    }
+
+    /// The tools that the policy of this name brings along.
+    pub fn tools_of(name: &str) -> &'static [&'static str] {
+        Self::find(name).map_or(&[], |builtin| builtin.tools)
+    }
+
+    /// Whether a definition can list a policy of this name.
+    pub fn is_listed(name: &str) -> bool {
+        Self::listed().any(|builtin| builtin.name == name)
+    }
+}
+
+/// The tools that policies of the server bring along; no declared tool may have their names.
+pub fn policy_tools() -> impl Iterator<Item = &'static str> {
+    BUILTINS.iter().flat_map(|builtin| builtin.tools).copied()
+}
+
+/// Whether a policy of the server brings along a tool of this name.
+pub fn is_policy_tool(name: &str) -> bool {
+    policy_tools().any(|tool| tool == name)
+}
+
+/// Whether a field of the state belongs to the server.
+pub fn is_standard_field(name: &str) -> bool {
+    let kept = BUILTINS.iter().flat_map(|builtin| builtin.state_fields);
+    STATE_FIELDS.iter().chain(kept).any(|field| *field == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_name_is_there_twice() {
+        let names: BTreeSet<&str> = BUILTINS.iter().map(|builtin| builtin.name).collect();
+        assert_eq!(names.len(), BUILTINS.len());
+        let tools: BTreeSet<&str> = policy_tools().collect();
+        assert_eq!(tools.len(), policy_tools().count());
+    }
+}

@@ -1,0 +1,97 @@
+//! Tools as their owners declare them.
+
+#[cfg(test)]
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Headers;
+
+/// A tool that agents can name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct ToolDefinition {
+    /// How it is reached: behind HTTP, or in the server itself.
+    pub kind: ToolKind,
+    /// What it is for, for the model. A built-in tool has a description of its own.
+    pub description: String,
+    /// The address of a tool behind HTTP.
+    pub url: String,
+    /// The name of a built-in tool: `lookup` or `publish`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub builtin: Option<String>,
+    /// JSON Schema of the arguments, an object schema. A built-in tool has its own.
+    pub parameters: Value,
+    /// Headers sent with every call. They may hold secrets and are never printed.
+    #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
+    pub headers: Headers,
+    /// Seconds to wait for an answer.
+    pub timeout_s: f64,
+    /// How often a call of a tool behind HTTP is made again when the tool could not be reached or says that it is busy
+    /// (status 429, 502, 503 or 504). At most 10; all attempts together take no longer than `timeout_s`.
+    pub max_retries: u32,
+    /// What to do about a call that was begun before a crash.
+    pub after_crash: AfterCrash,
+    /// What an error means for the run.
+    pub on_error: OnError,
+}
+
+impl Default for ToolDefinition {
+    fn default() -> Self {
+        Self {
+            kind: ToolKind::default(),
+            description: String::new(),
+            url: String::new(),
+            builtin: None,
+            parameters: Value::Null,
+            headers: Headers::default(),
+            timeout_s: 30.0,
+            max_retries: 0,
+            after_crash: AfterCrash::default(),
+            on_error: OnError::default(),
+        }
+    }
+}
+
+/// The tools that come with the server and can be declared with `kind = "builtin"`. They need no network.
+pub const BUILT_IN: [&str; 2] = ["lookup", "publish"];
+
+/// Where a declared tool is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ToolKind {
+    /// Behind HTTP.
+    #[default]
+    Http,
+    /// In the server itself.
+    Builtin,
+}
+
+/// What to do about a call that was begun before a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum AfterCrash {
+    /// Call again with the same idempotency key.
+    Repeat,
+    /// Ask a human. The default: a tool behind HTTP may have effects.
+    #[default]
+    Ask,
+    /// Tell the model that it failed.
+    Fail,
+}
+
+/// What an error of a tool means for the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum OnError {
+    /// The model is told.
+    #[default]
+    Report,
+    /// The run ends.
+    FailRun,
+}
