@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, InterruptPath, Params, ThreadPath};
+use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
 use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView};
 use super::{Answer, Api};
 use crate::db::interrupts::{self, Asked, AskedStatus};
@@ -50,7 +50,11 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<In
         ("status" = Option<String>, Query, description = "Only these: pending, resolved, expired or dropped")),
     responses((status = 200, description = "The questions", body = InterruptList),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<InterruptList> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Answer<InterruptList> {
     let thread = path.thread_id;
     let status = params.word("status", None, |word| AskedStatus::from_word(word).map(Some))?;
     let read = api.db.read(move |tx| {
@@ -82,7 +86,7 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
     responses((status = 200, description = "The question", body = InterruptView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: InterruptPath) -> Answer<InterruptView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> Answer<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
 
@@ -115,7 +119,7 @@ async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
         (status = 502, description = "Another server asks, and is out of reach", body = ErrorBody)))]
 pub(super) async fn resolve(
     State(api): State<Api>,
-    path: InterruptPath,
+    ApiPath(path): ApiPath<InterruptPath>,
     ApiJson(body): ApiJson<InterruptResolve>,
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;

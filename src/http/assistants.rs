@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{AgentPath, ApiJson, AssistantPath, Page, Params, SubgraphPath, no_content};
+use super::extract::{AgentPath, ApiJson, ApiPath, AssistantPath, Page, Params, SubgraphPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::wire::assistant::{
     AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedSearch, GraphView,
@@ -82,7 +82,7 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: AssistantPath) -> Answer<AssistantView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> Answer<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
 
@@ -94,7 +94,7 @@ pub(super) async fn get(State(api): State<Api>, path: AssistantPath) -> Answer<A
         (status = 404, description = "There is no such assistant, or no such agent definition", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
-    path: AssistantPath,
+    ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<AssistantPatch>,
 ) -> Answer<AssistantView> {
     Ok(Json(
@@ -113,7 +113,11 @@ pub(super) async fn patch(
     responses((status = 204, description = "It is gone"),
         (status = 404, description = "There is none", body = ErrorBody),
         (status = 409, description = "A definition has it by itself", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: AssistantPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn delete(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<AssistantPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     api.runs
         .delete_assistant(path.assistant_id, params.flag("delete_threads")?)
         .await?;
@@ -127,7 +131,7 @@ pub(super) async fn delete(State(api): State<Api>, path: AssistantPath, params: 
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn versions(
     State(api): State<Api>,
-    path: AssistantPath,
+    ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionSearch>,
 ) -> Result<Response, ApiError> {
     let id = path.assistant_id;
@@ -155,7 +159,7 @@ pub(super) async fn versions(
         (status = 404, description = "There is no such assistant, or it has no such version", body = ErrorBody)))]
 pub(super) async fn use_version(
     State(api): State<Api>,
-    path: AssistantPath,
+    ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionChoice>,
 ) -> Answer<AssistantView> {
     Ok(Json(
@@ -169,7 +173,11 @@ pub(super) async fn use_version(
         description = "Whether subagents are drawn, too: true, or how many levels of them")),
     responses((status = 200, description = "The graph", body = GraphView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn graph(State(api): State<Api>, path: AgentPath, params: Params) -> Answer<GraphView> {
+pub(super) async fn graph(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<AgentPath>,
+    params: Params,
+) -> Answer<GraphView> {
     let levels = match params.text("xray").map(str::parse) {
         Some(Ok(levels)) => levels,
         Some(Err(_)) | None if params.flag("xray")? => u32::MAX,
@@ -187,7 +195,7 @@ pub(super) async fn graph(State(api): State<Api>, path: AgentPath, params: Param
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn schemas(State(api): State<Api>, path: AgentPath) -> Answer<SchemasView> {
+pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> Answer<SchemasView> {
     let graph_id = graph_of(&api, path.assistant).await?;
     let schemas = api
         .runs
@@ -202,7 +210,11 @@ pub(super) async fn schemas(State(api): State<Api>, path: AgentPath) -> Answer<S
         description = "Whether the subagents of subagents are shown, too, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn subgraphs(State(api): State<Api>, path: AgentPath, params: Params) -> Answer<Subgraphs> {
+pub(super) async fn subgraphs(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<AgentPath>,
+    params: Params,
+) -> Answer<Subgraphs> {
     subagents(&api, path.assistant, None, params.flag("recurse")?).await
 }
 
@@ -212,7 +224,11 @@ pub(super) async fn subgraphs(State(api): State<Api>, path: AgentPath, params: P
         description = "Whether to look for it among the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn subgraph(State(api): State<Api>, path: SubgraphPath, params: Params) -> Answer<Subgraphs> {
+pub(super) async fn subgraph(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<SubgraphPath>,
+    params: Params,
+) -> Answer<Subgraphs> {
     subagents(&api, path.assistant, Some(&path.namespace), params.flag("recurse")?).await
 }
 

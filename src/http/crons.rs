@@ -5,7 +5,7 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, CronPath, ThreadPath, no_content};
+use super::extract::{ApiJson, ApiPath, CronPath, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::wire::Object;
 use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_patch, read_wish};
@@ -47,7 +47,7 @@ fn made(cron: &Cron) -> Kept {
         (status = 404, description = "There is no such thread or assistant", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
@@ -62,7 +62,7 @@ pub(super) async fn create_for_thread(
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: CronPath) -> Answer<CronView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Answer<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
 
@@ -81,7 +81,11 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
         (status = 400, description = "Nothing is to be changed, or fields contradict each other", body = ErrorBody),
         (status = 404, description = "There is no such cron, or its assistant is gone", body = ErrorBody),
         (status = 409, description = "Others change it all the time", body = ErrorBody)))]
-pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body): ApiJson<Object>) -> Answer<CronView> {
+pub(super) async fn patch(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<CronPath>,
+    ApiJson(body): ApiJson<Object>,
+) -> Answer<CronView> {
     if body.is_empty() {
         return Err(ApiError::empty_patch());
     }
@@ -102,7 +106,7 @@ pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body):
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 204, description = "It is gone"),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: CronPath) -> Result<Response, ApiError> {
+pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_cron(path.cron_id).await?;
     if was_there {
         Ok(no_content())

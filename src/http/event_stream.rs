@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Api;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody, Gap};
-use super::extract::{ThreadPath, within_limits};
+use super::extract::{ApiPath, ThreadPath, within_limits};
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
 use super::wire::command::ThreadStreamRequest;
@@ -27,7 +27,7 @@ use super::wire::server_sent_event::ServerSentEvent;
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn post(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     body: Bytes,
 ) -> Result<Response, ApiError> {

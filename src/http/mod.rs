@@ -66,7 +66,6 @@ pub use origins::{HostRules, LOOPBACK, OriginRules};
 pub use stream_limits::{StreamLimiter, StreamLimits};
 
 use bodies::BodyReader;
-use connections::Lasting;
 use error::ApiError;
 
 /// All that handlers may use. Cloning copies pointers.

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody, Gap};
-use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
+use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::origins;
 use super::stream::{self, Facts, Mode, Place, StreamRequest};
@@ -37,7 +37,7 @@ use crate::runtime::{AssistantRef, CancelAction, Shown};
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
     leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| {
@@ -77,7 +77,7 @@ fn place(run: &Run) -> String {
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
@@ -100,7 +100,7 @@ pub(super) async fn wait(
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
@@ -198,7 +198,7 @@ pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
 /// Answers with the events of a run that has begun.
 pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
     let request = follow(api, &begun.run, begun.cancel_on_disconnect);
-    let response = stream::respond(api.events.clone(), api.events.tail(&begun.run, After::Start), request);
+    let response = stream::respond_with_run(api.events.clone(), api.events.tail(&begun.run, After::Start), request);
     if begun.again {
         idempotency::replayed(response)
     } else {
@@ -258,7 +258,11 @@ pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
         ("select" = Option<Vec<String>>, Query, description = "Only these columns")),
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let thread = path.thread_id;
     let page = params.page(10)?;
     let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
@@ -290,7 +294,7 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<AnyRunView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Answer<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
     let used = api
@@ -325,7 +329,7 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 204, description = "It is gone"),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
+pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
     if was_there {
         Ok(no_content())
@@ -345,7 +349,7 @@ pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Resp
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn join(
     State(api): State<Api>,
-    path: RunPath,
+    ApiPath(path): ApiPath<RunPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
@@ -377,7 +381,7 @@ pub(super) async fn join(
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn join_stream(
     State(api): State<Api>,
-    path: RunPath,
+    ApiPath(path): ApiPath<RunPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
@@ -399,7 +403,7 @@ pub(super) async fn join_stream(
         filter,
         ..follow(&api, &run, cancel_on_disconnect)
     };
-    let answer = stream::respond(api.events.clone(), api.events.tail(&run, after), request);
+    let answer = stream::respond_with_run(api.events.clone(), api.events.tail(&run, after), request);
     Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
 }
 
@@ -469,7 +473,7 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&Place>)
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
-    path: RunPath,
+    ApiPath(path): ApiPath<RunPath>,
     params: Params,
     client: ClientId,
 ) -> Result<Response, ApiError> {

@@ -17,7 +17,7 @@ use super::client::ClientId;
 use super::commands::{CommandDesk, no_subscription, refused};
 use super::connections::{ConnectionHandle, RequestGuard};
 use super::error::{ApiError, ErrorBody, RESUME_GAP};
-use super::extract::{ThreadPath, within_limits};
+use super::extract::{ApiPath, ThreadPath, within_limits};
 use super::stream::beat;
 use super::stream::thread::{self, ThreadReader};
 use super::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
@@ -43,7 +43,7 @@ const MOST: usize = 64;
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,

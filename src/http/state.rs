@@ -7,7 +7,7 @@ use axum::response::Response;
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, CheckpointPath, Page, Params, ThreadPath};
+use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
 use super::idempotency::{self, KeyHeader, Keyed};
 use super::scene::{Part, Whose, look};
 use super::wire::moments::Parts;
@@ -27,7 +27,11 @@ use crate::runtime::StateWrite;
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn get(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let place = Place::default();
     selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
@@ -40,7 +44,11 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn at(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<CheckpointPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let place = Place {
         checkpoint: Some(path.checkpoint_id),
@@ -56,7 +64,7 @@ pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Par
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn at_posted(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<StateAt>,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
@@ -185,7 +193,7 @@ impl Reading<'_> {
         (status = 409, description = "Runs are at work on the thread", body = ErrorBody)))]
 pub(super) async fn update(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<StateUpdate>>,
 ) -> Result<Response, ApiError> {
     let checkpoint = wire::checkpoint(body.checkpoint_id.as_deref(), body.checkpoint.as_ref())?;
@@ -217,7 +225,11 @@ fn written(thread: ThreadId, left: CheckpointId) -> Kept {
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
             headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn history(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let page = params.page(1)?;
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
@@ -246,7 +258,7 @@ pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Pa
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn history_posted(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<HistorySearch>,
 ) -> Result<Response, ApiError> {
     let page = Page::checked(body.limit, None, 1)?;

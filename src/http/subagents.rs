@@ -6,7 +6,7 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::RunPath;
+use super::extract::{ApiPath, RunPath};
 use super::runs::{self, find};
 use super::scene::{Part, Whose, look};
 use super::stream::{self, Cursor, Mode, Place, StreamRequest};
@@ -27,7 +27,7 @@ use crate::runtime::known_of;
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Vec<ChildRunView>> {
+pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Answer<Vec<ChildRunView>> {
     let parent = find(&api, path).await?;
     let id = parent.id;
     let root = parent.lineage.root;
@@ -50,7 +50,7 @@ fn is_seen(run: &Run) -> bool {
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/tree", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The tree", body = RunTreeView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTreeView> {
+pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Answer<RunTreeView> {
     let top = find(&api, path).await?;
     let id = top.id;
     let root = top.lineage.root;
@@ -86,7 +86,7 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
+pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;
     let parts = Parts {
@@ -162,7 +162,7 @@ pub(super) async fn follow(
         subgraphs: true,
         ..request
     };
-    Ok(stream::respond(
+    Ok(stream::respond_with_run(
         api.events.clone(),
         api.events.tail_of_child(&main, child),
         request,

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
-use super::extract::{Params, ThreadPath};
+use super::extract::{ApiPath, Params, ThreadPath};
 use super::stream::frame::{Said, unseen};
 use super::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
 use super::stream_limits::StreamPermit;
@@ -75,7 +75,7 @@ impl Wanted {
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn follow(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
@@ -96,7 +96,7 @@ pub(super) async fn follow(
     };
     let heartbeat = api.settings.heartbeat;
     let seen = seen.map(|place| (place.cursor, place.said)).unzip();
-    Ok(stream::respond_lastingly(
+    Ok(stream::respond(
         HappeningFeed {
             api,
             thread,

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Page, Params, Select, ThreadPath, no_content};
+use super::extract::{ApiJson, ApiPath, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, KeyHeader, Keyed, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
@@ -57,7 +57,11 @@ fn made(new: &NewThread) -> Kept {
     params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` shows how long the thread is kept")),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<ThreadView> {
+pub(super) async fn get(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Answer<ThreadView> {
     let mut shows_ttl = false;
     for name in params
         .texts("include")
@@ -89,7 +93,7 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
         (status = 404, description = "There is none", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     headers: HeaderMap,
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
@@ -124,7 +128,7 @@ pub(super) async fn patch(
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 204, description = "It is gone"),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
+pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there {
         Ok(no_content())
@@ -140,7 +144,7 @@ pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<R
         (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
 pub(super) async fn copy(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     Keyed(key, _): Keyed<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
@@ -171,7 +175,7 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
     responses((status = 200, description = "Rows and bytes, by table", body = ThreadStorage),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadStorage> {
+pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Answer<ThreadStorage> {
     let id = path.thread_id;
     let shares = api
         .db

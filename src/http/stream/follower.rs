@@ -13,8 +13,6 @@ use futures::Stream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::ReusableBoxFuture;
 
-use crate::http::Lasting;
-
 /// What a follower reads, and how it becomes bytes.
 pub(in crate::http) trait Feed: Send + 'static {
     /// What is read from.
@@ -58,13 +56,6 @@ pub(in crate::http) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: D
     );
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
-}
-
-/// The same, of a feed that does not end before the client leaves.
-pub(in crate::http) fn respond_lastingly<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
-    let mut response = respond(feed, source, heartbeat);
-    response.extensions_mut().insert(Lasting);
     response
 }
 

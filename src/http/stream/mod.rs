@@ -15,7 +15,7 @@ use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::state::State;
 use crate::events::{Events, Standing, Tail};
-pub(super) use follower::{Feed, Then, beat, respond_lastingly};
+pub(super) use follower::{Feed, Then, beat, respond};
 pub use frame::{Cursor, Frame, Place};
 pub use v1::{Facts, Mode, Modes, Presenter};
 
@@ -48,14 +48,14 @@ pub struct StreamRequest {
 }
 
 /// Answers with the events of a run as they come. `tail` decides from where.
-pub fn respond(events: Events, tail: Tail, request: StreamRequest) -> Response {
+pub fn respond_with_run(events: Events, tail: Tail, request: StreamRequest) -> Response {
     let log = RunLog {
         events,
         thread: request.facts.thread,
         tail,
     };
     let heartbeat = request.heartbeat;
-    follower::respond(RunFeed::new(request), log, heartbeat)
+    respond(RunFeed::new(request), log, heartbeat)
 }
 
 /// What a follower reads.

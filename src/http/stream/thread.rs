@@ -119,5 +119,5 @@ fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
 
 /// Answers with the events of a thread, those of the past first, until the client leaves; `guard` is dropped then.
 pub fn respond<G: Send + 'static>(reader: ThreadReader, tail: ThreadTail, heartbeat: Duration, guard: G) -> Response {
-    follower::respond_lastingly(ThreadFeed { reader, _guard: guard }, tail, heartbeat)
+    follower::respond(ThreadFeed { reader, _guard: guard }, tail, heartbeat)
 }
