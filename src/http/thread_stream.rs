@@ -10,7 +10,7 @@ use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiPath, Params, ThreadPath};
 use super::stream::frame::{Said, unseen};
-use super::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
+use super::stream::{self, Cursor, Facts, Feed, Frame, Loaded, Mode, Place, Presenter, Then};
 use super::stream_limits::StreamPermit;
 use super::wire::server_sent_event::ServerSentEvent;
 use super::{Api, runs, state};
@@ -195,16 +195,18 @@ impl HappeningFeed {
         let Some(presenter) = &mut self.presenter else {
             return Ok(());
         };
-        if let Some(checkpoint) = presenter.wants_standing(event)
-            && let Some(standing) = self.api.events.standing(self.thread, checkpoint).await?
-        {
-            presenter.learn(standing);
-        }
-        let base = match presenter.wants_state(event) {
-            Some(checkpoint) => Some(self.api.events.state_at(self.thread, checkpoint).await?),
-            None => None,
+        let needs = presenter.needs(event);
+        let loaded = Loaded {
+            state: match needs.state {
+                Some(checkpoint) => Some(self.api.events.state_at(self.thread, checkpoint).await?),
+                None => None,
+            },
+            resumed: match needs.resumed {
+                Some(checkpoint) => self.api.events.standing(self.thread, checkpoint).await?,
+                None => None,
+            },
         };
-        let frames = presenter.present(event, base);
+        let frames = presenter.present(event, loaded);
         for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
             if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {
                 frame.id = Some(Place {

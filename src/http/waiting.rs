@@ -1,6 +1,7 @@
 //! Answers that wait for the end of a run. While they wait they send a newline now and then, which JSON readers skip.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -11,20 +12,19 @@ use serde_json::{Value, json};
 
 use super::Api;
 use super::error::ApiError;
+use super::stream::fold::AgentView;
 use super::subagents;
 use super::threads::Glimpse;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as shown};
-use crate::db::{DbResult, runs};
+use crate::db::runs;
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{EventBody, Fact};
+use crate::domain::event::{EventBody, Fact, Origin};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
-use crate::domain::state::State;
 use crate::domain::visibility::Visibility;
-use crate::events::{After, Events, Tail};
+use crate::events::After;
 use crate::runtime::Runs;
 
 /// Answers with the JSON that `outcome` comes to, and with a newline every `beat` until then.
@@ -81,85 +81,40 @@ impl Drop for Leave {
 
 /// What a new run comes to: its last values, with the question it asks; or why it failed.
 pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
-    let mut follower = Follower {
-        thread: run.thread,
-        state: State::default(),
-        asked: vec![],
-        end: None,
-    };
-    follower
-        .follow(&api.events, api.events.tail(&run, After::Start))
-        .await?;
-    if run.lineage.visibility != Visibility::Full {
-        follower.state = State::default();
-    }
-    Ok(follower.answer())
-}
-
-/// Follows a run from its first event to its last. The thread itself may be gone by then.
-struct Follower {
-    thread: ThreadId,
-    state: State,
-    asked: Vec<Interrupt>,
-    end: Option<(RunStatus, Option<Failure>)>,
-}
-
-impl Follower {
-    async fn follow(&mut self, events: &Events, mut tail: Tail) -> Result<(), ApiError> {
-        while let Some(event) = tail.next().await? {
-            if event.origin.lane == Lane::Main {
-                self.take(events, &event.body).await?;
-            }
+    let mut tail = api.events.tail(&run, After::Start);
+    let mut main = AgentView::new(&Arc::new(Origin::of(&run)));
+    let mut end = None;
+    while let Some(event) = tail.next().await? {
+        if event.origin.lane != Lane::Main {
+            continue;
         }
-        if tail.is_cut() {
-            Err(ApiError::leaving())
-        } else {
-            Ok(())
-        }
-    }
-
-    async fn take(&mut self, events: &Events, body: &EventBody) -> DbResult<()> {
-        match body {
-            EventBody::Entry(entry) => {
-                entry.writes.iter().for_each(|update| self.state.apply(update));
-                self.asked.clear();
-            }
-            EventBody::Fact(Fact::Started { base, .. }) => {
-                self.asked.clear();
-                self.state = match base {
-                    Some(base) => State::clone(&*events.state_at(self.thread, *base).await?),
-                    None => State::default(),
-                };
-            }
+        let base = match AgentView::missing_state(Some(&main), &event.body) {
+            Some(checkpoint) => Some(api.events.state_at(run.thread, checkpoint).await?),
+            None => None,
+        };
+        main.enter(&event.body, base, true);
+        match &event.body {
+            EventBody::Entry(entry) => main.advance(entry),
             EventBody::Fact(Fact::Asked { interrupts, .. }) => {
-                let is_new = |new: &&Interrupt| !self.asked.iter().any(|known| known.id == new.id);
-                let new: Vec<Interrupt> = interrupts.iter().filter(is_new).cloned().collect();
-                self.asked.extend(new);
+                main.ask(interrupts);
             }
-            EventBody::Fact(Fact::Ended { status, error, .. }) => self.end = Some((*status, error.clone())),
-            EventBody::Fact(
-                Fact::Calling { .. }
-                | Fact::Answered { .. }
-                | Fact::BrokenOff { .. }
-                | Fact::Paused
-                | Fact::Undone
-                | Fact::Custom { .. },
-            )
-            | EventBody::Delta(_)
-            | EventBody::Begun(_)
-            | EventBody::Output { .. } => {}
-        }
-        Ok(())
-    }
-
-    fn answer(self) -> Value {
-        match self.end {
-            Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
-            Some(_) => with_questions(shown(&self.state), &self.asked),
-            // It was undone, or deleted.
-            None => json!({}),
+            EventBody::Fact(Fact::Ended { status, error, .. }) => end = Some((*status, error.clone())),
+            EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
     }
+    if tail.is_cut() {
+        return Err(ApiError::leaving());
+    }
+    let state = main
+        .state
+        .filter(|_| run.lineage.visibility == Visibility::Full)
+        .unwrap_or_default();
+    Ok(match end {
+        Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
+        Some(_) => with_questions(shown(&state), &main.asked),
+        // It was undone, or deleted.
+        None => json!({}),
+    })
 }
 
 /// Values with the open question; the questions alone if there are several.

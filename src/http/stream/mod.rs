@@ -17,8 +17,9 @@ use crate::domain::state::State;
 use crate::events::{Events, Standing, Tail};
 pub(super) use follower::{Feed, Then, beat, respond};
 pub use frame::{Cursor, Frame, Place};
-pub use v1::{Facts, Mode, Modes, Presenter};
+pub use v1::{Facts, Loaded, Mode, Modes, Presenter};
 
+pub(in crate::http) mod fold;
 mod follower;
 pub mod frame;
 #[cfg(test)]
@@ -119,11 +120,8 @@ impl<L: Log> Feed for RunFeed<L> {
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error, buffer),
         };
-        match self.look_up(log, &event).await {
-            Ok(base) => {
-                self.present(&event, base, buffer);
-                Then::Go
-            }
+        match self.present(log, &event, buffer).await {
+            Ok(()) => Then::Go,
             Err(error) => self.fail(&error, buffer),
         }
     }
@@ -163,21 +161,19 @@ impl<L: Log> RunFeed<L> {
         }
     }
 
-    /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
-    async fn look_up(&mut self, log: &mut L, event: &Event) -> DbResult<Option<Arc<State>>> {
-        if let Some(checkpoint) = self.presenter.wants_standing(event)
-            && let Some(standing) = log.standing(checkpoint).await?
-        {
-            self.presenter.learn(standing);
-        }
-        match self.presenter.wants_state(event) {
-            Some(checkpoint) => log.state_at(checkpoint).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn present(&mut self, event: &Event, base: Option<Arc<State>>, buffer: &mut BytesMut) {
-        let frames = self.presenter.present(event, base);
+    async fn present(&mut self, log: &mut L, event: &Event, buffer: &mut BytesMut) -> DbResult<()> {
+        let needs = self.presenter.needs(event);
+        let loaded = Loaded {
+            state: match needs.state {
+                Some(checkpoint) => Some(log.state_at(checkpoint).await?),
+                None => None,
+            },
+            resumed: match needs.resumed {
+                Some(checkpoint) => log.standing(checkpoint).await?,
+                None => None,
+            },
+        };
+        let frames = self.presenter.present(event, loaded);
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
             frame.id = self.resumable.then(|| Place {
                 cursor,
@@ -185,6 +181,7 @@ impl<L: Log> RunFeed<L> {
             });
             frame.write(buffer);
         }
+        Ok(())
     }
 
     /// The run is over: the client may leave now.

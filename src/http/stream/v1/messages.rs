@@ -11,13 +11,12 @@ use bytes::{BufMut, BytesMut};
 use serde_json::Value;
 
 use super::Facts;
+use super::agent::ShownAgent;
 use super::answer::{Answer, Speaker, metadata_frame};
-use super::lane::LaneView;
 use super::metadata::Source;
 use super::mode::{Mode, Modes};
 use super::records::Asking;
 use crate::domain::event::{Chunk, Delta, Origin};
-use crate::domain::id::TaskId;
 use crate::domain::machine::{MODEL, RUNNABLE};
 use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
@@ -55,12 +54,12 @@ impl Messages {
     }
 
     /// Takes a piece of an answer.
-    pub(super) fn piece(&mut self, facts: &Facts, view: &LaneView, delta: &Delta, out: &mut Vec<Frame>) {
+    pub(super) fn piece(&mut self, facts: &Facts, shown: &ShownAgent, delta: &Delta, out: &mut Vec<Frame>) {
         let head = &delta.answer;
         match &delta.chunk {
             Chunk::Begin if !self.knows(&head.message) => {
                 let model = Some((head.provider.as_str(), head.model.as_str()));
-                let origin = &*view.origin;
+                let origin = &*shown.agent.origin;
                 let source = Source {
                     origin,
                     node: MODEL,
@@ -69,7 +68,7 @@ impl Messages {
                     call: 0,
                     model,
                 };
-                let speaker = self.speaker(facts, &source, &head.message, view.state.as_ref());
+                let speaker = self.speaker(facts, &source, &head.message, shown.agent.state.as_ref());
                 let mut answer = Answer::new(speaker);
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
@@ -95,14 +94,14 @@ impl Messages {
     pub(super) fn written(
         &mut self,
         facts: &Facts,
-        (view, source): (&LaneView, &Source<'_>),
+        (shown, source): (&ShownAgent, &Source<'_>),
         update: &Update,
         out: &mut Vec<Frame>,
     ) {
         for message in &update.messages {
             match &message.role {
                 Role::Ai { .. } if source.is_model() => {
-                    let state = view.state.as_ref();
+                    let state = shown.agent.state.as_ref();
                     if let Some(mut answer) = self.answer(facts, source, message, state, out) {
                         let before = out.len();
                         answer.end_with(message, out);
@@ -119,8 +118,8 @@ impl Messages {
     }
 
     /// Says what is missing of a message that broke off. It has no end.
-    pub(super) fn broken_off(&mut self, facts: &Facts, view: &LaneView, message: &Message, out: &mut Vec<Frame>) {
-        self.answer(facts, &view.source(MODEL, 0), message, view.state.as_ref(), out);
+    pub(super) fn broken_off(&mut self, facts: &Facts, shown: &ShownAgent, message: &Message, out: &mut Vec<Frame>) {
+        self.answer(facts, &shown.source(MODEL, 0), message, shown.agent.state.as_ref(), out);
     }
 
     /// Says what is missing of what the message says; the answer that says it, unless that was complete before.
@@ -209,20 +208,5 @@ impl Messages {
             word: "messages",
             namespace: namespace(),
         })
-    }
-}
-
-impl LaneView {
-    /// The source of what a task of this agent says.
-    pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
-        let task = TaskId::of_step(self.head, node, call);
-        Source {
-            origin: &self.origin,
-            node,
-            task,
-            step: self.next_step(),
-            call,
-            model: None,
-        }
     }
 }

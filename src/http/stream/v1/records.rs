@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::Facts;
-use super::lane::LaneView;
+use super::agent::ShownAgent;
 use super::metadata::{Source, of_agent};
-use super::steps::open_calls;
+use super::next_tasks::open_calls;
 use super::values::{Public, Written};
 use crate::domain::event::Origin;
 use crate::domain::id::{RunId, TaskId};
@@ -208,9 +208,9 @@ fn class_of(provider: &str) -> String {
 }
 
 /// A task that wrote something all at once.
-pub(super) fn hook(facts: &Facts, view: &LaneView, node: &str, update: &Update, out: &mut Vec<Frame>) {
-    let task = Running::task(facts, &view.source(node, 0));
-    let input = view.state.clone().unwrap_or_default();
+pub(super) fn hook(facts: &Facts, shown: &ShownAgent, node: &str, update: &Update, out: &mut Vec<Frame>) {
+    let task = Running::task(facts, &shown.source(node, 0));
+    let input = shown.agent.state.clone().unwrap_or_default();
     let output = Public(update);
     out.push(task.began("on_chain_start", &input));
     out.push(task.said("on_chain_stream", &output));
@@ -218,10 +218,10 @@ pub(super) fn hook(facts: &Facts, view: &LaneView, node: &str, update: &Update, 
 }
 
 /// The calls of the last answer begin; those that `skip` names were made before.
-pub(super) fn begin_calls(facts: &Facts, view: &LaneView, skip: &[usize], out: &mut Vec<Frame>) {
-    let calls = view.state.as_ref().map(open_calls).unwrap_or_default();
+pub(super) fn begin_calls(facts: &Facts, shown: &ShownAgent, skip: &[usize], out: &mut Vec<Frame>) {
+    let calls = shown.agent.state.as_ref().map(open_calls).unwrap_or_default();
     for (at, call) in calls.into_iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
-        let source = view.source(TOOLS, at);
+        let source = shown.source(TOOLS, at);
         out.push(Running::task(facts, &source).began("on_chain_start", &[&call]));
         let tool = Running::called(facts, &source, tool_run(source.task), call.name.clone());
         out.push(tool.began("on_tool_start", &call.args));
@@ -229,10 +229,11 @@ pub(super) fn begin_calls(facts: &Facts, view: &LaneView, skip: &[usize], out: &
 }
 
 /// A call is answered.
-pub(super) fn end_call(facts: &Facts, view: &LaneView, at: usize, update: &Update, out: &mut Vec<Frame>) {
-    let source = view.source(TOOLS, at);
+pub(super) fn end_call(facts: &Facts, shown: &ShownAgent, at: usize, update: &Update, out: &mut Vec<Frame>) {
+    let source = shown.source(TOOLS, at);
     let message = update.messages.iter().find(|message| message.answers().is_some());
-    let call = view
+    let call = shown
+        .agent
         .state
         .as_ref()
         .and_then(|state| open_calls(state).into_iter().nth(at))

@@ -276,11 +276,12 @@ impl Play {
         events
             .iter()
             .flat_map(|event| {
-                if let Some(standing) = presenter.wants_standing(event).and_then(|id| self.standings.get(&id)) {
-                    presenter.learn(standing.clone());
-                }
-                let base = presenter.wants_state(event).map(|id| Arc::clone(&self.states[&id]));
-                presenter.present(event, base)
+                let needs = presenter.needs(event);
+                let loaded = Loaded {
+                    state: needs.state.map(|id| Arc::clone(&self.states[&id])),
+                    resumed: needs.resumed.and_then(|id| self.standings.get(&id)).cloned(),
+                };
+                presenter.present(event, loaded)
             })
             .collect()
     }
