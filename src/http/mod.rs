@@ -29,14 +29,12 @@ mod approvals;
 mod assistants;
 mod bodies;
 mod client;
-mod commands;
 mod connections;
 mod cors;
 mod crons;
 mod deadline;
 mod deliveries;
 pub mod error;
-mod event_stream;
 pub mod extract;
 mod guarded;
 mod idempotency;
@@ -44,14 +42,13 @@ pub mod openapi;
 mod origins;
 mod runs;
 mod scene;
-mod socket;
 mod state;
 mod stateless;
 mod store;
 pub mod stream;
 mod stream_limits;
 mod subagents;
-mod thread_stream;
+mod thread_events;
 mod threads;
 mod traffic;
 mod unknown_keys;
@@ -155,7 +152,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(threads::copy))
         .routes(routes!(threads::prune))
         .routes(routes!(threads::storage))
-        .routes(routes!(thread_stream::follow))
+        .routes(routes!(threads::stream::follow))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))
@@ -173,8 +170,8 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(subagents::tree))
         .routes(routes!(subagents::state))
         // The stream of a thread, and commands to it.
-        .routes(routes!(commands::post))
-        .routes(routes!(socket::get, event_stream::post))
+        .routes(routes!(thread_events::commands::post))
+        .routes(routes!(thread_events::socket::get, thread_events::sse::post))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))

@@ -81,10 +81,7 @@ pub(super) async fn wait(
     client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Thread(path.thread_id))?;
-    let permit = api.streams.acquire(Some(path.thread_id), client)?;
-    let begun = begin(&api, checked, key).await?;
-    Ok(permit.hold(wait_for(api, begun)))
+    start_and_wait(api, Door::Thread(path.thread_id), client, body, key).await
 }
 
 /// Starts a run and streams its events.
@@ -104,16 +101,12 @@ pub(super) async fn stream(
     client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Thread(path.thread_id))?;
-    let permit = api.streams.acquire(Some(path.thread_id), client)?;
-    let begun = begin(&api, checked, key).await?;
-    let headers = located(&begun.run, Some("stream"));
-    Ok(permit.hold((headers, stream_of(&api, begun)).into_response()))
+    start_and_stream(api, Door::Thread(path.thread_id), client, body, key).await
 }
 
 /// A run that has begun.
-pub(super) struct Begun {
-    pub(super) run: Run,
+struct Begun {
+    run: Run,
     cancel_on_disconnect: bool,
     /// Whether an earlier request under the same key began it.
     again: bool,
@@ -131,7 +124,7 @@ pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept
 }
 
 /// Starts a run to follow it, or finds the one that was started under the same key.
-pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun, ApiError> {
+async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
@@ -177,17 +170,53 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
     ))
 }
 
-/// Answers with the last values of a run that has begun.
-pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
+/// Starts a run and answers with its last values.
+pub(super) async fn start_and_wait(
+    api: Api,
+    scope: Door,
+    client: ClientId,
+    body: RunCreate,
+    key: Option<Key>,
+) -> Result<Response, ApiError> {
+    let checked = body.check(scope)?;
+    let permit = api.streams.acquire(scope.thread(), client)?;
     let Begun {
         run,
         cancel_on_disconnect,
         again,
-    } = begun;
+    } = begin(&api, checked, key).await?;
     let headers = located(&run, Some("join"));
     let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
     let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
+    Ok(permit.hold(marked(response, again)))
+}
+
+/// Starts a run and answers with its events.
+pub(super) async fn start_and_stream(
+    api: Api,
+    scope: Door,
+    client: ClientId,
+    body: RunCreate,
+    key: Option<Key>,
+) -> Result<Response, ApiError> {
+    let checked = body.check(scope)?;
+    let permit = api.streams.acquire(scope.thread(), client)?;
+    let begun = begin(&api, checked, key).await?;
+    let mut headers = located(&begun.run, Some("stream"));
+    if scope == Door::Stateless
+        && let Ok(place) = HeaderValue::from_str(&short_place(&begun.run))
+    {
+        headers.insert(header::CONTENT_LOCATION, place);
+    }
+    let request = follow(&api, &begun.run, begun.cancel_on_disconnect);
+    let tail = api.events.tail(&begun.run, After::Start);
+    let response = stream::respond_with_run(api.events.clone(), tail, request);
+    Ok(permit.hold((headers, marked(response, begun.again)).into_response()))
+}
+
+/// Marks an answer that is given once more, under the key of an earlier request.
+fn marked(response: Response, again: bool) -> Response {
     if again {
         idempotency::replayed(response)
     } else {
@@ -195,15 +224,9 @@ pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
     }
 }
 
-/// Answers with the events of a run that has begun.
-pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
-    let request = follow(api, &begun.run, begun.cancel_on_disconnect);
-    let response = stream::respond_with_run(api.events.clone(), api.events.tail(&begun.run, After::Start), request);
-    if begun.again {
-        idempotency::replayed(response)
-    } else {
-        response
-    }
+/// Names a run without its thread, which is of no interest.
+pub(super) fn short_place(run: &Run) -> String {
+    format!("/runs/{}", run.id)
 }
 
 /// A client follows a run with the modes that the run was asked for.
@@ -233,7 +256,7 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
 }
 
 /// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
-pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
+fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
     let place = place(run);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value: &str| {

@@ -1,15 +1,14 @@
 //! Runs that bring their own thread, and runs named without one.
 
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use super::Api;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, KeyHeader, Keyed};
-use super::runs::{action, begin, check_graph, leave, located, shown, stream_of, thread_of, wait_for};
+use super::runs::{action, check_graph, leave, short_place, shown, start_and_stream, start_and_wait, thread_of};
 use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
@@ -45,10 +44,7 @@ pub(super) async fn wait(
     client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Stateless)?;
-    let permit = api.streams.acquire(None, client)?;
-    let begun = begin(&api, checked, key).await?;
-    Ok(permit.hold(wait_for(api, begun)))
+    start_and_wait(api, Door::Stateless, client, body, key).await
 }
 
 /// Starts a run on a thread of its own and streams its events, as on a thread.
@@ -64,19 +60,7 @@ pub(super) async fn stream(
     client: ClientId,
     Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Stateless)?;
-    let permit = api.streams.acquire(None, client)?;
-    let begun = begin(&api, checked, key).await?;
-    let mut headers = located(&begun.run, Some("stream"));
-    if let Ok(place) = HeaderValue::from_str(&short_place(&begun.run)) {
-        headers.insert(header::CONTENT_LOCATION, place);
-    }
-    Ok(permit.hold((headers, stream_of(&api, begun)).into_response()))
-}
-
-/// Names the run without its thread, which is of no interest.
-fn short_place(run: &Run) -> String {
-    format!("/runs/{}", run.id)
+    start_and_stream(api, Door::Stateless, client, body, key).await
 }
 
 /// Starts several runs, each on a thread of its own, and waits for none of them. All of them are started, or none.

@@ -28,6 +28,8 @@ use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
 use crate::runtime::NewThread;
 
+pub(super) mod stream;
+
 /// Makes a thread.
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),

@@ -12,12 +12,11 @@ use bytes::BytesMut;
 
 use crate::db::DbResult;
 use crate::domain::event::Event;
-use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::state::State;
-use crate::events::{Events, Standing, Tail};
+use crate::domain::id::ThreadId;
+use crate::events::{Events, Tail};
 pub(super) use follower::{Feed, Then, beat, respond};
 pub use frame::{Cursor, Frame, Place};
-pub use v1::{Facts, Loaded, Mode, Modes, Presenter};
+pub use v1::{Facts, Loaded, Mode, Modes, Needs, Presenter};
 
 pub(in crate::http) mod fold;
 mod follower;
@@ -65,10 +64,26 @@ trait Log: Send + 'static {
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
     /// Whether there are no more events because the server leaves, and not because the run is over.
     fn is_cut(&self) -> bool;
-    /// The state at a checkpoint.
-    fn state_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Arc<State>>> + Send;
-    /// How an agent stood at a checkpoint, if there is one.
-    fn standing(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Option<Standing>>> + Send;
+    /// Reads what is needed to present an event.
+    fn load(&mut self, needs: Needs) -> impl Future<Output = DbResult<Loaded>> + Send;
+}
+
+/// Reads what is needed to present an event of a thread.
+///
+/// # Errors
+/// When the database fails.
+pub(super) async fn load(events: &Events, thread: ThreadId, needs: Needs) -> DbResult<Loaded> {
+    // Boxed, like all that is seldom: a stream is no larger while it waits.
+    Ok(Loaded {
+        state: match needs.state {
+            Some(checkpoint) => Some(Box::pin(events.state_at(thread, checkpoint)).await?),
+            None => None,
+        },
+        resumed: match needs.resumed {
+            Some(checkpoint) => Box::pin(events.standing(thread, checkpoint)).await?,
+            None => None,
+        },
+    })
 }
 
 struct RunLog {
@@ -86,12 +101,8 @@ impl Log for RunLog {
         self.tail.is_cut()
     }
 
-    async fn state_at(&mut self, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
-        Box::pin(self.events.state_at(self.thread, checkpoint)).await
-    }
-
-    async fn standing(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
-        Box::pin(self.events.standing(self.thread, checkpoint)).await
+    async fn load(&mut self, needs: Needs) -> DbResult<Loaded> {
+        load(&self.events, self.thread, needs).await
     }
 }
 
@@ -162,17 +173,7 @@ impl<L: Log> RunFeed<L> {
     }
 
     async fn present(&mut self, log: &mut L, event: &Event, buffer: &mut BytesMut) -> DbResult<()> {
-        let needs = self.presenter.needs(event);
-        let loaded = Loaded {
-            state: match needs.state {
-                Some(checkpoint) => Some(log.state_at(checkpoint).await?),
-                None => None,
-            },
-            resumed: match needs.resumed {
-                Some(checkpoint) => log.standing(checkpoint).await?,
-                None => None,
-            },
-        };
+        let loaded = log.load(self.presenter.needs(event)).await?;
         let frames = self.presenter.present(event, loaded);
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
             frame.id = self.resumable.then(|| Place {

@@ -12,7 +12,7 @@ use super::*;
 use crate::db::DbError;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{EventBody, Fact, Origin};
-use crate::domain::id::{AssistantId, RunId};
+use crate::domain::id::{AssistantId, CheckpointId, RunId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
@@ -28,12 +28,11 @@ impl Log for Written {
         self.1
     }
 
-    async fn standing(&mut self, _: CheckpointId) -> DbResult<Option<Standing>> {
-        Ok(None)
-    }
-
-    async fn state_at(&mut self, _: CheckpointId) -> DbResult<Arc<State>> {
-        Err(DbError::Unfit("there are no states in this test".to_owned()))
+    async fn load(&mut self, needs: Needs) -> DbResult<Loaded> {
+        match needs.state {
+            Some(_) => Err(DbError::Unfit("there are no states in this test".to_owned())),
+            None => Ok(Loaded::default()),
+        }
     }
 }
 

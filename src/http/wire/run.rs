@@ -92,6 +92,16 @@ pub enum Door {
     Stateless,
 }
 
+impl Door {
+    /// The thread, if one was named.
+    pub fn thread(self) -> Option<domain::id::ThreadId> {
+        match self {
+            Self::Thread(thread) => Some(thread),
+            Self::Stateless => None,
+        }
+    }
+}
+
 /// A request for a run that was checked.
 #[derive(Debug)]
 pub struct CheckedRun {

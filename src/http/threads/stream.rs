@@ -6,19 +6,19 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde_json::json;
 
-use super::client::ClientId;
-use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiPath, Params, ThreadPath};
-use super::stream::frame::{Said, unseen};
-use super::stream::{self, Cursor, Facts, Feed, Frame, Loaded, Mode, Place, Presenter, Then};
-use super::stream_limits::StreamPermit;
-use super::wire::server_sent_event::ServerSentEvent;
-use super::{Api, runs, state};
 use crate::db::{DbResult, threads};
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
 use crate::events::{Follow, Happening};
+use crate::http::client::ClientId;
+use crate::http::error::{ApiError, ErrorBody};
+use crate::http::extract::{ApiPath, Params, ThreadPath};
+use crate::http::stream::frame::{Said, unseen};
+use crate::http::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
+use crate::http::stream_limits::StreamPermit;
+use crate::http::wire::server_sent_event::ServerSentEvent;
+use crate::http::{Api, runs, state};
 
 /// Which of the things that happen a reader wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Wanted {
         (status = 404, description = "There is no such thread", body = ErrorBody),
         (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn follow(
+pub(in crate::http) async fn follow(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
@@ -195,17 +195,7 @@ impl HappeningFeed {
         let Some(presenter) = &mut self.presenter else {
             return Ok(());
         };
-        let needs = presenter.needs(event);
-        let loaded = Loaded {
-            state: match needs.state {
-                Some(checkpoint) => Some(self.api.events.state_at(self.thread, checkpoint).await?),
-                None => None,
-            },
-            resumed: match needs.resumed {
-                Some(checkpoint) => self.api.events.standing(self.thread, checkpoint).await?,
-                None => None,
-            },
-        };
+        let loaded = stream::load(&self.api.events, self.thread, presenter.needs(event)).await?;
         let frames = presenter.present(event, loaded);
         for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
             if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {

@@ -11,22 +11,22 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::time::Interval;
 
-use super::Api;
-use super::bodies::BodyReader;
-use super::client::ClientId;
 use super::commands::{CommandDesk, no_subscription, refused};
-use super::connections::{ConnectionHandle, RequestGuard};
-use super::error::{ApiError, ErrorBody, RESUME_GAP};
-use super::extract::{ApiPath, ThreadPath, within_limits};
-use super::stream::beat;
-use super::stream::thread::{self, ThreadReader};
-use super::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
-use super::stream_limits::StreamPermit;
-use super::wire::command::{CommandAnswer, Refusal, ThreadCommand};
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Heard, ThreadTail};
+use crate::http::Api;
+use crate::http::bodies::BodyReader;
+use crate::http::client::ClientId;
+use crate::http::connections::{ConnectionHandle, RequestGuard};
+use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
+use crate::http::extract::{ApiPath, ThreadPath, within_limits};
+use crate::http::stream::beat;
+use crate::http::stream::thread::{self, ThreadReader};
+use crate::http::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
+use crate::http::stream_limits::StreamPermit;
+use crate::http::wire::command::{CommandAnswer, Refusal, ThreadCommand};
 
 /// How many subscriptions one socket may have.
 const MOST: usize = 64;
@@ -41,7 +41,7 @@ const MOST: usize = 64;
         (status = 400, description = "It is no request for a WebSocket", body = String),
         (status = 426, description = "The connection cannot become a WebSocket", body = String),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn get(
+pub(in crate::http) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,

@@ -5,14 +5,14 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::Value;
 
-use super::Api;
-use super::client::ClientId;
-use super::error::{ApiError, ErrorBody, Gap};
-use super::extract::{ApiPath, ThreadPath, within_limits};
-use super::stream::thread::{self, ThreadReader};
-use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
-use super::wire::command::ThreadStreamRequest;
-use super::wire::server_sent_event::ServerSentEvent;
+use crate::http::Api;
+use crate::http::client::ClientId;
+use crate::http::error::{ApiError, ErrorBody, Gap};
+use crate::http::extract::{ApiPath, ThreadPath, within_limits};
+use crate::http::stream::thread::{self, ThreadReader};
+use crate::http::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
+use crate::http::wire::command::ThreadStreamRequest;
+use crate::http::wire::server_sent_event::ServerSentEvent;
 
 /// Streams the events of a thread.
 ///
@@ -25,7 +25,7 @@ use super::wire::server_sent_event::ServerSentEvent;
         (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
         (status = 413, description = "It is larger than allowed", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn post(
+pub(in crate::http) async fn post(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,

@@ -6,21 +6,21 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::Api;
-use super::error::{ApiError, ErrorBody};
-use super::extract::within_limits;
-use super::idempotency::{KeyHeader, Keyed, Raw};
-use super::runs::check_graph;
-use super::stream::v2::{FRAMES, Filter};
-use super::stream::{Mode, v2};
-use super::wire::Object;
-use super::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
-use super::wire::run::{CommandBody, Door, RunCreate};
 use crate::db::{runs, threads};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
+use crate::http::Api;
+use crate::http::error::{ApiError, ErrorBody};
+use crate::http::extract::within_limits;
+use crate::http::idempotency::{KeyHeader, Keyed, Raw};
+use crate::http::runs::check_graph;
+use crate::http::stream::v2::{FRAMES, Filter};
+use crate::http::stream::{Mode, v2};
+use crate::http::wire::Object;
+use crate::http::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
+use crate::http::wire::run::{CommandBody, Door, RunCreate};
 use crate::runtime::{Reply, RespondError, StartError};
 
 /// Gives a thread a command.
@@ -32,7 +32,7 @@ use crate::runtime::{Reply, RespondError, StartError};
     responses((status = 200, description = "What came of it", body = CommandAnswer),
         (status = 400, description = "It is no command", body = NoCommand),
         (status = 413, description = "It is larger than allowed", body = ErrorBody)))]
-pub(super) async fn post(
+pub(in crate::http) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,
     Keyed(key, Raw(body)): Keyed<Raw>,
