@@ -11,7 +11,7 @@ use super::wire::agent::{
     AgentOrVersion, AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView,
 };
 use super::wire::{Object, json};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
 use crate::runtime::DefinitionError;
 
@@ -27,7 +27,7 @@ pub(super) async fn put(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
     ApiJson(body): ApiJson<Object>,
-) -> Answer<AgentView> {
+) -> JsonResult<AgentView> {
     Ok(Json(api.runs.put_agent(&graph_id, Value::Object(body)).await?.into()))
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn get(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
     params: Params,
-) -> Answer<AgentOrVersion> {
+) -> JsonResult<AgentOrVersion> {
     let found = api
         .runs
         .agent(&graph_id)
@@ -109,7 +109,7 @@ pub(super) async fn versions(
 pub(super) async fn validate(
     State(api): State<Api>,
     JsonWithDefinition(body): JsonWithDefinition<Candidate>,
-) -> Answer<VerdictView> {
+) -> JsonResult<VerdictView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
         api.runs.judge_agent(graph_id, Value::Object(body.definition)).into(),

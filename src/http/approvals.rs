@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
 use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::threads;
 
@@ -18,7 +18,7 @@ use crate::db::threads;
         ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
         ("offset" = Option<u32>, Query, description = "How many to pass over")),
     responses((status = 200, description = "The questions", body = InterruptList)))]
-pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<InterruptList> {
+pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResult<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
@@ -54,7 +54,7 @@ pub(super) async fn list(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
-) -> Answer<InterruptList> {
+) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
     let status = params.word("status", None, |word| AskedStatus::from_word(word).map(Some))?;
     let read = api.db.read(move |tx| {
@@ -86,7 +86,7 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
     responses((status = 200, description = "The question", body = InterruptView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> Answer<InterruptView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
 

@@ -8,13 +8,13 @@ use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{AgentPath, ApiJson, ApiPath, AssistantPath, Page, Params, SubgraphPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::assistant::{
     AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedSearch, GraphView,
     SchemasView, VersionChoice, VersionSearch, VersionView,
 };
 use super::wire::json;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::assistants;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::Filter;
@@ -30,7 +30,7 @@ use crate::runtime::{AssistantError, AssistantRef};
         (status = 409, description = "It exists already", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<AssistantCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<AssistantCreate>>,
 ) -> Result<Response, ApiError> {
     let CheckedAssistant {
         id,
@@ -69,7 +69,7 @@ pub(super) async fn search(
 /// Counts assistants.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> Answer<i64> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
     let wanted = body.check()?.wanted;
     Ok(Json(
         api.db
@@ -82,7 +82,7 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> Answer<AssistantView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
 
@@ -96,7 +96,7 @@ pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<AssistantPatch>,
-) -> Answer<AssistantView> {
+) -> JsonResult<AssistantView> {
     Ok(Json(
         api.runs
             .change_assistant(path.assistant_id, body.check()?)
@@ -161,7 +161,7 @@ pub(super) async fn use_version(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionChoice>,
-) -> Answer<AssistantView> {
+) -> JsonResult<AssistantView> {
     Ok(Json(
         api.runs.use_version(path.assistant_id, body.version).await?.into(),
     ))
@@ -177,7 +177,7 @@ pub(super) async fn graph(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AgentPath>,
     params: Params,
-) -> Answer<GraphView> {
+) -> JsonResult<GraphView> {
     let levels = match params.text("xray").map(str::parse) {
         Some(Ok(levels)) => levels,
         Some(Err(_)) | None if params.flag("xray")? => u32::MAX,
@@ -195,7 +195,7 @@ pub(super) async fn graph(
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> Answer<SchemasView> {
+pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
     let graph_id = graph_of(&api, path.assistant).await?;
     let schemas = api
         .runs
@@ -214,7 +214,7 @@ pub(super) async fn subgraphs(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AgentPath>,
     params: Params,
-) -> Answer<Subgraphs> {
+) -> JsonResult<Subgraphs> {
     subagents(&api, path.assistant, None, params.flag("recurse")?).await
 }
 
@@ -228,14 +228,19 @@ pub(super) async fn subgraph(
     State(api): State<Api>,
     ApiPath(path): ApiPath<SubgraphPath>,
     params: Params,
-) -> Answer<Subgraphs> {
+) -> JsonResult<Subgraphs> {
     subagents(&api, path.assistant, Some(&path.namespace), params.flag("recurse")?).await
 }
 
 /// The schemas of subagents, by name.
 type Subgraphs = BTreeMap<String, SchemasView>;
 
-async fn subagents(api: &Api, assistant: AssistantRef, namespace: Option<&str>, recurse: bool) -> Answer<Subgraphs> {
+async fn subagents(
+    api: &Api,
+    assistant: AssistantRef,
+    namespace: Option<&str>,
+    recurse: bool,
+) -> JsonResult<Subgraphs> {
     let graph_id = graph_of(api, assistant).await?;
     let found = api
         .runs

@@ -6,10 +6,10 @@ use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CronPath, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::Object;
 use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_patch, read_wish};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::crons;
 use crate::domain::cron::Cron;
 use crate::domain::id::CronId;
@@ -27,7 +27,7 @@ const ATTEMPTS: usize = 5;
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api.runs.create_cron(read_wish(body, None)?, key, made).await?;
@@ -48,7 +48,7 @@ fn made(cron: &Cron) -> Kept {
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api
@@ -62,7 +62,7 @@ pub(super) async fn create_for_thread(
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Answer<CronView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<CronPath>,
     ApiJson(body): ApiJson<Object>,
-) -> Answer<CronView> {
+) -> JsonResult<CronView> {
     if body.is_empty() {
         return Err(ApiError::empty_patch());
     }
@@ -142,7 +142,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
 /// Counts crons.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Answer<i64> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
     let wanted = body.check()?.0;
     Ok(Json(
         api.db

@@ -8,7 +8,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiPath, DeliveryPath, Params};
 use super::wire::delivery::DeliveryView;
 use super::wire::json;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::deliveries::{self, DeliverySearch};
 use crate::domain::delivery::DeliveryStatus;
 use crate::domain::id::{RunId, ThreadId};
@@ -57,7 +57,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> Answer<DeliveryView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let id = path.delivery_id;
     let found = api
         .db
@@ -72,7 +72,10 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryP
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
         (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn redeliver(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> Answer<DeliveryView> {
+pub(super) async fn redeliver(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<DeliveryPath>,
+) -> JsonResult<DeliveryView> {
     let renewed = api.runs.redeliver(path.delivery_id).await?;
     renewed
         .map(|renewed| Json(renewed.into()))

@@ -37,11 +37,11 @@ mod deliveries;
 pub mod error;
 pub mod extract;
 mod guarded;
+mod history;
 mod idempotency;
 pub mod openapi;
 mod origins;
 mod runs;
-mod scene;
 mod state;
 mod stateless;
 mod store;
@@ -116,7 +116,7 @@ impl Default for ApiSettings {
 }
 
 /// The beginning of the table: the server, its assistants, its agents.
-fn whom_to_ask() -> OpenApiRouter<Api> {
+fn discovery_routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
         // About the server.
         .routes(routes!(about::root))
@@ -143,7 +143,7 @@ fn whom_to_ask() -> OpenApiRouter<Api> {
 
 /// The table of contents: every endpoint, in the order in which the document shows them.
 fn table() -> OpenApiRouter<Api> {
-    whom_to_ask()
+    discovery_routes()
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
@@ -257,4 +257,4 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
 }
 
 /// What a handler that answers with JSON returns.
-type Answer<T> = Result<Json<T>, ApiError>;
+type JsonResult<T> = Result<Json<T>, ApiError>;

@@ -9,16 +9,16 @@ use serde_json::Value;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
-use super::stream::{self, Facts, Mode, Place, StreamRequest};
+use super::stream::{self, Mode, ResumePoint, RunInfo, StreamRequest};
 use super::subagents;
-use super::waiting::{self, Leave};
+use super::waiting::{self, CancelOnDisconnect};
 use super::wire::child::AnyRunView;
 use super::wire::json;
-use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
+use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
 use super::wire::server_sent_event::ServerSentEvent;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
@@ -38,9 +38,9 @@ use crate::runtime::{AssistantRef, CancelAction, Shown};
 pub(super) async fn create(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| {
+    leave(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
         shown(runs, place)
     })
     .await
@@ -79,9 +79,9 @@ pub(super) async fn wait(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_wait(api, Door::Thread(path.thread_id), client, body, key).await
+    start_and_wait(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
 /// Starts a run and streams its events.
@@ -99,13 +99,13 @@ pub(super) async fn stream(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_stream(api, Door::Thread(path.thread_id), client, body, key).await
+    start_and_stream(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
 /// A run that has begun.
-struct Begun {
+struct StartedRun {
     run: Run,
     cancel_on_disconnect: bool,
     /// Whether an earlier request under the same key began it.
@@ -124,19 +124,19 @@ pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept
 }
 
 /// Starts a run to follow it, or finds the one that was started under the same key.
-async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun, ApiError> {
+async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<StartedRun, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;
-        return Ok(Begun {
+        return Ok(StartedRun {
             run,
             cancel_on_disconnect,
             again: false,
         });
     };
     match api.runs.start_once(checked.wish, key, None).await? {
-        Once::First(run) => Ok(Begun {
+        Once::First(run) => Ok(StartedRun {
             run,
             cancel_on_disconnect,
             again: false,
@@ -144,7 +144,7 @@ async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun
         Once::Again(Kept::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
-            Ok(Begun {
+            Ok(StartedRun {
                 run,
                 cancel_on_disconnect,
                 again: true,
@@ -173,20 +173,20 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
 /// Starts a run and answers with its last values.
 pub(super) async fn start_and_wait(
     api: Api,
-    scope: Door,
+    scope: RunScope,
     client: ClientId,
     body: RunCreate,
     key: Option<Key>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
-    let Begun {
+    let StartedRun {
         run,
         cancel_on_disconnect,
         again,
     } = begin(&api, checked, key).await?;
     let headers = located(&run, Some("join"));
-    let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
+    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
     let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
     Ok(permit.hold(marked(response, again)))
@@ -195,7 +195,7 @@ pub(super) async fn start_and_wait(
 /// Starts a run and answers with its events.
 pub(super) async fn start_and_stream(
     api: Api,
-    scope: Door,
+    scope: RunScope,
     client: ClientId,
     body: RunCreate,
     key: Option<Key>,
@@ -204,14 +204,14 @@ pub(super) async fn start_and_stream(
     let permit = api.streams.acquire(scope.thread(), client)?;
     let begun = begin(&api, checked, key).await?;
     let mut headers = located(&begun.run, Some("stream"));
-    if scope == Door::Stateless
+    if scope == RunScope::Stateless
         && let Ok(place) = HeaderValue::from_str(&short_place(&begun.run))
     {
         headers.insert(header::CONTENT_LOCATION, place);
     }
     let request = follow(&api, &begun.run, begun.cancel_on_disconnect);
     let tail = api.events.tail(&begun.run, After::Start);
-    let response = stream::respond_with_run(api.events.clone(), tail, request);
+    let response = stream::stream_run(api.events.clone(), tail, request);
     Ok(permit.hold((headers, marked(response, begun.again)).into_response()))
 }
 
@@ -239,7 +239,7 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
         Box::new(move || runs.cancel_soon(thread, id)) as Box<dyn FnOnce() + Send>
     });
     StreamRequest {
-        facts: Facts::of(run, graph),
+        info: RunInfo::of(run, graph),
         modes: run
             .request
             .stream_mode
@@ -317,7 +317,7 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Answer<AnyRunView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
     let used = api
@@ -380,7 +380,7 @@ pub(super) async fn join(
     let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
     let run = find(&api, path).await?;
     let permit = api.streams.acquire(Some(run.thread), client)?;
-    let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
+    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = located(&run, Some("join"));
     let beat = api.settings.heartbeat;
     Ok(permit.hold((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response()))
@@ -426,7 +426,7 @@ pub(super) async fn join_stream(
         filter,
         ..follow(&api, &run, cancel_on_disconnect)
     };
-    let answer = stream::respond_with_run(api.events.clone(), api.events.tail(&run, after), request);
+    let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);
     Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
 }
 
@@ -453,7 +453,7 @@ fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
+pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
     let Some(value) = headers.get("last-event-id") else {
         return Ok(None);
     };
@@ -464,7 +464,7 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError>
 }
 
 /// Refuses to go on behind an event to which the log does not reach back any more.
-pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&Place>) -> Result<(), ApiError> {
+pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&ResumePoint>) -> Result<(), ApiError> {
     let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else {
         return Ok(());
     };
@@ -528,7 +528,7 @@ pub(super) async fn cancel(
         waiting::over(&api, &run).await?;
         Ok(serde_json::json!({}))
     };
-    Ok(permit.hold((headers, waiting::respond(stopped, beat, Leave::default())).into_response()))
+    Ok(permit.hold((headers, waiting::respond(stopped, beat, CancelOnDisconnect::default())).into_response()))
 }
 
 /// What shall become of the work of a cancelled run.

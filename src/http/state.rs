@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
-use super::idempotency::{self, KeyHeader, Keyed};
-use super::scene::{Part, Whose, look};
-use super::wire::moments::Parts;
+use super::history::{HistoryOf, HistorySlice, load};
+use super::idempotency::{self, Idempotent, KeyHeader};
+use super::wire::history::Parts;
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
-use super::{Answer, Api, wire};
+use super::{Api, JsonResult, wire};
 use crate::db::checkpoints::HistoryQuery;
 use crate::domain::filter::Filter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
@@ -74,7 +74,7 @@ pub(super) async fn at_posted(
 }
 
 /// The state at a checkpoint of the main agent.
-pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answer<StateView> {
+pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
     let place = Place {
         checkpoint: Some(checkpoint),
         ..Place::default()
@@ -148,12 +148,12 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     async fn newest(&mut self, place: &Place) -> Result<Option<StateView>, ApiError> {
-        let part = place.checkpoint.map_or(Part::Newest, Part::At);
-        let whose = Whose {
+        let part = place.checkpoint.map_or(HistorySlice::Newest, HistorySlice::At);
+        let whose = HistoryOf {
             thread: self.thread,
             namespace: place.namespace.clone(),
         };
-        let mut page = look(self.api, whose, part, self.parts.clone(), self.rest).await?;
+        let mut page = load(self.api, whose, part, self.parts.clone(), self.rest).await?;
         self.rest = self.rest.saturating_sub(page.bytes);
         Ok(page.next())
     }
@@ -194,7 +194,7 @@ impl Reading<'_> {
 pub(super) async fn update(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<StateUpdate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<StateUpdate>>,
 ) -> Result<Response, ApiError> {
     let checkpoint = wire::checkpoint(body.checkpoint_id.as_deref(), body.checkpoint.as_ref())?;
     let write = StateWrite {
@@ -234,10 +234,10 @@ pub(super) async fn history(
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let part = Part::History(query(page, before), Filter::default());
+    let part = HistorySlice::History(query(page, before), Filter::default());
     shown(
         &api,
-        Whose {
+        HistoryOf {
             thread: path.thread_id,
             namespace,
         },
@@ -271,10 +271,10 @@ pub(super) async fn history_posted(
         .and_then(Value::as_object);
     let (_, before) = wire::place(inner.or(before))?;
     let (namespace, _) = wire::place(body.checkpoint.as_ref())?;
-    let part = Part::History(query(page, before), metadata);
+    let part = HistorySlice::History(query(page, before), metadata);
     shown(
         &api,
-        Whose {
+        HistoryOf {
             thread: path.thread_id,
             namespace,
         },
@@ -285,9 +285,9 @@ pub(super) async fn history_posted(
 }
 
 /// Answers with a part of a history, written one checkpoint after the other.
-async fn shown(api: &Api, whose: Whose, part: Part, select: StateSelect) -> Result<Response, ApiError> {
+async fn shown(api: &Api, whose: HistoryOf, part: HistorySlice, select: StateSelect) -> Result<Response, ApiError> {
     let permit = api.answers.permit().await?;
-    let page = look(api, whose, part, select.parts(), api.answers.bytes()).await?;
+    let page = load(api, whose, part, select.parts(), api.answers.bytes()).await?;
     let cursor = page.cursor;
     let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));
     if let Some(next) = cursor.and_then(|next| HeaderValue::try_from(next.to_string()).ok()) {

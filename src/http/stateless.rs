@@ -7,9 +7,9 @@ use super::Api;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::runs::{action, check_graph, leave, short_place, shown, start_and_stream, start_and_wait, thread_of};
-use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
+use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
 use crate::domain::Invalid;
@@ -26,9 +26,12 @@ use crate::runtime::{CancelAction, CancelError};
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Stateless)?, key, |runs| shown(runs, short_place)).await
+    leave(&api, body.check(RunScope::Stateless)?, key, |runs| {
+        shown(runs, short_place)
+    })
+    .await
 }
 
 /// Starts a run on a thread of its own and answers with its last values, as on a thread.
@@ -42,9 +45,9 @@ pub(super) async fn create(
 pub(super) async fn wait(
     State(api): State<Api>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_wait(api, Door::Stateless, client, body, key).await
+    start_and_wait(api, RunScope::Stateless, client, body, key).await
 }
 
 /// Starts a run on a thread of its own and streams its events, as on a thread.
@@ -58,9 +61,9 @@ pub(super) async fn wait(
 pub(super) async fn stream(
     State(api): State<Api>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_and_stream(api, Door::Stateless, client, body, key).await
+    start_and_stream(api, RunScope::Stateless, client, body, key).await
 }
 
 /// Starts several runs, each on a thread of its own, and waits for none of them. All of them are started, or none.
@@ -71,14 +74,14 @@ pub(super) async fn stream(
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn batch(
     State(api): State<Api>,
-    Keyed(key, ApiList(bodies)): Keyed<ApiList<RunCreate>>,
+    Idempotent(key, ApiList(bodies)): Idempotent<ApiList<RunCreate>>,
 ) -> Result<Response, ApiError> {
     if bodies.is_empty() || bodies.len() > MAX_BATCH {
         return Err(Invalid::new("body", format!("must be a list of 1 to {MAX_BATCH} requests")).into());
     }
     let mut wishes = vec![];
     for (at, body) in bodies.into_iter().enumerate() {
-        let wish = body.check(Door::Stateless).map_err(|error| error.of_item(at))?.wish;
+        let wish = body.check(RunScope::Stateless).map_err(|error| error.of_item(at))?.wish;
         check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
         wishes.push(wish);
     }

@@ -10,7 +10,7 @@ use super::wire::item::{
     FoundItemView, FoundItems, FoundNamespaces, ItemDelete, ItemPut, ItemSearchBody, ItemView, NamespaceSearchBody,
 };
 use super::wire::json;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::domain::Invalid;
 use crate::domain::item::{ItemAddress, Namespace};
 
@@ -30,7 +30,7 @@ pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>)
         ("key" = String, Query, description = "Its key there"),
         ("refresh_ttl" = Option<bool>, Query, description = "Whether it stays longer for being read; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
-pub(super) async fn get(State(api): State<Api>, params: Params) -> Answer<Option<ItemView>> {
+pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Option<ItemView>> {
     let labels = params
         .text("namespace")
         .unwrap_or_default()
@@ -83,7 +83,7 @@ pub(super) async fn search(
 pub(super) async fn namespaces(
     State(api): State<Api>,
     ApiJson(body): ApiJson<NamespaceSearchBody>,
-) -> Answer<FoundNamespaces> {
+) -> JsonResult<FoundNamespaces> {
     let found = api.store.namespaces(body.check()?).await?;
     Ok(Json(FoundNamespaces {
         namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),

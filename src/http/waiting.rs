@@ -14,7 +14,7 @@ use super::Api;
 use super::error::ApiError;
 use super::stream::fold::AgentView;
 use super::subagents;
-use super::threads::Glimpse;
+use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as shown};
 use crate::db::runs;
@@ -31,15 +31,18 @@ use crate::runtime::Runs;
 pub(super) fn respond(
     outcome: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
     beat: Duration,
-    leave: Leave,
+    leave: CancelOnDisconnect,
 ) -> Response {
     let waiting = Some((Box::pin(outcome), leave));
     let chunks = stream::unfold(waiting, move |waiting| async move {
         let (mut outcome, mut leave) = waiting?;
         match tokio::time::timeout(beat, &mut outcome).await {
             Ok(outcome) => {
-                leave.forget();
-                Some((Ok::<_, Infallible>(Bytes::from(told(outcome).to_string())), None))
+                leave.disarm();
+                Some((
+                    Ok::<_, Infallible>(Bytes::from(outcome_json(outcome).to_string())),
+                    None,
+                ))
             }
             Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((outcome, leave)))),
         }
@@ -52,26 +55,26 @@ pub(super) fn respond(
 }
 
 /// The status was sent long ago, so a fault is told in the body, as clients expect it of runs.
-fn told(outcome: Result<Value, ApiError>) -> Value {
+fn outcome_json(outcome: Result<Value, ApiError>) -> Value {
     outcome.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
 }
 
 /// Stops a run when the client that waits for it leaves.
 #[derive(Default)]
-pub(super) struct Leave(Option<(Runs, ThreadId, RunId)>);
+pub(super) struct CancelOnDisconnect(Option<(Runs, ThreadId, RunId)>);
 
-impl Leave {
+impl CancelOnDisconnect {
     /// Stops `run` if its client leaves, provided that this is `wanted`.
-    pub(super) fn stops(wanted: bool, runs: &Runs, run: &Run) -> Self {
+    pub(super) fn new(wanted: bool, runs: &Runs, run: &Run) -> Self {
         Self(wanted.then(|| (runs.clone(), run.thread, run.id)))
     }
 
-    fn forget(&mut self) {
+    fn disarm(&mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Leave {
+impl Drop for CancelOnDisconnect {
     fn drop(&mut self) {
         if let Some((runs, thread, run)) = self.0.take() {
             runs.cancel_soon(thread, run);
@@ -130,7 +133,7 @@ fn with_questions(mut values: Value, asked: &[Interrupt]) -> Value {
     }
 }
 
-/// Waits for the end of a run that began earlier, then tells how its thread stands.
+/// Waits for the end of a run that began earlier, then shows how its thread stands.
 pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     over(&api, &run).await?;
     if run.lineage.depth > 0 {
@@ -139,17 +142,22 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     let thread = run.thread;
     let id = run.id;
     let read = api.db.read(move |tx| {
-        Box::pin(async move { Ok((runs::find(tx, thread, id).await?, Glimpse::find(tx, thread).await?)) })
+        Box::pin(async move {
+            Ok((
+                runs::find(tx, thread, id).await?,
+                ThreadSummary::find(tx, thread).await?,
+            ))
+        })
     });
-    let (run, glimpse) = read.await?;
-    match (run.and_then(|run| run.error), glimpse) {
+    let (run, summary) = read.await?;
+    match (run.and_then(|run| run.error), summary) {
         (Some(error), _) => Ok(json!({"__error__": failure(&error)})),
         (None, None) => Ok(json!({})),
-        (None, Some(glimpse)) if !glimpse.asked.is_empty() => {
-            let asked: Vec<Value> = glimpse.asked.iter().map(|asked| brief(&asked.interrupt)).collect();
+        (None, Some(summary)) if !summary.asked.is_empty() => {
+            let asked: Vec<Value> = summary.asked.iter().map(|asked| brief(&asked.interrupt)).collect();
             Ok(json!({"__interrupt__": asked}))
         }
-        (None, Some(glimpse)) => Ok(glimpse
+        (None, Some(summary)) => Ok(summary
             .state(&api)
             .await?
             .map_or_else(|| json!({}), |state| shown(&*state))),
@@ -217,7 +225,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond(slow, Duration::from_secs(5), Leave::default());
+        let response = respond(slow, Duration::from_secs(5), CancelOnDisconnect::default());
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
@@ -226,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_fault_while_waiting_is_told_in_the_body() {
-        let told = told(Err(ApiError::fault(&"secret")));
+        let told = outcome_json(Err(ApiError::fault(&"secret")));
         assert_eq!(told["__error__"]["error"], "InternalServerError");
         assert!(!told.to_string().contains("secret"));
     }

@@ -14,13 +14,13 @@ use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
-pub(super) use follower::{Feed, Then, beat, respond};
-pub use frame::{Cursor, Frame, Place};
-pub use v1::{Facts, Loaded, Mode, Modes, Needs, Presenter};
+pub use frame::{Cursor, Frame, ResumePoint};
+pub(super) use pump::{Flow, Projection, beat, respond};
+pub use v1::{Loaded, Mode, Modes, Needs, Presenter, RunInfo};
 
 pub(in crate::http) mod fold;
-mod follower;
 pub mod frame;
+mod pump;
 #[cfg(test)]
 mod tests;
 pub mod thread;
@@ -30,7 +30,7 @@ pub mod v2;
 /// How a client wants to follow a run.
 pub struct StreamRequest {
     /// The run.
-    pub facts: Facts,
+    pub info: RunInfo,
     /// The modes that the run was asked for; `values` if there are none.
     pub modes: Vec<Mode>,
     /// Whether subagents are shown.
@@ -38,7 +38,7 @@ pub struct StreamRequest {
     /// Whether events carry ids, so that the client can go on after one of them.
     pub resumable: bool,
     /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
-    pub seen: Option<Place>,
+    pub seen: Option<ResumePoint>,
     /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
     pub filter: Option<Vec<Mode>>,
     /// How long the line may be silent.
@@ -48,14 +48,14 @@ pub struct StreamRequest {
 }
 
 /// Answers with the events of a run as they come. `tail` decides from where.
-pub fn respond_with_run(events: Events, tail: Tail, request: StreamRequest) -> Response {
+pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Response {
     let log = RunLog {
         events,
-        thread: request.facts.thread,
+        thread: request.info.thread,
         tail,
     };
     let heartbeat = request.heartbeat;
-    respond(RunFeed::new(request), log, heartbeat)
+    respond(RunProjection::new(request), log, heartbeat)
 }
 
 /// What a follower reads.
@@ -80,7 +80,7 @@ pub(super) async fn load(events: &Events, thread: ThreadId, needs: Needs) -> DbR
             None => None,
         },
         resumed: match needs.resumed {
-            Some(checkpoint) => Box::pin(events.standing(thread, checkpoint)).await?,
+            Some(checkpoint) => Box::pin(events.snapshot(thread, checkpoint)).await?,
             None => None,
         },
     })
@@ -107,7 +107,7 @@ impl Log for RunLog {
 }
 
 /// One client that follows a run.
-struct RunFeed<L> {
+struct RunProjection<L> {
     presenter: Presenter,
     resumable: bool,
     seen: Option<Cursor>,
@@ -115,7 +115,7 @@ struct RunFeed<L> {
     log: PhantomData<fn() -> L>,
 }
 
-impl<L: Log> Feed for RunFeed<L> {
+impl<L: Log> Projection for RunProjection<L> {
     type Source = L;
     type Item = DbResult<Option<Arc<Event>>>;
 
@@ -124,7 +124,7 @@ impl<L: Log> Feed for RunFeed<L> {
         (log, event)
     }
 
-    async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Then {
+    async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Flow {
         let event = match event {
             Ok(Some(event)) => event,
             Ok(None) if log.is_cut() => return self.leave_off(),
@@ -132,16 +132,16 @@ impl<L: Log> Feed for RunFeed<L> {
             Err(error) => return self.fail(&error, buffer),
         };
         match self.present(log, &event, buffer).await {
-            Ok(()) => Then::Go,
+            Ok(()) => Flow::Continue,
             Err(error) => self.fail(&error, buffer),
         }
     }
 }
 
-impl<L: Log> RunFeed<L> {
+impl<L: Log> RunProjection<L> {
     fn new(request: StreamRequest) -> Self {
         let StreamRequest {
-            facts,
+            info,
             modes,
             subgraphs,
             resumable,
@@ -156,8 +156,8 @@ impl<L: Log> RunFeed<L> {
             modes.into_iter().collect()
         };
         let mut presenter = match filter {
-            None => Presenter::new(facts, asked, subgraphs),
-            Some(filter) => Presenter::new(facts, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
+            None => Presenter::new(info, asked, subgraphs),
+            Some(filter) => Presenter::new(info, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
         };
         let seen = seen.map(|place| {
             presenter.recall(place.said);
@@ -176,7 +176,7 @@ impl<L: Log> RunFeed<L> {
         let loaded = log.load(self.presenter.needs(event)).await?;
         let frames = self.presenter.present(event, loaded);
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
-            frame.id = self.resumable.then(|| Place {
+            frame.id = self.resumable.then(|| ResumePoint {
                 cursor,
                 said: self.presenter.unfinished(frame.said),
             });
@@ -186,19 +186,19 @@ impl<L: Log> RunFeed<L> {
     }
 
     /// The run is over: the client may leave now.
-    fn end(&mut self) -> Then {
+    fn end(&mut self) -> Flow {
         self.on_leave.0 = None;
-        Then::End
+        Flow::End
     }
 
     /// The server leaves and the run goes on: the connection breaks off, so that the client takes the run up elsewhere.
-    fn leave_off(&mut self) -> Then {
+    fn leave_off(&mut self) -> Flow {
         self.on_leave.0 = None;
-        Then::Break
+        Flow::Break
     }
 
     /// The log cannot be read. The run goes on; only this client is told.
-    fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
+    fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
         tracing::error!(%error, "a stream broke off");
         Frame::fault().write(buffer);
         self.end()

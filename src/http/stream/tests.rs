@@ -81,7 +81,7 @@ fn ended() -> Fact {
 }
 
 fn request(modes: &[Mode]) -> StreamRequest {
-    let facts = Facts {
+    let info = RunInfo {
         run: RunId::mint(),
         thread: ThreadId::mint(),
         graph_id: "agent".to_owned(),
@@ -92,7 +92,7 @@ fn request(modes: &[Mode]) -> StreamRequest {
         metadata: Map::new(),
     };
     StreamRequest {
-        facts,
+        info,
         modes: modes.to_vec(),
         subgraphs: false,
         resumable: false,
@@ -115,7 +115,7 @@ async fn answer(facts: &[Fact], request: StreamRequest) -> Vec<String> {
 
 fn body(log: Written, request: StreamRequest) -> impl futures::Stream<Item = io::Result<Bytes>> {
     let heartbeat = request.heartbeat;
-    follower::body(RunFeed::new(request), log, heartbeat)
+    pump::body(RunProjection::new(request), log, heartbeat)
 }
 
 fn text(bytes: io::Result<Bytes>) -> String {

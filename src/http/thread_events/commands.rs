@@ -14,13 +14,13 @@ use crate::domain::thread::ThreadStatus;
 use crate::http::Api;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::within_limits;
-use crate::http::idempotency::{KeyHeader, Keyed, Raw};
+use crate::http::idempotency::{Idempotent, KeyHeader, Raw};
 use crate::http::runs::check_graph;
 use crate::http::stream::v2::{FRAMES, Filter};
 use crate::http::stream::{Mode, v2};
 use crate::http::wire::Object;
 use crate::http::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
-use crate::http::wire::run::{CommandBody, Door, RunCreate};
+use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
 use crate::runtime::{Reply, RespondError, StartError};
 
 /// Gives a thread a command.
@@ -35,7 +35,7 @@ use crate::runtime::{Reply, RespondError, StartError};
 pub(in crate::http) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,
-    Keyed(key, Raw(body)): Keyed<Raw>,
+    Idempotent(key, Raw(body)): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     within_limits(&body)?;
     let value: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
@@ -44,13 +44,13 @@ pub(in crate::http) async fn post(
         Err(answer) => return Ok((StatusCode::BAD_REQUEST, Json(answer)).into_response()),
     };
     let id = json!(command.id);
-    let desk = CommandDesk {
+    let handler = CommandHandler {
         api: &api,
         thread: thread.parse().ok(),
         checks_places: false,
         key,
     };
-    let answer = match desk.obey(&command).await {
+    let answer = match handler.handle(&command).await {
         Ok((result, seq)) => CommandAnswer::success(id, result, seq),
         Err(refusal) => CommandAnswer::refusal(id, refusal),
     };
@@ -58,7 +58,7 @@ pub(in crate::http) async fn post(
 }
 
 /// Where the commands to one thread are obeyed.
-pub(super) struct CommandDesk<'a> {
+pub(super) struct CommandHandler<'a> {
     pub(super) api: &'a Api,
     /// The thread; none if what was named is none.
     pub(super) thread: Option<ThreadId>,
@@ -69,11 +69,11 @@ pub(super) struct CommandDesk<'a> {
 }
 
 /// What came of a command; and when it set something going, the number that all it causes is above.
-type Obeyed = Result<(Value, Option<i64>), Refusal>;
+type CommandResult = Result<(Value, Option<i64>), Refusal>;
 
-impl CommandDesk<'_> {
+impl CommandHandler<'_> {
     /// Obeys a command. Those about subscriptions are for sockets; here they are heard and have no effect.
-    pub(super) async fn obey(&self, command: &ThreadCommand) -> Obeyed {
+    pub(super) async fn handle(&self, command: &ThreadCommand) -> CommandResult {
         let params = &command.params;
         match command.method.as_str() {
             "run.start" => self.start(params).await,
@@ -95,16 +95,16 @@ impl CommandDesk<'_> {
     /// The number of the newest frame that can come of what is stored by now.
     async fn applied(&self) -> Result<i64, Refusal> {
         let Some(thread) = self.thread else { return Ok(0) };
-        let reach = self
+        let bounds = self
             .api
             .events
-            .reach(thread)
+            .bounds(thread)
             .await
             .map_err(|error| refused(ApiError::from(error)))?;
-        Ok(reach.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
+        Ok(bounds.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
     }
 
-    async fn start(&self, params: &Value) -> Obeyed {
+    async fn start(&self, params: &Value) -> CommandResult {
         let assistant = params
             .get("assistant_id")
             .and_then(Value::as_str)
@@ -132,7 +132,7 @@ impl CommandDesk<'_> {
             if_not_exists: Some("create".to_owned()),
             ..all_seen()
         };
-        let wish = wish.check(Door::Thread(thread)).map_err(refused)?.wish;
+        let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         check_graph(self.api, &wish.assistant).map_err(refused)?;
         let seq = self.applied().await?;
         let once = self.api.runs.start_or_answer(wish, self.key.clone()).await;
@@ -144,7 +144,7 @@ impl CommandDesk<'_> {
         Ok((json!({"run_id": run}), Some(seq)))
     }
 
-    async fn respond(&self, params: &Value) -> Obeyed {
+    async fn respond(&self, params: &Value) -> CommandResult {
         let replies = self.replies(params)?;
         let none = || Refusal::new("no_such_run", "No interrupted run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
@@ -162,7 +162,7 @@ impl CommandDesk<'_> {
             metadata: object(params, "metadata")?,
             ..all_seen()
         };
-        let wish = wish.check(Door::Thread(thread)).map_err(refused)?.wish;
+        let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         let seq = self.applied().await?;
         match self.api.runs.respond(thread, wish, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
@@ -205,7 +205,7 @@ impl CommandDesk<'_> {
     }
 
     /// The newest run of the thread and the runs of its subagents.
-    async fn tree(&self) -> Obeyed {
+    async fn tree(&self) -> CommandResult {
         let none = || Refusal::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
         let read = self.api.db.read(move |tx| {

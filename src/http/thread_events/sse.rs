@@ -9,8 +9,8 @@ use crate::http::Api;
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
-use crate::http::stream::thread::{self, ThreadReader};
-use crate::http::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
+use crate::http::stream::thread::{self, ThreadFrames};
+use crate::http::stream::v2::{FRAMES, Filter, Presenter, StreamFilter, whole_number};
 use crate::http::wire::command::ThreadStreamRequest;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 
@@ -50,13 +50,13 @@ pub(in crate::http) async fn post(
     let after = if since == 0 {
         0
     } else {
-        api.events.anchor(path.thread_id, since / FRAMES).await?
+        api.events.run_start(path.thread_id, since / FRAMES).await?
     };
-    let presenter = Presenter::new(Wanted {
+    let presenter = Presenter::new(StreamFilter {
         filters: vec![filter],
         since,
     });
-    let reader = ThreadReader::new(api.events.clone(), path.thread_id, presenter);
+    let reader = ThreadFrames::new(api.events.clone(), path.thread_id, presenter);
     let tail = api.events.tail_of_thread(path.thread_id, after);
     Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))
 }

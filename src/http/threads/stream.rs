@@ -10,19 +10,19 @@ use crate::db::{DbResult, threads};
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
-use crate::events::{Follow, Happening};
+use crate::events::{RunSequence, ThreadItem};
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::{ApiPath, Params, ThreadPath};
-use crate::http::stream::frame::{Said, unseen};
-use crate::http::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
+use crate::http::stream::frame::{AnswerOffset, unseen};
+use crate::http::stream::{self, Cursor, Flow, Frame, Mode, Presenter, Projection, ResumePoint, RunInfo};
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
 
 /// Which of the things that happen a reader wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Wanted {
+struct StreamModes {
     /// That runs begin and end.
     lifecycle: bool,
     /// All that the runs show, each in the modes it was asked for.
@@ -31,7 +31,7 @@ struct Wanted {
     state_update: bool,
 }
 
-impl Wanted {
+impl StreamModes {
     /// Reads the names, of which several may stand in one parameter.
     fn of(params: &Params) -> Result<Self, ApiError> {
         let mut wanted = Self::default();
@@ -81,7 +81,7 @@ pub(in crate::http) async fn follow(
     client: ClientId,
 ) -> Result<Response, ApiError> {
     let thread = path.thread_id;
-    let wanted = Wanted::of(&params)?;
+    let wanted = StreamModes::of(&params)?;
     let seen = runs::last_event(&headers)?;
     let found = api
         .db
@@ -91,13 +91,13 @@ pub(in crate::http) async fn follow(
     runs::check_gap(&api, thread, seen.as_ref()).await?;
     let permit = api.streams.acquire(Some(thread), client)?;
     let source = match &seen {
-        Some(place) => Follow::from_seq(&api.events, thread, place.cursor.seq).await?,
-        None => Follow::from_now(&api.events, thread).await?,
+        Some(place) => RunSequence::from_seq(&api.events, thread, place.cursor.seq).await?,
+        None => RunSequence::from_now(&api.events, thread).await?,
     };
     let heartbeat = api.settings.heartbeat;
     let seen = seen.map(|place| (place.cursor, place.said)).unzip();
     Ok(stream::respond(
-        HappeningFeed {
+        ThreadRunsProjection {
             api,
             thread,
             wanted,
@@ -111,57 +111,57 @@ pub(in crate::http) async fn follow(
 }
 
 /// One client that follows what happens on a thread.
-struct HappeningFeed {
+struct ThreadRunsProjection {
     api: Api,
     thread: ThreadId,
-    wanted: Wanted,
+    wanted: StreamModes,
     /// That of the run under way.
     presenter: Option<Presenter>,
     /// The last frame that the client has seen, and what was said then of the answers that were not finished.
-    seen: (Option<Cursor>, Option<Vec<Said>>),
+    seen: (Option<Cursor>, Option<Vec<AnswerOffset>>),
     _permit: StreamPermit,
 }
 
-impl Feed for HappeningFeed {
-    type Source = Follow;
-    type Item = DbResult<Option<Happening>>;
+impl Projection for ThreadRunsProjection {
+    type Source = RunSequence;
+    type Item = DbResult<Option<ThreadItem>>;
 
-    async fn read(mut source: Follow) -> (Follow, Self::Item) {
-        let happening = source.next().await;
-        (source, happening)
+    async fn read(mut source: RunSequence) -> (RunSequence, Self::Item) {
+        let item = source.next().await;
+        (source, item)
     }
 
-    async fn take(&mut self, source: &mut Follow, happening: Self::Item, buffer: &mut BytesMut) -> Then {
-        let shown = match happening {
-            Ok(Some(happening)) => self.show(happening, buffer).await,
-            Ok(None) if source.is_cut() => return Then::Break,
-            Ok(None) => return Then::End,
+    async fn take(&mut self, source: &mut RunSequence, item: Self::Item, buffer: &mut BytesMut) -> Flow {
+        let shown = match item {
+            Ok(Some(item)) => self.show(item, buffer).await,
+            Ok(None) if source.is_cut() => return Flow::Break,
+            Ok(None) => return Flow::End,
             Err(error) => Err(error.into()),
         };
         match shown {
-            Ok(()) => Then::Go,
+            Ok(()) => Flow::Continue,
             Err(error) => {
                 tracing::error!(thread = %self.thread, error = error.message(), "the stream of a thread broke off");
                 Frame::fault().write(buffer);
-                Then::End
+                Flow::End
             }
         }
     }
 }
 
-impl HappeningFeed {
-    async fn show(&mut self, happening: Happening, buffer: &mut BytesMut) -> Result<(), ApiError> {
-        match happening {
-            Happening::Begun(run) => {
+impl ThreadRunsProjection {
+    async fn show(&mut self, item: ThreadItem, buffer: &mut BytesMut) -> Result<(), ApiError> {
+        match item {
+            ThreadItem::RunStarted(run) => {
                 self.begin(&run);
                 Ok(())
             }
-            Happening::Event(event) => self.event(&event, buffer).await,
-            Happening::Done(run, seq) => {
+            ThreadItem::Event(event) => self.event(&event, buffer).await,
+            ThreadItem::RunEnded(run, seq) => {
                 self.done(run, seq, buffer);
                 Ok(())
             }
-            Happening::Written(checkpoint, seq) => self.written(checkpoint, seq, buffer).await,
+            ThreadItem::StateUpdated(checkpoint, seq) => self.written(checkpoint, seq, buffer).await,
         }
     }
 
@@ -183,7 +183,7 @@ impl HappeningFeed {
             (true, true) => vec![Mode::Values],
             (true, false) => modes,
         };
-        let facts = Facts::of(run, graph);
+        let facts = RunInfo::of(run, graph);
         let mut presenter = Presenter::new(facts, modes.into_iter().collect(), run.request.stream_subgraphs);
         if let Some(said) = &self.seen.1 {
             presenter.recall(said.clone());
@@ -199,7 +199,7 @@ impl HappeningFeed {
         let frames = presenter.present(event, loaded);
         for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
             if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {
-                frame.id = Some(Place {
+                frame.id = Some(ResumePoint {
                     cursor,
                     said: presenter.unfinished(frame.said),
                 });
@@ -233,7 +233,7 @@ impl HappeningFeed {
     fn tell(&self, event: &'static str, data: &serde_json::Value, seq: i64, buffer: &mut BytesMut) {
         let cursor = Cursor::after(seq);
         if cursor.is_new(self.seen.0, false) {
-            let id = Some(Place { cursor, said: vec![] });
+            let id = Some(ResumePoint { cursor, said: vec![] });
             Frame {
                 id,
                 ..Frame::of(event, data)

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::metadata::Source;
+use super::metadata::MessageSource;
 use crate::domain::checkpoint::Entry;
 use crate::domain::event::Origin;
 use crate::domain::id::TaskId;
 use crate::domain::run::namespace_text;
 use crate::domain::time::Timestamp;
-use crate::events::Standing;
+use crate::events::AgentSnapshot;
 use crate::http::stream::fold::AgentView;
-use crate::http::stream::frame::Name;
+use crate::http::stream::frame::FrameName;
 
 /// One agent, with what was shown of it.
 pub(super) struct ShownAgent {
@@ -29,7 +29,7 @@ pub(super) struct PendingCheckpoint {
     /// The step that left it; none when an agent goes on from an old one that was shown before.
     pub entry: Option<Arc<Entry>>,
     /// How the agent stood there, when it is an old one.
-    pub resumed: Option<Standing>,
+    pub resumed: Option<AgentSnapshot>,
     /// When it was made.
     pub at: Timestamp,
 }
@@ -46,17 +46,17 @@ impl ShownAgent {
     }
 
     /// The name of a frame about this agent.
-    pub(super) fn name(&self, word: &'static str) -> Name {
-        Name {
+    pub(super) fn name(&self, word: &'static str) -> FrameName {
+        FrameName {
             word,
             namespace: self.namespace.clone(),
         }
     }
 
     /// The source of what a task of this agent says.
-    pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
+    pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> MessageSource<'a> {
         let task = TaskId::of_step(self.agent.head, node, call);
-        Source {
+        MessageSource {
             origin: &self.agent.origin,
             node,
             task,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::fold::AgentView;
-use super::frame::{Frame, Said};
+use super::frame::{AnswerOffset, Frame};
 use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -18,14 +18,14 @@ use crate::domain::machine::{MODEL, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
-use crate::events::Standing;
+use crate::events::AgentSnapshot;
 use agent::{PendingCheckpoint, ShownAgent};
 use messages::Messages;
 pub use mode::{Mode, Modes};
-use records::Running;
+use records::TracedRun;
 use starts::SeenStarts;
 use steps::Steps;
-use values::{Public, Written};
+use values::{UpdateOrEmpty, UpdateOrNull};
 
 mod agent;
 mod answer;
@@ -44,7 +44,7 @@ mod values;
 
 /// What frames tell about the run besides what happens in it.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct RunInfo {
     /// The run.
     pub run: RunId,
     /// Its thread.
@@ -63,7 +63,7 @@ pub struct Facts {
     pub metadata: Map<String, Value>,
 }
 
-impl Facts {
+impl RunInfo {
     /// The facts of a stored run.
     pub fn of(run: &Run, graph_id: impl Into<String>) -> Self {
         let metadata = run.request.config.get("metadata").and_then(Value::as_object).cloned();
@@ -95,12 +95,12 @@ pub struct Loaded {
     /// The state at the checkpoint.
     pub state: Option<Arc<State>>,
     /// How the agent stood that goes on.
-    pub resumed: Option<Standing>,
+    pub resumed: Option<AgentSnapshot>,
 }
 
 /// Turns the events of one run into the frames of one reader.
 pub struct Presenter {
-    facts: Facts,
+    info: RunInfo,
     modes: Modes,
     subgraphs: bool,
     /// Whether the reader wants the frame that names the run.
@@ -116,11 +116,11 @@ pub struct Presenter {
 
 impl Presenter {
     /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
-    pub fn new(facts: Facts, modes: Modes, subgraphs: bool) -> Self {
+    pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
-            facts: Facts {
-                metadata: metadata::without_own(facts.metadata),
-                ..facts
+            info: RunInfo {
+                metadata: metadata::without_own(info.metadata),
+                ..info
             },
             modes,
             subgraphs,
@@ -134,16 +134,16 @@ impl Presenter {
     }
 
     /// The reader was here before and heard this much of answers that were not finished then.
-    pub fn recall(&mut self, said: Vec<Said>) {
+    pub fn recall(&mut self, said: Vec<AnswerOffset>) {
         self.starts.recall(&said);
         self.messages.recall(said);
     }
 
     /// How much was said of what is not finished, for the reader of a frame with which `this` was said.
-    pub fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
-        let is_other = |other: &Said| this.is_none_or(|this| this.answer != other.answer);
+    pub fn unfinished(&self, this: Option<AnswerOffset>) -> Vec<AnswerOffset> {
+        let is_other = |other: &AnswerOffset| this.is_none_or(|this| this.answer != other.answer);
         let others = self.messages.unfinished().chain(self.starts.open()).filter(is_other);
-        let mut said: Vec<Said> = others.chain(this).collect();
+        let mut said: Vec<AnswerOffset> = others.chain(this).collect();
         said.sort_unstable_by_key(|said| said.answer);
         said
     }
@@ -214,7 +214,7 @@ impl Presenter {
                     .agents
                     .entry(lane)
                     .or_insert_with(|| ShownAgent::new(&event.origin));
-                self.messages.piece(&self.facts, shown, delta, out);
+                self.messages.piece(&self.info, shown, delta, out);
             }
             return;
         }
@@ -261,7 +261,7 @@ impl Presenter {
         &mut self,
         shown: &mut ShownAgent,
         fact: &Fact,
-        resumed_at: Option<Standing>,
+        resumed_at: Option<AgentSnapshot>,
         at: Timestamp,
         out: &mut Vec<Frame>,
     ) {
@@ -283,7 +283,7 @@ impl Presenter {
             Fact::Answered { call, writes, .. } => self.call_written(shown, *call, writes, at, out),
             Fact::Asked { interrupts, .. } => self.asked(shown, interrupts, at, out),
             Fact::BrokenOff { message, .. } if self.modes.tell_messages() => {
-                self.messages.broken_off(&self.facts, shown, message, out);
+                self.messages.broken_off(&self.info, shown, message, out);
             }
             Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(shown, &[])),
             Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(shown, value)),
@@ -291,14 +291,14 @@ impl Presenter {
                 status, error, used, ..
             } => {
                 if let (RunStatus::Success, Some(state)) = (status, self.recorded(shown)) {
-                    let agent = Running::agent(&self.facts, &shown.agent.origin);
+                    let agent = TracedRun::agent(&self.info, &shown.agent.origin);
                     out.push(agent.ended("on_chain_end", state, &Value::Null));
                 }
                 if shown.agent.is_main() {
                     let used = used.as_deref();
                     out.extend(
                         used.filter(|_| self.modes.has(Mode::Usage))
-                            .map(|used| ends::usage(self.facts.run, used)),
+                            .map(|used| ends::usage(self.info.run, used)),
                     );
                     out.extend(ends::error(*status, error.as_ref(), used));
                 }
@@ -312,17 +312,17 @@ impl Presenter {
         self.note_head(shown);
         self.starts.finish(shown.agent.origin.lane);
         if shown.agent.is_main() {
-            self.facts.attempt = attempt;
+            self.info.attempt = attempt;
             if self.opens {
                 out.push(Frame::of(
                     "metadata",
-                    &json!({"run_id": self.facts.run, "attempt": attempt}),
+                    &json!({"run_id": self.info.run, "attempt": attempt}),
                 ));
             }
         }
         if self.modes.has(Mode::Events) && (shown.agent.is_main() || resumed) {
-            let input = self.facts.input.as_ref().filter(|_| shown.agent.is_main());
-            out.push(Running::agent(&self.facts, &shown.agent.origin).began("on_chain_start", &input));
+            let input = self.info.input.as_ref().filter(|_| shown.agent.is_main());
+            out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
         }
         if resumed && self.modes.has(Mode::Values) {
             out.extend(values::values(shown));
@@ -336,12 +336,12 @@ impl Presenter {
         } else if entry.source == Source::Loop && entry.node != START {
             self.node_written(shown, entry, at, out);
         } else if entry.source == Source::Loop && self.modes.has(Mode::Events) && !shown.agent.is_main() {
-            let input = entry.writes.first().map(Written);
-            out.push(Running::agent(&self.facts, &shown.agent.origin).began("on_chain_start", &input));
+            let input = entry.writes.first().map(UpdateOrEmpty);
+            out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
         }
         shown.advance(entry);
         self.note_head(shown);
-        let changed = entry.writes.iter().any(|update| !Public(update).is_empty());
+        let changed = entry.writes.iter().any(|update| !UpdateOrNull(update).is_empty());
         if changed && self.modes.has(Mode::Values) {
             out.extend(values::values(shown));
         }
@@ -359,10 +359,10 @@ impl Presenter {
         let update = entry.writes.first().unwrap_or(&nothing);
         if self.modes.tell_messages() {
             self.messages
-                .written(&self.facts, (shown, &shown.source(&entry.node, 0)), update, out);
+                .written(&self.info, (shown, &shown.source(&entry.node, 0)), update, out);
         }
         if self.modes.has(Mode::Events) && entry.node != MODEL {
-            records::hook(&self.facts, shown, &entry.node, update, out);
+            records::hook(&self.info, shown, &entry.node, update, out);
         }
         if self.modes.has(Mode::Updates) {
             out.push(values::updates(shown, &entry.node, update, false));
@@ -388,10 +388,10 @@ impl Presenter {
     fn call_written(&mut self, shown: &ShownAgent, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
         if self.modes.tell_messages() {
             self.messages
-                .written(&self.facts, (shown, &shown.source(TOOLS, call)), update, out);
+                .written(&self.info, (shown, &shown.source(TOOLS, call)), update, out);
         }
         if self.modes.has(Mode::Events) {
-            records::end_call(&self.facts, shown, call, update, out);
+            records::end_call(&self.info, shown, call, update, out);
         }
         if self.modes.has(Mode::Updates) {
             out.push(values::updates(shown, TOOLS, update, false));
@@ -426,7 +426,7 @@ impl Presenter {
 
     fn steps(&self, at: Timestamp) -> Steps<'_> {
         Steps {
-            facts: &self.facts,
+            info: &self.info,
             modes: self.modes,
             heads: &self.heads,
             at,

@@ -11,7 +11,7 @@ use super::{Presenter, records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
-use crate::http::stream::frame::{Frame, Said};
+use crate::http::stream::frame::{AnswerOffset, Frame};
 
 /// What starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl Start {
 #[derive(Default)]
 pub(super) struct SeenStarts {
     /// Those of steps that are not done.
-    open: Vec<(Lane, Said)>,
+    open: Vec<(Lane, AnswerOffset)>,
     /// How many frames of each the reader saw when it was here before.
     seen: HashMap<u32, u32>,
 }
 
 impl SeenStarts {
-    pub(super) fn recall(&mut self, said: &[Said]) {
-        self.seen = said.iter().map(|said| (said.answer, said.much)).collect();
+    pub(super) fn recall(&mut self, said: &[AnswerOffset]) {
+        self.seen = said.iter().map(|said| (said.answer, said.offset)).collect();
     }
 
     /// Takes the `frames` by which a step starts; leaves those that this reader still lacks.
@@ -65,14 +65,14 @@ impl SeenStarts {
             0
         };
         frames.drain(..frames.len().min(usize::try_from(seen).unwrap_or(usize::MAX)));
-        let mut much = seen;
+        let mut offset = seen;
         for frame in frames.iter_mut() {
-            much += 1;
-            frame.said = Some(Said { answer: key, much });
+            offset += 1;
+            frame.said = Some(AnswerOffset { answer: key, offset });
             frame.belated = is_late;
         }
-        if much > 0 {
-            self.open.push((lane, Said { answer: key, much }));
+        if offset > 0 {
+            self.open.push((lane, AnswerOffset { answer: key, offset }));
         }
     }
 
@@ -81,7 +81,7 @@ impl SeenStarts {
         self.open.retain(|(other, _)| *other != lane);
     }
 
-    pub(super) fn open(&self) -> impl Iterator<Item = Said> {
+    pub(super) fn open(&self) -> impl Iterator<Item = AnswerOffset> {
         self.open.iter().map(|(_, said)| *said)
     }
 }
@@ -133,7 +133,7 @@ impl Presenter {
                 | EventBody::Output { .. } => &[],
             };
             let mut frames = vec![];
-            records::begin_calls(&self.facts, shown, made_before, &mut frames);
+            records::begin_calls(&self.info, shown, made_before, &mut frames);
             let start = Start::of(StartKind::Calls, shown.agent.head, event);
             self.starts.take(lane, start, &mut frames);
             out.append(&mut frames);

@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Facts;
+use super::RunInfo;
 use super::agent::{PendingCheckpoint, ShownAgent};
 use super::metadata::{of_agent, triggers};
 use super::mode::{Mode, Modes};
 use super::next_tasks::{NextTasks, StartedTask};
-use super::values::{Written, interrupt};
+use super::values::{UpdateOrEmpty, interrupt};
 use crate::domain::checkpoint::Entry;
 use crate::domain::id::{CheckpointId, TaskId};
 use crate::domain::interrupt::Interrupt;
@@ -21,12 +21,12 @@ use crate::domain::machine::START;
 use crate::domain::message::ToolCall;
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
-use crate::events::Standing;
+use crate::events::AgentSnapshot;
 use crate::http::stream::frame::Frame;
 
 /// The projection, for one reader.
 pub(super) struct Steps<'a> {
-    pub facts: &'a Facts,
+    pub info: &'a RunInfo,
     pub modes: Modes,
     /// The newest checkpoints of the agents that are at work, by namespace.
     pub heads: &'a BTreeMap<String, CheckpointId>,
@@ -83,7 +83,7 @@ struct ResultJson<'a> {
     id: TaskId,
     name: &'a str,
     error: Option<&'a str>,
-    result: Written<'a>,
+    result: UpdateOrEmpty<'a>,
     interrupts: &'a [Value],
 }
 
@@ -133,7 +133,7 @@ impl Steps<'_> {
                 id,
                 name: node,
                 error: None,
-                result: Written(update),
+                result: UpdateOrEmpty(update),
                 interrupts: &[],
             },
             out,
@@ -156,7 +156,7 @@ impl Steps<'_> {
                 id,
                 name: node,
                 error: None,
-                result: Written(&nothing),
+                result: UpdateOrEmpty(&nothing),
                 interrupts,
             },
             out,
@@ -229,11 +229,11 @@ impl Steps<'_> {
     }
 
     fn metadata(&self, shown: &ShownAgent) -> Value {
-        of_agent(self.facts, &shown.agent.origin).into()
+        of_agent(self.info, &shown.agent.origin).into()
     }
 
     /// How a checkpoint came to be. One that was made before is told apart by the run that made it.
-    fn history_metadata(&self, shown: &ShownAgent, entry: &Entry, before: Option<&Standing>) -> Value {
+    fn history_metadata(&self, shown: &ShownAgent, entry: &Entry, before: Option<&AgentSnapshot>) -> Value {
         let place = json!({"source": entry.source.word(), "step": entry.step, "parents": self.parents(shown)});
         let (Some(before), Value::Object(place)) = (before, &place) else {
             return place;
@@ -241,7 +241,7 @@ impl Steps<'_> {
         let mut metadata = self.metadata(shown);
         if let Value::Object(metadata) = &mut metadata {
             metadata.extend(place.clone());
-            metadata.insert("thread_id".to_owned(), json!(self.facts.thread));
+            metadata.insert("thread_id".to_owned(), json!(self.info.thread));
             metadata.insert("run_id".to_owned(), json!(before.run));
         }
         metadata
@@ -264,8 +264,7 @@ impl Steps<'_> {
 
     fn place(&self, shown: &ShownAgent, checkpoint: CheckpointId) -> Value {
         let namespace = shown.namespace.as_deref().unwrap_or_default();
-        let mut place =
-            json!({"checkpoint_id": checkpoint, "thread_id": self.facts.thread, "checkpoint_ns": namespace});
+        let mut place = json!({"checkpoint_id": checkpoint, "thread_id": self.info.thread, "checkpoint_ns": namespace});
         if !shown.agent.is_main() {
             let mut map = self.parents(shown);
             map.insert(namespace.to_owned(), json!(checkpoint));
@@ -275,18 +274,18 @@ impl Steps<'_> {
     }
 
     fn config(&self, shown: &ShownAgent, checkpoint: CheckpointId) -> Value {
-        let facts = self.facts;
+        let info = self.info;
         let Value::Object(mut configurable) = self.place(shown, checkpoint) else {
             return Value::Null;
         };
         let more = [
             ("langgraph_auth_user", Value::Null),
             ("langgraph_auth_permissions", json!([])),
-            ("__request_start_time_ms__", json!(facts.created_at.millis())),
+            ("__request_start_time_ms__", json!(info.created_at.millis())),
             ("__after_seconds__", json!(0)),
-            ("run_id", json!(facts.run)),
-            ("graph_id", json!(facts.graph_id)),
-            ("assistant_id", json!(facts.assistant)),
+            ("run_id", json!(info.run)),
+            ("graph_id", json!(info.graph_id)),
+            ("assistant_id", json!(info.assistant)),
             ("user_id", json!("")),
         ];
         configurable.extend(more.map(|(name, value)| (name.to_owned(), value)));

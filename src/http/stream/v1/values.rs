@@ -14,9 +14,9 @@ use crate::http::stream::frame::{Frame, json};
 const INTERRUPT: &str = "__interrupt__";
 
 /// The public part of an update; `null` when there is none.
-pub(super) struct Public<'a>(pub &'a Update);
+pub(super) struct UpdateOrNull<'a>(pub &'a Update);
 
-impl Public<'_> {
+impl UpdateOrNull<'_> {
     /// Whether the update holds nothing that clients see.
     pub(super) fn is_empty(&self) -> bool {
         self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| self.0.hides(name))
@@ -43,7 +43,7 @@ impl Public<'_> {
     }
 }
 
-impl Serialize for Public<'_> {
+impl Serialize for UpdateOrNull<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.is_empty() {
             serializer.serialize_none()
@@ -54,11 +54,11 @@ impl Serialize for Public<'_> {
 }
 
 /// The public part of an update; `{}` when there is none.
-pub(super) struct Written<'a>(pub &'a Update);
+pub(super) struct UpdateOrEmpty<'a>(pub &'a Update);
 
-impl Serialize for Written<'_> {
+impl Serialize for UpdateOrEmpty<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Public(self.0).write(serializer)
+        UpdateOrNull(self.0).write(serializer)
     }
 }
 
@@ -72,7 +72,7 @@ struct NodeUpdate<'a> {
 impl Serialize for NodeUpdate<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry(self.node, &Public(self.update))?;
+        map.serialize_entry(self.node, &UpdateOrNull(self.update))?;
         if self.cached {
             map.serialize_entry("__metadata__", &json!({"cached": true}))?;
         }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use super::messages::Speech;
-use super::outlet::Place;
+use super::frame_writer::FrameSource;
+use super::messages::MessageStream;
 use crate::domain::event::Origin;
 use crate::domain::id::InterruptId;
 use crate::http::stream::fold::AgentView;
@@ -14,7 +14,7 @@ pub(super) struct TrackedAgent {
     /// The agent as far as the log was read.
     pub agent: AgentView,
     /// How frames name it.
-    pub place: Place,
+    pub place: FrameSource,
     /// Whether it is at work, as far as clients were told.
     pub open: bool,
     /// The calls that were made, with the index in their step, and have no result yet.
@@ -22,18 +22,18 @@ pub(super) struct TrackedAgent {
     /// The questions in this run that were shown as the reason why a task does not end. A crash does not repeat them.
     pub parked: HashSet<InterruptId>,
     /// The answers of its model.
-    pub speech: Speech,
+    pub speech: MessageStream,
 }
 
 impl TrackedAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         Self {
             agent: AgentView::new(origin),
-            place: Place::of(origin),
+            place: FrameSource::of(origin),
             open: false,
             made: BTreeMap::new(),
             parked: HashSet::new(),
-            speech: Speech::default(),
+            speech: MessageStream::default(),
         }
     }
 }

@@ -20,21 +20,21 @@ use crate::domain::run::RunStatus;
 use crate::domain::state::State;
 use agent::TrackedAgent;
 pub use filter::{Channel, Filter, whole_number};
-pub use outlet::{FRAMES, Frame, Wanted};
-use outlet::{Name, Outlet, Place};
+pub use frame_writer::{FRAMES, Frame, StreamFilter};
+use frame_writer::{FrameId, FrameSource, FrameWriter};
 use values::{Values, Writes};
 
 mod agent;
 mod filter;
 
+mod frame_writer;
 mod messages;
-mod outlet;
 mod tools;
 mod values;
 
 /// What frames tell about a run besides what happens in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunFacts {
+pub struct CurrentRun {
     /// The run.
     pub id: RunId,
     /// The definition of its agent.
@@ -56,8 +56,8 @@ type Stopped<'a> = (&'static str, Option<&'a Failure>, Option<&'a Totals>);
 #[derive(Default)]
 pub struct Presenter {
     /// What the reader wants; it may change while the presenter is at work.
-    pub wanted: Wanted,
-    run: Option<RunFacts>,
+    pub wanted: StreamFilter,
+    run: Option<CurrentRun>,
     /// Whether clients were told that the run began, and that it ended.
     running: bool,
     agents: BTreeMap<Lane, TrackedAgent>,
@@ -67,7 +67,7 @@ pub struct Presenter {
 
 impl Presenter {
     /// A presenter for a reader who wants this.
-    pub fn new(wanted: Wanted) -> Self {
+    pub fn new(wanted: StreamFilter) -> Self {
         Self {
             wanted,
             ..Self::default()
@@ -83,7 +83,7 @@ impl Presenter {
     }
 
     /// Takes note of the run that [`Presenter::wants_run`] named.
-    pub fn learn(&mut self, run: RunFacts) {
+    pub fn learn(&mut self, run: CurrentRun) {
         // The state of the main agent stays known; it is checked against the run's beginning.
         let main = self.agents.remove(&Lane::Main);
         self.agents.clear();
@@ -122,13 +122,13 @@ impl Presenter {
         let event = &*event;
         let lane = event.origin.lane;
         let wanted = std::mem::take(&mut self.wanted);
-        let mut out = Outlet::new(&wanted, event.seq, event.at);
+        let mut out = FrameWriter::new(&wanted, event.seq, event.at);
         let mut shown = self
             .agents
             .remove(&lane)
             .unwrap_or_else(|| TrackedAgent::new(&event.origin));
         if !Arc::ptr_eq(&shown.place.origin, &event.origin) {
-            shown.place = Place::of(&event.origin);
+            shown.place = FrameSource::of(&event.origin);
         }
         shown.agent.enter(&event.body, base, true);
         match &event.body {
@@ -144,7 +144,7 @@ impl Presenter {
         frames
     }
 
-    fn fact(&mut self, shown: &mut TrackedAgent, fact: &Fact, out: &mut Outlet<'_>) {
+    fn fact(&mut self, shown: &mut TrackedAgent, fact: &Fact, out: &mut FrameWriter<'_>) {
         match fact {
             Fact::Started { resumed, .. } => self.started(shown, *resumed, out),
             Fact::Calling { calls, .. } => tools::begin(shown, calls, out),
@@ -173,7 +173,7 @@ impl Presenter {
         }
     }
 
-    fn started(&mut self, shown: &mut TrackedAgent, resumed: bool, out: &mut Outlet<'_>) {
+    fn started(&mut self, shown: &mut TrackedAgent, resumed: bool, out: &mut FrameWriter<'_>) {
         // A run that a crash interrupted goes on, and has told already that it is at work.
         if !shown.open {
             shown.open = true;
@@ -184,7 +184,7 @@ impl Presenter {
         }
     }
 
-    fn tell_begin(&mut self, shown: &TrackedAgent, out: &mut Outlet<'_>) {
+    fn tell_begin(&mut self, shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
         if shown.agent.is_main() {
             return self.tell_running(shown, out);
         }
@@ -211,7 +211,7 @@ impl Presenter {
         });
     }
 
-    fn tell_running(&mut self, shown: &TrackedAgent, out: &mut Outlet<'_>) {
+    fn tell_running(&mut self, shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
         if !std::mem::replace(&mut self.running, true) {
             let name = self.lifecycle_name(shown, "running");
             let data = || json!({"event": "running", "graph_name": self.graph()});
@@ -219,14 +219,14 @@ impl Presenter {
         }
     }
 
-    fn entry(&mut self, shown: &mut TrackedAgent, entry: &Entry, out: &mut Outlet<'_>) {
+    fn entry(&mut self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         if entry.source == Source::Loop && entry.node == TOOLS {
             self.calls_done(shown, entry, out);
         } else if entry.source == Source::Loop && entry.node != START {
             node_done(shown, entry, out);
         }
         shown.agent.advance(entry);
-        out.put(Channel::Checkpoints, &shown.place, Name::Placed, || {
+        out.put(Channel::Checkpoints, &shown.place, FrameId::Numbered, || {
             let mut checkpoint = json!({"id": entry.id, "step": entry.step, "source": entry.source.word()});
             if let Some(parent) = entry.parent {
                 checkpoint["parent_id"] = json!(parent);
@@ -238,7 +238,7 @@ impl Presenter {
         }
     }
 
-    fn calls_done(&self, shown: &mut TrackedAgent, entry: &Entry, out: &mut Outlet<'_>) {
+    fn calls_done(&self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         for (call, update) in entry.writes.iter().enumerate() {
             // The others were shown one by one, here or in an earlier run.
             if !shown.agent.answered.contains(&call) && !entry.shown.contains(&call) {
@@ -254,18 +254,18 @@ impl Presenter {
         let depth = shown.place.segments.len();
         call.is_some()
             && self.agents.values().any(|other| {
-                let Place { origin, segments } = &other.place;
+                let FrameSource { origin, segments } = &other.place;
                 origin.cause.as_deref() == call
                     && segments.len() == depth + 1
                     && segments.starts_with(&shown.place.segments)
             })
     }
 
-    fn ask(&mut self, shown: &mut TrackedAgent, interrupts: &[Interrupt], out: &mut Outlet<'_>) {
+    fn ask(&mut self, shown: &mut TrackedAgent, interrupts: &[Interrupt], out: &mut FrameWriter<'_>) {
         for interrupt in interrupts {
             if self.asked.insert(interrupt.id.clone()) {
                 let segments = shown.place.segments.join("|");
-                let name = Name::Given(format!("synth:{}:input|{segments}|{}", self.run_id(), interrupt.id));
+                let name = FrameId::Fixed(format!("synth:{}:input|{segments}|{}", self.run_id(), interrupt.id));
                 out.put(Channel::Input, &shown.place, name, || {
                     let value = &interrupt.question.value;
                     json!({"interrupt_id": interrupt.id, "payload": value, "value": value})
@@ -303,7 +303,7 @@ impl Presenter {
         }
     }
 
-    fn ended(&mut self, shown: &mut TrackedAgent, end: End<'_>, out: &mut Outlet<'_>) {
+    fn ended(&mut self, shown: &mut TrackedAgent, end: End<'_>, out: &mut FrameWriter<'_>) {
         let End {
             status,
             error,
@@ -330,7 +330,7 @@ impl Presenter {
     }
 
     /// Tells that an agent stopped.
-    fn close(&self, shown: &mut TrackedAgent, (word, error, used): Stopped<'_>, out: &mut Outlet<'_>) {
+    fn close(&self, shown: &mut TrackedAgent, (word, error, used): Stopped<'_>, out: &mut FrameWriter<'_>) {
         shown.open = false;
         shown.made.clear();
         out.put(
@@ -357,7 +357,7 @@ impl Presenter {
     }
 
     /// Nobody below goes on when the main agent has stopped; the deepest are told of first.
-    fn close_children(&mut self, out: &mut Outlet<'_>) {
+    fn close_children(&mut self, out: &mut FrameWriter<'_>) {
         let mut lanes = std::mem::take(&mut self.agents);
         let mut open: Vec<&mut TrackedAgent> = lanes
             .values_mut()
@@ -378,8 +378,8 @@ impl Presenter {
     }
 
     /// Clients read the id of the run out of this.
-    fn lifecycle_name(&self, shown: &TrackedAgent, word: &str) -> Name {
-        Name::Given(format!(
+    fn lifecycle_name(&self, shown: &TrackedAgent, word: &str) -> FrameId {
+        FrameId::Fixed(format!(
             "synth:{}:lc|{}|{word}",
             self.run_id(),
             shown.place.segments.join("|")
@@ -387,7 +387,7 @@ impl Presenter {
     }
 }
 
-fn node_done(shown: &mut TrackedAgent, entry: &Entry, out: &mut Outlet<'_>) {
+fn node_done(shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
     for update in &entry.writes {
         if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
             update
@@ -399,15 +399,15 @@ fn node_done(shown: &mut TrackedAgent, entry: &Entry, out: &mut Outlet<'_>) {
     }
 }
 
-fn show_values(shown: &TrackedAgent, out: &mut Outlet<'_>) {
-    out.put(Channel::Values, &shown.place, Name::Placed, || {
+fn show_values(shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
+    out.put(Channel::Values, &shown.place, FrameId::Numbered, || {
         shown.agent.state.as_ref().map(Values)
     });
 }
 
 /// What a tool or policy tells: under the `name` that it has, if it has one. Of an object of `name` and `payload` alone, the
 /// payload is what is told; anything else is told as it is.
-fn custom(shown: &TrackedAgent, value: &Value, out: &mut Outlet<'_>) {
+fn custom(shown: &TrackedAgent, value: &Value, out: &mut FrameWriter<'_>) {
     let Some(name) = value
         .get("name")
         .and_then(Value::as_str)
