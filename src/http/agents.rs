@@ -62,9 +62,9 @@ pub(super) async fn get(
 /// other assistants of it stay and cannot run.
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent")),
-    responses((status = 204, description = "It is gone"),
+    responses((status = 204, description = "The agent is deleted"),
         (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
-        (status = 404, description = "There is none", body = ErrorBody),
+        (status = 404, description = "There is no such agent", body = ErrorBody),
         (status = 409, description = "A file defines it", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
     api.runs.remove_agent(&graph_id).await?;

@@ -85,7 +85,7 @@ pub(super) async fn list(
 /// Shows a question: who asks, what, and the JSON Schema of a valid answer.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
     responses((status = 200, description = "The question", body = InterruptView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such interrupt", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
@@ -114,7 +114,7 @@ async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
     params(InterruptPath), request_body = InterruptResolve,
     responses((status = 202, description = "The question and the run that goes on", body = InterruptResolved),
         (status = 404, description = "There is no such question", body = ErrorBody),
-        (status = 409, description = "It was answered otherwise, or no longer matters", body = ErrorBody),
+        (status = 409, description = "The interrupt was answered differently, or is not open any more", body = ErrorBody),
         (status = 422, description = "The answer is not one of those that were asked for", body = ErrorBody),
         (status = 502, description = "Another server asks, and is out of reach", body = ErrorBody)))]
 pub(super) async fn resolve(

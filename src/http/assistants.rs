@@ -27,7 +27,7 @@ use crate::runtime::{AssistantError, AssistantRef};
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
         (status = 404, description = "There is no such agent definition", body = ErrorBody),
-        (status = 409, description = "It exists already", body = ErrorBody)))]
+        (status = 409, description = "This id is taken by another assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<AssistantCreate>>,
@@ -81,7 +81,7 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 /// Shows an assistant.
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
@@ -110,8 +110,8 @@ pub(super) async fn patch(
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "Assistants",
     params(AssistantPath, ("delete_threads" = Option<bool>, Query,
         description = "Whether the threads on which it worked last go with it; their runs are stopped")),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody),
+    responses((status = 204, description = "The assistant is deleted"),
+        (status = 404, description = "There is no such assistant", body = ErrorBody),
         (status = 409, description = "A definition has it by itself", body = ErrorBody)))]
 pub(super) async fn delete(
     State(api): State<Api>,

@@ -23,7 +23,7 @@ const ATTEMPTS: usize = 5;
 #[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
     params(KeyHeader),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
@@ -43,7 +43,7 @@ fn made(cron: &Cron) -> Kept {
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath, KeyHeader),
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread or assistant", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
@@ -61,7 +61,7 @@ pub(super) async fn create_for_thread(
 /// Shows a cron.
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such cron", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
@@ -78,7 +78,7 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
 /// field. Whoever enables a cron does not make up for what was due before.
 #[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath), request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Nothing is to be changed, or fields contradict each other", body = ErrorBody),
+        (status = 400, description = "No field is given, or two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such cron, or its assistant is gone", body = ErrorBody),
         (status = 409, description = "Others change it all the time", body = ErrorBody)))]
 pub(super) async fn patch(
@@ -104,8 +104,8 @@ pub(super) async fn patch(
 
 /// Deletes a cron. The runs that it started stay.
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+    responses((status = 204, description = "The cron is deleted"),
+        (status = 404, description = "There is no such cron", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_cron(path.cron_id).await?;
     if was_there {

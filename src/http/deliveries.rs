@@ -56,7 +56,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
 /// Shows a delivery with what is sent.
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let id = path.delivery_id;
     let found = api
@@ -71,7 +71,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryP
 /// Sends a delivery again, whatever became of it, with all its attempts before it. It keeps its id.
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
 pub(super) async fn redeliver(
     State(api): State<Api>,
     ApiPath(path): ApiPath<DeliveryPath>,

@@ -32,7 +32,7 @@ use crate::runtime::{AssistantRef, CancelAction, Shown};
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
 pub(super) async fn create(
@@ -71,7 +71,7 @@ fn place(run: &Run) -> String {
     request_body = RunCreate,
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
@@ -91,7 +91,7 @@ pub(super) async fn wait(
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
@@ -350,8 +350,8 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
 
 /// Deletes a run; one at work is stopped first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+    responses((status = 204, description = "The run is deleted"),
+        (status = 404, description = "There is no such run", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
     if was_there {
@@ -488,9 +488,9 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&ResumeP
     params(RunPath,
         ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
         ("action" = Option<String>, Query, description = "interrupt (its work stays) or rollback")),
-    responses((status = 200, description = "It has stopped", body = Value,
+    responses((status = 200, description = "The run has stopped", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 202, description = "It was told to stop"),
+        (status = 202, description = "The run is being stopped"),
         (status = 404, description = "There is no such run, or it is over", body = ErrorBody),
         (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]

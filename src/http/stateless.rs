@@ -22,7 +22,7 @@ use crate::runtime::{CancelAction, CancelError};
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
@@ -39,7 +39,7 @@ pub(super) async fn create(
     params(KeyHeader),
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn wait(
@@ -55,7 +55,7 @@ pub(super) async fn wait(
     params(KeyHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn stream(
@@ -70,7 +70,7 @@ pub(super) async fn stream(
 #[utoipa::path(post, path = "/runs/batch", tag = "Stateless runs", request_body = Vec<RunCreate>,
     params(KeyHeader),
     responses((status = 200, description = "The runs, in the order of the requests", body = Vec<RunView>),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn batch(
     State(api): State<Api>,
@@ -98,8 +98,8 @@ fn shown_all(runs: &[Run]) -> Kept {
 /// Stops several runs: some of a thread, or all that wait, that are at work, or both.
 #[utoipa::path(post, path = "/runs/cancel", tag = "Stateless runs", request_body = RunsCancel,
     params(("action" = Option<String>, Query, description = "interrupt (their work stays) or rollback")),
-    responses((status = 204, description = "Those that were not over were told to stop"),
-        (status = 404, description = "There was none to stop", body = ErrorBody)))]
+    responses((status = 204, description = "The runs that had not ended are being stopped"),
+        (status = 404, description = "There was no run to stop", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
     params: Params,

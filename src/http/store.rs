@@ -16,7 +16,7 @@ use crate::domain::item::{ItemAddress, Namespace};
 
 /// Remembers an item, instead of whatever is there.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
-    responses((status = 204, description = "It is stored"),
+    responses((status = 204, description = "The item is stored"),
         (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
@@ -49,7 +49,7 @@ pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Op
 
 /// Forgets an item, if there is one.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
-    responses((status = 204, description = "It is gone")))]
+    responses((status = 204, description = "The item is deleted")))]
 pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
     api.store.delete(body.check()?).await?;
     Ok(no_content())

@@ -34,7 +34,7 @@ pub(super) mod stream;
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
-        (status = 409, description = "It exists already", body = ErrorBody)))]
+        (status = 409, description = "This id is taken by another thread", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
@@ -58,7 +58,7 @@ fn made(new: &NewThread) -> Kept {
 #[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads",
     params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` shows how long the thread is kept")),
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -92,7 +92,7 @@ pub(super) async fn get(
     request_body = ThreadPatch,
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 204, description = "Done, and nothing is shown"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -128,8 +128,8 @@ pub(super) async fn patch(
 
 /// Deletes a thread with all its runs; those at work are stopped.
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+    responses((status = 204, description = "The thread is deleted"),
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there {

@@ -29,9 +29,9 @@ use crate::runtime::{Reply, RespondError, StartError};
 /// What cannot be done is told with status 200, too: only what is no command at all is refused with 400.
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
     params(("thread_id" = String, Path, description = "The thread"), KeyHeader), request_body = ThreadCommand,
-    responses((status = 200, description = "What came of it", body = CommandAnswer),
-        (status = 400, description = "It is no command", body = NoCommand),
-        (status = 413, description = "It is larger than allowed", body = ErrorBody)))]
+    responses((status = 200, description = "The result of the command, or why it failed", body = CommandAnswer),
+        (status = 400, description = "The body is not a command", body = NoCommand),
+        (status = 413, description = "The body is larger than allowed", body = ErrorBody)))]
 pub(in crate::http) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,

@@ -38,7 +38,7 @@ const MAX_SUBSCRIPTIONS: usize = 64;
 /// `subscription.unsubscribe`; answers to them; events. What is past comes before the answer to a subscription.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
     responses((status = 101, description = "The line is open"),
-        (status = 400, description = "It is no request for a WebSocket", body = String),
+        (status = 400, description = "The request is not a WebSocket upgrade", body = String),
         (status = 426, description = "The connection cannot become a WebSocket", body = String),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(in crate::http) async fn get(

@@ -23,7 +23,7 @@ use crate::http::wire::server_sent_event::ServerSentEvent;
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
         (status = 400, description = "There is no such channel", body = ErrorBody),
         (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
-        (status = 413, description = "It is larger than allowed", body = ErrorBody),
+        (status = 413, description = "The body is larger than allowed", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(in crate::http) async fn post(
     State(api): State<Api>,
