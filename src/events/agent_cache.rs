@@ -1,4 +1,4 @@
-//! Who was at work: the agents of a run by their lanes.
+//! The agents of a run by their lanes, as they were looked up.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -53,7 +53,7 @@ struct Slot {
     event: Option<Arc<Event>>,
 }
 
-/// What memory has for a reader.
+/// The part of the log that memory has for a reader.
 pub(super) enum Buffered {
     /// The events after its position, possibly none yet.
     Events(Vec<Arc<Event>>),

@@ -18,7 +18,7 @@ use crate::domain::run::Run;
 /// How often it is looked whether a run began in another process, or a client wrote.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Something that happened on a thread.
+/// An item in the sequence of a thread's runs.
 #[derive(Debug, Clone)]
 pub enum ThreadItem {
     /// A run comes next; its events follow.

@@ -19,7 +19,7 @@ use crate::domain::id::{RunId, ThreadId};
 /// How long nothing has to happen until a reader takes the thread to be quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// What a reader of a thread hears.
+/// The next event of a thread, or why there is none yet.
 #[derive(Debug, Clone)]
 pub enum ThreadEvent {
     /// Something happened.

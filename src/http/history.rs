@@ -1,4 +1,4 @@
-//! Gathers what is known around checkpoints, so that they can be shown.
+//! Loads a part of the history of an agent, with all that is needed to show its checkpoints.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -29,7 +29,7 @@ pub(super) enum HistorySlice {
     History(HistoryQuery, Filter),
 }
 
-/// Whose history: that of the main agent when the namespace is empty, else of the subagent that worked on its last task.
+/// The agent whose history it is: the main agent when the namespace is empty, else of the subagent that worked on its last task.
 #[derive(Debug, Clone)]
 pub(super) struct HistoryOf {
     pub(super) thread: ThreadId,
@@ -176,7 +176,7 @@ fn lane_of(child: Option<&Run>) -> Lane {
     child.map_or(Lane::Main, |child| Lane::Child(child.id))
 }
 
-/// What was gathered about a part of a history.
+/// A part of a history with all that is needed to show it.
 struct LoadedHistory {
     child: Option<Run>,
     notes: HashMap<RunId, Object>,
@@ -188,7 +188,7 @@ struct LoadedHistory {
     newest_run: Option<Run>,
 }
 
-/// What is known while a part of a history is gathered.
+/// Loads a part of a history, within a budget of bytes.
 struct HistoryLoader {
     thread: Thread,
     namespace: Vec<TaskId>,
@@ -200,7 +200,7 @@ struct HistoryLoader {
     known: HashMap<RunId, Option<RunMetadata>>,
 }
 
-/// What is needed of a run.
+/// The metadata of a run, as checkpoints show it.
 struct RunMetadata {
     metadata: Object,
     bytes: usize,

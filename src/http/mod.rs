@@ -115,7 +115,7 @@ impl Default for ApiSettings {
     }
 }
 
-/// The beginning of the table: the server, its assistants, its agents.
+/// The routes about the server, its assistants and its agents.
 fn discovery_routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
         // About the server.
@@ -256,5 +256,5 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     ApiError::fault(&format!("a handler panicked: {text}")).into_response()
 }
 
-/// What a handler that answers with JSON returns.
+/// The result of a handler that answers with JSON.
 type JsonResult<T> = Result<Json<T>, ApiError>;

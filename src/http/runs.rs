@@ -104,7 +104,7 @@ pub(super) async fn stream(
     start_and_stream(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
-/// A run that has begun.
+/// A run that was started by a request, now or by an earlier one under the same key.
 struct StartedRun {
     run: Run,
     cancel_on_disconnect: bool,

@@ -279,7 +279,7 @@ async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
     summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
 
-/// A thread, where its state is to be found, and its open questions.
+/// A thread, its newest checkpoint, and its open questions.
 pub(super) struct ThreadSummary {
     thread: Thread,
     /// None also when clients do not see what is in it.

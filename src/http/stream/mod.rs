@@ -58,7 +58,7 @@ pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Respons
     respond(RunProjection::new(request), log, heartbeat)
 }
 
-/// What a follower reads.
+/// The log that a projection reads.
 trait Log: Send + 'static {
     /// The next event; none after the last.
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
@@ -106,7 +106,7 @@ impl Log for RunLog {
     }
 }
 
-/// One client that follows a run.
+/// The projection of a run's events for one client.
 struct RunProjection<L> {
     presenter: Presenter,
     resumable: bool,

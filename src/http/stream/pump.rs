@@ -13,7 +13,7 @@ use futures::Stream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::ReusableBoxFuture;
 
-/// What a follower reads, and how it becomes bytes.
+/// A projection of a log: what is read, and the bytes that it becomes.
 pub(in crate::http) trait Projection: Send + 'static {
     /// What is read from.
     type Source: Send + 'static;
@@ -32,7 +32,7 @@ pub(in crate::http) trait Projection: Send + 'static {
     ) -> impl Future<Output = Flow> + Send;
 }
 
-/// What comes after an item.
+/// How a stream goes on after an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::http) enum Flow {
     /// More.
@@ -80,7 +80,7 @@ pub(in crate::http) fn beat(period: Duration) -> Interval {
     beat
 }
 
-/// One client that follows.
+/// Drives a projection for one client, and sends heartbeats while nothing happens.
 struct SsePump<F: Projection> {
     /// The read under way. It is never given up halfway, only looked at.
     read: ReusableBoxFuture<'static, (F::Source, F::Item)>,

@@ -14,7 +14,7 @@ use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 use crate::events::{Events, ThreadEvent, ThreadTail};
 
-/// Makes frames of what a reader of a thread hears, and looks up what is needed for that.
+/// Makes frames of the events of a thread, and reads what is needed for that.
 pub struct ThreadFrames {
     events: Events,
     thread: ThreadId,
@@ -64,7 +64,7 @@ impl ThreadFrames {
     }
 }
 
-/// Waits for what a reader of a thread hears next.
+/// Waits for the next event of a thread.
 pub async fn listen(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEvent>) {
     let heard = tail.next().await;
     (tail, heard)
@@ -75,7 +75,7 @@ pub fn broken() -> Value {
     json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
 }
 
-/// One client that follows a thread. `guard` is dropped when the client leaves.
+/// The projection of a thread's events for one client. `guard` is dropped when the client leaves.
 struct ThreadProjection<G> {
     reader: ThreadFrames,
     _guard: G,

@@ -57,7 +57,7 @@ pub(in crate::http) async fn post(
     Ok(Json(answer).into_response())
 }
 
-/// Where the commands to one thread are obeyed.
+/// Carries out the commands to one thread.
 pub(super) struct CommandHandler<'a> {
     pub(super) api: &'a Api,
     /// The thread; none if what was named is none.
@@ -68,11 +68,11 @@ pub(super) struct CommandHandler<'a> {
     pub(super) key: Option<Key>,
 }
 
-/// What came of a command; and when it set something going, the number that all it causes is above.
+/// The result of a command; and for one that started something, the number that all its events are above.
 type CommandResult = Result<(Value, Option<i64>), Refusal>;
 
 impl CommandHandler<'_> {
-    /// Obeys a command. Those about subscriptions are for sockets; here they are heard and have no effect.
+    /// Carries out a command. Those about subscriptions are for sockets; here they are heard and have no effect.
     pub(super) async fn handle(&self, command: &ThreadCommand) -> CommandResult {
         let params = &command.params;
         match command.method.as_str() {

@@ -54,17 +54,17 @@ pub(in crate::http) async fn get(
     let most = api.settings.bodies.max;
     // The connection stays open, and busy, for as long as the socket.
     let connection = connection.map(|Extension(connection)| connection.begin());
-    let line = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, (permit, connection)).hold();
-    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(line))
+    let session = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, (permit, connection)).run();
+    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
 }
 
-/// Why a line ends: the other end is gone.
+/// The client has disconnected, or the session has to end.
 struct Disconnected;
 
 /// The read of a thread that is under way.
 type Listening = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
-/// One open socket.
+/// One open WebSocket.
 struct SocketSession {
     api: Api,
     thread: ThreadId,
@@ -110,14 +110,14 @@ impl SocketSession {
     }
 
     /// Serves until the client leaves, or the server does.
-    async fn hold(mut self) {
+    async fn run(mut self) {
         while self.serve().await.is_ok() {}
     }
 
     async fn serve(&mut self) -> Result<(), Disconnected> {
         let leaving = self.api.events.clone();
         tokio::select! {
-            (tail, heard) = next(&mut self.live) => self.hear(tail, heard).await,
+            (tail, heard) = next(&mut self.live) => self.on_event(tail, heard).await,
             message = self.socket.recv() => match message {
                 Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
                 Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
@@ -130,7 +130,7 @@ impl SocketSession {
     }
 
     /// What happens on the thread goes out.
-    async fn hear(&mut self, tail: ThreadTail, heard: DbResult<ThreadEvent>) -> Result<(), Disconnected> {
+    async fn on_event(&mut self, tail: ThreadTail, heard: DbResult<ThreadEvent>) -> Result<(), Disconnected> {
         match heard {
             Ok(ThreadEvent::Event(event)) => {
                 self.heard = event.seq;

@@ -20,7 +20,7 @@ use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
 
-/// Which of the things that happen a reader wants.
+/// The stream modes of a thread that a reader wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct StreamModes {
     /// That runs begin and end.
@@ -110,7 +110,7 @@ pub(in crate::http) async fn follow(
     ))
 }
 
-/// One client that follows what happens on a thread.
+/// The projection of a thread's runs for one client.
 struct ThreadRunsProjection {
     api: Api,
     thread: ThreadId,
