@@ -29,7 +29,7 @@ pub(super) enum HistorySlice {
     History(HistoryQuery, Filter),
 }
 
-/// The agent whose history it is: the main agent when the namespace is empty, else of the subagent that worked on its last task.
+/// The agent whose history it is: the main agent when the namespace is empty, else the subagent that worked on its last task.
 #[derive(Debug, Clone)]
 pub(super) struct HistoryOf {
     pub(super) thread: ThreadId,

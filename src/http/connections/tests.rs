@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
 use bytes::Bytes;
-use futures::stream;
+use futures::{StreamExt, stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -151,6 +151,7 @@ fn streaming<B: Into<Body>>(body: impl Fn() -> B + Clone + Send + Sync + 'static
     get(move || async move { Response::new(body().into()) })
 }
 
+/// A body in these pieces. Like a stream it is pending once before it fails, so that what came before is sent.
 fn in_pieces(pieces: &[Result<&'static str, io::ErrorKind>]) -> Body {
     let pieces: Vec<io::Result<Bytes>> = pieces
         .iter()
@@ -160,7 +161,12 @@ fn in_pieces(pieces: &[Result<&'static str, io::ErrorKind>]) -> Body {
                 .map_err(io::Error::from)
         })
         .collect();
-    Body::from_stream(stream::iter(pieces))
+    Body::from_stream(stream::iter(pieces).then(|piece| async move {
+        if piece.is_err() {
+            tokio::task::yield_now().await;
+        }
+        piece
+    }))
 }
 
 async fn answer_to(server: &Served, requests: &[u8]) -> String {

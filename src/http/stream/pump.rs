@@ -119,6 +119,8 @@ impl<F: Projection> SsePump<F> {
             Flow::Continue | Flow::End => None,
             Flow::Break => {
                 self.flow = Flow::End;
+                // A body that fails takes along what the connection has not sent yet; while it is pending that is sent.
+                tokio::task::yield_now().await;
                 Some(Err(io::Error::other("the stream goes on elsewhere")))
             }
         }
