@@ -5,7 +5,7 @@ use std::time::Duration;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::Run;
 use adjutant::events::After;
-use adjutant::http::stream::{Facts, Mode, StreamRequest, respond};
+use adjutant::http::stream::{Mode, RunInfo, StreamRequest, stream_run};
 use futures::StreamExt;
 
 use crate::lab::{AGENT, Lab, one_step, pieces};
@@ -50,7 +50,7 @@ async fn streamed(lab: &Lab, readers: usize) {
 /// Reads a run's stream to its end; returns the number of bytes.
 pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
     let request = StreamRequest {
-        facts: Facts::of(run, AGENT),
+        info: RunInfo::of(run, AGENT),
         modes: vec![Mode::MessagesTuple],
         subgraphs: false,
         resumable: false,
@@ -59,7 +59,7 @@ pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
         heartbeat,
         on_leave: None,
     };
-    let answer = respond(lab.events.clone(), lab.events.tail(run, After::Start), request);
+    let answer = stream_run(lab.events.clone(), lab.events.tail(run, After::Start), request);
     let body = answer.into_body().into_data_stream();
     body.fold(
         0,

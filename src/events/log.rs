@@ -19,7 +19,7 @@ const KEPT: usize = 1024;
 /// The newest part of one thread's log.
 pub struct ThreadLog {
     // A std mutex: nothing waits while it is held.
-    ring: Mutex<Ring>,
+    ring: Mutex<RingBuffer>,
     // A watch and not a broadcast: a reader only needs to know that there is more.
     grown: watch::Sender<u64>,
     /// Which version of the thread was seen last, when it was looked whether other processes changed it.
@@ -27,7 +27,7 @@ pub struct ThreadLog {
 }
 
 #[derive(Default)]
-struct Ring {
+struct RingBuffer {
     /// Whether a run is at work here, or about to begin.
     active: bool,
     /// Counts the runs that were at work here; the last of them says when it is over.
@@ -53,10 +53,10 @@ struct Slot {
     event: Option<Arc<Event>>,
 }
 
-/// What memory has for a reader.
-pub(super) enum Glance {
+/// The part of the log that memory has for a reader.
+pub(super) enum Buffered {
     /// The events after its position, possibly none yet.
-    Here(Vec<Arc<Event>>),
+    Events(Vec<Arc<Event>>),
     /// It has to read stored events up to this number first; none means: as far as they go.
     Stored(Option<i64>),
 }
@@ -91,7 +91,7 @@ impl ThreadLog {
         let holder = ring.holder;
         let run = ring.run;
         let slots = VecDeque::new();
-        *ring = Ring {
+        *ring = RingBuffer {
             active: true,
             holder,
             run,
@@ -103,7 +103,7 @@ impl ThreadLog {
             slots,
         };
         drop(ring);
-        self.ring_bell();
+        self.notify();
     }
 
     /// Whether the run that is at work here may number events: [`ThreadLog::open`] was called for it.
@@ -122,7 +122,7 @@ impl ThreadLog {
         ring.coming = false;
         ring.slots.retain(|slot| slot.event.is_some());
         drop(ring);
-        self.ring_bell();
+        self.notify();
     }
 
     /// Numbers for `count` events that are about to be stored; the first of them.
@@ -147,14 +147,14 @@ impl ThreadLog {
         }
         ring.trim();
         drop(ring);
-        self.ring_bell();
+        self.notify();
     }
 
     /// The events of these numbers were not stored after all.
     pub fn abandon(&self, first: i64, count: usize) {
         let last = first + i64::try_from(count).unwrap_or(i64::MAX);
         self.ring().slots.retain(|slot| slot.seq < first || slot.seq >= last);
-        self.ring_bell();
+        self.notify();
     }
 
     /// Shows an event that is not to be stored; `make` gets its number.
@@ -168,16 +168,16 @@ impl ThreadLog {
         });
         ring.trim();
         drop(ring);
-        self.ring_bell();
+        self.notify();
     }
 
     /// What memory has after `after` for a reader of `run`.
-    pub(super) fn glance(&self, run: RunId, after: i64) -> Glance {
+    pub(super) fn buffered(&self, run: RunId, after: i64) -> Buffered {
         let ring = self.ring();
         if ring.coming && ring.run == Some(run) {
-            return Glance::Here(vec![]);
+            return Buffered::Events(vec![]);
         }
-        ring.glance(
+        ring.buffered(
             ring.begun
                 .filter(|(begun, _)| *begun == run)
                 .map_or(after, |(_, before)| after.max(before)),
@@ -185,8 +185,8 @@ impl ThreadLog {
     }
 
     /// What memory has after `after`, of whatever run.
-    pub(super) fn glance_at_all(&self, after: i64) -> Glance {
-        self.ring().glance(after)
+    pub(super) fn buffered_of_thread(&self, after: i64) -> Buffered {
+        self.ring().buffered(after)
     }
 
     /// Lets go of what readers can also read from the database, if no run is at work here. Those who still wait for
@@ -225,49 +225,49 @@ impl ThreadLog {
     }
 
     /// Whether somebody waits for the log to grow.
-    pub(super) fn is_waited_for(&self) -> bool {
+    pub(super) fn has_readers(&self) -> bool {
         self.grown.receiver_count() > 0
     }
 
     /// Tells when the log has grown, or a run began or ended.
-    pub(super) fn bell(&self) -> watch::Receiver<u64> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
         self.grown.subscribe()
     }
 
     /// Has those who read look whether there is more.
-    pub(super) fn stir(&self) {
-        self.ring_bell();
+    pub(super) fn wake(&self) {
+        self.notify();
     }
 
     /// Has those who read look whether there is more, if another process is at work on the thread, or if this is another
     /// version of the thread than at the last look.
-    pub(super) fn stir_if_changed(&self, version: i64, is_at_work: bool) {
+    pub(super) fn wake_if_changed(&self, version: i64, is_at_work: bool) {
         let before = self.version.swap(version, Ordering::Relaxed);
         if is_at_work || before != version {
-            self.ring_bell();
+            self.notify();
         }
     }
 
-    fn ring_bell(&self) {
+    fn notify(&self) {
         self.grown.send_modify(|rings| *rings += 1);
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+    fn ring(&self) -> MutexGuard<'_, RingBuffer> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Ring {
+impl RingBuffer {
     /// What there is after `after`.
-    fn glance(&self, after: i64) -> Glance {
+    fn buffered(&self, after: i64) -> Buffered {
         if self.next == 0 {
-            return Glance::Stored(None);
+            return Buffered::Stored(None);
         }
         if after < self.floor {
-            return Glance::Stored(Some(self.floor));
+            return Buffered::Stored(Some(self.floor));
         }
         let from = self.slots.partition_point(|slot| slot.seq <= after);
-        Glance::Here(self.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
+        Buffered::Events(self.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
     /// Forgets the oldest events beyond [`KEPT`].

@@ -6,7 +6,7 @@
 //! | Reader | Reads | For |
 //! |---|---|---|
 //! | [`Tail`] | one run with all below it, to its end | streams of runs |
-//! | [`Follow`] | the runs of a thread, each from its beginning to its end, and what clients write in between | `GET /threads/{id}/stream` |
+//! | [`RunSequence`] | the runs of a thread, each from its beginning to its end, and what clients write in between | `GET /threads/{id}/stream` |
 //! | [`ThreadTail`] | the events of a thread, by number, whatever run they belong to | the stream of a thread |
 //!
 //! This is not where events are made ([`crate::domain::event`]), stored ([`crate::db::events`]) or given a shape
@@ -24,18 +24,18 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::run::Run;
 use crate::domain::state::State;
 
-mod follow;
+mod agent_cache;
 mod log;
-mod origins;
 mod page;
+mod run_sequence;
 mod tail;
 mod thread_tail;
 mod watch;
 
-pub use follow::{Follow, Happening};
 pub use log::ThreadLog;
+pub use run_sequence::{RunSequence, ThreadItem};
 pub use tail::{After, Tail};
-pub use thread_tail::{Heard, ThreadTail};
+pub use thread_tail::{ThreadEvent, ThreadTail};
 
 /// The logs of all threads.
 #[derive(Clone)]
@@ -72,10 +72,10 @@ impl Events {
     }
 
     /// Something has happened on this thread in another process: those who read it here look at once.
-    pub fn stir(&self, thread: ThreadId) {
+    pub fn wake(&self, thread: ThreadId) {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
-            log.stir();
+            log.wake();
         }
     }
 
@@ -110,7 +110,7 @@ impl Events {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn anchor(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
+    pub async fn run_start(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
         let read = self
             .db
             .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
@@ -141,7 +141,7 @@ impl Events {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn reach(&self, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
+    pub async fn bounds(&self, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
         self.db
             .read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await }))
             .await
@@ -179,7 +179,7 @@ impl Events {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn standing(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
+    pub async fn snapshot(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<AgentSnapshot>> {
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 let Some(found) = db::checkpoints::get(tx, thread, checkpoint).await? else {
@@ -188,7 +188,7 @@ impl Events {
                 let asked = db::interrupts::of_thread(tx, thread, None).await?;
                 let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
                 let asked = own.map(|asked| asked.interrupt).collect();
-                Ok(Some(Standing {
+                Ok(Some(AgentSnapshot {
                     entry: Arc::new(found.entry),
                     run: found.run,
                     asked,
@@ -201,7 +201,7 @@ impl Events {
 
 /// How an agent stands at a checkpoint.
 #[derive(Debug, Clone)]
-pub struct Standing {
+pub struct AgentSnapshot {
     /// The step that left it.
     pub entry: Arc<Entry>,
     /// The run of the main agent in whose course it was taken.

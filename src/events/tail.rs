@@ -8,8 +8,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::Events;
-use super::log::{Glance, ThreadLog};
-use super::origins::Origins;
+use super::agent_cache::AgentCache;
+use super::log::{Buffered, ThreadLog};
 use super::page::{PAGE, up_to};
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
@@ -19,7 +19,7 @@ use crate::domain::run::Run;
 
 /// How often a reader looks at the database when no run works on the thread in this process: the run may be at work in
 /// another one, or may have been cancelled before it began.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// From where a reader reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Tail {
     branch: Option<Branch>,
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
-    origins: Origins,
+    origins: AgentCache,
     /// Whether events of the run have come from memory: it is the one at work here.
     live: bool,
     ended: bool,
@@ -75,7 +75,7 @@ impl Tail {
             After::Seq(seq) => Some(seq.max(0)),
             After::Now => None,
         };
-        let origins = Origins::new(db.clone(), run);
+        let origins = AgentCache::new(db.clone(), run);
         let waiting = VecDeque::new();
         let run = run.clone();
         Self {
@@ -117,7 +117,7 @@ impl Tail {
             if self.ended {
                 return Ok(None);
             }
-            let mut bell = self.log.bell();
+            let mut grown = self.log.subscribe();
             let active = self.log.is_active();
             let ours = self.log.works_on(self.run.id);
             let after = match self.after {
@@ -129,7 +129,7 @@ impl Tail {
             }
             if active && (self.live || ours) {
                 // A sender lives as long as the log, and the log as long as this reader.
-                let _ = bell.changed().await;
+                let _ = grown.changed().await;
                 continue;
             }
             // Asked before the last look, so that nothing written in between is missed. No look while a run is at work
@@ -143,7 +143,9 @@ impl Tail {
             } else if self.leaving.is_cancelled() {
                 (self.ended, self.is_cut) = (true, true);
             } else {
-                self.leaving.run_until_cancelled(timeout(LOOK, bell.changed())).await;
+                self.leaving
+                    .run_until_cancelled(timeout(POLL_INTERVAL, grown.changed()))
+                    .await;
             }
         }
     }
@@ -175,8 +177,8 @@ impl Tail {
 
     /// Reads what there is after `after`. False if there is nothing yet.
     async fn take_in(&mut self, after: i64) -> DbResult<bool> {
-        match self.log.glance(self.run.id, after) {
-            Glance::Here(events) => {
+        match self.log.buffered(self.run.id, after) {
+            Buffered::Events(events) => {
                 let Some(last) = events.last() else {
                     return Ok(false);
                 };
@@ -188,7 +190,7 @@ impl Tail {
                 Ok(true)
             }
             // Boxed, like all that is seldom: a reader is no larger while it waits.
-            Glance::Stored(floor) => Box::pin(self.read_stored(after, floor)).await,
+            Buffered::Stored(floor) => Box::pin(self.read_stored(after, floor)).await,
         }
     }
 

@@ -1,5 +1,5 @@
 //! A reader of a thread event by event, in the order of their numbers, from any number on. Who wants to know where runs
-//! begin and end takes a [`Follow`](super::Follow).
+//! begin and end takes a [`RunSequence`](super::RunSequence).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::Events;
-use super::log::{Glance, ThreadLog};
-use super::origins::Origins;
+use super::agent_cache::AgentCache;
+use super::log::{Buffered, ThreadLog};
 use super::page::{PAGE, up_to};
 use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
@@ -19,15 +19,15 @@ use crate::domain::id::{RunId, ThreadId};
 /// How long nothing has to happen until a reader takes the thread to be quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// What a reader of a thread hears.
+/// The next event of a thread, or why there is none yet.
 #[derive(Debug, Clone)]
-pub enum Heard {
+pub enum ThreadEvent {
     /// Something happened.
     Event(Arc<Event>),
     /// Nothing happens for the time being. Told once; what comes next is the next thing that happens.
     Quiet,
     /// The server leaves: nothing more will be heard here.
-    Over,
+    Leaving,
 }
 
 /// A reader of the events of a thread. It pulls: a reader that is slow, or gone, costs nobody anything, and one that falls
@@ -40,7 +40,7 @@ pub struct ThreadTail {
     after: i64,
     waiting: VecDeque<Arc<Event>>,
     /// The agents of the run whose stored events were read last.
-    origins: Option<Origins>,
+    origins: Option<AgentCache>,
     quiet: bool,
     leaving: CancellationToken,
 }
@@ -66,20 +66,20 @@ impl ThreadTail {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn next(&mut self) -> DbResult<Heard> {
+    pub async fn next(&mut self) -> DbResult<ThreadEvent> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
                 self.quiet = false;
-                return Ok(Heard::Event(event));
+                return Ok(ThreadEvent::Event(event));
             }
-            let mut bell = self.log.bell();
+            let mut grown = self.log.subscribe();
             let active = self.log.is_active();
             if self.take_in().await? {
                 continue;
             }
             if active {
                 // A sender lives as long as the log, and the log as long as this reader.
-                let _ = bell.changed().await;
+                let _ = grown.changed().await;
                 continue;
             }
             // Not while a run is at work here: of what it stores side by side, the later number may be stored first.
@@ -87,10 +87,10 @@ impl ThreadTail {
                 continue;
             }
             if self.leaving.is_cancelled() {
-                return Ok(Heard::Over);
+                return Ok(ThreadEvent::Leaving);
             }
             // What other processes do makes the bell ring, too.
-            let rings = self.leaving.run_until_cancelled(bell.changed());
+            let rings = self.leaving.run_until_cancelled(grown.changed());
             if self.quiet {
                 rings.await;
             } else if timeout(QUIET, rings).await.is_err() {
@@ -98,7 +98,7 @@ impl ThreadTail {
                 // Who waits needs no room for what he has read.
                 (self.waiting, self.origins) = (VecDeque::new(), None);
                 self.log.forget();
-                return Ok(Heard::Quiet);
+                return Ok(ThreadEvent::Quiet);
             }
         }
     }
@@ -128,15 +128,15 @@ impl ThreadTail {
 
     /// Reads what memory has, or stored events up to there. False if there is nothing yet.
     async fn take_in(&mut self) -> DbResult<bool> {
-        match self.log.glance_at_all(self.after) {
-            Glance::Here(events) => {
+        match self.log.buffered_of_thread(self.after) {
+            Buffered::Events(events) => {
                 let Some(last) = events.last() else { return Ok(false) };
                 self.after = last.seq;
                 self.waiting.extend(events);
                 Ok(true)
             }
             // Boxed, like all that is seldom: a reader is no larger while it waits.
-            Glance::Stored(floor) => Box::pin(self.read_stored(floor)).await,
+            Buffered::Stored(floor) => Box::pin(self.read_stored(floor)).await,
         }
     }
 
@@ -162,13 +162,13 @@ impl ThreadTail {
     }
 
     /// The agents of a run; none if the run is gone, and with it whatever is told of it.
-    async fn origins_of(&mut self, run: RunId) -> DbResult<Option<&mut Origins>> {
+    async fn origins_of(&mut self, run: RunId) -> DbResult<Option<&mut AgentCache>> {
         if self.origins.as_ref().is_none_or(|origins| origins.run() != run) {
             let found = self
                 .db
                 .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
                 .await?;
-            self.origins = found.map(|run| Origins::new(self.db.clone(), &run));
+            self.origins = found.map(|run| AgentCache::new(self.db.clone(), &run));
         }
         Ok(self.origins.as_mut())
     }

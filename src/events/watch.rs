@@ -11,7 +11,7 @@ use crate::db::{self, DbResult, Engine};
 use crate::domain::id::ThreadId;
 
 /// How often it is looked.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How many threads one question is about.
 const AT_ONCE: usize = 500;
@@ -25,27 +25,27 @@ impl Events {
         }
         while self
             .leaving
-            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .run_until_cancelled(tokio::time::sleep(POLL_INTERVAL))
             .await
             .is_some()
         {
-            if let Err(error) = self.look().await {
+            if let Err(error) = self.poll().await {
                 tracing::warn!(%error, "could not look for what other processes did");
             }
         }
     }
 
     /// No clock is asked: those of processes differ. Whoever changes a thread changes the version of its row.
-    async fn look(&self) -> DbResult<()> {
-        let listened_to = self.listened_to();
-        for some in listened_to.chunks(AT_ONCE) {
+    async fn poll(&self) -> DbResult<()> {
+        let watched_threads = self.watched_threads();
+        for some in watched_threads.chunks(AT_ONCE) {
             let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
             let read = self
                 .db
                 .read(move |tx| Box::pin(async move { db::threads::versions(tx, &threads).await }));
             for found in read.await? {
                 if let Some((_, log)) = some.iter().find(|(thread, _)| *thread == found.thread) {
-                    log.stir_if_changed(found.version, found.is_at_work);
+                    log.wake_if_changed(found.version, found.is_at_work);
                 }
             }
         }
@@ -53,11 +53,9 @@ impl Events {
     }
 
     /// The threads that somebody waits for and nobody works on here.
-    fn listened_to(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
+    fn watched_threads(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
         let logs = self.logs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let alive = logs.iter().filter_map(|(thread, log)| Some((*thread, log.upgrade()?)));
-        alive
-            .filter(|(_, log)| log.is_waited_for() && !log.is_active())
-            .collect()
+        alive.filter(|(_, log)| log.has_readers() && !log.is_active()).collect()
     }
 }

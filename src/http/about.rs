@@ -43,7 +43,7 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
 /// Whether the server is there.
 #[utoipa::path(get, path = "/ok", tag = "Server",
     params(("check_db" = Option<bool>, Query, description = "whether to write to the database too")),
-    responses((status = 200, description = "It is", body = Value, example = json!({"ok": true, "services": {}})),
+    responses((status = 200, description = "The server is up", body = Value, example = json!({"ok": true, "services": {}})),
         (status = 503, description = "The database cannot be written to", body = ErrorBody)))]
 pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Value>, ApiError> {
     if params.flag("check_db")? {

@@ -11,7 +11,7 @@ use super::wire::agent::{
     AgentOrVersion, AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView,
 };
 use super::wire::{Object, json};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
 use crate::runtime::DefinitionError;
 
@@ -27,7 +27,7 @@ pub(super) async fn put(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
     ApiJson(body): ApiJson<Object>,
-) -> Answer<AgentView> {
+) -> JsonResult<AgentView> {
     Ok(Json(api.runs.put_agent(&graph_id, Value::Object(body)).await?.into()))
 }
 
@@ -41,7 +41,7 @@ pub(super) async fn get(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
     params: Params,
-) -> Answer<AgentOrVersion> {
+) -> JsonResult<AgentOrVersion> {
     let found = api
         .runs
         .agent(&graph_id)
@@ -62,9 +62,9 @@ pub(super) async fn get(
 /// other assistants of it stay and cannot run.
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent")),
-    responses((status = 204, description = "It is gone"),
+    responses((status = 204, description = "The agent is deleted"),
         (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
-        (status = 404, description = "There is none", body = ErrorBody),
+        (status = 404, description = "There is no such agent", body = ErrorBody),
         (status = 409, description = "A file defines it", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
     api.runs.remove_agent(&graph_id).await?;
@@ -109,7 +109,7 @@ pub(super) async fn versions(
 pub(super) async fn validate(
     State(api): State<Api>,
     JsonWithDefinition(body): JsonWithDefinition<Candidate>,
-) -> Answer<VerdictView> {
+) -> JsonResult<VerdictView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
         api.runs.judge_agent(graph_id, Value::Object(body.definition)).into(),

@@ -6,9 +6,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, InterruptPath, Params, ThreadPath};
+use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
 use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::threads;
 
@@ -18,7 +18,7 @@ use crate::db::threads;
         ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
         ("offset" = Option<u32>, Query, description = "How many to pass over")),
     responses((status = 200, description = "The questions", body = InterruptList)))]
-pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<InterruptList> {
+pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResult<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
@@ -50,7 +50,11 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> Answer<In
         ("status" = Option<String>, Query, description = "Only these: pending, resolved, expired or dropped")),
     responses((status = 200, description = "The questions", body = InterruptList),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<InterruptList> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
     let status = params.word("status", None, |word| AskedStatus::from_word(word).map(Some))?;
     let read = api.db.read(move |tx| {
@@ -81,8 +85,8 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
 /// Shows a question: who asks, what, and the JSON Schema of a valid answer.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
     responses((status = 200, description = "The question", body = InterruptView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: InterruptPath) -> Answer<InterruptView> {
+        (status = 404, description = "There is no such interrupt", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
 
@@ -110,12 +114,12 @@ async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
     params(InterruptPath), request_body = InterruptResolve,
     responses((status = 202, description = "The question and the run that goes on", body = InterruptResolved),
         (status = 404, description = "There is no such question", body = ErrorBody),
-        (status = 409, description = "It was answered otherwise, or no longer matters", body = ErrorBody),
+        (status = 409, description = "The interrupt was answered differently, or is not open any more", body = ErrorBody),
         (status = 422, description = "The answer is not one of those that were asked for", body = ErrorBody),
         (status = 502, description = "Another server asks, and is out of reach", body = ErrorBody)))]
 pub(super) async fn resolve(
     State(api): State<Api>,
-    path: InterruptPath,
+    ApiPath(path): ApiPath<InterruptPath>,
     ApiJson(body): ApiJson<InterruptResolve>,
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;

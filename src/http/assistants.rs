@@ -7,14 +7,14 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{AgentPath, ApiJson, AssistantPath, Page, Params, SubgraphPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::extract::{AgentPath, ApiJson, ApiPath, AssistantPath, Page, Params, SubgraphPath, no_content};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::assistant::{
     AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedSearch, GraphView,
     SchemasView, VersionChoice, VersionSearch, VersionView,
 };
 use super::wire::json;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::assistants;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::Filter;
@@ -27,10 +27,10 @@ use crate::runtime::{AssistantError, AssistantRef};
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
         (status = 404, description = "There is no such agent definition", body = ErrorBody),
-        (status = 409, description = "It exists already", body = ErrorBody)))]
+        (status = 409, description = "This id is taken by another assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<AssistantCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<AssistantCreate>>,
 ) -> Result<Response, ApiError> {
     let CheckedAssistant {
         id,
@@ -69,7 +69,7 @@ pub(super) async fn search(
 /// Counts assistants.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> Answer<i64> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
     let wanted = body.check()?.wanted;
     Ok(Json(
         api.db
@@ -81,8 +81,8 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 /// Shows an assistant.
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: AssistantPath) -> Answer<AssistantView> {
+        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
 
@@ -94,9 +94,9 @@ pub(super) async fn get(State(api): State<Api>, path: AssistantPath) -> Answer<A
         (status = 404, description = "There is no such assistant, or no such agent definition", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
-    path: AssistantPath,
+    ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<AssistantPatch>,
-) -> Answer<AssistantView> {
+) -> JsonResult<AssistantView> {
     Ok(Json(
         api.runs
             .change_assistant(path.assistant_id, body.check()?)
@@ -110,10 +110,14 @@ pub(super) async fn patch(
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "Assistants",
     params(AssistantPath, ("delete_threads" = Option<bool>, Query,
         description = "Whether the threads on which it worked last go with it; their runs are stopped")),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody),
+    responses((status = 204, description = "The assistant is deleted"),
+        (status = 404, description = "There is no such assistant", body = ErrorBody),
         (status = 409, description = "A definition has it by itself", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: AssistantPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn delete(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<AssistantPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     api.runs
         .delete_assistant(path.assistant_id, params.flag("delete_threads")?)
         .await?;
@@ -127,7 +131,7 @@ pub(super) async fn delete(State(api): State<Api>, path: AssistantPath, params: 
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn versions(
     State(api): State<Api>,
-    path: AssistantPath,
+    ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionSearch>,
 ) -> Result<Response, ApiError> {
     let id = path.assistant_id;
@@ -155,9 +159,9 @@ pub(super) async fn versions(
         (status = 404, description = "There is no such assistant, or it has no such version", body = ErrorBody)))]
 pub(super) async fn use_version(
     State(api): State<Api>,
-    path: AssistantPath,
+    ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionChoice>,
-) -> Answer<AssistantView> {
+) -> JsonResult<AssistantView> {
     Ok(Json(
         api.runs.use_version(path.assistant_id, body.version).await?.into(),
     ))
@@ -169,7 +173,11 @@ pub(super) async fn use_version(
         description = "Whether subagents are drawn, too: true, or how many levels of them")),
     responses((status = 200, description = "The graph", body = GraphView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn graph(State(api): State<Api>, path: AgentPath, params: Params) -> Answer<GraphView> {
+pub(super) async fn graph(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<AgentPath>,
+    params: Params,
+) -> JsonResult<GraphView> {
     let levels = match params.text("xray").map(str::parse) {
         Some(Ok(levels)) => levels,
         Some(Err(_)) | None if params.flag("xray")? => u32::MAX,
@@ -187,7 +195,7 @@ pub(super) async fn graph(State(api): State<Api>, path: AgentPath, params: Param
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn schemas(State(api): State<Api>, path: AgentPath) -> Answer<SchemasView> {
+pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
     let graph_id = graph_of(&api, path.assistant).await?;
     let schemas = api
         .runs
@@ -202,7 +210,11 @@ pub(super) async fn schemas(State(api): State<Api>, path: AgentPath) -> Answer<S
         description = "Whether the subagents of subagents are shown, too, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn subgraphs(State(api): State<Api>, path: AgentPath, params: Params) -> Answer<Subgraphs> {
+pub(super) async fn subgraphs(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<AgentPath>,
+    params: Params,
+) -> JsonResult<Subgraphs> {
     subagents(&api, path.assistant, None, params.flag("recurse")?).await
 }
 
@@ -212,14 +224,23 @@ pub(super) async fn subgraphs(State(api): State<Api>, path: AgentPath, params: P
         description = "Whether to look for it among the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn subgraph(State(api): State<Api>, path: SubgraphPath, params: Params) -> Answer<Subgraphs> {
+pub(super) async fn subgraph(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<SubgraphPath>,
+    params: Params,
+) -> JsonResult<Subgraphs> {
     subagents(&api, path.assistant, Some(&path.namespace), params.flag("recurse")?).await
 }
 
 /// The schemas of subagents, by name.
 type Subgraphs = BTreeMap<String, SchemasView>;
 
-async fn subagents(api: &Api, assistant: AssistantRef, namespace: Option<&str>, recurse: bool) -> Answer<Subgraphs> {
+async fn subagents(
+    api: &Api,
+    assistant: AssistantRef,
+    namespace: Option<&str>,
+    recurse: bool,
+) -> JsonResult<Subgraphs> {
     let graph_id = graph_of(api, assistant).await?;
     let found = api
         .runs

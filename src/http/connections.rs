@@ -1,59 +1,48 @@
 //! Connections: accepted, served, closed.
 //!
-//! Like `axum::serve`, but for three things: there are never more connections than file descriptors for them, a client that
-//! sends nothing loses its connection after a while or when another one needs it ([`open`]), and an open stream takes little
-//! memory (`benches/thread_streams.py`). A connection of HTTP/1 is not read into a buffer of its own only to
-//! find out that it is one, and an answer that lasts takes the whole connection over (`lasting`).
+//! Like `axum::serve`, but for two things: there are never more connections than file descriptors for them, and a client
+//! that sends nothing loses its connection after a while or when another one needs it ([`open`]).
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Request};
 use axum::response::Response;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::guarded::guarded;
-use lasting::Handover;
-pub(super) use lasting::Lasting;
 use open::OpenConnections;
 pub use open::fitting;
 pub(super) use open::{ConnectionHandle, RequestGuard};
 
-mod lasting;
 mod open;
 
 /// How long a client may take for the head of a request, and how long a connection may lie idle between two of them. As
 /// much as the web servers that usually stand in front wait (nginx, `keepalive_timeout`).
-const SILENCE: Duration = Duration::from_secs(75);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// How long no connection is accepted when that failed for want of something, such as file descriptors.
-const WANT: Duration = Duration::from_secs(1);
+const ACCEPT_BACKOFF: Duration = Duration::from_secs(1);
 
 /// How long a connection that was closed for want of file descriptors may take to give its own back.
-const CLOSING: Duration = Duration::from_millis(10);
+const CLOSING_TIME: Duration = Duration::from_millis(10);
 
 /// How often it is logged that connections are refused.
 const REFUSALS_LOGGED: Duration = Duration::from_secs(60);
 
-/// How a client begins that speaks HTTP/2 without having asked. No method of HTTP/1 begins like that.
-const PREFACE: &[u8] = b"PRI";
-
 /// The largest head of a request, in bytes.
-const HEAD: usize = 64 * 1024;
+const MAX_HEAD: usize = 64 * 1024;
 
 /// Serves `router` to whoever connects, `max_connections` at once, until `leaving`; then lets the requests under way finish.
 pub async fn serve(listener: TcpListener, router: Router, max_connections: usize, leaving: CancellationToken) {
@@ -69,7 +58,7 @@ pub async fn serve(listener: TcpListener, router: Router, max_connections: usize
                         router: router.clone(),
                         leaving: leaving.clone(),
                     };
-                    drop(connections.spawn(client.converse(stream)));
+                    drop(connections.spawn(client.serve_until_evicted(stream)));
                 }
                 // Closed by dropping it.
                 None => refused.count(max_connections),
@@ -77,7 +66,7 @@ pub async fn serve(listener: TcpListener, router: Router, max_connections: usize
             Err(error) if is_of_the_client(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "no connection can be accepted for now");
-                let pause = if open.close_one() { CLOSING } else { WANT };
+                let pause = if open.close_one() { CLOSING_TIME } else { ACCEPT_BACKOFF };
                 leaving.run_until_cancelled(sleep(pause)).await;
             }
         }
@@ -129,7 +118,7 @@ struct Client {
 
 impl Client {
     /// Serves the connection, until it is over or has to go for another one.
-    async fn converse(self, stream: TcpStream) {
+    async fn serve_until_evicted(self, stream: TcpStream) {
         let handle = self.handle.clone();
         tokio::select! {
             () = self.serve(stream) => {}
@@ -140,66 +129,37 @@ impl Client {
     async fn serve(self, stream: TcpStream) {
         // Streams write small pieces that must not wait for one another.
         let _ = stream.set_nodelay(true);
-        let mut first = [0; PREFACE.len()];
-        let peeked = self
-            .leaving
-            .run_until_cancelled(timeout(SILENCE, stream.peek(&mut first)))
-            .await;
-        let Some(Ok(Ok(count @ 1..))) = peeked else { return };
-        if PREFACE.starts_with(&first[..count]) {
-            // Boxed, because it is seldom, and would make room for itself in every task.
-            Box::pin(self.serve_http_2(stream)).await;
-        } else if let Some((stream, lasting)) = Box::pin(self.serve_http_1(stream)).await {
-            tell(lasting::pour(stream, lasting).await);
-        }
-    }
-
-    /// Serves a connection of HTTP/2, or one that begins like that.
-    async fn serve_http_2(self, stream: TcpStream) {
+        // Finding out which protocol a connection speaks has no time limit of its own.
+        let mut first = [0];
+        let peeked = timeout(IDLE_TIMEOUT, stream.peek(&mut first));
+        let Some(Ok(Ok(1..))) = self.leaving.run_until_cancelled(peeked).await else {
+            return;
+        };
         let mut builder = auto::Builder::new(TokioExecutor::new());
         builder
             .http1()
             .timer(TokioTimer::new())
-            .header_read_timeout(SILENCE)
-            .max_buf_size(HEAD);
-        // For sockets over HTTP/2.
+            .header_read_timeout(IDLE_TIMEOUT)
+            .max_buf_size(MAX_HEAD);
+        // For WebSockets over HTTP/2.
         builder
             .http2()
             .timer(TokioTimer::new())
-            .keep_alive_interval(SILENCE)
+            .keep_alive_interval(IDLE_TIMEOUT)
             .enable_connect_protocol();
         let service = tracked(self.router, self.handle);
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        finish(
-            pin!(connection),
-            auto::UpgradeableConnection::graceful_shutdown,
-            self.leaving,
-        )
-        .await;
-    }
-
-    /// Serves a connection of HTTP/1 to its end, or to an answer that lasts.
-    async fn serve_http_1(self, stream: TcpStream) -> Option<(TcpStream, Response)> {
-        let mut builder = http1::Builder::new();
-        builder
-            .timer(TokioTimer::new())
-            .header_read_timeout(SILENCE)
-            .max_buf_size(HEAD);
-        let handover = Handover::default();
-        let service = handover.clone().service(tracked(self.router, self.handle));
-        let mut connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
-        let leaving = self.leaving;
-        let lasting = tokio::select! {
-            biased;
-            () = finish(Pin::new(&mut connection), http1::UpgradeableConnection::graceful_shutdown, leaving) => return None,
-            lasting = handover.take() => lasting,
+        let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = self.leaving.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
         };
-        let stream = connection.into_parts()?.io.into_inner();
-        // Who has not read the answer before this one would get what is left of it in the wrong place.
-        stream
-            .try_io(Interest::WRITABLE, || Ok(()))
-            .ok()
-            .map(|()| (stream, lasting))
+        // Clients come and go as they like.
+        if let Err(error) = served {
+            tracing::debug!(%error, "a connection broke off");
+        }
     }
 }
 
@@ -226,28 +186,6 @@ fn tracked(
             Ok(guarded(response, guard))
         }
     })
-}
-
-/// Drives a connection to its end, and asks it to `leave` in good order when everybody does.
-async fn finish<C, E>(mut connection: Pin<&mut C>, leave: impl FnOnce(Pin<&mut C>), leaving: CancellationToken)
-where
-    C: Future<Output = Result<(), E>>,
-    E: std::fmt::Display,
-{
-    tell(tokio::select! {
-        served = connection.as_mut() => served,
-        () = leaving.cancelled() => {
-            leave(connection.as_mut());
-            connection.await
-        }
-    });
-}
-
-fn tell(served: Result<(), impl std::fmt::Display>) {
-    // Clients come and go as they like.
-    if let Err(error) = served {
-        tracing::debug!(%error, "a connection broke off");
-    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, CronPath, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::extract::{ApiJson, ApiPath, CronPath, ThreadPath, no_content};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::Object;
 use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_patch, read_wish};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::crons;
 use crate::domain::cron::Cron;
 use crate::domain::id::CronId;
@@ -23,11 +23,11 @@ const ATTEMPTS: usize = 5;
 #[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
     params(KeyHeader),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api.runs.create_cron(read_wish(body, None)?, key, made).await?;
@@ -43,12 +43,12 @@ fn made(cron: &Cron) -> Kept {
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath, KeyHeader),
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread or assistant", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
-    path: ThreadPath,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<Object>>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api
@@ -61,8 +61,8 @@ pub(super) async fn create_for_thread(
 /// Shows a cron.
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: CronPath) -> Answer<CronView> {
+        (status = 404, description = "There is no such cron", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
 
@@ -78,10 +78,14 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
 /// field. Whoever enables a cron does not make up for what was due before.
 #[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath), request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Nothing is to be changed, or fields contradict each other", body = ErrorBody),
+        (status = 400, description = "No field is given, or two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such cron, or its assistant is gone", body = ErrorBody),
         (status = 409, description = "Others change it all the time", body = ErrorBody)))]
-pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body): ApiJson<Object>) -> Answer<CronView> {
+pub(super) async fn patch(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<CronPath>,
+    ApiJson(body): ApiJson<Object>,
+) -> JsonResult<CronView> {
     if body.is_empty() {
         return Err(ApiError::empty_patch());
     }
@@ -100,9 +104,9 @@ pub(super) async fn patch(State(api): State<Api>, path: CronPath, ApiJson(body):
 
 /// Deletes a cron. The runs that it started stay.
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: CronPath) -> Result<Response, ApiError> {
+    responses((status = 204, description = "The cron is deleted"),
+        (status = 404, description = "There is no such cron", body = ErrorBody)))]
+pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_cron(path.cron_id).await?;
     if was_there {
         Ok(no_content())
@@ -138,7 +142,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
 /// Counts crons.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Answer<i64> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
     let wanted = body.check()?.0;
     Ok(Json(
         api.db

@@ -5,10 +5,10 @@ use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{DeliveryPath, Params};
+use super::extract::{ApiPath, DeliveryPath, Params};
 use super::wire::delivery::DeliveryView;
 use super::wire::json;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::deliveries::{self, DeliverySearch};
 use crate::domain::delivery::DeliveryStatus;
 use crate::domain::id::{RunId, ThreadId};
@@ -56,8 +56,8 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
 /// Shows a delivery with what is sent.
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: DeliveryPath) -> Answer<DeliveryView> {
+        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let id = path.delivery_id;
     let found = api
         .db
@@ -71,8 +71,11 @@ pub(super) async fn get(State(api): State<Api>, path: DeliveryPath) -> Answer<De
 /// Sends a delivery again, whatever became of it, with all its attempts before it. It keeps its id.
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn redeliver(State(api): State<Api>, path: DeliveryPath) -> Answer<DeliveryView> {
+        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
+pub(super) async fn redeliver(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<DeliveryPath>,
+) -> JsonResult<DeliveryView> {
     let renewed = api.runs.redeliver(path.delivery_id).await?;
     renewed
         .map(|renewed| Json(renewed.into()))

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, FromRequestParts, Query, RawPathParams, Request};
+use axum::extract::path::ErrorKind;
+use axum::extract::rejection::{BytesRejection, PathRejection};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, RawPathParams, Request};
 use axum::http::header::HeaderMap;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use utoipa::IntoParams;
-use uuid::Uuid;
 
 use super::error::ApiError;
 use super::unknown_keys;
@@ -168,7 +169,7 @@ pub fn fields<T: DeserializeOwned>(object: &serde_json::Map<String, Value>) -> R
 }
 
 /// A thread, named in the path.
-#[derive(Debug, Clone, Copy, IntoParams)]
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct ThreadPath {
     /// The thread.
@@ -177,7 +178,7 @@ pub struct ThreadPath {
 }
 
 /// A run of a thread, named in the path.
-#[derive(Debug, Clone, Copy, IntoParams)]
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct RunPath {
     /// The thread.
@@ -189,7 +190,7 @@ pub struct RunPath {
 }
 
 /// A checkpoint of a thread, named in the path.
-#[derive(Debug, Clone, Copy, IntoParams)]
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct CheckpointPath {
     /// The thread.
@@ -201,7 +202,7 @@ pub struct CheckpointPath {
 }
 
 /// A question of a thread, named in the path.
-#[derive(Debug, Clone, IntoParams)]
+#[derive(Debug, Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct InterruptPath {
     /// The thread.
@@ -213,7 +214,7 @@ pub struct InterruptPath {
 }
 
 /// An assistant, named in the path.
-#[derive(Debug, Clone, Copy, IntoParams)]
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct AssistantPath {
     /// The assistant.
@@ -222,7 +223,7 @@ pub struct AssistantPath {
 }
 
 /// A cron, named in the path.
-#[derive(Debug, Clone, Copy, IntoParams)]
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct CronPath {
     /// The cron.
@@ -231,27 +232,29 @@ pub struct CronPath {
 }
 
 /// An assistant, named in the path by its id, or by the `graph_id` of the definition that has it by itself.
-#[derive(Debug, Clone, IntoParams)]
+#[derive(Debug, Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct AgentPath {
     /// The assistant, or the agent definition.
     #[param(rename = "assistant_id", value_type = String)]
+    #[serde(rename = "assistant_id", deserialize_with = "assistant_ref")]
     pub assistant: AssistantRef,
 }
 
 /// A subagent of an assistant, named in the path.
-#[derive(Debug, Clone, IntoParams)]
+#[derive(Debug, Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct SubgraphPath {
     /// The assistant, or the agent definition.
     #[param(rename = "assistant_id", value_type = String)]
+    #[serde(rename = "assistant_id", deserialize_with = "assistant_ref")]
     pub assistant: AssistantRef,
     /// The subagent: its name, or the names down to it with `|` between them.
     pub namespace: String,
 }
 
 /// A delivery of a webhook, named in the path.
-#[derive(Debug, Clone, Copy, IntoParams)]
+#[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct DeliveryPath {
     /// The delivery.
@@ -267,134 +270,32 @@ fn without_nul<'a>(mut texts: impl Iterator<Item = (&'a str, &'a str)>) -> Resul
     }
 }
 
-/// The raw texts of the path's variables.
-struct Segments(RawPathParams);
+/// The variables of the path. `T` has a field for each of them, under the variable's name.
+pub struct ApiPath<T>(pub T);
 
-impl Segments {
-    async fn of<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = RawPathParams::from_request_parts(parts, state)
-            .await
-            .map_err(|_| ApiError::no_route())?;
-        without_nul(segments.iter())?;
-        Ok(Self(segments))
-    }
-
-    fn text(&self, name: &str) -> &str {
-        self.0
-            .iter()
-            .find(|(key, _)| *key == name)
-            .map_or("", |(_, value)| value)
-    }
-
-    fn uuid<T: From<Uuid>>(&self, kind: &str) -> Result<T, ApiError> {
-        let text = self.text(&format!("{kind}_id"));
-        text.parse::<Uuid>().map(T::from).map_err(|_| ApiError::bad_id(kind))
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for ThreadPath {
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for ApiPath<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            thread_id: segments.uuid("thread")?,
-        })
+        let texts = RawPathParams::from_request_parts(parts, state).await;
+        without_nul(texts.map_err(|_| ApiError::no_route())?.iter())?;
+        let Path(path) = Path::from_request_parts(parts, state).await.map_err(path_error)?;
+        Ok(Self(path))
     }
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for RunPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            thread_id: segments.uuid("thread")?,
-            run_id: segments.uuid("run")?,
-        })
+/// Why the variables of a path could not be read: the only ones that may be malformed are ids.
+fn path_error(rejection: PathRejection) -> ApiError {
+    if let PathRejection::FailedToDeserializePathParams(error) = rejection
+        && let ErrorKind::DeserializeError { key, .. } = error.into_kind()
+    {
+        return ApiError::bad_id(key.trim_end_matches("_id"));
     }
+    ApiError::no_route()
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for CheckpointPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            thread_id: segments.uuid("thread")?,
-            checkpoint_id: segments.uuid("checkpoint")?,
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for InterruptPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        let interrupt_id = InterruptId(segments.text("interrupt_id").to_owned());
-        Ok(Self {
-            thread_id: segments.uuid("thread")?,
-            interrupt_id,
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for AssistantPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            assistant_id: segments.uuid("assistant")?,
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for CronPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            cron_id: segments.uuid("cron")?,
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for DeliveryPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            delivery_id: segments.uuid("delivery")?,
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for AgentPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        Ok(Self {
-            assistant: AssistantRef::read(segments.text("assistant_id")),
-        })
-    }
-}
-
-impl<S: Send + Sync> FromRequestParts<S> for SubgraphPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let segments = Segments::of(parts, state).await?;
-        let assistant = AssistantRef::read(segments.text("assistant_id"));
-        Ok(Self {
-            assistant,
-            namespace: segments.text("namespace").to_owned(),
-        })
-    }
+fn assistant_ref<'de, D: Deserializer<'de>>(text: D) -> Result<AssistantRef, D::Error> {
+    String::deserialize(text).map(|text| AssistantRef::read(&text))
 }
 
 /// The parameters behind the `?`; one may be given several times.
@@ -575,8 +476,6 @@ pub fn no_content() -> Response {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Debug, Deserialize)]

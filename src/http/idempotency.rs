@@ -1,6 +1,6 @@
 //! Requests with the header `Idempotency-Key`: whoever sends one again gets the answer of the first time, for a day.
 //!
-//! An endpoint that makes something takes [`Keyed`] around its body, hands the key on to whoever makes it
+//! An endpoint that makes something takes [`Idempotent`] around its body, hands the key on to whoever makes it
 //! ([`crate::db::Db::write_once`]), and answers with [`answer`]. The key is committed with what it made, so a server that
 //! dies before it could answer has not lost the answer. A key belongs to the client that sends it: under the same key another
 //! client has another request. A second request that comes while the first is at work waits for
@@ -26,7 +26,7 @@ pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-repl
 
 /// The key of a request, as the document shows it.
 #[derive(IntoParams)]
-#[expect(dead_code, reason = "only the document shows it; requests are read by `Keyed`")]
+#[expect(dead_code, reason = "only the document shows it; requests are read by `Idempotent`")]
 #[into_params(parameter_in = Header)]
 pub(super) struct KeyHeader {
     /// Names the request, in 1 to 255 visible ASCII characters. The same request under the same key is answered alike for a
@@ -66,9 +66,9 @@ impl Body for Raw {
 }
 
 /// What a request says in its body, and the key under which it says so.
-pub(super) struct Keyed<B>(pub(super) Option<Key>, pub(super) B);
+pub(super) struct Idempotent<B>(pub(super) Option<Key>, pub(super) B);
 
-impl<S: Send + Sync, B: Body> FromRequest<S> for Keyed<B> {
+impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {

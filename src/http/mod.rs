@@ -29,29 +29,26 @@ mod approvals;
 mod assistants;
 mod bodies;
 mod client;
-mod commands;
 mod connections;
 mod cors;
 mod crons;
 mod deadline;
 mod deliveries;
 pub mod error;
-mod event_stream;
 pub mod extract;
 mod guarded;
+mod history;
 mod idempotency;
 pub mod openapi;
 mod origins;
 mod runs;
-mod scene;
-mod socket;
 mod state;
 mod stateless;
 mod store;
 pub mod stream;
 mod stream_limits;
 mod subagents;
-mod thread_stream;
+mod thread_events;
 mod threads;
 mod traffic;
 mod unknown_keys;
@@ -66,7 +63,6 @@ pub use origins::{HostRules, LOOPBACK, OriginRules};
 pub use stream_limits::{StreamLimiter, StreamLimits};
 
 use bodies::BodyReader;
-use connections::Lasting;
 use error::ApiError;
 
 /// All that handlers may use. Cloning copies pointers.
@@ -119,8 +115,8 @@ impl Default for ApiSettings {
     }
 }
 
-/// The beginning of the table: the server, its assistants, its agents.
-fn whom_to_ask() -> OpenApiRouter<Api> {
+/// The routes about the server, its assistants and its agents.
+fn discovery_routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
         // About the server.
         .routes(routes!(about::root))
@@ -147,7 +143,7 @@ fn whom_to_ask() -> OpenApiRouter<Api> {
 
 /// The table of contents: every endpoint, in the order in which the document shows them.
 fn table() -> OpenApiRouter<Api> {
-    whom_to_ask()
+    discovery_routes()
         // Threads: conversations.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
@@ -156,7 +152,7 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(threads::copy))
         .routes(routes!(threads::prune))
         .routes(routes!(threads::storage))
-        .routes(routes!(thread_stream::follow))
+        .routes(routes!(threads::stream::follow))
         // The state of a thread and its history.
         .routes(routes!(state::get, state::update))
         .routes(routes!(state::at))
@@ -174,8 +170,8 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(subagents::tree))
         .routes(routes!(subagents::state))
         // The stream of a thread, and commands to it.
-        .routes(routes!(commands::post))
-        .routes(routes!(socket::get, event_stream::post))
+        .routes(routes!(thread_events::commands::post))
+        .routes(routes!(thread_events::socket::get, thread_events::sse::post))
         // Runs that bring their own thread.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))
@@ -260,5 +256,5 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     ApiError::fault(&format!("a handler panicked: {text}")).into_response()
 }
 
-/// What a handler that answers with JSON returns.
-type Answer<T> = Result<Json<T>, ApiError>;
+/// The result of a handler that answers with JSON.
+type JsonResult<T> = Result<Json<T>, ApiError>;

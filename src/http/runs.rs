@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody, Gap};
-use super::extract::{ApiJson, Params, RunPath, Select, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
+use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
+use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
-use super::stream::{self, Facts, Mode, Place, StreamRequest};
+use super::stream::{self, Mode, ResumePoint, RunInfo, StreamRequest};
 use super::subagents;
-use super::waiting::{self, Leave};
+use super::waiting::{self, CancelOnDisconnect};
 use super::wire::child::AnyRunView;
 use super::wire::json;
-use super::wire::run::{COLUMNS, CheckedRun, Door, RunCreate, RunView};
+use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
 use super::wire::server_sent_event::ServerSentEvent;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
@@ -32,15 +32,15 @@ use crate::runtime::{AssistantRef, CancelAction, Shown};
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    path: ThreadPath,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Thread(path.thread_id))?, key, |runs| {
+    leave(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
         shown(runs, place)
     })
     .await
@@ -71,20 +71,17 @@ fn place(run: &Run) -> String {
     request_body = RunCreate,
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Thread(path.thread_id))?;
-    let permit = api.streams.acquire(Some(path.thread_id), client)?;
-    let begun = begin(&api, checked, key).await?;
-    Ok(permit.hold(wait_for(api, begun)))
+    start_and_wait(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
 /// Starts a run and streams its events.
@@ -94,26 +91,22 @@ pub(super) async fn wait(
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
         (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
         (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Thread(path.thread_id))?;
-    let permit = api.streams.acquire(Some(path.thread_id), client)?;
-    let begun = begin(&api, checked, key).await?;
-    let headers = located(&begun.run, Some("stream"));
-    Ok(permit.hold((headers, stream_of(&api, begun)).into_response()))
+    start_and_stream(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
-/// A run that has begun.
-pub(super) struct Begun {
-    pub(super) run: Run,
+/// A run that was started by a request, now or by an earlier one under the same key.
+struct StartedRun {
+    run: Run,
     cancel_on_disconnect: bool,
     /// Whether an earlier request under the same key began it.
     again: bool,
@@ -131,19 +124,19 @@ pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept
 }
 
 /// Starts a run to follow it, or finds the one that was started under the same key.
-pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Begun, ApiError> {
+async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<StartedRun, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;
-        return Ok(Begun {
+        return Ok(StartedRun {
             run,
             cancel_on_disconnect,
             again: false,
         });
     };
     match api.runs.start_once(checked.wish, key, None).await? {
-        Once::First(run) => Ok(Begun {
+        Once::First(run) => Ok(StartedRun {
             run,
             cancel_on_disconnect,
             again: false,
@@ -151,7 +144,7 @@ pub(super) async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> R
         Once::Again(Kept::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
-            Ok(Begun {
+            Ok(StartedRun {
                 run,
                 cancel_on_disconnect,
                 again: true,
@@ -177,17 +170,53 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
     ))
 }
 
-/// Answers with the last values of a run that has begun.
-pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
-    let Begun {
+/// Starts a run and answers with its last values.
+pub(super) async fn start_and_wait(
+    api: Api,
+    scope: RunScope,
+    client: ClientId,
+    body: RunCreate,
+    key: Option<Key>,
+) -> Result<Response, ApiError> {
+    let checked = body.check(scope)?;
+    let permit = api.streams.acquire(scope.thread(), client)?;
+    let StartedRun {
         run,
         cancel_on_disconnect,
         again,
-    } = begun;
+    } = begin(&api, checked, key).await?;
     let headers = located(&run, Some("join"));
-    let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
+    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
     let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
+    Ok(permit.hold(marked(response, again)))
+}
+
+/// Starts a run and answers with its events.
+pub(super) async fn start_and_stream(
+    api: Api,
+    scope: RunScope,
+    client: ClientId,
+    body: RunCreate,
+    key: Option<Key>,
+) -> Result<Response, ApiError> {
+    let checked = body.check(scope)?;
+    let permit = api.streams.acquire(scope.thread(), client)?;
+    let begun = begin(&api, checked, key).await?;
+    let mut headers = located(&begun.run, Some("stream"));
+    if scope == RunScope::Stateless
+        && let Ok(place) = HeaderValue::from_str(&short_place(&begun.run))
+    {
+        headers.insert(header::CONTENT_LOCATION, place);
+    }
+    let request = follow(&api, &begun.run, begun.cancel_on_disconnect);
+    let tail = api.events.tail(&begun.run, After::Start);
+    let response = stream::stream_run(api.events.clone(), tail, request);
+    Ok(permit.hold((headers, marked(response, begun.again)).into_response()))
+}
+
+/// Marks an answer that is given once more, under the key of an earlier request.
+fn marked(response: Response, again: bool) -> Response {
     if again {
         idempotency::replayed(response)
     } else {
@@ -195,15 +224,9 @@ pub(super) fn wait_for(api: Api, begun: Begun) -> Response {
     }
 }
 
-/// Answers with the events of a run that has begun.
-pub(super) fn stream_of(api: &Api, begun: Begun) -> Response {
-    let request = follow(api, &begun.run, begun.cancel_on_disconnect);
-    let response = stream::respond(api.events.clone(), api.events.tail(&begun.run, After::Start), request);
-    if begun.again {
-        idempotency::replayed(response)
-    } else {
-        response
-    }
+/// Names a run without its thread, which is of no interest.
+pub(super) fn short_place(run: &Run) -> String {
+    format!("/runs/{}", run.id)
 }
 
 /// A client follows a run with the modes that the run was asked for.
@@ -216,7 +239,7 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
         Box::new(move || runs.cancel_soon(thread, id)) as Box<dyn FnOnce() + Send>
     });
     StreamRequest {
-        facts: Facts::of(run, graph),
+        info: RunInfo::of(run, graph),
         modes: run
             .request
             .stream_mode
@@ -233,7 +256,7 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
 }
 
 /// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
-pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
+fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
     let place = place(run);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value: &str| {
@@ -258,7 +281,11 @@ pub(super) fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
         ("select" = Option<Vec<String>>, Query, description = "Only these columns")),
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn list(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let thread = path.thread_id;
     let page = params.page(10)?;
     let status = params.word("status", None, |word| RunStatus::from_word(word).map(Some))?;
@@ -290,7 +317,7 @@ pub(super) async fn list(State(api): State<Api>, path: ThreadPath, params: Param
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: RunPath) -> Answer<AnyRunView> {
+pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
     let used = api
@@ -323,9 +350,9 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
 
 /// Deletes a run; one at work is stopped first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
+    responses((status = 204, description = "The run is deleted"),
+        (status = 404, description = "There is no such run", body = ErrorBody)))]
+pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
     if was_there {
         Ok(no_content())
@@ -345,7 +372,7 @@ pub(super) async fn delete(State(api): State<Api>, path: RunPath) -> Result<Resp
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn join(
     State(api): State<Api>,
-    path: RunPath,
+    ApiPath(path): ApiPath<RunPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
@@ -353,7 +380,7 @@ pub(super) async fn join(
     let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
     let run = find(&api, path).await?;
     let permit = api.streams.acquire(Some(run.thread), client)?;
-    let leave = Leave::stops(cancel_on_disconnect, &api.runs, &run);
+    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = located(&run, Some("join"));
     let beat = api.settings.heartbeat;
     Ok(permit.hold((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response()))
@@ -377,7 +404,7 @@ pub(super) async fn join(
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn join_stream(
     State(api): State<Api>,
-    path: RunPath,
+    ApiPath(path): ApiPath<RunPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
@@ -399,7 +426,7 @@ pub(super) async fn join_stream(
         filter,
         ..follow(&api, &run, cancel_on_disconnect)
     };
-    let answer = stream::respond(api.events.clone(), api.events.tail(&run, after), request);
+    let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);
     Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
 }
 
@@ -426,7 +453,7 @@ fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError> {
+pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
     let Some(value) = headers.get("last-event-id") else {
         return Ok(None);
     };
@@ -437,7 +464,7 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<Place>, ApiError>
 }
 
 /// Refuses to go on behind an event to which the log does not reach back any more.
-pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&Place>) -> Result<(), ApiError> {
+pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&ResumePoint>) -> Result<(), ApiError> {
     let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else {
         return Ok(());
     };
@@ -461,15 +488,15 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&Place>)
     params(RunPath,
         ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
         ("action" = Option<String>, Query, description = "interrupt (its work stays) or rollback")),
-    responses((status = 200, description = "It has stopped", body = Value,
+    responses((status = 200, description = "The run has stopped", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 202, description = "It was told to stop"),
+        (status = 202, description = "The run is being stopped"),
         (status = 404, description = "There is no such run, or it is over", body = ErrorBody),
         (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
-    path: RunPath,
+    ApiPath(path): ApiPath<RunPath>,
     params: Params,
     client: ClientId,
 ) -> Result<Response, ApiError> {
@@ -501,7 +528,7 @@ pub(super) async fn cancel(
         waiting::over(&api, &run).await?;
         Ok(serde_json::json!({}))
     };
-    Ok(permit.hold((headers, waiting::respond(stopped, beat, Leave::default())).into_response()))
+    Ok(permit.hold((headers, waiting::respond(stopped, beat, CancelOnDisconnect::default())).into_response()))
 }
 
 /// What shall become of the work of a cancelled run.

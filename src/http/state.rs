@@ -7,12 +7,12 @@ use axum::response::Response;
 use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, CheckpointPath, Page, Params, ThreadPath};
-use super::idempotency::{self, KeyHeader, Keyed};
-use super::scene::{Part, Whose, look};
-use super::wire::moments::Parts;
+use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
+use super::history::{HistoryOf, HistorySlice, load};
+use super::idempotency::{self, Idempotent, KeyHeader};
+use super::wire::history::Parts;
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
-use super::{Answer, Api, wire};
+use super::{Api, JsonResult, wire};
 use crate::db::checkpoints::HistoryQuery;
 use crate::domain::filter::Filter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
@@ -27,7 +27,11 @@ use crate::runtime::StateWrite;
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn get(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let place = Place::default();
     selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
@@ -40,7 +44,11 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
         ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn at(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<CheckpointPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
     let place = Place {
         checkpoint: Some(path.checkpoint_id),
@@ -56,7 +64,7 @@ pub(super) async fn at(State(api): State<Api>, path: CheckpointPath, params: Par
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn at_posted(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<StateAt>,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
@@ -66,7 +74,7 @@ pub(super) async fn at_posted(
 }
 
 /// The state at a checkpoint of the main agent.
-pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> Answer<StateView> {
+pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
     let place = Place {
         checkpoint: Some(checkpoint),
         ..Place::default()
@@ -140,12 +148,12 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     async fn newest(&mut self, place: &Place) -> Result<Option<StateView>, ApiError> {
-        let part = place.checkpoint.map_or(Part::Newest, Part::At);
-        let whose = Whose {
+        let part = place.checkpoint.map_or(HistorySlice::Newest, HistorySlice::At);
+        let whose = HistoryOf {
             thread: self.thread,
             namespace: place.namespace.clone(),
         };
-        let mut page = look(self.api, whose, part, self.parts.clone(), self.rest).await?;
+        let mut page = load(self.api, whose, part, self.parts.clone(), self.rest).await?;
         self.rest = self.rest.saturating_sub(page.bytes);
         Ok(page.next())
     }
@@ -185,8 +193,8 @@ impl Reading<'_> {
         (status = 409, description = "Runs are at work on the thread", body = ErrorBody)))]
 pub(super) async fn update(
     State(api): State<Api>,
-    path: ThreadPath,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<StateUpdate>>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<StateUpdate>>,
 ) -> Result<Response, ApiError> {
     let checkpoint = wire::checkpoint(body.checkpoint_id.as_deref(), body.checkpoint.as_ref())?;
     let write = StateWrite {
@@ -217,15 +225,19 @@ fn written(thread: ThreadId, left: CheckpointId) -> Kept {
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
             headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn history(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> Result<Response, ApiError> {
     let page = params.page(1)?;
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let part = Part::History(query(page, before), Filter::default());
+    let part = HistorySlice::History(query(page, before), Filter::default());
     shown(
         &api,
-        Whose {
+        HistoryOf {
             thread: path.thread_id,
             namespace,
         },
@@ -246,7 +258,7 @@ pub(super) async fn history(State(api): State<Api>, path: ThreadPath, params: Pa
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn history_posted(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<HistorySearch>,
 ) -> Result<Response, ApiError> {
     let page = Page::checked(body.limit, None, 1)?;
@@ -259,10 +271,10 @@ pub(super) async fn history_posted(
         .and_then(Value::as_object);
     let (_, before) = wire::place(inner.or(before))?;
     let (namespace, _) = wire::place(body.checkpoint.as_ref())?;
-    let part = Part::History(query(page, before), metadata);
+    let part = HistorySlice::History(query(page, before), metadata);
     shown(
         &api,
-        Whose {
+        HistoryOf {
             thread: path.thread_id,
             namespace,
         },
@@ -273,9 +285,9 @@ pub(super) async fn history_posted(
 }
 
 /// Answers with a part of a history, written one checkpoint after the other.
-async fn shown(api: &Api, whose: Whose, part: Part, select: StateSelect) -> Result<Response, ApiError> {
+async fn shown(api: &Api, whose: HistoryOf, part: HistorySlice, select: StateSelect) -> Result<Response, ApiError> {
     let permit = api.answers.permit().await?;
-    let page = look(api, whose, part, select.parts(), api.answers.bytes()).await?;
+    let page = load(api, whose, part, select.parts(), api.answers.bytes()).await?;
     let cursor = page.cursor;
     let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));
     if let Some(next) = cursor.and_then(|next| HeaderValue::try_from(next.to_string()).ok()) {

@@ -1,16 +1,15 @@
 //! Runs that bring their own thread, and runs named without one.
 
 use axum::extract::State;
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use super::Api;
 use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
-use super::idempotency::{self, KeyHeader, Keyed};
-use super::runs::{action, begin, check_graph, leave, located, shown, stream_of, thread_of, wait_for};
-use super::wire::run::{Door, MAX_BATCH, RunCreate, RunView, RunsCancel};
+use super::idempotency::{self, Idempotent, KeyHeader};
+use super::runs::{action, check_graph, leave, short_place, shown, start_and_stream, start_and_wait, thread_of};
+use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
 use crate::domain::Invalid;
@@ -23,13 +22,16 @@ use crate::runtime::{CancelAction, CancelError};
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(Door::Stateless)?, key, |runs| shown(runs, short_place)).await
+    leave(&api, body.check(RunScope::Stateless)?, key, |runs| {
+        shown(runs, short_place)
+    })
+    .await
 }
 
 /// Starts a run on a thread of its own and answers with its last values, as on a thread.
@@ -37,18 +39,15 @@ pub(super) async fn create(
     params(KeyHeader),
     responses((status = 200, description = "The last values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Stateless)?;
-    let permit = api.streams.acquire(None, client)?;
-    let begun = begin(&api, checked, key).await?;
-    Ok(permit.hold(wait_for(api, begun)))
+    start_and_wait(api, RunScope::Stateless, client, body, key).await
 }
 
 /// Starts a run on a thread of its own and streams its events, as on a thread.
@@ -56,45 +55,33 @@ pub(super) async fn wait(
     params(KeyHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
     client: ClientId,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<RunCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(Door::Stateless)?;
-    let permit = api.streams.acquire(None, client)?;
-    let begun = begin(&api, checked, key).await?;
-    let mut headers = located(&begun.run, Some("stream"));
-    if let Ok(place) = HeaderValue::from_str(&short_place(&begun.run)) {
-        headers.insert(header::CONTENT_LOCATION, place);
-    }
-    Ok(permit.hold((headers, stream_of(&api, begun)).into_response()))
-}
-
-/// Names the run without its thread, which is of no interest.
-fn short_place(run: &Run) -> String {
-    format!("/runs/{}", run.id)
+    start_and_stream(api, RunScope::Stateless, client, body, key).await
 }
 
 /// Starts several runs, each on a thread of its own, and waits for none of them. All of them are started, or none.
 #[utoipa::path(post, path = "/runs/batch", tag = "Stateless runs", request_body = Vec<RunCreate>,
     params(KeyHeader),
     responses((status = 200, description = "The runs, in the order of the requests", body = Vec<RunView>),
-        (status = 400, description = "Fields contradict each other, or a resume has no thread", body = ErrorBody),
+        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "There is no such assistant", body = ErrorBody)))]
 pub(super) async fn batch(
     State(api): State<Api>,
-    Keyed(key, ApiList(bodies)): Keyed<ApiList<RunCreate>>,
+    Idempotent(key, ApiList(bodies)): Idempotent<ApiList<RunCreate>>,
 ) -> Result<Response, ApiError> {
     if bodies.is_empty() || bodies.len() > MAX_BATCH {
         return Err(Invalid::new("body", format!("must be a list of 1 to {MAX_BATCH} requests")).into());
     }
     let mut wishes = vec![];
     for (at, body) in bodies.into_iter().enumerate() {
-        let wish = body.check(Door::Stateless).map_err(|error| error.of_item(at))?.wish;
+        let wish = body.check(RunScope::Stateless).map_err(|error| error.of_item(at))?.wish;
         check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
         wishes.push(wish);
     }
@@ -111,8 +98,8 @@ fn shown_all(runs: &[Run]) -> Kept {
 /// Stops several runs: some of a thread, or all that wait, that are at work, or both.
 #[utoipa::path(post, path = "/runs/cancel", tag = "Stateless runs", request_body = RunsCancel,
     params(("action" = Option<String>, Query, description = "interrupt (their work stays) or rollback")),
-    responses((status = 204, description = "Those that were not over were told to stop"),
-        (status = 404, description = "There was none to stop", body = ErrorBody)))]
+    responses((status = 204, description = "The runs that had not ended are being stopped"),
+        (status = 404, description = "There was no run to stop", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
     params: Params,

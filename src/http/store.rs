@@ -10,13 +10,13 @@ use super::wire::item::{
     FoundItemView, FoundItems, FoundNamespaces, ItemDelete, ItemPut, ItemSearchBody, ItemView, NamespaceSearchBody,
 };
 use super::wire::json;
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::domain::Invalid;
 use crate::domain::item::{ItemAddress, Namespace};
 
 /// Remembers an item, instead of whatever is there.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
-    responses((status = 204, description = "It is stored"),
+    responses((status = 204, description = "The item is stored"),
         (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
@@ -30,7 +30,7 @@ pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>)
         ("key" = String, Query, description = "Its key there"),
         ("refresh_ttl" = Option<bool>, Query, description = "Whether it stays longer for being read; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
-pub(super) async fn get(State(api): State<Api>, params: Params) -> Answer<Option<ItemView>> {
+pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Option<ItemView>> {
     let labels = params
         .text("namespace")
         .unwrap_or_default()
@@ -49,7 +49,7 @@ pub(super) async fn get(State(api): State<Api>, params: Params) -> Answer<Option
 
 /// Forgets an item, if there is one.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
-    responses((status = 204, description = "It is gone")))]
+    responses((status = 204, description = "The item is deleted")))]
 pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
     api.store.delete(body.check()?).await?;
     Ok(no_content())
@@ -83,7 +83,7 @@ pub(super) async fn search(
 pub(super) async fn namespaces(
     State(api): State<Api>,
     ApiJson(body): ApiJson<NamespaceSearchBody>,
-) -> Answer<FoundNamespaces> {
+) -> JsonResult<FoundNamespaces> {
     let found = api.store.namespaces(body.check()?).await?;
     Ok(Json(FoundNamespaces {
         namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),

@@ -6,16 +6,16 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::RunPath;
+use super::extract::{ApiPath, RunPath};
+use super::history::{HistoryOf, HistorySlice, load};
 use super::runs::{self, find};
-use super::scene::{Part, Whose, look};
-use super::stream::{self, Cursor, Mode, Place, StreamRequest};
+use super::stream::{self, Cursor, Mode, ResumePoint, StreamRequest};
 use super::wire::child::{BackgroundTaskView, ChildRunView, RunTreeView};
+use super::wire::history::Parts;
 use super::wire::interrupt::brief;
-use super::wire::moments::Parts;
 use super::wire::state::StateView;
 use super::wire::{failure, json as shown};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::interrupts::AskedStatus;
 use crate::db::{self, checkpoints, interrupts};
 use crate::domain::checkpoint::Lane;
@@ -27,7 +27,7 @@ use crate::runtime::known_of;
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn children(State(api): State<Api>, path: RunPath) -> Answer<Vec<ChildRunView>> {
+pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<Vec<ChildRunView>> {
     let parent = find(&api, path).await?;
     let id = parent.id;
     let root = parent.lineage.root;
@@ -50,7 +50,7 @@ fn is_seen(run: &Run) -> bool {
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/tree", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The tree", body = RunTreeView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTreeView> {
+pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<RunTreeView> {
     let top = find(&api, path).await?;
     let id = top.id;
     let root = top.lineage.root;
@@ -86,7 +86,7 @@ pub(super) async fn tree(State(api): State<Api>, path: RunPath) -> Answer<RunTre
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
-pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Result<Response, ApiError> {
+pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;
     let parts = Parts {
@@ -94,11 +94,11 @@ pub(super) async fn state(State(api): State<Api>, path: RunPath) -> Result<Respo
         keys: vec![],
         tasks: true,
     };
-    let whose = Whose {
+    let whose = HistoryOf {
         thread: run.thread,
         namespace: run.lineage.namespace,
     };
-    let newest = look(&api, whose, Part::Newest, parts, api.answers.bytes())
+    let newest = load(&api, whose, HistorySlice::Newest, parts, api.answers.bytes())
         .await?
         .next();
     permit.answer(&newest.unwrap_or_else(|| StateView::empty(None)))
@@ -129,7 +129,7 @@ pub(super) async fn at_work_for(api: &Api, child: &Run) -> Result<Option<(Run, i
 pub(super) async fn follow(
     api: &Api,
     child: &Run,
-    (seen, filter): (Option<Place>, Option<Vec<Mode>>),
+    (seen, filter): (Option<ResumePoint>, Option<Vec<Mode>>),
     cancel_on_disconnect: bool,
 ) -> Result<Response, ApiError> {
     let root = child.lineage.root;
@@ -145,7 +145,7 @@ pub(super) async fn follow(
         }
     };
     let seen = seen.filter(|_| main.request.stream_resumable);
-    let seen = seen.unwrap_or_else(|| Place {
+    let seen = seen.unwrap_or_else(|| ResumePoint {
         cursor: Cursor::after(now),
         said: vec![],
     });
@@ -162,7 +162,7 @@ pub(super) async fn follow(
         subgraphs: true,
         ..request
     };
-    Ok(stream::respond(
+    Ok(stream::stream_run(
         api.events.clone(),
         api.events.tail_of_child(&main, child),
         request,

@@ -10,13 +10,13 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
-use super::extract::{ApiJson, Page, Params, Select, ThreadPath, no_content};
-use super::idempotency::{self, KeyHeader, Keyed, Raw};
+use super::extract::{ApiJson, ApiPath, Page, Params, Select, ThreadPath, no_content};
+use super::idempotency::{self, Idempotent, KeyHeader, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
 use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
 use super::wire::{self, Object};
-use super::{Answer, Api};
+use super::{Api, JsonResult};
 use crate::db::interrupts::{self, Asked, AskedStatus};
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain;
@@ -28,14 +28,16 @@ use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
 use crate::runtime::NewThread;
 
+pub(super) mod stream;
+
 /// Makes a thread.
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
-        (status = 409, description = "It exists already", body = ErrorBody)))]
+        (status = 409, description = "This id is taken by another thread", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
-    Keyed(key, ApiJson(body)): Keyed<ApiJson<ThreadCreate>>,
+    Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
     let wish = body.into_wish()?;
@@ -56,8 +58,12 @@ fn made(new: &NewThread) -> Kept {
 #[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads",
     params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` shows how long the thread is kept")),
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params) -> Answer<ThreadView> {
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+pub(super) async fn get(
+    State(api): State<Api>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    params: Params,
+) -> JsonResult<ThreadView> {
     let mut shows_ttl = false;
     for name in params
         .texts("include")
@@ -72,12 +78,12 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
         }
     }
     let id = path.thread_id;
-    let glimpse = api.db.read(move |tx| Box::pin(Glimpse::find(tx, id))).await?;
-    let glimpse = glimpse.ok_or_else(|| ApiError::no_thread(id))?;
-    let ttl = TtlView::of(&glimpse.thread).filter(|_| shows_ttl);
+    let summary = api.db.read(move |tx| Box::pin(ThreadSummary::find(tx, id))).await?;
+    let summary = summary.ok_or_else(|| ApiError::no_thread(id))?;
+    let ttl = TtlView::of(&summary.thread).filter(|_| shows_ttl);
     Ok(Json(ThreadView {
         ttl,
-        ..glimpse.view(&api, true).await?
+        ..summary.view(&api, true).await?
     }))
 }
 
@@ -86,10 +92,10 @@ pub(super) async fn get(State(api): State<Api>, path: ThreadPath, params: Params
     request_body = ThreadPatch,
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 204, description = "Done, and nothing is shown"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     headers: HeaderMap,
     ApiJson(body): ApiJson<ThreadPatch>,
 ) -> Result<Response, ApiError> {
@@ -122,9 +128,9 @@ pub(super) async fn patch(
 
 /// Deletes a thread with all its runs; those at work are stopped.
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
-    responses((status = 204, description = "It is gone"),
-        (status = 404, description = "There is none", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<Response, ApiError> {
+    responses((status = 204, description = "The thread is deleted"),
+        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there {
         Ok(no_content())
@@ -140,8 +146,8 @@ pub(super) async fn delete(State(api): State<Api>, path: ThreadPath) -> Result<R
         (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
 pub(super) async fn copy(
     State(api): State<Api>,
-    path: ThreadPath,
-    Keyed(key, _): Keyed<Raw>,
+    ApiPath(path): ApiPath<ThreadPath>,
+    Idempotent(key, _): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
     let seen = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
@@ -160,7 +166,7 @@ pub(super) async fn copy(
 /// (`keep_latest`; threads at work are left alone). Threads that are not there do not count.
 #[utoipa::path(post, path = "/threads/prune", tag = "Threads", request_body = ThreadPrune,
     responses((status = 200, description = "How many it was done to", body = ThreadsPruned)))]
-pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> Answer<ThreadsPruned> {
+pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
     Ok(Json(ThreadsPruned {
         pruned_count: api.runs.prune(threads, strategy).await?,
@@ -171,7 +177,7 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
     responses((status = 200, description = "Rows and bytes, by table", body = ThreadStorage),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
-pub(super) async fn storage(State(api): State<Api>, path: ThreadPath) -> Answer<ThreadStorage> {
+pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> JsonResult<ThreadStorage> {
     let id = path.thread_id;
     let shares = api
         .db
@@ -209,7 +215,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
             let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
             let mut found = vec![];
             for thread in threads {
-                found.push(Glimpse::of(tx, thread).await?);
+                found.push(ThreadSummary::of(tx, thread).await?);
             }
             Ok((found, total))
         })
@@ -219,8 +225,8 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
     let mut bytes = 0;
     let is_short = found.len() < usize::try_from(page.limit).unwrap_or(usize::MAX);
     let mut is_cut = is_short && u64::from(page.offset) + (found.len() as u64) < u64::try_from(total).unwrap_or(0);
-    for glimpse in found {
-        let item = show_item(&api, glimpse, &select, &extract).await?;
+    for summary in found {
+        let item = show_item(&api, summary, &select, &extract).await?;
         bytes += item.len() + 1;
         if bytes > most_bytes && !shown.is_empty() {
             is_cut = true;
@@ -239,7 +245,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
 /// Counts threads.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Answer<i64> {
+pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
     let wanted = body.check()?.wanted;
     Ok(Json(
         api.db
@@ -251,12 +257,12 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadS
 /// The JSON of one line of a search: the wanted columns, and what was to be extracted.
 async fn show_item(
     api: &Api,
-    glimpse: Glimpse,
+    summary: ThreadSummary,
     select: &Select,
     extract: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, ApiError> {
     let needs_values = select.has("values") || !extract.is_empty();
-    let whole = wire::json(&glimpse.view(api, needs_values).await?);
+    let whole = wire::json(&summary.view(api, needs_values).await?);
     let extracted: Object = extract
         .iter()
         .map(|(name, path)| (name.clone(), look_up(&whole, path)))
@@ -269,19 +275,19 @@ async fn show_item(
 }
 
 async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
-    let glimpse = api.db.read(move |tx| Box::pin(Glimpse::find(tx, id))).await?;
-    glimpse.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
+    let summary = api.db.read(move |tx| Box::pin(ThreadSummary::find(tx, id))).await?;
+    summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
 
-/// A thread, where its state is to be found, and its open questions.
-pub(super) struct Glimpse {
+/// A thread, its newest checkpoint, and its open questions.
+pub(super) struct ThreadSummary {
     thread: Thread,
     /// None also when clients do not see what is in it.
     head: Option<CheckpointId>,
     pub(super) asked: Vec<Asked>,
 }
 
-impl Glimpse {
+impl ThreadSummary {
     /// Looks at the thread of this id.
     pub(super) async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Self>> {
         match threads::find(tx, id).await? {

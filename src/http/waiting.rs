@@ -1,6 +1,7 @@
 //! Answers that wait for the end of a run. While they wait they send a newline now and then, which JSON readers skip.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -11,35 +12,37 @@ use serde_json::{Value, json};
 
 use super::Api;
 use super::error::ApiError;
+use super::stream::fold::AgentView;
 use super::subagents;
-use super::threads::Glimpse;
+use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
 use super::wire::{failure, json as shown};
-use crate::db::{DbResult, runs};
+use crate::db::runs;
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{EventBody, Fact};
+use crate::domain::event::{EventBody, Fact, Origin};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
-use crate::domain::machine::Failure;
 use crate::domain::run::{Run, RunStatus};
-use crate::domain::state::State;
 use crate::domain::visibility::Visibility;
-use crate::events::{After, Events, Tail};
+use crate::events::After;
 use crate::runtime::Runs;
 
 /// Answers with the JSON that `outcome` comes to, and with a newline every `beat` until then.
 pub(super) fn respond(
     outcome: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
     beat: Duration,
-    leave: Leave,
+    leave: CancelOnDisconnect,
 ) -> Response {
     let waiting = Some((Box::pin(outcome), leave));
     let chunks = stream::unfold(waiting, move |waiting| async move {
         let (mut outcome, mut leave) = waiting?;
         match tokio::time::timeout(beat, &mut outcome).await {
             Ok(outcome) => {
-                leave.forget();
-                Some((Ok::<_, Infallible>(Bytes::from(told(outcome).to_string())), None))
+                leave.disarm();
+                Some((
+                    Ok::<_, Infallible>(Bytes::from(outcome_json(outcome).to_string())),
+                    None,
+                ))
             }
             Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((outcome, leave)))),
         }
@@ -52,26 +55,26 @@ pub(super) fn respond(
 }
 
 /// The status was sent long ago, so a fault is told in the body, as clients expect it of runs.
-fn told(outcome: Result<Value, ApiError>) -> Value {
+fn outcome_json(outcome: Result<Value, ApiError>) -> Value {
     outcome.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
 }
 
 /// Stops a run when the client that waits for it leaves.
 #[derive(Default)]
-pub(super) struct Leave(Option<(Runs, ThreadId, RunId)>);
+pub(super) struct CancelOnDisconnect(Option<(Runs, ThreadId, RunId)>);
 
-impl Leave {
+impl CancelOnDisconnect {
     /// Stops `run` if its client leaves, provided that this is `wanted`.
-    pub(super) fn stops(wanted: bool, runs: &Runs, run: &Run) -> Self {
+    pub(super) fn new(wanted: bool, runs: &Runs, run: &Run) -> Self {
         Self(wanted.then(|| (runs.clone(), run.thread, run.id)))
     }
 
-    fn forget(&mut self) {
+    fn disarm(&mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Leave {
+impl Drop for CancelOnDisconnect {
     fn drop(&mut self) {
         if let Some((runs, thread, run)) = self.0.take() {
             runs.cancel_soon(thread, run);
@@ -81,85 +84,40 @@ impl Drop for Leave {
 
 /// What a new run comes to: its last values, with the question it asks; or why it failed.
 pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
-    let mut follower = Follower {
-        thread: run.thread,
-        state: State::default(),
-        asked: vec![],
-        end: None,
-    };
-    follower
-        .follow(&api.events, api.events.tail(&run, After::Start))
-        .await?;
-    if run.lineage.visibility != Visibility::Full {
-        follower.state = State::default();
-    }
-    Ok(follower.answer())
-}
-
-/// Follows a run from its first event to its last. The thread itself may be gone by then.
-struct Follower {
-    thread: ThreadId,
-    state: State,
-    asked: Vec<Interrupt>,
-    end: Option<(RunStatus, Option<Failure>)>,
-}
-
-impl Follower {
-    async fn follow(&mut self, events: &Events, mut tail: Tail) -> Result<(), ApiError> {
-        while let Some(event) = tail.next().await? {
-            if event.origin.lane == Lane::Main {
-                self.take(events, &event.body).await?;
-            }
+    let mut tail = api.events.tail(&run, After::Start);
+    let mut main = AgentView::new(&Arc::new(Origin::of(&run)));
+    let mut end = None;
+    while let Some(event) = tail.next().await? {
+        if event.origin.lane != Lane::Main {
+            continue;
         }
-        if tail.is_cut() {
-            Err(ApiError::leaving())
-        } else {
-            Ok(())
-        }
-    }
-
-    async fn take(&mut self, events: &Events, body: &EventBody) -> DbResult<()> {
-        match body {
-            EventBody::Entry(entry) => {
-                entry.writes.iter().for_each(|update| self.state.apply(update));
-                self.asked.clear();
-            }
-            EventBody::Fact(Fact::Started { base, .. }) => {
-                self.asked.clear();
-                self.state = match base {
-                    Some(base) => State::clone(&*events.state_at(self.thread, *base).await?),
-                    None => State::default(),
-                };
-            }
+        let base = match AgentView::missing_state(Some(&main), &event.body) {
+            Some(checkpoint) => Some(api.events.state_at(run.thread, checkpoint).await?),
+            None => None,
+        };
+        main.enter(&event.body, base, true);
+        match &event.body {
+            EventBody::Entry(entry) => main.advance(entry),
             EventBody::Fact(Fact::Asked { interrupts, .. }) => {
-                let is_new = |new: &&Interrupt| !self.asked.iter().any(|known| known.id == new.id);
-                let new: Vec<Interrupt> = interrupts.iter().filter(is_new).cloned().collect();
-                self.asked.extend(new);
+                main.ask(interrupts);
             }
-            EventBody::Fact(Fact::Ended { status, error, .. }) => self.end = Some((*status, error.clone())),
-            EventBody::Fact(
-                Fact::Calling { .. }
-                | Fact::Answered { .. }
-                | Fact::BrokenOff { .. }
-                | Fact::Paused
-                | Fact::Undone
-                | Fact::Custom { .. },
-            )
-            | EventBody::Delta(_)
-            | EventBody::Begun(_)
-            | EventBody::Output { .. } => {}
-        }
-        Ok(())
-    }
-
-    fn answer(self) -> Value {
-        match self.end {
-            Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
-            Some(_) => with_questions(shown(&self.state), &self.asked),
-            // It was undone, or deleted.
-            None => json!({}),
+            EventBody::Fact(Fact::Ended { status, error, .. }) => end = Some((*status, error.clone())),
+            EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
     }
+    if tail.is_cut() {
+        return Err(ApiError::leaving());
+    }
+    let state = main
+        .state
+        .filter(|_| run.lineage.visibility == Visibility::Full)
+        .unwrap_or_default();
+    Ok(match end {
+        Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
+        Some(_) => with_questions(shown(&state), &main.asked),
+        // It was undone, or deleted.
+        None => json!({}),
+    })
 }
 
 /// Values with the open question; the questions alone if there are several.
@@ -175,7 +133,7 @@ fn with_questions(mut values: Value, asked: &[Interrupt]) -> Value {
     }
 }
 
-/// Waits for the end of a run that began earlier, then tells how its thread stands.
+/// Waits for the end of a run that began earlier, then shows how its thread stands.
 pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     over(&api, &run).await?;
     if run.lineage.depth > 0 {
@@ -184,17 +142,22 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     let thread = run.thread;
     let id = run.id;
     let read = api.db.read(move |tx| {
-        Box::pin(async move { Ok((runs::find(tx, thread, id).await?, Glimpse::find(tx, thread).await?)) })
+        Box::pin(async move {
+            Ok((
+                runs::find(tx, thread, id).await?,
+                ThreadSummary::find(tx, thread).await?,
+            ))
+        })
     });
-    let (run, glimpse) = read.await?;
-    match (run.and_then(|run| run.error), glimpse) {
+    let (run, summary) = read.await?;
+    match (run.and_then(|run| run.error), summary) {
         (Some(error), _) => Ok(json!({"__error__": failure(&error)})),
         (None, None) => Ok(json!({})),
-        (None, Some(glimpse)) if !glimpse.asked.is_empty() => {
-            let asked: Vec<Value> = glimpse.asked.iter().map(|asked| brief(&asked.interrupt)).collect();
+        (None, Some(summary)) if !summary.asked.is_empty() => {
+            let asked: Vec<Value> = summary.asked.iter().map(|asked| brief(&asked.interrupt)).collect();
             Ok(json!({"__interrupt__": asked}))
         }
-        (None, Some(glimpse)) => Ok(glimpse
+        (None, Some(summary)) => Ok(summary
             .state(&api)
             .await?
             .map_or_else(|| json!({}), |state| shown(&*state))),
@@ -262,7 +225,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond(slow, Duration::from_secs(5), Leave::default());
+        let response = respond(slow, Duration::from_secs(5), CancelOnDisconnect::default());
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
@@ -271,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_fault_while_waiting_is_told_in_the_body() {
-        let told = told(Err(ApiError::fault(&"secret")));
+        let told = outcome_json(Err(ApiError::fault(&"secret")));
         assert_eq!(told["__error__"]["error"], "InternalServerError");
         assert!(!told.to_string().contains("secret"));
     }

@@ -1,4 +1,5 @@
-//! Server-sent events, cut out of the bytes in which they come.
+//! Server-sent events, read from the bytes in which they come, as the HTML standard says (9.2.6), with a bound for the size
+//! of an event. The crates for this keep an event that never ends in memory for as long as it grows.
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -11,11 +12,18 @@ pub struct Frame {
     pub data: String,
 }
 
+/// The byte order mark that may stand before everything.
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// Cuts events out of bytes.
 #[derive(Debug)]
 pub struct Frames {
     longest: usize,
     line: Vec<u8>,
+    /// Whether the last line ended with CR, so that a LF which comes next belongs to its end.
+    ends_with_cr: bool,
+    /// Whether no line was read yet.
+    is_first: bool,
     frame: Frame,
     /// Whether the event under way is too long.
     spoilt: bool,
@@ -27,6 +35,8 @@ impl Frames {
         Self {
             longest,
             line: vec![],
+            ends_with_cr: false,
+            is_first: true,
             frame: Frame::default(),
             spoilt: false,
         }
@@ -37,20 +47,27 @@ impl Frames {
         self.line.len() + self.frame.data.len()
     }
 
-    /// Takes more bytes in, and gives the events that are complete with them.
+    /// Takes more bytes in, and gives the events that are complete with them. A line ends with LF, CR, or both.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<Frame> {
         let mut complete = vec![];
-        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
-            if self.line.len() + part.len() > self.longest {
+        for part in bytes.split_inclusive(|byte| matches!(byte, b'\r' | b'\n')) {
+            if std::mem::take(&mut self.ends_with_cr) && part == b"\n" {
+                continue;
+            }
+            let text = part.strip_suffix(b"\n").or_else(|| part.strip_suffix(b"\r"));
+            let more = text.unwrap_or(part);
+            if self.line.len() + more.len() > self.longest {
                 self.line.clear();
                 self.spoilt = true;
             } else {
-                self.line.extend_from_slice(part);
+                self.line.extend_from_slice(more);
             }
-            if part.ends_with(b"\n") {
+            if text.is_some() {
+                self.ends_with_cr = part.ends_with(b"\r");
                 let line = std::mem::take(&mut self.line);
-                let line = String::from_utf8_lossy(line.trim_ascii_end());
-                complete.extend(self.read(&line));
+                let is_first = std::mem::take(&mut self.is_first);
+                let line = line.strip_prefix(BOM).filter(|_| is_first).unwrap_or(&line);
+                complete.extend(self.read(&String::from_utf8_lossy(line)));
             }
         }
         complete
@@ -112,6 +129,33 @@ mod tests {
                 .collect();
             assert_eq!(found, expected, "in pieces of {size}");
         }
+    }
+
+    #[test]
+    fn blanks_at_the_end_of_data_are_kept_and_every_kind_of_line_end_is_known() {
+        let expected = ["a  ", " b\t"].map(|data| Frame {
+            data: data.to_owned(),
+            ..Frame::default()
+        });
+        for end in ["\n", "\r", "\r\n"] {
+            let text = format!("\u{feff}data: a  {end}{end}data:  b\t{end}{end}");
+            for size in 1..=text.len() {
+                let mut frames = Frames::up_to(LONGEST);
+                let found: Vec<Frame> = text
+                    .as_bytes()
+                    .chunks(size)
+                    .flat_map(|bytes| frames.take(bytes))
+                    .collect();
+                assert_eq!(found, expected, "{end:?} in pieces of {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line_only() {
+        let mut frames = Frames::up_to(LONGEST);
+        let found = frames.take("\u{feff}data: a\n\n\u{feff}data: b\n\n".as_bytes());
+        assert_eq!(found.len(), 1);
     }
 
     #[test]

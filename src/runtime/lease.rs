@@ -107,7 +107,7 @@ impl Worker {
                 Ok(Ring::Queue) => self.bell.notify_one(),
                 Ok(Ring::Cancel(run)) if self.works_on(run) => self.hear_cancels().await,
                 Ok(Ring::Cancel(run)) => drop(self.parked.stop(run)),
-                Ok(Ring::Ended(thread)) => self.events.stir(thread),
+                Ok(Ring::Ended(thread)) => self.events.wake(thread),
                 Err(RecvError::Lagged(_)) => {
                     self.bell.notify_one();
                     self.hear_cancels().await;

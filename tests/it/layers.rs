@@ -24,6 +24,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
         &[
             "domain",
             "definition",
+            "net",
             "agent",
             "model",
             "tool",

@@ -29,9 +29,9 @@ fn publish(log: &ThreadLog, seqs: impl IntoIterator<Item = i64>) {
 
 /// The numbers that are visible after `after`; none if stored events have to be read first.
 fn seen(log: &ThreadLog, after: i64) -> Option<Vec<i64>> {
-    match log.glance(RunId::mint(), after) {
-        Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
-        Glance::Stored(_) => None,
+    match log.buffered(RunId::mint(), after) {
+        Buffered::Events(events) => Some(events.iter().map(|event| event.seq).collect()),
+        Buffered::Stored(_) => None,
     }
 }
 
@@ -95,9 +95,9 @@ fn an_event_of_numbers_that_are_gone_is_not_shown() {
 #[test]
 fn before_any_run_and_before_the_first_number_in_memory_stored_events_are_to_be_read() {
     let log = ThreadLog::default();
-    assert!(matches!(log.glance(RunId::mint(), 0), Glance::Stored(None)));
+    assert!(matches!(log.buffered(RunId::mint(), 0), Buffered::Stored(None)));
     log.open(10);
-    assert!(matches!(log.glance(RunId::mint(), 8), Glance::Stored(Some(9))));
+    assert!(matches!(log.buffered(RunId::mint(), 8), Buffered::Stored(Some(9))));
     assert_eq!(seen(&log, 9), Some(vec![]));
 }
 
@@ -111,7 +111,7 @@ fn the_oldest_events_are_forgotten_unless_they_are_still_being_stored() {
     }
     assert_eq!(seen(&log, 0), Some(vec![]));
     publish(&log, [1]);
-    assert!(matches!(log.glance(RunId::mint(), 0), Glance::Stored(Some(1))));
+    assert!(matches!(log.buffered(RunId::mint(), 0), Buffered::Stored(Some(1))));
     assert_eq!(seen(&log, 1).map(|seqs| (seqs[0], seqs.len())), Some((2, KEPT)));
 }
 
@@ -134,11 +134,11 @@ fn the_newest_event_is_one_that_can_be_seen() {
 #[test]
 fn the_bell_rings_when_there_is_more_and_when_a_run_begins_or_leaves() {
     let log = ThreadLog::default();
-    let mut bell = log.bell();
+    let mut grown = log.subscribe();
     let mut rang = |what: &str, act: &dyn Fn()| {
         act();
-        assert!(bell.has_changed().unwrap_or(false), "{what}");
-        bell.mark_unchanged();
+        assert!(grown.has_changed().unwrap_or(false), "{what}");
+        grown.mark_unchanged();
     };
     rang("open", &|| log.open(1));
     rang("say", &|| log.say(event));
@@ -149,9 +149,9 @@ fn the_bell_rings_when_there_is_more_and_when_a_run_begins_or_leaves() {
 
 /// As [`seen`], by a reader of this run.
 fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
-    match log.glance(run, after) {
-        Glance::Here(events) => Some(events.iter().map(|event| event.seq).collect()),
-        Glance::Stored(_) => None,
+    match log.buffered(run, after) {
+        Buffered::Events(events) => Some(events.iter().map(|event| event.seq).collect()),
+        Buffered::Stored(_) => None,
     }
 }
 

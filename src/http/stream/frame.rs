@@ -12,13 +12,13 @@ use serde_json::json;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Its name.
-    pub event: Name,
+    pub event: FrameName,
     /// Its data.
     pub data: Bytes,
     /// Its place in the log, for streams that can be taken up again.
-    pub id: Option<Place>,
+    pub id: Option<ResumePoint>,
     /// For a piece of an answer: how much of it is said with this frame.
-    pub said: Option<Said>,
+    pub said: Option<AnswerOffset>,
     /// Whether it makes up for pieces of an answer that came too early for this reader. Readers who were there in time do
     /// not see it, so it does not count among the frames of its event.
     pub belated: bool,
@@ -26,31 +26,31 @@ pub struct Frame {
 
 /// How much of an answer was said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Said {
+pub struct AnswerOffset {
     /// Stands for the id of the message.
     pub answer: u32,
-    /// How far it came; [`Said::ALL`] when it was ended.
-    pub much: u32,
+    /// How far it came; [`AnswerOffset::END`] when it was ended.
+    pub offset: u32,
 }
 
-impl Said {
+impl AnswerOffset {
     /// Everything.
-    pub const ALL: u32 = u32::MAX;
+    pub const END: u32 = u32::MAX;
 }
 
 /// What a client knows who saw everything up to a frame: which frame that is, and how much was said then of the answers
 /// that were not finished. Pieces of answers are not kept for ever, so their number alone would not tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct ResumePoint {
     /// The frame.
     pub cursor: Cursor,
     /// The unfinished answers.
-    pub said: Vec<Said>,
+    pub said: Vec<AnswerOffset>,
 }
 
 /// The name of a frame: a word, and the namespace of a subagent behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Name {
+pub struct FrameName {
     /// The word (`values`, `messages/partial`).
     pub word: &'static str,
     /// The namespace, for what happens inside a subagent.
@@ -97,7 +97,7 @@ pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterat
     placed.filter(move |(frame, cursor)| cursor.is_new(seen, frame.belated))
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ResumePoint {
     /// `12-0`, or `12` for the whole event; behind it `~answer.much` for each unfinished answer.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.cursor {
@@ -106,7 +106,7 @@ impl fmt::Display for Place {
         }
         self.said
             .iter()
-            .try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.much))
+            .try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.offset))
     }
 }
 
@@ -115,7 +115,7 @@ impl fmt::Display for Place {
 #[error("must be the id of an event of this stream, or -1 for all of it")]
 pub struct NotACursor;
 
-impl FromStr for Place {
+impl FromStr for ResumePoint {
     type Err = NotACursor;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -123,10 +123,10 @@ impl FromStr for Place {
         let cursor = parts.next().unwrap_or_default().parse()?;
         let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
         let said = parts.map(|part| {
-            let (answer, much) = part.split_once('.').ok_or(NotACursor)?;
-            Ok(Said {
+            let (answer, offset) = part.split_once('.').ok_or(NotACursor)?;
+            Ok(AnswerOffset {
                 answer: number(answer)?,
-                much: number(much)?,
+                offset: number(offset)?,
             })
         });
         Ok(Self {
@@ -153,13 +153,13 @@ impl FromStr for Cursor {
     }
 }
 
-impl From<&'static str> for Name {
+impl From<&'static str> for FrameName {
     fn from(word: &'static str) -> Self {
         Self { word, namespace: None }
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for FrameName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.word)?;
         self.namespace
@@ -170,12 +170,12 @@ impl fmt::Display for Name {
 
 impl Frame {
     /// A frame whose data is `value` as JSON.
-    pub fn of(event: impl Into<Name>, value: &impl Serialize) -> Self {
+    pub fn of(event: impl Into<FrameName>, value: &impl Serialize) -> Self {
         Self::new(event, json(value))
     }
 
     /// A frame whose data is already encoded.
-    pub fn new(event: impl Into<Name>, data: impl Into<Bytes>) -> Self {
+    pub fn new(event: impl Into<FrameName>, data: impl Into<Bytes>) -> Self {
         Self {
             event: event.into(),
             data: data.into(),
@@ -230,11 +230,11 @@ mod tests {
     #[test]
     fn a_frame_is_event_data_and_id_on_lines_of_their_own() {
         let mut buffer = BytesMut::new();
-        let name = Name {
+        let name = FrameName {
             word: "values",
             namespace: Some(Arc::from("tools:1")),
         };
-        let id = Some(Place {
+        let id = Some(ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
             said: vec![],
         });
@@ -251,31 +251,31 @@ mod tests {
     #[test]
     fn a_place_reads_what_it_wrote_and_minus_one_is_before_everything() {
         let said = vec![
-            Said {
+            AnswerOffset {
                 answer: 0xabc,
-                much: 31,
+                offset: 31,
             },
-            Said {
+            AnswerOffset {
                 answer: 7,
-                much: Said::ALL,
+                offset: AnswerOffset::END,
             },
         ];
-        let place = Place {
+        let place = ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
             said,
         };
         assert_eq!(place.to_string(), "12-1~abc.1f~7.ffffffff");
         assert_eq!(place.to_string().parse(), Ok(place));
-        let whole = Place {
+        let whole = ResumePoint {
             cursor: Cursor::after(12),
             said: vec![],
         };
         assert_eq!(whole.to_string().as_str(), "12");
         assert_eq!("12".parse(), Ok(whole));
-        let before = "-1".parse::<Place>().map(|place| place.cursor);
+        let before = "-1".parse::<ResumePoint>().map(|place| place.cursor);
         assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
         for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x"] {
-            assert_eq!(wrong.parse::<Place>(), Err(NotACursor), "{wrong}");
+            assert_eq!(wrong.parse::<ResumePoint>(), Err(NotACursor), "{wrong}");
         }
     }
 }

@@ -12,15 +12,15 @@ use bytes::BytesMut;
 
 use crate::db::DbResult;
 use crate::domain::event::Event;
-use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::state::State;
-use crate::events::{Events, Standing, Tail};
-pub(super) use follower::{Feed, Then, beat, respond_lastingly};
-pub use frame::{Cursor, Frame, Place};
-pub use v1::{Facts, Mode, Modes, Presenter};
+use crate::domain::id::ThreadId;
+use crate::events::{Events, Tail};
+pub use frame::{Cursor, Frame, ResumePoint};
+pub(super) use pump::{Flow, Projection, beat, respond};
+pub use v1::{Loaded, Mode, Modes, Needs, Presenter, RunInfo};
 
-mod follower;
+pub(in crate::http) mod fold;
 pub mod frame;
+mod pump;
 #[cfg(test)]
 mod tests;
 pub mod thread;
@@ -30,7 +30,7 @@ pub mod v2;
 /// How a client wants to follow a run.
 pub struct StreamRequest {
     /// The run.
-    pub facts: Facts,
+    pub info: RunInfo,
     /// The modes that the run was asked for; `values` if there are none.
     pub modes: Vec<Mode>,
     /// Whether subagents are shown.
@@ -38,7 +38,7 @@ pub struct StreamRequest {
     /// Whether events carry ids, so that the client can go on after one of them.
     pub resumable: bool,
     /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
-    pub seen: Option<Place>,
+    pub seen: Option<ResumePoint>,
     /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
     pub filter: Option<Vec<Mode>>,
     /// How long the line may be silent.
@@ -48,26 +48,42 @@ pub struct StreamRequest {
 }
 
 /// Answers with the events of a run as they come. `tail` decides from where.
-pub fn respond(events: Events, tail: Tail, request: StreamRequest) -> Response {
+pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Response {
     let log = RunLog {
         events,
-        thread: request.facts.thread,
+        thread: request.info.thread,
         tail,
     };
     let heartbeat = request.heartbeat;
-    follower::respond(RunFeed::new(request), log, heartbeat)
+    respond(RunProjection::new(request), log, heartbeat)
 }
 
-/// What a follower reads.
+/// The log that a projection reads.
 trait Log: Send + 'static {
     /// The next event; none after the last.
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
     /// Whether there are no more events because the server leaves, and not because the run is over.
     fn is_cut(&self) -> bool;
-    /// The state at a checkpoint.
-    fn state_at(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Arc<State>>> + Send;
-    /// How an agent stood at a checkpoint, if there is one.
-    fn standing(&mut self, checkpoint: CheckpointId) -> impl Future<Output = DbResult<Option<Standing>>> + Send;
+    /// Reads what is needed to present an event.
+    fn load(&mut self, needs: Needs) -> impl Future<Output = DbResult<Loaded>> + Send;
+}
+
+/// Reads what is needed to present an event of a thread.
+///
+/// # Errors
+/// When the database fails.
+pub(super) async fn load(events: &Events, thread: ThreadId, needs: Needs) -> DbResult<Loaded> {
+    // Boxed, like all that is seldom: a stream is no larger while it waits.
+    Ok(Loaded {
+        state: match needs.state {
+            Some(checkpoint) => Some(Box::pin(events.state_at(thread, checkpoint)).await?),
+            None => None,
+        },
+        resumed: match needs.resumed {
+            Some(checkpoint) => Box::pin(events.snapshot(thread, checkpoint)).await?,
+            None => None,
+        },
+    })
 }
 
 struct RunLog {
@@ -85,17 +101,13 @@ impl Log for RunLog {
         self.tail.is_cut()
     }
 
-    async fn state_at(&mut self, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
-        Box::pin(self.events.state_at(self.thread, checkpoint)).await
-    }
-
-    async fn standing(&mut self, checkpoint: CheckpointId) -> DbResult<Option<Standing>> {
-        Box::pin(self.events.standing(self.thread, checkpoint)).await
+    async fn load(&mut self, needs: Needs) -> DbResult<Loaded> {
+        load(&self.events, self.thread, needs).await
     }
 }
 
-/// One client that follows a run.
-struct RunFeed<L> {
+/// The projection of a run's events for one client.
+struct RunProjection<L> {
     presenter: Presenter,
     resumable: bool,
     seen: Option<Cursor>,
@@ -103,7 +115,7 @@ struct RunFeed<L> {
     log: PhantomData<fn() -> L>,
 }
 
-impl<L: Log> Feed for RunFeed<L> {
+impl<L: Log> Projection for RunProjection<L> {
     type Source = L;
     type Item = DbResult<Option<Arc<Event>>>;
 
@@ -112,27 +124,24 @@ impl<L: Log> Feed for RunFeed<L> {
         (log, event)
     }
 
-    async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Then {
+    async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Flow {
         let event = match event {
             Ok(Some(event)) => event,
             Ok(None) if log.is_cut() => return self.leave_off(),
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error, buffer),
         };
-        match self.look_up(log, &event).await {
-            Ok(base) => {
-                self.present(&event, base, buffer);
-                Then::Go
-            }
+        match self.present(log, &event, buffer).await {
+            Ok(()) => Flow::Continue,
             Err(error) => self.fail(&error, buffer),
         }
     }
 }
 
-impl<L: Log> RunFeed<L> {
+impl<L: Log> RunProjection<L> {
     fn new(request: StreamRequest) -> Self {
         let StreamRequest {
-            facts,
+            info,
             modes,
             subgraphs,
             resumable,
@@ -147,8 +156,8 @@ impl<L: Log> RunFeed<L> {
             modes.into_iter().collect()
         };
         let mut presenter = match filter {
-            None => Presenter::new(facts, asked, subgraphs),
-            Some(filter) => Presenter::new(facts, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
+            None => Presenter::new(info, asked, subgraphs),
+            Some(filter) => Presenter::new(info, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
         };
         let seen = seen.map(|place| {
             presenter.recall(place.said);
@@ -163,44 +172,33 @@ impl<L: Log> RunFeed<L> {
         }
     }
 
-    /// Reads what the presenter needs to know besides the event. The state is for the event, the rest it remembers.
-    async fn look_up(&mut self, log: &mut L, event: &Event) -> DbResult<Option<Arc<State>>> {
-        if let Some(checkpoint) = self.presenter.wants_standing(event)
-            && let Some(standing) = log.standing(checkpoint).await?
-        {
-            self.presenter.learn(standing);
-        }
-        match self.presenter.wants_state(event) {
-            Some(checkpoint) => log.state_at(checkpoint).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    fn present(&mut self, event: &Event, base: Option<Arc<State>>, buffer: &mut BytesMut) {
-        let frames = self.presenter.present(event, base);
+    async fn present(&mut self, log: &mut L, event: &Event, buffer: &mut BytesMut) -> DbResult<()> {
+        let loaded = log.load(self.presenter.needs(event)).await?;
+        let frames = self.presenter.present(event, loaded);
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
-            frame.id = self.resumable.then(|| Place {
+            frame.id = self.resumable.then(|| ResumePoint {
                 cursor,
                 said: self.presenter.unfinished(frame.said),
             });
             frame.write(buffer);
         }
+        Ok(())
     }
 
     /// The run is over: the client may leave now.
-    fn end(&mut self) -> Then {
+    fn end(&mut self) -> Flow {
         self.on_leave.0 = None;
-        Then::End
+        Flow::End
     }
 
     /// The server leaves and the run goes on: the connection breaks off, so that the client takes the run up elsewhere.
-    fn leave_off(&mut self) -> Then {
+    fn leave_off(&mut self) -> Flow {
         self.on_leave.0 = None;
-        Then::Break
+        Flow::Break
     }
 
     /// The log cannot be read. The run goes on; only this client is told.
-    fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
+    fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
         tracing::error!(%error, "a stream broke off");
         Frame::fault().write(buffer);
         self.end()

@@ -12,7 +12,7 @@ use super::*;
 use crate::db::DbError;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{EventBody, Fact, Origin};
-use crate::domain::id::{AssistantId, RunId};
+use crate::domain::id::{AssistantId, CheckpointId, RunId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
@@ -28,12 +28,11 @@ impl Log for Written {
         self.1
     }
 
-    async fn standing(&mut self, _: CheckpointId) -> DbResult<Option<Standing>> {
-        Ok(None)
-    }
-
-    async fn state_at(&mut self, _: CheckpointId) -> DbResult<Arc<State>> {
-        Err(DbError::Unfit("there are no states in this test".to_owned()))
+    async fn load(&mut self, needs: Needs) -> DbResult<Loaded> {
+        match needs.state {
+            Some(_) => Err(DbError::Unfit("there are no states in this test".to_owned())),
+            None => Ok(Loaded::default()),
+        }
     }
 }
 
@@ -82,7 +81,7 @@ fn ended() -> Fact {
 }
 
 fn request(modes: &[Mode]) -> StreamRequest {
-    let facts = Facts {
+    let info = RunInfo {
         run: RunId::mint(),
         thread: ThreadId::mint(),
         graph_id: "agent".to_owned(),
@@ -93,7 +92,7 @@ fn request(modes: &[Mode]) -> StreamRequest {
         metadata: Map::new(),
     };
     StreamRequest {
-        facts,
+        info,
         modes: modes.to_vec(),
         subgraphs: false,
         resumable: false,
@@ -116,7 +115,7 @@ async fn answer(facts: &[Fact], request: StreamRequest) -> Vec<String> {
 
 fn body(log: Written, request: StreamRequest) -> impl futures::Stream<Item = io::Result<Bytes>> {
     let heartbeat = request.heartbeat;
-    follower::body(RunFeed::new(request), log, heartbeat)
+    pump::body(RunProjection::new(request), log, heartbeat)
 }
 
 fn text(bytes: io::Result<Bytes>) -> String {

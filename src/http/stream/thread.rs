@@ -7,15 +7,15 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde_json::{Value, json};
 
-use super::follower::{self, Feed, Then};
-use super::v2::{Frame, Presenter, RunFacts};
+use super::pump::{self, Flow, Projection};
+use super::v2::{CurrentRun, Frame, Presenter};
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
-use crate::events::{Events, Heard, ThreadTail};
+use crate::events::{Events, ThreadEvent, ThreadTail};
 
-/// Makes frames of what a reader of a thread hears, and looks up what is needed for that.
-pub struct ThreadReader {
+/// Makes frames of the events of a thread, and reads what is needed for that.
+pub struct ThreadFrames {
     events: Events,
     thread: ThreadId,
     /// What the client wants is in here.
@@ -24,7 +24,7 @@ pub struct ThreadReader {
     gone: Option<RunId>,
 }
 
-impl ThreadReader {
+impl ThreadFrames {
     /// A reader of `thread`.
     pub fn new(events: Events, thread: ThreadId, presenter: Presenter) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl ThreadReader {
                 .and_then(Value::as_str)
                 .unwrap_or_default()
                 .to_owned();
-            self.presenter.learn(RunFacts { id, graph });
+            self.presenter.learn(CurrentRun { id, graph });
         }
         let base = match self.presenter.wants_state(event) {
             Some(checkpoint) => Some(Box::pin(self.events.state_at(self.thread, checkpoint)).await?),
@@ -64,8 +64,8 @@ impl ThreadReader {
     }
 }
 
-/// Waits for what a reader of a thread hears next.
-pub async fn listen(mut tail: ThreadTail) -> (ThreadTail, DbResult<Heard>) {
+/// Waits for the next event of a thread.
+pub async fn listen(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEvent>) {
     let heard = tail.next().await;
     (tail, heard)
 }
@@ -75,35 +75,35 @@ pub fn broken() -> Value {
     json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
 }
 
-/// One client that follows a thread. `guard` is dropped when the client leaves.
-struct ThreadFeed<G> {
-    reader: ThreadReader,
+/// The projection of a thread's events for one client. `guard` is dropped when the client leaves.
+struct ThreadProjection<G> {
+    reader: ThreadFrames,
     _guard: G,
 }
 
-impl<G: Send + 'static> Feed for ThreadFeed<G> {
+impl<G: Send + 'static> Projection for ThreadProjection<G> {
     type Source = ThreadTail;
-    type Item = DbResult<Heard>;
+    type Item = DbResult<ThreadEvent>;
 
     async fn read(tail: ThreadTail) -> (ThreadTail, Self::Item) {
         listen(tail).await
     }
 
-    async fn take(&mut self, _: &mut ThreadTail, heard: Self::Item, buffer: &mut BytesMut) -> Then {
+    async fn take(&mut self, _: &mut ThreadTail, heard: Self::Item, buffer: &mut BytesMut) -> Flow {
         let event: Arc<Event> = match heard {
-            Ok(Heard::Event(event)) => event,
-            Ok(Heard::Quiet) => {
+            Ok(ThreadEvent::Event(event)) => event,
+            Ok(ThreadEvent::Quiet) => {
                 self.reader.presenter.rest();
-                return Then::Go;
+                return Flow::Continue;
             }
             // A stream that ends in good order is taken for the end of the run.
-            Ok(Heard::Over) => return Then::Break,
+            Ok(ThreadEvent::Leaving) => return Flow::Break,
             Err(error) => return fail(&error, buffer),
         };
         match self.reader.frames(&event).await {
             Ok(frames) => {
                 frames.iter().for_each(|frame| frame.write(buffer));
-                Then::Go
+                Flow::Continue
             }
             Err(error) => fail(&error, buffer),
         }
@@ -111,13 +111,13 @@ impl<G: Send + 'static> Feed for ThreadFeed<G> {
 }
 
 /// The log cannot be read; only this client is told.
-fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Then {
+fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
     tracing::error!(%error, "a stream of a thread broke off");
     super::frame::Frame::of("error", &broken()).write(buffer);
-    Then::End
+    Flow::End
 }
 
 /// Answers with the events of a thread, those of the past first, until the client leaves; `guard` is dropped then.
-pub fn respond<G: Send + 'static>(reader: ThreadReader, tail: ThreadTail, heartbeat: Duration, guard: G) -> Response {
-    follower::respond_lastingly(ThreadFeed { reader, _guard: guard }, tail, heartbeat)
+pub fn respond<G: Send + 'static>(reader: ThreadFrames, tail: ThreadTail, heartbeat: Duration, guard: G) -> Response {
+    pump::respond(ThreadProjection { reader, _guard: guard }, tail, heartbeat)
 }

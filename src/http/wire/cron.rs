@@ -6,7 +6,7 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use super::run::{Door, RunCreate};
+use super::run::{RunCreate, RunScope};
 use super::thread::SortOrder;
 use super::{Object, word};
 use crate::db::crons as rows;
@@ -128,7 +128,7 @@ pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<CronWish, 
         rhythm.on_run_completed.as_deref(),
         &[("delete", false), ("keep", true)],
     )?;
-    let wish = run.check(thread.map_or(Door::Stateless, Door::Thread))?.wish;
+    let wish = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.wish;
     if wish.resume.is_some() {
         return Err(Invalid::new(
             "command.resume",

@@ -85,11 +85,21 @@ pub struct RunCreate {
 
 /// Where a request for a run came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum RunScope {
     /// On a thread.
     Thread(domain::id::ThreadId),
     /// Without a thread.
     Stateless,
+}
+
+impl RunScope {
+    /// The thread, if one was named.
+    pub fn thread(self) -> Option<domain::id::ThreadId> {
+        match self {
+            Self::Thread(thread) => Some(thread),
+            Self::Stateless => None,
+        }
+    }
 }
 
 /// A request for a run that was checked.
@@ -109,13 +119,13 @@ impl RunCreate {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn check(mut self, door: Door) -> Result<CheckedRun, ApiError> {
+    pub fn check(mut self, scope: RunScope) -> Result<CheckedRun, ApiError> {
         let assistant = self
             .assistant_id
             .as_deref()
             .ok_or_else(|| Invalid::new("assistant_id", "is missing"))?;
         let assistant = AssistantRef::read(assistant);
-        let target = self.target(door)?;
+        let target = self.target(scope)?;
         let on_disconnect = [("continue", false), ("cancel", true)];
         let cancel_on_disconnect = word("on_disconnect", self.on_disconnect.as_deref(), &on_disconnect)?;
         let after = Duration::try_from_secs_f64(self.after_seconds.unwrap_or(0.0))
@@ -125,7 +135,7 @@ impl RunCreate {
             return Err(Invalid::new("after_seconds", reason).into());
         }
         let resume = self.command.as_ref().and_then(|command| command.resume.clone());
-        let request = self.request(door)?;
+        let request = self.request(scope)?;
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
         domain::metadata::check(&metadata)?;
@@ -143,7 +153,7 @@ impl RunCreate {
         })
     }
 
-    fn target(&self, door: Door) -> Result<Target, Invalid> {
+    fn target(&self, scope: RunScope) -> Result<Target, Invalid> {
         let create = word(
             "if_not_exists",
             self.if_not_exists.as_deref(),
@@ -154,16 +164,16 @@ impl RunCreate {
             self.on_completion.as_deref(),
             &[("delete", false), ("keep", true)],
         )?;
-        Ok(match door {
-            Door::Thread(thread) if create.unwrap_or(false) => Target::ThreadOrNew(thread),
-            Door::Thread(thread) => Target::Thread(thread),
-            Door::Stateless => Target::Stateless {
+        Ok(match scope {
+            RunScope::Thread(thread) if create.unwrap_or(false) => Target::ThreadOrNew(thread),
+            RunScope::Thread(thread) => Target::Thread(thread),
+            RunScope::Stateless => Target::Stateless {
                 keep: keep.unwrap_or(false),
             },
         })
     }
 
-    fn request(&mut self, door: Door) -> Result<RunRequest, ApiError> {
+    fn request(&mut self, scope: RunScope) -> Result<RunRequest, ApiError> {
         let (config, context) = self.config_and_context()?;
         let input = self.input.take().filter(|input| !input.is_null());
         if let (Some(input), Some(command)) = (&input, &self.command) {
@@ -177,7 +187,7 @@ impl RunCreate {
             Multitask::Enqueue,
         ]
         .map(|strategy| (strategy.word(), strategy));
-        let temporary = door == Door::Stateless && self.on_completion.as_deref() != Some("keep");
+        let temporary = scope == RunScope::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
             background: None,
             input,

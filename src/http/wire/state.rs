@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
+use super::history::{HistoryEntry, Parts, Taken};
 use super::interrupt::brief;
-use super::moments::{Moment, Parts, Taken};
 use super::values::Values;
 use crate::db::checkpoints::Sketch;
 use crate::db::interrupts::{Asked, AskedStatus};
@@ -112,7 +112,7 @@ impl CheckpointView {
 
 /// All that is known around the checkpoints of a thread that are to be shown.
 #[derive(Debug)]
-pub struct Scene {
+pub struct HistoryContext {
     /// The thread.
     pub thread: Thread,
     /// The run of the subagent whose history it is; none for the main agent's.
@@ -123,9 +123,9 @@ pub struct Scene {
     pub asked: Vec<(TaskId, Asked)>,
 }
 
-impl Scene {
+impl HistoryContext {
     /// Shows a checkpoint. `plan` and `agent_name` are those of the thread's agent.
-    pub fn view(&self, moment: Moment, plan: Option<&Plan>, agent_name: &str) -> StateView {
+    pub fn view(&self, moment: HistoryEntry, plan: Option<&Plan>, agent_name: &str) -> StateView {
         let id = moment.origin.id;
         let thread = self.thread.id;
         let parent = moment.origin.parent;

@@ -6,32 +6,32 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::partial::{self, Dense};
-use super::records::Asking;
+use super::partial::{self, CompactLength};
+use super::records::TracedModelCall;
 use crate::domain::event::Chunk;
 use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::Update;
-use crate::http::stream::frame::{Frame, Name, Said, json};
+use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
 /// Who speaks, encoded once for all pieces.
-pub(super) struct Speaker {
+pub(super) struct AnswerHeader {
     /// The id of the message.
     pub message: String,
     /// The model's provider.
     pub provider: String,
     /// The name of frames of the mode `messages-tuple`, when that is wanted.
-    pub tuple: Option<Name>,
+    pub tuple: Option<FrameName>,
     /// Whether the mode `messages` is wanted.
     pub whole: bool,
     /// The metadata object.
     pub metadata: Arc<str>,
     /// How the mode `events` records it, when that is wanted.
-    pub records: Option<Asking>,
+    pub records: Option<TracedModelCall>,
 }
 
 /// An answer as far as one reader has seen it.
-pub(super) struct Answer {
-    speaker: Speaker,
+pub(super) struct AnswerBuilder {
+    speaker: AnswerHeader,
     /// What follows the text in a frame that brings nothing else.
     after_text: Bytes,
     begun: bool,
@@ -53,7 +53,7 @@ struct CallSoFar {
     name: Option<String>,
     args: String,
     /// How much of `args` it is without the blanks between its parts.
-    dense: Dense,
+    dense: CompactLength,
 }
 
 #[derive(Serialize)]
@@ -113,8 +113,8 @@ const CONTENT: &[u8] = b"[{\"content\":";
 /// The length of the part of a chunk up to and with its empty text: `{"content":""`.
 const UP_TO_TEXT: usize = CONTENT.len() - 1 + 2;
 
-impl Answer {
-    pub(super) fn new(speaker: Speaker) -> Self {
+impl AnswerBuilder {
+    pub(super) fn new(speaker: AnswerHeader) -> Self {
         let response_metadata = Map::from_iter([("model_provider".to_owned(), json!(speaker.provider))]);
         let mut answer = Self {
             speaker,
@@ -156,22 +156,22 @@ impl Answer {
     }
 
     /// How much was said; none if that is nothing yet.
-    pub(super) fn said(&self) -> Option<Said> {
+    pub(super) fn said(&self) -> Option<AnswerOffset> {
         let calls: usize = self.calls.iter().map(|call| 1 + call.dense.length()).sum();
-        let much = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(Said::ALL - 1);
-        let much = if self.ended { Said::ALL } else { much };
-        self.begun.then(|| Said {
+        let offset = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(AnswerOffset::END - 1);
+        let offset = if self.ended { AnswerOffset::END } else { offset };
+        self.begun.then(|| AnswerOffset {
             answer: self.key(),
-            much,
+            offset,
         })
     }
 
     /// The reader heard `much` of the finished message when he was here before, which may be more than he heard now.
-    pub(super) fn recall(&mut self, message: &Message, much: u32) {
-        if much == 0 || self.said().is_some_and(|said| said.much >= much) {
+    pub(super) fn recall(&mut self, message: &Message, offset: u32) {
+        if offset == 0 || self.said().is_some_and(|said| said.offset >= offset) {
             return;
         }
-        let mut left = usize::try_from(much).unwrap_or(usize::MAX).saturating_sub(1);
+        let mut left = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(1);
         let mut heard = |whole: &str| {
             let end = (0..=left.min(whole.len()))
                 .rev()
@@ -207,7 +207,7 @@ impl Answer {
             let args = heard(&args);
             self.take_call(index, Some(&id), Some(&name), &args);
         }
-        self.ended = much == Said::ALL;
+        self.ended = offset == AnswerOffset::END;
     }
 
     /// Says what is still missing of what the message says.
@@ -332,9 +332,9 @@ impl Answer {
     /// Takes in a piece and shows it.
     fn say(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
         let first = out.len();
-        let before = Said {
+        let before = AnswerOffset {
             answer: self.key(),
-            much: self.said().map_or(0, |said| said.much),
+            offset: self.said().map_or(0, |said| said.offset),
         };
         match chunk {
             Chunk::Begin => {
@@ -408,7 +408,7 @@ impl Answer {
                     id: None,
                     name: None,
                     args: String::new(),
-                    dense: Dense::default(),
+                    dense: CompactLength::default(),
                 });
                 self.calls.len() - 1
             });

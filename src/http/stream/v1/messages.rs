@@ -10,25 +10,24 @@ use std::sync::Arc;
 use bytes::{BufMut, BytesMut};
 use serde_json::Value;
 
-use super::Facts;
-use super::answer::{Answer, Speaker, metadata_frame};
-use super::lane::LaneView;
-use super::metadata::Source;
+use super::RunInfo;
+use super::agent::ShownAgent;
+use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
+use super::metadata::MessageSource;
 use super::mode::{Mode, Modes};
-use super::records::Asking;
+use super::records::TracedModelCall;
 use crate::domain::event::{Chunk, Delta, Origin};
-use crate::domain::id::TaskId;
 use crate::domain::machine::{MODEL, RUNNABLE};
 use crate::domain::message::{Message, Role};
 use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
-use crate::http::stream::frame::{Frame, Name, Said, json};
+use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
 /// What was said so far, for one reader.
 pub(super) struct Messages {
     modes: Modes,
     /// Answers that are being given, by the id of the message.
-    answers: HashMap<String, Answer>,
+    answers: HashMap<String, AnswerBuilder>,
     /// The ids of messages that were shown as a whole.
     told: HashSet<String>,
     /// How much the reader heard of unfinished answers when he was here before.
@@ -45,23 +44,23 @@ impl Messages {
         }
     }
 
-    pub(super) fn recall(&mut self, said: Vec<Said>) {
-        self.heard = said.into_iter().map(|said| (said.answer, said.much)).collect();
+    pub(super) fn recall(&mut self, said: Vec<AnswerOffset>) {
+        self.heard = said.into_iter().map(|said| (said.answer, said.offset)).collect();
     }
 
     /// How much was said of the answers that are not finished.
-    pub(super) fn unfinished(&self) -> impl Iterator<Item = Said> {
-        self.answers.values().filter_map(Answer::said)
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = AnswerOffset> {
+        self.answers.values().filter_map(AnswerBuilder::said)
     }
 
     /// Takes a piece of an answer.
-    pub(super) fn piece(&mut self, facts: &Facts, view: &LaneView, delta: &Delta, out: &mut Vec<Frame>) {
+    pub(super) fn piece(&mut self, info: &RunInfo, shown: &ShownAgent, delta: &Delta, out: &mut Vec<Frame>) {
         let head = &delta.answer;
         match &delta.chunk {
             Chunk::Begin if !self.knows(&head.message) => {
                 let model = Some((head.provider.as_str(), head.model.as_str()));
-                let origin = &*view.origin;
-                let source = Source {
+                let origin = &*shown.agent.origin;
+                let source = MessageSource {
                     origin,
                     node: MODEL,
                     task: head.task,
@@ -69,8 +68,8 @@ impl Messages {
                     call: 0,
                     model,
                 };
-                let speaker = self.speaker(facts, &source, &head.message, view.state.as_ref());
-                let mut answer = Answer::new(speaker);
+                let speaker = self.speaker(info, &source, &head.message, shown.agent.state.as_ref());
+                let mut answer = AnswerBuilder::new(speaker);
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
             }
@@ -94,16 +93,16 @@ impl Messages {
     /// Takes what a task wrote: answers are completed, results of tools shown.
     pub(super) fn written(
         &mut self,
-        facts: &Facts,
-        (view, source): (&LaneView, &Source<'_>),
+        info: &RunInfo,
+        (shown, source): (&ShownAgent, &MessageSource<'_>),
         update: &Update,
         out: &mut Vec<Frame>,
     ) {
         for message in &update.messages {
             match &message.role {
                 Role::Ai { .. } if source.is_model() => {
-                    let state = view.state.as_ref();
-                    if let Some(mut answer) = self.answer(facts, source, message, state, out) {
+                    let state = shown.agent.state.as_ref();
+                    if let Some(mut answer) = self.answer(info, source, message, state, out) {
                         let before = out.len();
                         answer.end_with(message, out);
                         out[before..].iter_mut().for_each(|frame| frame.belated = true);
@@ -111,27 +110,27 @@ impl Messages {
                     }
                 }
                 // A program says what it says all at once.
-                Role::Ai { .. } if source.node == RUNNABLE => self.tell(facts, source, message, out),
-                Role::Tool { .. } => self.tell(facts, source, message, out),
+                Role::Ai { .. } if source.node == RUNNABLE => self.tell(info, source, message, out),
+                Role::Tool { .. } => self.tell(info, source, message, out),
                 Role::Ai { .. } | Role::Human | Role::System | Role::Remove => {}
             }
         }
     }
 
     /// Says what is missing of a message that broke off. It has no end.
-    pub(super) fn broken_off(&mut self, facts: &Facts, view: &LaneView, message: &Message, out: &mut Vec<Frame>) {
-        self.answer(facts, &view.source(MODEL, 0), message, view.state.as_ref(), out);
+    pub(super) fn broken_off(&mut self, info: &RunInfo, shown: &ShownAgent, message: &Message, out: &mut Vec<Frame>) {
+        self.answer(info, &shown.source(MODEL, 0), message, shown.agent.state.as_ref(), out);
     }
 
     /// Says what is missing of what the message says; the answer that says it, unless that was complete before.
     fn answer(
         &mut self,
-        facts: &Facts,
-        source: &Source<'_>,
+        info: &RunInfo,
+        source: &MessageSource<'_>,
         message: &Message,
         state: Option<&State>,
         out: &mut Vec<Frame>,
-    ) -> Option<Answer> {
+    ) -> Option<AnswerBuilder> {
         let id = message.id.as_deref().unwrap_or_default();
         if self.told.contains(id) {
             return None;
@@ -145,11 +144,11 @@ impl Messages {
                     .unwrap_or_default()
             };
             let model = Some((word("model_provider"), word("model_name")));
-            let source = Source { model, ..*source };
-            Answer::new(self.speaker(facts, &source, id, state))
+            let source = MessageSource { model, ..*source };
+            AnswerBuilder::new(self.speaker(info, &source, id, state))
         });
-        if let Some(much) = self.heard.remove(&answer.key()) {
-            answer.recall(message, much);
+        if let Some(offset) = self.heard.remove(&answer.key()) {
+            answer.recall(message, offset);
         }
         let before = out.len();
         answer.complete(message, out);
@@ -158,12 +157,12 @@ impl Messages {
         Some(answer)
     }
 
-    fn tell(&mut self, facts: &Facts, source: &Source<'_>, message: &Message, out: &mut Vec<Frame>) {
+    fn tell(&mut self, info: &RunInfo, source: &MessageSource<'_>, message: &Message, out: &mut Vec<Frame>) {
         let id = message.id.as_deref().unwrap_or_default();
         if !self.told.insert(id.to_owned()) {
             return;
         }
-        let metadata = source.encode(facts);
+        let metadata = source.encode(info);
         let text = json(message);
         if let Some(name) = self.tuple_name(source.origin) {
             let mut data = BytesMut::with_capacity(text.len() + metadata.len() + 3);
@@ -184,17 +183,23 @@ impl Messages {
         }
     }
 
-    fn speaker(&self, facts: &Facts, source: &Source<'_>, message: &str, state: Option<&State>) -> Speaker {
+    fn speaker(
+        &self,
+        info: &RunInfo,
+        source: &MessageSource<'_>,
+        message: &str,
+        state: Option<&State>,
+    ) -> AnswerHeader {
         let is_recorded = self.modes.has(Mode::Events);
-        Speaker {
+        AnswerHeader {
             message: message.to_owned(),
             provider: source
                 .model
                 .map_or_else(String::new, |(provider, _)| provider.to_owned()),
             tuple: self.tuple_name(source.origin),
             whole: self.modes.has(Mode::Messages),
-            metadata: source.encode(facts),
-            records: is_recorded.then(|| Asking::new(facts, source, message, state)),
+            metadata: source.encode(info),
+            records: is_recorded.then(|| TracedModelCall::new(info, source, message, state)),
         }
     }
 
@@ -203,26 +208,11 @@ impl Messages {
         self.modes = modes;
     }
 
-    fn tuple_name(&self, origin: &Origin) -> Option<Name> {
+    fn tuple_name(&self, origin: &Origin) -> Option<FrameName> {
         let namespace = || (!origin.namespace.is_empty()).then(|| Arc::from(namespace_text(&origin.namespace)));
-        self.modes.has(Mode::MessagesTuple).then(|| Name {
+        self.modes.has(Mode::MessagesTuple).then(|| FrameName {
             word: "messages",
             namespace: namespace(),
         })
-    }
-}
-
-impl LaneView {
-    /// The source of what a task of this agent says.
-    pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> Source<'a> {
-        let task = TaskId::of_step(self.head, node, call);
-        Source {
-            origin: &self.origin,
-            node,
-            task,
-            step: self.next_step(),
-            call,
-            model: None,
-        }
     }
 }

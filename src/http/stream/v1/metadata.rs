@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::Facts;
+use super::RunInfo;
 use crate::domain::event::Origin;
 use crate::domain::id::TaskId;
 use crate::domain::machine::{MODEL, TOOLS};
@@ -13,7 +13,7 @@ use crate::domain::run::namespace_text;
 use crate::http::stream::frame::json;
 
 /// Where a message comes from.
-pub(super) struct Source<'a> {
+pub(super) struct MessageSource<'a> {
     /// The agent.
     pub origin: &'a Origin,
     /// The node: `model`, `tools`, or a hook.
@@ -60,9 +60,9 @@ struct ModelMetadata<'a> {
     ls_temperature: Option<f64>,
 }
 
-impl Source<'_> {
+impl MessageSource<'_> {
     /// The object, encoded. It is the same for all pieces of a message.
-    pub(super) fn encode(&self, facts: &Facts) -> Arc<str> {
+    pub(super) fn encode(&self, info: &RunInfo) -> Arc<str> {
         let inside = namespace_text(&self.origin.namespace);
         let own = format!("{}:{}", self.node, self.task);
         let full = if inside.is_empty() {
@@ -81,11 +81,11 @@ impl Source<'_> {
             agent_path: &self.origin.path,
             tool_call_id: self.origin.cause.as_deref(),
             created_by: "system",
-            graph_id: &facts.graph_id,
-            assistant_id: facts.assistant.to_string(),
-            run_attempt: facts.attempt,
-            run_id: facts.run.to_string(),
-            thread_id: facts.thread.to_string(),
+            graph_id: &info.graph_id,
+            assistant_id: info.assistant.to_string(),
+            run_attempt: info.attempt,
+            run_id: info.run.to_string(),
+            thread_id: info.thread.to_string(),
             langgraph_step: self.step,
             langgraph_node: self.node,
             langgraph_triggers: [triggers(self.node)],
@@ -102,7 +102,7 @@ impl Source<'_> {
                 ls_model_type: "chat",
                 ls_temperature: None,
             }),
-            extra: &facts.metadata,
+            extra: &info.metadata,
         };
         Arc::from(String::from_utf8(json(&metadata)).unwrap_or_default())
     }
@@ -114,18 +114,18 @@ impl Source<'_> {
 }
 
 /// What is told of an agent wherever it does something.
-pub(super) fn of_agent(facts: &Facts, origin: &Origin) -> Map<String, Value> {
+pub(super) fn of_agent(info: &RunInfo, origin: &Origin) -> Map<String, Value> {
     let own = json!({
         "lc_agent_name": origin.agent,
         "agent_path": origin.path,
         "tool_call_id": origin.cause,
         "created_by": "system",
-        "graph_id": facts.graph_id,
-        "assistant_id": facts.assistant,
-        "run_attempt": facts.attempt,
-        "run_id": facts.run,
+        "graph_id": info.graph_id,
+        "assistant_id": info.assistant,
+        "run_attempt": info.attempt,
+        "run_id": info.run,
     });
-    let mut metadata = facts.metadata.clone();
+    let mut metadata = info.metadata.clone();
     if let Value::Object(own) = own {
         metadata.extend(own);
     }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::frame::{Frame, Said};
+use super::fold::AgentView;
+use super::frame::{AnswerOffset, Frame};
 use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
@@ -17,24 +18,25 @@ use crate::domain::machine::{MODEL, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
-use crate::events::Standing;
-use beginnings::Beginnings;
-use lane::{Ahead, LaneView};
+use crate::events::AgentSnapshot;
+use agent::{PendingCheckpoint, ShownAgent};
 use messages::Messages;
 pub use mode::{Mode, Modes};
-use records::Running;
+use records::TracedRun;
+use starts::SeenStarts;
 use steps::Steps;
-use values::{Public, Written};
+use values::{UpdateOrEmpty, UpdateOrNull};
 
+mod agent;
 mod answer;
-mod beginnings;
 mod ends;
-mod lane;
 mod messages;
 mod metadata;
 mod mode;
+mod next_tasks;
 mod partial;
 mod records;
+mod starts;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -42,7 +44,7 @@ mod values;
 
 /// What frames tell about the run besides what happens in it.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct RunInfo {
     /// The run.
     pub run: RunId,
     /// Its thread.
@@ -61,7 +63,7 @@ pub struct Facts {
     pub metadata: Map<String, Value>,
 }
 
-impl Facts {
+impl RunInfo {
     /// The facts of a stored run.
     pub fn of(run: &Run, graph_id: impl Into<String>) -> Self {
         let metadata = run.request.config.get("metadata").and_then(Value::as_object).cloned();
@@ -78,59 +80,70 @@ impl Facts {
     }
 }
 
+/// What has to be read before an event can be presented.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// The checkpoint whose state is needed.
+    pub state: Option<CheckpointId>,
+    /// The checkpoint from which an agent goes on that this reader has not seen before.
+    pub resumed: Option<CheckpointId>,
+}
+
+/// What was read for an event, as [`Needs`] says.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// The state at the checkpoint.
+    pub state: Option<Arc<State>>,
+    /// How the agent stood that goes on.
+    pub resumed: Option<AgentSnapshot>,
+}
+
 /// Turns the events of one run into the frames of one reader.
 pub struct Presenter {
-    facts: Facts,
+    info: RunInfo,
     modes: Modes,
     subgraphs: bool,
     /// Whether the reader wants the frame that names the run.
     opens: bool,
-    lanes: HashMap<Lane, LaneView>,
+    agents: HashMap<Lane, ShownAgent>,
     /// The newest checkpoints by namespace.
     heads: BTreeMap<String, CheckpointId>,
     messages: Messages,
-    beginnings: Beginnings,
+    starts: SeenStarts,
     /// Who first asked a question; callers repeat it.
     askers: HashMap<InterruptId, Arc<Origin>>,
-    /// How an agent stood that goes on, once it is known.
-    learned: Option<Standing>,
 }
 
 impl Presenter {
     /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
-    pub fn new(facts: Facts, modes: Modes, subgraphs: bool) -> Self {
+    pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
-            facts: Facts {
-                metadata: metadata::without_own(facts.metadata),
-                ..facts
+            info: RunInfo {
+                metadata: metadata::without_own(info.metadata),
+                ..info
             },
             modes,
             subgraphs,
             opens: true,
-            lanes: HashMap::new(),
+            agents: HashMap::new(),
             heads: BTreeMap::new(),
             messages: Messages::new(modes),
-            beginnings: Beginnings::default(),
+            starts: SeenStarts::default(),
             askers: HashMap::new(),
-            learned: None,
         }
     }
 
     /// The reader was here before and heard this much of answers that were not finished then.
-    pub fn recall(&mut self, said: Vec<Said>) {
-        self.beginnings.recall(&said);
+    pub fn recall(&mut self, said: Vec<AnswerOffset>) {
+        self.starts.recall(&said);
         self.messages.recall(said);
     }
 
     /// How much was said of what is not finished, for the reader of a frame with which `this` was said.
-    pub fn unfinished(&self, this: Option<Said>) -> Vec<Said> {
-        let is_other = |other: &Said| this.is_none_or(|this| this.answer != other.answer);
-        let others = self
-            .messages
-            .unfinished()
-            .chain(self.beginnings.open())
-            .filter(is_other);
-        let mut said: Vec<Said> = others.chain(this).collect();
+    pub fn unfinished(&self, this: Option<AnswerOffset>) -> Vec<AnswerOffset> {
+        let is_other = |other: &AnswerOffset| this.is_none_or(|this| this.answer != other.answer);
+        let others = self.messages.unfinished().chain(self.starts.open()).filter(is_other);
+        let mut said: Vec<AnswerOffset> = others.chain(this).collect();
         said.sort_unstable_by_key(|said| said.answer);
         said
     }
@@ -141,51 +154,29 @@ impl Presenter {
         self
     }
 
-    /// The checkpoint whose state [`Presenter::present`] needs together with `event`, if it needs one.
-    pub fn wants_state(&self, event: &Event) -> Option<CheckpointId> {
-        if !self.modes_for(&event.origin).need_state() {
-            return None;
-        }
-        let is_unknown = || {
-            self.lanes
-                .get(&event.origin.lane)
-                .is_none_or(|view| view.state.is_none())
-        };
-        match &event.body {
-            EventBody::Fact(Fact::Started { base, .. }) => *base,
-            EventBody::Entry(entry) if is_unknown() => entry.parent,
-            EventBody::Fact(Fact::Asked { head, .. }) if is_unknown() => *head,
-            EventBody::Entry(_)
-            | EventBody::Fact(_)
-            | EventBody::Delta(_)
-            | EventBody::Begun(_)
-            | EventBody::Output { .. } => None,
-        }
-    }
-
-    /// The checkpoint about which the presenter wants to [`Presenter::learn`] before `event`: that from which an agent goes
-    /// on whom this reader has not seen before.
-    pub fn wants_standing(&self, event: &Event) -> Option<CheckpointId> {
-        let is_known = self.lanes.contains_key(&event.origin.lane);
-        match &event.body {
-            EventBody::Fact(Fact::Started {
-                base, resumed: true, ..
-            }) if self.modes.tell_steps() && self.shows(&event.origin) && !is_known => *base,
-            EventBody::Fact(_)
-            | EventBody::Entry(_)
-            | EventBody::Delta(_)
-            | EventBody::Begun(_)
-            | EventBody::Output { .. } => None,
+    /// What [`Presenter::present`] needs to know together with `event`.
+    pub fn needs(&self, event: &Event) -> Needs {
+        let known = self.agents.get(&event.origin.lane);
+        let needs_state = self.modes_for(&event.origin).need_state();
+        let shows_steps = self.modes.tell_steps() && self.shows(&event.origin);
+        Needs {
+            state: AgentView::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| needs_state),
+            // Of an agent that this reader has seen, the checkpoint from which it goes on was shown.
+            resumed: match &event.body {
+                EventBody::Fact(Fact::Started {
+                    base, resumed: true, ..
+                }) if shows_steps && known.is_none() => *base,
+                EventBody::Fact(_)
+                | EventBody::Entry(_)
+                | EventBody::Delta(_)
+                | EventBody::Begun(_)
+                | EventBody::Output { .. } => None,
+            },
         }
     }
 
-    /// Takes note of what [`Presenter::wants_standing`] wanted.
-    pub fn learn(&mut self, standing: Standing) {
-        self.learned = Some(standing);
-    }
-
-    /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
-    pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<Frame> {
+    /// The frames that `event` becomes. `loaded` is what [`Presenter::needs`] asked for.
+    pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
         let mut out = Vec::new();
         let Some(event) = event.origin.visibility.shown(event) else {
             self.note_askers(event);
@@ -205,7 +196,7 @@ impl Presenter {
             self.begin_calls(event, &mut out);
         }
         self.see(modes);
-        self.take(event, base, &mut out);
+        self.take(event, loaded, &mut out);
         self.see(asked);
         out
     }
@@ -215,25 +206,29 @@ impl Presenter {
         self.messages.see(modes);
     }
 
-    fn take(&mut self, event: &Event, base: Option<Arc<State>>, out: &mut Vec<Frame>) {
+    fn take(&mut self, event: &Event, loaded: Loaded, out: &mut Vec<Frame>) {
         let lane = event.origin.lane;
         if let EventBody::Delta(delta) = &event.body {
             if self.modes.tell_messages() {
-                let view = self.lanes.entry(lane).or_insert_with(|| LaneView::new(&event.origin));
-                self.messages.piece(&self.facts, view, delta, out);
+                let shown = self
+                    .agents
+                    .entry(lane)
+                    .or_insert_with(|| ShownAgent::new(&event.origin));
+                self.messages.piece(&self.info, shown, delta, out);
             }
             return;
         }
-        let mut view = self.lanes.remove(&lane).unwrap_or_else(|| LaneView::new(&event.origin));
-        if let Some(base) = base {
-            view.state = Some(Arc::unwrap_or_clone(base));
-        }
+        let mut shown = self
+            .agents
+            .remove(&lane)
+            .unwrap_or_else(|| ShownAgent::new(&event.origin));
+        shown.agent.enter(&event.body, loaded.state, self.modes.need_state());
         match &event.body {
-            EventBody::Entry(entry) => self.entry(&mut view, entry, event.at, out),
-            EventBody::Fact(fact) => self.fact(&mut view, fact, event.at, out),
+            EventBody::Entry(entry) => self.entry(&mut shown, entry, event.at, out),
+            EventBody::Fact(fact) => self.fact(&mut shown, fact, loaded.resumed, event.at, out),
             EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
-        self.lanes.insert(lane, view);
+        self.agents.insert(lane, shown);
     }
 
     /// Remembers who asks, when nothing else is shown of him: his callers will repeat the questions.
@@ -262,35 +257,48 @@ impl Presenter {
         }
     }
 
-    fn fact(&mut self, view: &mut LaneView, fact: &Fact, at: Timestamp, out: &mut Vec<Frame>) {
+    fn fact(
+        &mut self,
+        shown: &mut ShownAgent,
+        fact: &Fact,
+        resumed_at: Option<AgentSnapshot>,
+        at: Timestamp,
+        out: &mut Vec<Frame>,
+    ) {
         match fact {
-            Fact::Started { base, attempt, resumed } => self.started(view, (*base, *attempt, *resumed), at, out),
-            Fact::Answered { head, call, writes } => {
-                view.head = Some(*head);
-                view.answered.push(*call);
-                self.call_written(view, *call, writes, at, out);
+            Fact::Started { attempt, resumed, .. } => {
+                self.started(shown, *attempt, *resumed, out);
+                shown.pending = (*resumed && self.modes.tell_steps()).then(|| {
+                    let entry = resumed_at.as_ref().map(|standing| Arc::clone(&standing.entry));
+                    PendingCheckpoint {
+                        entry,
+                        resumed: resumed_at,
+                        at,
+                    }
+                });
+                if let Some(entry) = shown.pending.as_ref().and_then(|pending| pending.entry.as_ref()) {
+                    shown.agent.step = Some(entry.step);
+                }
             }
-            Fact::Asked { head, interrupts } => {
-                view.head = head.or(view.head);
-                self.asked(view, interrupts, at, out);
-            }
+            Fact::Answered { call, writes, .. } => self.call_written(shown, *call, writes, at, out),
+            Fact::Asked { interrupts, .. } => self.asked(shown, interrupts, at, out),
             Fact::BrokenOff { message, .. } if self.modes.tell_messages() => {
-                self.messages.broken_off(&self.facts, view, message, out);
+                self.messages.broken_off(&self.info, shown, message, out);
             }
-            Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(view, &[])),
-            Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(view, value)),
+            Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(shown, &[])),
+            Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(shown, value)),
             Fact::Ended {
                 status, error, used, ..
             } => {
-                if let (RunStatus::Success, Some(state)) = (status, self.recorded(view)) {
-                    let agent = Running::agent(&self.facts, &view.origin);
+                if let (RunStatus::Success, Some(state)) = (status, self.recorded(shown)) {
+                    let agent = TracedRun::agent(&self.info, &shown.agent.origin);
                     out.push(agent.ended("on_chain_end", state, &Value::Null));
                 }
-                if view.is_main() {
+                if shown.agent.is_main() {
                     let used = used.as_deref();
                     out.extend(
                         used.filter(|_| self.modes.has(Mode::Usage))
-                            .map(|used| ends::usage(self.facts.run, used)),
+                            .map(|used| ends::usage(self.info.run, used)),
                     );
                     out.extend(ends::error(*status, error.as_ref(), used));
                 }
@@ -299,140 +307,112 @@ impl Presenter {
         }
     }
 
-    fn started(
-        &mut self,
-        view: &mut LaneView,
-        (base, attempt, resumed): (Option<CheckpointId>, u32, bool),
-        at: Timestamp,
-        out: &mut Vec<Frame>,
-    ) {
-        let fresh = (base.is_none() && self.modes.need_state()).then(State::default);
-        let state = fresh.or_else(|| view.state.take());
-        *view = LaneView {
-            state,
-            head: base,
-            whole: true,
-            ..LaneView::new(&view.origin)
-        };
-        self.note_head(view);
-        self.beginnings.finish(view.origin.lane);
-        if view.is_main() {
-            self.facts.attempt = attempt;
+    fn started(&mut self, shown: &mut ShownAgent, attempt: u32, resumed: bool, out: &mut Vec<Frame>) {
+        shown.calls_begun = false;
+        self.note_head(shown);
+        self.starts.finish(shown.agent.origin.lane);
+        if shown.agent.is_main() {
+            self.info.attempt = attempt;
             if self.opens {
                 out.push(Frame::of(
                     "metadata",
-                    &json!({"run_id": self.facts.run, "attempt": attempt}),
+                    &json!({"run_id": self.info.run, "attempt": attempt}),
                 ));
             }
         }
-        if self.modes.has(Mode::Events) && (view.is_main() || resumed) {
-            let input = self.facts.input.as_ref().filter(|_| view.is_main());
-            out.push(Running::agent(&self.facts, &view.origin).began("on_chain_start", &input));
+        if self.modes.has(Mode::Events) && (shown.agent.is_main() || resumed) {
+            let input = self.info.input.as_ref().filter(|_| shown.agent.is_main());
+            out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
         }
-        if resumed {
-            if self.modes.has(Mode::Values) {
-                out.extend(values::values(view));
-            }
-            let before = self.learned.take();
-            let entry = before.as_ref().map(|before| Arc::clone(&before.entry));
-            view.step = entry.as_ref().map(|entry| entry.step);
-            view.ahead = self.modes.tell_steps().then_some(Ahead { entry, before, at });
+        if resumed && self.modes.has(Mode::Values) {
+            out.extend(values::values(shown));
         }
     }
 
-    fn entry(&mut self, view: &mut LaneView, entry: &Arc<Entry>, at: Timestamp, out: &mut Vec<Frame>) {
-        if view.state.is_none() && entry.parent.is_none() && self.modes.need_state() {
-            view.state = Some(State::default());
-        }
-        // A reader who joined in the middle learns here onto what the step was made.
-        view.head = entry.parent;
-        view.step = Some(entry.step - 1);
-        self.beginnings.finish(view.origin.lane);
+    fn entry(&mut self, shown: &mut ShownAgent, entry: &Arc<Entry>, at: Timestamp, out: &mut Vec<Frame>) {
+        self.starts.finish(shown.agent.origin.lane);
         if entry.source == Source::Loop && entry.node == TOOLS {
-            self.calls_written(view, entry, at, out);
+            self.calls_written(shown, entry, at, out);
         } else if entry.source == Source::Loop && entry.node != START {
-            self.node_written(view, entry, at, out);
-        } else if entry.source == Source::Loop && self.modes.has(Mode::Events) && !view.is_main() {
-            let input = entry.writes.first().map(Written);
-            out.push(Running::agent(&self.facts, &view.origin).began("on_chain_start", &input));
+            self.node_written(shown, entry, at, out);
+        } else if entry.source == Source::Loop && self.modes.has(Mode::Events) && !shown.agent.is_main() {
+            let input = entry.writes.first().map(UpdateOrEmpty);
+            out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
         }
-        view.advance(entry);
-        self.note_head(view);
-        let changed = entry.writes.iter().any(|update| !Public(update).is_empty());
+        shown.advance(entry);
+        self.note_head(shown);
+        let changed = entry.writes.iter().any(|update| !UpdateOrNull(update).is_empty());
         if changed && self.modes.has(Mode::Values) {
-            out.extend(values::values(view));
+            out.extend(values::values(shown));
         }
         if self.modes.tell_steps() {
-            view.ahead = Some(Ahead {
+            shown.pending = Some(PendingCheckpoint {
                 entry: Some(Arc::clone(entry)),
-                before: None,
+                resumed: None,
                 at,
             });
         }
     }
 
-    fn node_written(&mut self, view: &LaneView, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
+    fn node_written(&mut self, shown: &ShownAgent, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
         let nothing = Update::none();
         let update = entry.writes.first().unwrap_or(&nothing);
         if self.modes.tell_messages() {
             self.messages
-                .written(&self.facts, (view, &view.source(&entry.node, 0)), update, out);
+                .written(&self.info, (shown, &shown.source(&entry.node, 0)), update, out);
         }
         if self.modes.has(Mode::Events) && entry.node != MODEL {
-            records::hook(&self.facts, view, &entry.node, update, out);
+            records::hook(&self.info, shown, &entry.node, update, out);
         }
         if self.modes.has(Mode::Updates) {
-            out.push(values::updates(view, &entry.node, update, false));
+            out.push(values::updates(shown, &entry.node, update, false));
         }
-        self.steps(at).end(view, &entry.node, 0, update, out);
+        self.steps(at).end(shown, &entry.node, 0, update, out);
     }
 
-    fn calls_written(&mut self, view: &LaneView, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
+    fn calls_written(&mut self, shown: &ShownAgent, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
         for (call, update) in entry.writes.iter().enumerate() {
-            if view.answered.contains(&call) {
+            if shown.agent.answered.contains(&call) {
                 continue;
             }
             // Announced before this reader came, or by an earlier run.
-            let cached = view.whole && entry.shown.contains(&call);
+            let cached = shown.agent.is_whole && entry.shown.contains(&call);
             if !cached {
-                self.call_written(view, call, update, at, out);
+                self.call_written(shown, call, update, at, out);
             } else if self.modes.has(Mode::Updates) {
-                out.push(values::updates(view, TOOLS, update, true));
+                out.push(values::updates(shown, TOOLS, update, true));
             }
         }
     }
 
-    fn call_written(&mut self, view: &LaneView, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
+    fn call_written(&mut self, shown: &ShownAgent, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
         if self.modes.tell_messages() {
             self.messages
-                .written(&self.facts, (view, &view.source(TOOLS, call)), update, out);
+                .written(&self.info, (shown, &shown.source(TOOLS, call)), update, out);
         }
         if self.modes.has(Mode::Events) {
-            records::end_call(&self.facts, view, call, update, out);
+            records::end_call(&self.info, shown, call, update, out);
         }
         if self.modes.has(Mode::Updates) {
-            out.push(values::updates(view, TOOLS, update, false));
+            out.push(values::updates(shown, TOOLS, update, false));
         }
-        self.steps(at).end(view, TOOLS, call, update, out);
+        self.steps(at).end(shown, TOOLS, call, update, out);
     }
 
-    fn asked(&mut self, view: &mut LaneView, interrupts: &[Interrupt], at: Timestamp, out: &mut Vec<Frame>) {
+    fn asked(&mut self, shown: &mut ShownAgent, interrupts: &[Interrupt], at: Timestamp, out: &mut Vec<Frame>) {
         let mut by_task: Vec<(TaskId, String, Vec<Value>)> = vec![];
-        for interrupt in interrupts {
-            if !view.asked.insert(interrupt.id.clone()) {
-                continue;
-            }
+        for interrupt in shown.agent.ask(interrupts) {
             let asker = self
                 .askers
                 .entry(interrupt.id.clone())
-                .or_insert_with(|| Arc::clone(&view.origin));
+                .or_insert_with(|| Arc::clone(&shown.agent.origin));
             let question = values::interrupt(interrupt, asker);
-            let (task, node) = task_of(view, asker, interrupt);
+            let (task, node) = task_of(shown, asker, interrupt);
             if self.modes.has(Mode::Updates) {
-                out.push(values::updates_asking(view, std::slice::from_ref(&question)));
+                out.push(values::updates_asking(shown, std::slice::from_ref(&question)));
             }
             if self.modes.has(Mode::Values) {
-                out.extend(values::values_asking(view, std::slice::from_ref(&question)));
+                out.extend(values::values_asking(shown, std::slice::from_ref(&question)));
             }
             match by_task.iter_mut().find(|(known, ..)| *known == task) {
                 Some((.., questions)) => questions.push(question),
@@ -440,36 +420,39 @@ impl Presenter {
             }
         }
         for (task, node, questions) in by_task {
-            self.steps(at).end_asking(view, &node, task, &questions, out);
+            self.steps(at).end_asking(shown, &node, task, &questions, out);
         }
     }
 
     fn steps(&self, at: Timestamp) -> Steps<'_> {
         Steps {
-            facts: &self.facts,
+            info: &self.info,
             modes: self.modes,
             heads: &self.heads,
             at,
         }
     }
 
-    fn note_head(&mut self, view: &LaneView) {
-        if let (true, Some(head)) = (self.modes.tell_steps(), view.head) {
+    fn note_head(&mut self, shown: &ShownAgent) {
+        if let (true, Some(head)) = (self.modes.tell_steps(), shown.agent.head) {
             self.heads
-                .insert(view.namespace.as_deref().unwrap_or_default().to_owned(), head);
+                .insert(shown.namespace.as_deref().unwrap_or_default().to_owned(), head);
         }
     }
 
     /// The state of an agent, if it is to be recorded.
-    fn recorded<'a>(&self, view: &'a LaneView) -> Option<&'a State> {
-        view.state.as_ref().filter(|_| self.modes.has(Mode::Events))
+    fn recorded<'a>(&self, shown: &'a ShownAgent) -> Option<&'a State> {
+        shown.agent.state.as_ref().filter(|_| self.modes.has(Mode::Events))
     }
 }
 
-/// The task of `view`'s agent under which a question is filed, and its node. For a question that a subagent asked this is
+/// The task of `shown`'s agent under which a question is filed, and its node. For a question that a subagent asked this is
 /// the call that the subagent works on.
-fn task_of(view: &LaneView, asker: &Origin, interrupt: &Interrupt) -> (TaskId, String) {
-    match (asker.namespace.get(view.origin.namespace.len()), &interrupt.asker) {
+fn task_of(shown: &ShownAgent, asker: &Origin, interrupt: &Interrupt) -> (TaskId, String) {
+    match (
+        asker.namespace.get(shown.agent.origin.namespace.len()),
+        &interrupt.asker,
+    ) {
         (Some(call), _) => (*call, TOOLS.to_owned()),
         (None, Asker::Call(_)) => (interrupt.task, TOOLS.to_owned()),
         (None, Asker::Hook(name)) => (interrupt.task, name.clone()),

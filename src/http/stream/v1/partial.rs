@@ -90,13 +90,13 @@ impl Growth {
 
 /// The length of a growing JSON text without the blanks between its parts.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Dense {
+pub(super) struct CompactLength {
     length: usize,
     in_text: bool,
     escaped: bool,
 }
 
-impl Dense {
+impl CompactLength {
     pub(super) fn take(&mut self, text: &str) {
         for byte in text.bytes() {
             if !self.in_text && byte.is_ascii_whitespace() {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_dense_length_is_that_of_the_text_without_blanks_between_its_parts() {
-        let mut dense = Dense::default();
+        let mut dense = CompactLength::default();
         for piece in ["{ \"a", "\": \"x \\\" y", "\", \"b\": [1, ", "2]}"] {
             dense.take(piece);
         }

@@ -9,11 +9,11 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::Facts;
-use super::lane::LaneView;
-use super::metadata::{Source, of_agent};
-use super::steps::open_calls;
-use super::values::{Public, Written};
+use super::RunInfo;
+use super::agent::ShownAgent;
+use super::metadata::{MessageSource, of_agent};
+use super::next_tasks::open_calls;
+use super::values::{UpdateOrEmpty, UpdateOrNull};
 use crate::domain::event::Origin;
 use crate::domain::id::{RunId, TaskId};
 use crate::domain::machine::TOOLS;
@@ -22,7 +22,7 @@ use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{Frame, json as encoded};
 
 /// A run within the run, with what all its records have in common.
-pub(super) struct Running {
+pub(super) struct TracedRun {
     run_id: String,
     name: String,
     tags: Vec<String>,
@@ -54,13 +54,13 @@ struct Ended<'a, I, O> {
     input: &'a I,
 }
 
-impl Running {
+impl TracedRun {
     /// An agent: the main one is the run that the client knows.
-    pub(super) fn agent(facts: &Facts, origin: &Origin) -> Self {
-        let mut parent_ids = above(facts, &origin.namespace);
+    pub(super) fn agent(info: &RunInfo, origin: &Origin) -> Self {
+        let mut parent_ids = above(info, &origin.namespace);
         let run_id = parent_ids.pop().unwrap_or_default();
-        let mut metadata = of_agent(facts, origin);
-        metadata.insert("thread_id".to_owned(), json!(facts.thread));
+        let mut metadata = of_agent(info, origin);
+        metadata.insert("thread_id".to_owned(), json!(info.thread));
         let metadata = raw(String::from_utf8(encoded(&metadata)).unwrap_or_default());
         Self {
             run_id,
@@ -72,22 +72,22 @@ impl Running {
     }
 
     /// A task of an agent's step.
-    fn task(facts: &Facts, source: &Source<'_>) -> Self {
+    fn task(info: &RunInfo, source: &MessageSource<'_>) -> Self {
         let step = source.step.map(|step| format!("graph:step:{step}"));
         Self {
             run_id: source.task.to_string(),
             name: source.node.to_owned(),
             tags: step.into_iter().collect(),
-            metadata: raw(Source { model: None, ..*source }.encode(facts).to_string()),
-            parent_ids: above(facts, &source.origin.namespace),
+            metadata: raw(MessageSource { model: None, ..*source }.encode(info).to_string()),
+            parent_ids: above(info, &source.origin.namespace),
         }
     }
 
     /// What a task calls: the model, or a tool.
-    fn called(facts: &Facts, source: &Source<'_>, run_id: String, name: String) -> Self {
-        let mut parent_ids = above(facts, &source.origin.namespace);
+    fn called(info: &RunInfo, source: &MessageSource<'_>, run_id: String, name: String) -> Self {
+        let mut parent_ids = above(info, &source.origin.namespace);
         parent_ids.push(source.task.to_string());
-        let metadata = raw(source.encode(facts).to_string());
+        let metadata = raw(source.encode(info).to_string());
         Self {
             run_id,
             name,
@@ -140,11 +140,11 @@ impl Running {
 }
 
 /// The runs above the tasks of an agent, outermost first; the last one is the agent itself.
-fn above(facts: &Facts, namespace: &[TaskId]) -> Vec<String> {
+fn above(info: &RunInfo, namespace: &[TaskId]) -> Vec<String> {
     let below = namespace
         .iter()
         .flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
-    [facts.run.to_string()].into_iter().chain(below).collect()
+    [info.run.to_string()].into_iter().chain(below).collect()
 }
 
 /// The run of the tool that a task calls.
@@ -157,19 +157,19 @@ fn raw(text: String) -> Box<RawValue> {
 }
 
 /// A question to a model: the task, and the model below it.
-pub(super) struct Asking {
-    task: Running,
-    model: Running,
+pub(super) struct TracedModelCall {
+    task: TracedRun,
+    model: TracedRun,
     state: State,
 }
 
-impl Asking {
-    pub(super) fn new(facts: &Facts, source: &Source<'_>, message: &str, state: Option<&State>) -> Self {
+impl TracedModelCall {
+    pub(super) fn new(info: &RunInfo, source: &MessageSource<'_>, message: &str, state: Option<&State>) -> Self {
         let provider = source.model.map_or("", |(provider, _)| provider);
         let run_id = message.trim_start_matches("lc_run--").to_owned();
         Self {
-            task: Running::task(facts, source),
-            model: Running::called(facts, source, run_id, class_of(provider)),
+            task: TracedRun::task(info, source),
+            model: TracedRun::called(info, source, run_id, class_of(provider)),
             state: state.cloned().unwrap_or_default(),
         }
     }
@@ -186,7 +186,7 @@ impl Asking {
     pub(super) fn end(&self, message: &Message, update: &Update, out: &mut Vec<Frame>) {
         out.push(self.model.ended("on_chat_model_end", message, &self.messages()));
         // The form in which the field's agents hand on what a model said.
-        let commands = json!([{"graph": null, "update": Public(update), "resume": null, "goto": []}]);
+        let commands = json!([{"graph": null, "update": UpdateOrNull(update), "resume": null, "goto": []}]);
         out.push(self.task.said("on_chain_stream", &commands));
         out.push(self.task.ended("on_chain_end", &commands, &self.state));
     }
@@ -208,31 +208,32 @@ fn class_of(provider: &str) -> String {
 }
 
 /// A task that wrote something all at once.
-pub(super) fn hook(facts: &Facts, view: &LaneView, node: &str, update: &Update, out: &mut Vec<Frame>) {
-    let task = Running::task(facts, &view.source(node, 0));
-    let input = view.state.clone().unwrap_or_default();
-    let output = Public(update);
+pub(super) fn hook(info: &RunInfo, shown: &ShownAgent, node: &str, update: &Update, out: &mut Vec<Frame>) {
+    let task = TracedRun::task(info, &shown.source(node, 0));
+    let input = shown.agent.state.clone().unwrap_or_default();
+    let output = UpdateOrNull(update);
     out.push(task.began("on_chain_start", &input));
     out.push(task.said("on_chain_stream", &output));
     out.push(task.ended("on_chain_end", &output, &input));
 }
 
 /// The calls of the last answer begin; those that `skip` names were made before.
-pub(super) fn begin_calls(facts: &Facts, view: &LaneView, skip: &[usize], out: &mut Vec<Frame>) {
-    let calls = view.state.as_ref().map(open_calls).unwrap_or_default();
+pub(super) fn begin_calls(info: &RunInfo, shown: &ShownAgent, skip: &[usize], out: &mut Vec<Frame>) {
+    let calls = shown.agent.state.as_ref().map(open_calls).unwrap_or_default();
     for (at, call) in calls.into_iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
-        let source = view.source(TOOLS, at);
-        out.push(Running::task(facts, &source).began("on_chain_start", &[&call]));
-        let tool = Running::called(facts, &source, tool_run(source.task), call.name.clone());
+        let source = shown.source(TOOLS, at);
+        out.push(TracedRun::task(info, &source).began("on_chain_start", &[&call]));
+        let tool = TracedRun::called(info, &source, tool_run(source.task), call.name.clone());
         out.push(tool.began("on_tool_start", &call.args));
     }
 }
 
 /// A call is answered.
-pub(super) fn end_call(facts: &Facts, view: &LaneView, at: usize, update: &Update, out: &mut Vec<Frame>) {
-    let source = view.source(TOOLS, at);
+pub(super) fn end_call(info: &RunInfo, shown: &ShownAgent, at: usize, update: &Update, out: &mut Vec<Frame>) {
+    let source = shown.source(TOOLS, at);
     let message = update.messages.iter().find(|message| message.answers().is_some());
-    let call = view
+    let call = shown
+        .agent
         .state
         .as_ref()
         .and_then(|state| open_calls(state).into_iter().nth(at))
@@ -244,9 +245,9 @@ pub(super) fn end_call(facts: &Facts, view: &LaneView, at: usize, update: &Updat
                 Map::new(),
             )
         });
-    let tool = Running::called(facts, &source, tool_run(source.task), call.name.clone());
+    let tool = TracedRun::called(info, &source, tool_run(source.task), call.name.clone());
     out.push(tool.ended("on_tool_end", &message, &call.args));
-    let task = Running::task(facts, &source);
-    out.push(task.said("on_chain_stream", &Written(update)));
-    out.push(task.ended("on_chain_end", &Written(update), &[&call]));
+    let task = TracedRun::task(info, &source);
+    out.push(task.said("on_chain_stream", &UpdateOrEmpty(update)));
+    out.push(task.ended("on_chain_end", &UpdateOrEmpty(update), &[&call]));
 }

@@ -4,7 +4,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::lane::LaneView;
+use super::agent::ShownAgent;
 use crate::domain::event::Origin;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::state::Update;
@@ -14,9 +14,9 @@ use crate::http::stream::frame::{Frame, json};
 const INTERRUPT: &str = "__interrupt__";
 
 /// The public part of an update; `null` when there is none.
-pub(super) struct Public<'a>(pub &'a Update);
+pub(super) struct UpdateOrNull<'a>(pub &'a Update);
 
-impl Public<'_> {
+impl UpdateOrNull<'_> {
     /// Whether the update holds nothing that clients see.
     pub(super) fn is_empty(&self) -> bool {
         self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| self.0.hides(name))
@@ -43,7 +43,7 @@ impl Public<'_> {
     }
 }
 
-impl Serialize for Public<'_> {
+impl Serialize for UpdateOrNull<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.is_empty() {
             serializer.serialize_none()
@@ -54,11 +54,11 @@ impl Serialize for Public<'_> {
 }
 
 /// The public part of an update; `{}` when there is none.
-pub(super) struct Written<'a>(pub &'a Update);
+pub(super) struct UpdateOrEmpty<'a>(pub &'a Update);
 
-impl Serialize for Written<'_> {
+impl Serialize for UpdateOrEmpty<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        Public(self.0).write(serializer)
+        UpdateOrNull(self.0).write(serializer)
     }
 }
 
@@ -72,7 +72,7 @@ struct NodeUpdate<'a> {
 impl Serialize for NodeUpdate<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry(self.node, &Public(self.update))?;
+        map.serialize_entry(self.node, &UpdateOrNull(self.update))?;
         if self.cached {
             map.serialize_entry("__metadata__", &json!({"cached": true}))?;
         }
@@ -81,34 +81,38 @@ impl Serialize for NodeUpdate<'_> {
 }
 
 /// `updates`: what `node` wrote. `cached` when an earlier run did the work.
-pub(super) fn updates(view: &LaneView, node: &str, update: &Update, cached: bool) -> Frame {
-    Frame::of(view.name("updates"), &NodeUpdate { node, update, cached })
+pub(super) fn updates(shown: &ShownAgent, node: &str, update: &Update, cached: bool) -> Frame {
+    Frame::of(shown.name("updates"), &NodeUpdate { node, update, cached })
 }
 
 /// `updates`: questions, or none for a breakpoint.
-pub(super) fn updates_asking(view: &LaneView, interrupts: &[Value]) -> Frame {
-    Frame::of(view.name("updates"), &json!({ INTERRUPT: interrupts }))
+pub(super) fn updates_asking(shown: &ShownAgent, interrupts: &[Value]) -> Frame {
+    Frame::of(shown.name("updates"), &json!({ INTERRUPT: interrupts }))
 }
 
 /// `values`: the state, if it is known.
-pub(super) fn values(view: &LaneView) -> Option<Frame> {
-    view.state.as_ref().map(|state| Frame::of(view.name("values"), state))
+pub(super) fn values(shown: &ShownAgent) -> Option<Frame> {
+    shown
+        .agent
+        .state
+        .as_ref()
+        .map(|state| Frame::of(shown.name("values"), state))
 }
 
 /// `values`: the state and a question.
-pub(super) fn values_asking(view: &LaneView, interrupts: &[Value]) -> Option<Frame> {
-    let mut data = json(view.state.as_ref()?);
+pub(super) fn values_asking(shown: &ShownAgent, interrupts: &[Value]) -> Option<Frame> {
+    let mut data = json(shown.agent.state.as_ref()?);
     // The state is an object with at least two keys.
     data.pop();
     data.extend_from_slice(b",\"__interrupt__\":");
     data.extend_from_slice(&json(&interrupts));
     data.push(b'}');
-    Some(Frame::new(view.name("values"), data))
+    Some(Frame::new(shown.name("values"), data))
 }
 
 /// `custom`: a word of a tool or policy.
-pub(super) fn custom(view: &LaneView, value: &Value) -> Frame {
-    Frame::of(view.name("custom"), value)
+pub(super) fn custom(shown: &ShownAgent, value: &Value) -> Frame {
+    Frame::of(shown.name("custom"), value)
 }
 
 /// A question as streams show it, with who asks and about which calls.

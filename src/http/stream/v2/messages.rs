@@ -11,14 +11,14 @@ use std::collections::HashSet;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::outlet::{Outlet, Place};
+use super::frame_writer::{FrameSource, FrameWriter};
 use super::values::{reasoning, without_id};
 use crate::domain::event::{Chunk, Delta};
 use crate::domain::message::{Content, Message, Role};
 
 /// What a model is saying, and said, as one reader has heard it.
 #[derive(Default)]
-pub(super) struct Speech {
+pub(super) struct MessageStream {
     current: Option<Answer>,
     /// The ids of messages that were said to their end.
     told: HashSet<String>,
@@ -79,9 +79,9 @@ enum Added<'a> {
     Chunk { args: &'a str },
 }
 
-impl Speech {
+impl MessageStream {
     /// Takes a piece of an answer.
-    pub(super) fn piece(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
+    pub(super) fn piece(&mut self, place: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
         let head = &delta.answer;
         if self.told.contains(&head.message) {
             return;
@@ -110,7 +110,7 @@ impl Speech {
     }
 
     /// What was being said will not be said to its end, unless it was already.
-    fn break_off(&mut self, place: &Place, out: &mut Outlet<'_>) {
+    fn break_off(&mut self, place: &FrameSource, out: &mut FrameWriter<'_>) {
         let Some(answer) = self.current.take().filter(|answer| answer.begun) else {
             return;
         };
@@ -126,7 +126,13 @@ impl Speech {
     }
 
     /// Says what this reader still lacks of a message that broke off: it has no end, and is an error if the model failed.
-    pub(super) fn broken_off(&mut self, place: &Place, message: &Message, failed: bool, out: &mut Outlet<'_>) {
+    pub(super) fn broken_off(
+        &mut self,
+        place: &FrameSource,
+        message: &Message,
+        failed: bool,
+        out: &mut FrameWriter<'_>,
+    ) {
         let id = message.id.as_deref().unwrap_or_default();
         if self.told.contains(id) {
             return;
@@ -146,7 +152,7 @@ impl Speech {
     }
 
     /// Says what this reader still lacks of a finished message.
-    pub(super) fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
+    pub(super) fn complete(&mut self, place: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
         let id = message.id.as_deref().unwrap_or_default();
         if !message.is_ai() || self.told.contains(id) {
             return;
@@ -172,7 +178,7 @@ impl Answer {
         }
     }
 
-    fn begin(&mut self, place: &Place, provider: &str, out: &mut Outlet<'_>) {
+    fn begin(&mut self, place: &FrameSource, provider: &str, out: &mut FrameWriter<'_>) {
         self.begun = true;
         out.put_spoken(
             place,
@@ -181,7 +187,7 @@ impl Answer {
         );
     }
 
-    fn take(&mut self, place: &Place, delta: &Delta, out: &mut Outlet<'_>) {
+    fn take(&mut self, place: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
         self.broken |= delta.ordinal != self.next;
         if self.broken || self.ended {
             return;
@@ -217,7 +223,7 @@ impl Answer {
     }
 
     /// Says more of a block, which begins if it is new.
-    fn say(&mut self, place: &Place, kind: &Kind, more: &str, out: &mut Outlet<'_>) {
+    fn say(&mut self, place: &FrameSource, kind: &Kind, more: &str, out: &mut FrameWriter<'_>) {
         let index = self.open(place, kind, out);
         if more.is_empty() {
             return;
@@ -242,7 +248,7 @@ impl Answer {
     }
 
     /// The place of a block among the blocks.
-    fn open(&mut self, place: &Place, kind: &Kind, out: &mut Outlet<'_>) -> usize {
+    fn open(&mut self, place: &FrameSource, kind: &Kind, out: &mut FrameWriter<'_>) -> usize {
         if let Some(known) = self.blocks.iter().position(|block| block.kind == *kind) {
             return known;
         }
@@ -262,10 +268,10 @@ impl Answer {
 
     fn end(
         &mut self,
-        place: &Place,
+        place: &FrameSource,
         contents: &[Value],
         (metadata, usage): (&Map<String, Value>, Option<&Value>),
-        out: &mut Outlet<'_>,
+        out: &mut FrameWriter<'_>,
     ) {
         self.ended = true;
         for (index, content) in contents.iter().enumerate() {
@@ -286,7 +292,7 @@ impl Answer {
     }
 
     /// Says what a block is as a whole.
-    fn close(&self, place: &Place, index: usize, content: &Value, out: &mut Outlet<'_>) {
+    fn close(&self, place: &FrameSource, index: usize, content: &Value, out: &mut FrameWriter<'_>) {
         let Some(block) = self.blocks.get(index) else { return };
         out.put_spoken(
             place,
@@ -295,7 +301,7 @@ impl Answer {
         );
     }
 
-    fn complete(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) {
+    fn complete(&mut self, place: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
         let Role::Ai { usage_metadata, .. } = &message.role else {
             return;
         };
@@ -320,7 +326,7 @@ impl Answer {
     }
 
     /// Says what is lacking of what the message says; how its blocks look at the end, with their places.
-    fn catch_up(&mut self, place: &Place, message: &Message, out: &mut Outlet<'_>) -> Vec<(usize, Value)> {
+    fn catch_up(&mut self, place: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) -> Vec<(usize, Value)> {
         if !self.begun {
             let provider = message.response_metadata.get("model_provider").and_then(Value::as_str);
             self.begin(place, provider.unwrap_or_default(), out);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::fold::AgentView;
 use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, TaskId};
@@ -17,22 +18,23 @@ use crate::domain::limits::Totals;
 use crate::domain::machine::{Failure, MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::run::RunStatus;
 use crate::domain::state::State;
+use agent::TrackedAgent;
 pub use filter::{Channel, Filter, whole_number};
-use lane::LaneView;
-pub use outlet::{FRAMES, Frame, Wanted};
-use outlet::{Name, Outlet, Place};
+pub use frame_writer::{FRAMES, Frame, StreamFilter};
+use frame_writer::{FrameId, FrameSource, FrameWriter};
 use values::{Values, Writes};
 
+mod agent;
 mod filter;
-mod lane;
+
+mod frame_writer;
 mod messages;
-mod outlet;
 mod tools;
 mod values;
 
 /// What frames tell about a run besides what happens in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RunFacts {
+pub struct CurrentRun {
     /// The run.
     pub id: RunId,
     /// The definition of its agent.
@@ -54,18 +56,18 @@ type Stopped<'a> = (&'static str, Option<&'a Failure>, Option<&'a Totals>);
 #[derive(Default)]
 pub struct Presenter {
     /// What the reader wants; it may change while the presenter is at work.
-    pub wanted: Wanted,
-    run: Option<RunFacts>,
+    pub wanted: StreamFilter,
+    run: Option<CurrentRun>,
     /// Whether clients were told that the run began, and that it ended.
     running: bool,
-    lanes: BTreeMap<Lane, LaneView>,
+    agents: BTreeMap<Lane, TrackedAgent>,
     /// The questions that were shown in this run. Callers repeat those of their subagents.
     asked: HashSet<InterruptId>,
 }
 
 impl Presenter {
     /// A presenter for a reader who wants this.
-    pub fn new(wanted: Wanted) -> Self {
+    pub fn new(wanted: StreamFilter) -> Self {
         Self {
             wanted,
             ..Self::default()
@@ -81,19 +83,15 @@ impl Presenter {
     }
 
     /// Takes note of the run that [`Presenter::wants_run`] named.
-    pub fn learn(&mut self, run: RunFacts) {
+    pub fn learn(&mut self, run: CurrentRun) {
         // The state of the main agent stays known; it is checked against the run's beginning.
-        let main = self.lanes.remove(&Lane::Main);
-        self.lanes.clear();
-        if let Some(LaneView { place, state, head, .. }) = main {
-            self.lanes.insert(
-                Lane::Main,
-                LaneView {
-                    state,
-                    head,
-                    ..LaneView::new(&place.origin)
-                },
-            );
+        let main = self.agents.remove(&Lane::Main);
+        self.agents.clear();
+        if let Some(TrackedAgent { agent, .. }) = main {
+            let mut fresh = TrackedAgent::new(&agent.origin);
+            fresh.agent.state = agent.state;
+            fresh.agent.head = agent.head;
+            self.agents.insert(Lane::Main, fresh);
         }
         self.asked.clear();
         self.running = false;
@@ -102,28 +100,16 @@ impl Presenter {
 
     /// The checkpoint whose state [`Presenter::present`] needs together with `event`, if it needs one.
     pub fn wants_state(&self, event: &Event) -> Option<CheckpointId> {
-        if !self.wanted.has(Channel::Values) && !self.wanted.has(Channel::Tools) && !self.wanted.has(Channel::Tasks) {
-            return None;
-        }
-        let view = self.lanes.get(&event.origin.lane);
-        let is_unknown = || view.is_none_or(|view| view.state.is_none());
-        let stands_at = |base: CheckpointId| view.is_some_and(|view| view.state.is_some() && view.head == Some(base));
-        match &event.body {
-            EventBody::Fact(Fact::Started { base, .. }) => base.filter(|base| !stands_at(*base)),
-            EventBody::Entry(entry) if is_unknown() => entry.parent,
-            EventBody::Fact(Fact::Calling { head, .. }) if is_unknown() => *head,
-            EventBody::Entry(_)
-            | EventBody::Fact(_)
-            | EventBody::Delta(_)
-            | EventBody::Begun(_)
-            | EventBody::Output { .. } => None,
-        }
+        let known = self.agents.get(&event.origin.lane);
+        let with_state = [Channel::Values, Channel::Tools, Channel::Tasks];
+        let is_wanted = with_state.into_iter().any(|channel| self.wanted.has(channel));
+        AgentView::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| is_wanted)
     }
 
     /// Forgets what can be read again. For readers who wait while nothing happens.
     pub fn rest(&mut self) {
         if !self.running {
-            self.lanes = BTreeMap::new();
+            self.agents = BTreeMap::new();
             self.asked = HashSet::new();
         }
     }
@@ -136,46 +122,39 @@ impl Presenter {
         let event = &*event;
         let lane = event.origin.lane;
         let wanted = std::mem::take(&mut self.wanted);
-        let mut out = Outlet::new(&wanted, event.seq, event.at);
-        let mut view = self.lanes.remove(&lane).unwrap_or_else(|| LaneView::new(&event.origin));
-        if !Arc::ptr_eq(&view.place.origin, &event.origin) {
-            view.place = Place::of(&event.origin);
+        let mut out = FrameWriter::new(&wanted, event.seq, event.at);
+        let mut shown = self
+            .agents
+            .remove(&lane)
+            .unwrap_or_else(|| TrackedAgent::new(&event.origin));
+        if !Arc::ptr_eq(&shown.place.origin, &event.origin) {
+            shown.place = FrameSource::of(&event.origin);
         }
-        if let Some(base) = base {
-            view.state = Some(Arc::unwrap_or_clone(base));
-        }
+        shown.agent.enter(&event.body, base, true);
         match &event.body {
-            EventBody::Entry(entry) => self.entry(&mut view, entry, &mut out),
-            EventBody::Fact(fact) => self.fact(&mut view, fact, &mut out),
-            EventBody::Delta(delta) => view.speech.piece(&view.place, delta, &mut out),
-            EventBody::Output { call, text } => tools::piece(&view, call, text, &mut out),
+            EventBody::Entry(entry) => self.entry(&mut shown, entry, &mut out),
+            EventBody::Fact(fact) => self.fact(&mut shown, fact, &mut out),
+            EventBody::Delta(delta) => shown.speech.piece(&shown.place, delta, &mut out),
+            EventBody::Output { call, text } => tools::piece(&shown, call, text, &mut out),
             EventBody::Begun(_) => {}
         }
-        self.lanes.insert(lane, view);
+        self.agents.insert(lane, shown);
         let frames = out.into_frames();
         self.wanted = wanted;
         frames
     }
 
-    fn fact(&mut self, view: &mut LaneView, fact: &Fact, out: &mut Outlet<'_>) {
+    fn fact(&mut self, shown: &mut TrackedAgent, fact: &Fact, out: &mut FrameWriter<'_>) {
         match fact {
-            Fact::Started { base, resumed, .. } => self.started(view, *base, *resumed, out),
-            Fact::Calling { head, calls } => {
-                view.head = head.or(view.head);
-                tools::begin(view, calls, out);
+            Fact::Started { resumed, .. } => self.started(shown, *resumed, out),
+            Fact::Calling { calls, .. } => tools::begin(shown, calls, out),
+            Fact::Answered { call, writes, .. } => {
+                let delegated = self.is_delegated(shown, writes.messages.iter().find_map(|message| message.answers()));
+                tools::end(shown, *call, writes, delegated, out);
             }
-            Fact::Answered { head, call, writes } => {
-                view.head = Some(*head);
-                view.answered.push(*call);
-                let delegated = self.is_delegated(view, writes.messages.iter().find_map(|message| message.answers()));
-                tools::end(view, *call, writes, delegated, out);
-            }
-            Fact::Asked { head, interrupts } => {
-                view.head = head.or(view.head);
-                self.ask(view, interrupts, out);
-            }
-            Fact::BrokenOff { message, failed } => view.speech.broken_off(&view.place, message, *failed, out),
-            Fact::Custom { value } => custom(view, value, out),
+            Fact::Asked { interrupts, .. } => self.ask(shown, interrupts, out),
+            Fact::BrokenOff { message, failed } => shown.speech.broken_off(&shown.place, message, *failed, out),
+            Fact::Custom { value } => custom(shown, value, out),
             Fact::Ended {
                 status,
                 error,
@@ -188,44 +167,39 @@ impl Presenter {
                     waits: *waits,
                     used: used.as_deref(),
                 };
-                self.ended(view, end, out);
+                self.ended(shown, end, out);
             }
             Fact::Paused | Fact::Undone => {}
         }
     }
 
-    fn started(&mut self, view: &mut LaneView, base: Option<CheckpointId>, resumed: bool, out: &mut Outlet<'_>) {
-        if base.is_none() {
-            view.state = Some(State::default());
-        }
-        view.head = base;
-        view.answered.clear();
+    fn started(&mut self, shown: &mut TrackedAgent, resumed: bool, out: &mut FrameWriter<'_>) {
         // A run that a crash interrupted goes on, and has told already that it is at work.
-        if !view.open {
-            view.open = true;
-            self.tell_begin(view, out);
+        if !shown.open {
+            shown.open = true;
+            self.tell_begin(shown, out);
         }
         if resumed {
-            show_values(view, out);
+            show_values(shown, out);
         }
     }
 
-    fn tell_begin(&mut self, view: &LaneView, out: &mut Outlet<'_>) {
-        if view.is_main() {
-            return self.tell_running(view, out);
+    fn tell_begin(&mut self, shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
+        if shown.agent.is_main() {
+            return self.tell_running(shown, out);
         }
-        let name = self.lifecycle_name(view, "started");
-        out.put(Channel::Lifecycle, &view.place, name, || {
+        let name = self.lifecycle_name(shown, "started");
+        out.put(Channel::Lifecycle, &shown.place, name, || {
             let Origin {
                 namespace,
                 agent,
                 cause,
                 display_text,
                 ..
-            } = &*view.place.origin;
+            } = &*shown.place.origin;
             let mut data = json!({
                 "event": "started",
-                "namespace": view.place.segments,
+                "namespace": shown.place.segments,
                 "graph_name": agent,
                 "trigger_call_id": namespace.last(),
                 "cause": {"type": "toolCall", "tool_call_id": cause},
@@ -237,26 +211,22 @@ impl Presenter {
         });
     }
 
-    fn tell_running(&mut self, view: &LaneView, out: &mut Outlet<'_>) {
+    fn tell_running(&mut self, shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
         if !std::mem::replace(&mut self.running, true) {
-            let name = self.lifecycle_name(view, "running");
+            let name = self.lifecycle_name(shown, "running");
             let data = || json!({"event": "running", "graph_name": self.graph()});
-            out.put(Channel::Lifecycle, &view.place, name, data);
+            out.put(Channel::Lifecycle, &shown.place, name, data);
         }
     }
 
-    fn entry(&mut self, view: &mut LaneView, entry: &Entry, out: &mut Outlet<'_>) {
-        if view.state.is_none() && entry.parent.is_none() {
-            view.state = Some(State::default());
-        }
-        view.head = entry.parent;
+    fn entry(&mut self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         if entry.source == Source::Loop && entry.node == TOOLS {
-            self.calls_done(view, entry, out);
+            self.calls_done(shown, entry, out);
         } else if entry.source == Source::Loop && entry.node != START {
-            node_done(view, entry, out);
+            node_done(shown, entry, out);
         }
-        view.advance(entry);
-        out.put(Channel::Checkpoints, &view.place, Name::Placed, || {
+        shown.agent.advance(entry);
+        out.put(Channel::Checkpoints, &shown.place, FrameId::Numbered, || {
             let mut checkpoint = json!({"id": entry.id, "step": entry.step, "source": entry.source.word()});
             if let Some(parent) = entry.parent {
                 checkpoint["parent_id"] = json!(parent);
@@ -264,39 +234,39 @@ impl Presenter {
             checkpoint
         });
         if entry.writes.iter().any(|update| !Writes(update).is_empty()) {
-            show_values(view, out);
+            show_values(shown, out);
         }
     }
 
-    fn calls_done(&self, view: &mut LaneView, entry: &Entry, out: &mut Outlet<'_>) {
+    fn calls_done(&self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         for (call, update) in entry.writes.iter().enumerate() {
             // The others were shown one by one, here or in an earlier run.
-            if !view.answered.contains(&call) && !entry.shown.contains(&call) {
-                let delegated = self.is_delegated(view, update.messages.iter().find_map(|message| message.answers()));
-                tools::end(view, call, update, delegated, out);
+            if !shown.agent.answered.contains(&call) && !entry.shown.contains(&call) {
+                let delegated = self.is_delegated(shown, update.messages.iter().find_map(|message| message.answers()));
+                tools::end(shown, call, update, delegated, out);
             }
         }
-        view.made.clear();
+        shown.made.clear();
     }
 
-    /// Whether a subagent works, or worked, on this call of `view`'s agent.
-    fn is_delegated(&self, view: &LaneView, call: Option<&str>) -> bool {
-        let depth = view.place.segments.len();
+    /// Whether a subagent works, or worked, on this call of `shown`'s agent.
+    fn is_delegated(&self, shown: &TrackedAgent, call: Option<&str>) -> bool {
+        let depth = shown.place.segments.len();
         call.is_some()
-            && self.lanes.values().any(|other| {
-                let Place { origin, segments } = &other.place;
+            && self.agents.values().any(|other| {
+                let FrameSource { origin, segments } = &other.place;
                 origin.cause.as_deref() == call
                     && segments.len() == depth + 1
-                    && segments.starts_with(&view.place.segments)
+                    && segments.starts_with(&shown.place.segments)
             })
     }
 
-    fn ask(&mut self, view: &mut LaneView, interrupts: &[Interrupt], out: &mut Outlet<'_>) {
+    fn ask(&mut self, shown: &mut TrackedAgent, interrupts: &[Interrupt], out: &mut FrameWriter<'_>) {
         for interrupt in interrupts {
             if self.asked.insert(interrupt.id.clone()) {
-                let segments = view.place.segments.join("|");
-                let name = Name::Given(format!("synth:{}:input|{segments}|{}", self.run_id(), interrupt.id));
-                out.put(Channel::Input, &view.place, name, || {
+                let segments = shown.place.segments.join("|");
+                let name = FrameId::Fixed(format!("synth:{}:input|{segments}|{}", self.run_id(), interrupt.id));
+                out.put(Channel::Input, &shown.place, name, || {
                     let value = &interrupt.question.value;
                     json!({"interrupt_id": interrupt.id, "payload": value, "value": value})
                 });
@@ -304,10 +274,10 @@ impl Presenter {
         }
         let mut by_task: Vec<((TaskId, &str), Vec<&Interrupt>)> = vec![];
         for interrupt in interrupts {
-            if !view.asked.insert(interrupt.id.clone()) {
+            if !shown.parked.insert(interrupt.id.clone()) {
                 continue;
             }
-            let task = self.task_of(view, interrupt);
+            let task = self.task_of(shown, interrupt);
             match by_task.iter_mut().find(|(known, _)| *known == task) {
                 Some((_, asked)) => asked.push(interrupt),
                 None => by_task.push((task, vec![interrupt])),
@@ -315,16 +285,16 @@ impl Presenter {
         }
         by_task
             .into_iter()
-            .for_each(|(task, asked)| tools::park(view, task, &asked, out));
+            .for_each(|(task, asked)| tools::park(shown, task, &asked, out));
     }
 
-    /// The task of `view`'s agent that a question keeps from ending: the asker's own, or the call that leads to the asker.
-    fn task_of<'a>(&self, view: &LaneView, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
-        let depth = view.place.segments.len();
+    /// The task of `shown`'s agent that a question keeps from ending: the asker's own, or the call that leads to the asker.
+    fn task_of<'a>(&self, shown: &TrackedAgent, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
+        let depth = shown.place.segments.len();
         let below = self
-            .lanes
+            .agents
             .values()
-            .find(|other| other.asked.contains(&interrupt.id) && other.place.segments.len() > depth);
+            .find(|other| other.parked.contains(&interrupt.id) && other.place.segments.len() > depth);
         let call = below.and_then(|other| other.place.origin.namespace.get(depth));
         match (call, &interrupt.asker) {
             (Some(call), _) => (*call, TOOLS),
@@ -333,7 +303,7 @@ impl Presenter {
         }
     }
 
-    fn ended(&mut self, view: &mut LaneView, end: End<'_>, out: &mut Outlet<'_>) {
+    fn ended(&mut self, shown: &mut TrackedAgent, end: End<'_>, out: &mut FrameWriter<'_>) {
         let End {
             status,
             error,
@@ -342,53 +312,61 @@ impl Presenter {
         } = end;
         let word = if waits { "interrupted" } else { ending(status) };
         if word == "failed" {
-            tools::give_up(view, error.map_or("the run failed", |failure| &failure.message), out);
+            tools::give_up(shown, error.map_or("the run failed", |failure| &failure.message), out);
         }
-        if !view.is_main() {
+        if !shown.agent.is_main() {
             if status == RunStatus::Interrupted {
-                show_values(view, out);
+                show_values(shown, out);
             }
-            return self.close(view, (word, error, used), out);
+            return self.close(shown, (word, error, used), out);
         }
-        self.tell_running(view, out);
+        self.tell_running(shown, out);
         self.close_children(out);
-        self.close(view, (word, error, used), out);
+        self.close(shown, (word, error, used), out);
         if waits {
-            show_values(view, out);
+            show_values(shown, out);
         }
         self.running = false;
     }
 
     /// Tells that an agent stopped.
-    fn close(&self, view: &mut LaneView, (word, error, used): Stopped<'_>, out: &mut Outlet<'_>) {
-        view.open = false;
-        view.made.clear();
-        out.put(Channel::Lifecycle, &view.place, self.lifecycle_name(view, word), || {
-            let graph = if view.is_main() {
-                self.graph()
-            } else {
-                &view.place.origin.agent
-            };
-            let mut data = json!({"event": word, "graph_name": graph});
-            if word == "failed" {
-                data["error"] = json!(error.map_or("the run failed", |failure| &failure.message));
-            }
-            if let Some(Totals { own, tree }) = used {
-                data["usage"] = json!(own);
-                tree.iter().for_each(|tree| data["tree_usage"] = json!(tree));
-            }
-            data
-        });
+    fn close(&self, shown: &mut TrackedAgent, (word, error, used): Stopped<'_>, out: &mut FrameWriter<'_>) {
+        shown.open = false;
+        shown.made.clear();
+        out.put(
+            Channel::Lifecycle,
+            &shown.place,
+            self.lifecycle_name(shown, word),
+            || {
+                let graph = if shown.agent.is_main() {
+                    self.graph()
+                } else {
+                    &shown.place.origin.agent
+                };
+                let mut data = json!({"event": word, "graph_name": graph});
+                if word == "failed" {
+                    data["error"] = json!(error.map_or("the run failed", |failure| &failure.message));
+                }
+                if let Some(Totals { own, tree }) = used {
+                    data["usage"] = json!(own);
+                    tree.iter().for_each(|tree| data["tree_usage"] = json!(tree));
+                }
+                data
+            },
+        );
     }
 
     /// Nobody below goes on when the main agent has stopped; the deepest are told of first.
-    fn close_children(&mut self, out: &mut Outlet<'_>) {
-        let mut lanes = std::mem::take(&mut self.lanes);
-        let mut open: Vec<&mut LaneView> = lanes.values_mut().filter(|view| view.open && !view.is_main()).collect();
-        open.sort_by_key(|view| std::cmp::Reverse(view.place.segments.len()));
+    fn close_children(&mut self, out: &mut FrameWriter<'_>) {
+        let mut lanes = std::mem::take(&mut self.agents);
+        let mut open: Vec<&mut TrackedAgent> = lanes
+            .values_mut()
+            .filter(|shown| shown.open && !shown.agent.is_main())
+            .collect();
+        open.sort_by_key(|shown| std::cmp::Reverse(shown.place.segments.len()));
         open.into_iter()
-            .for_each(|view| self.close(view, ("interrupted", None, None), out));
-        self.lanes = lanes;
+            .for_each(|shown| self.close(shown, ("interrupted", None, None), out));
+        self.agents = lanes;
     }
 
     fn run_id(&self) -> String {
@@ -400,46 +378,46 @@ impl Presenter {
     }
 
     /// Clients read the id of the run out of this.
-    fn lifecycle_name(&self, view: &LaneView, word: &str) -> Name {
-        Name::Given(format!(
+    fn lifecycle_name(&self, shown: &TrackedAgent, word: &str) -> FrameId {
+        FrameId::Fixed(format!(
             "synth:{}:lc|{}|{word}",
             self.run_id(),
-            view.place.segments.join("|")
+            shown.place.segments.join("|")
         ))
     }
 }
 
-fn node_done(view: &mut LaneView, entry: &Entry, out: &mut Outlet<'_>) {
+fn node_done(shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
     for update in &entry.writes {
         if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
             update
                 .messages
                 .iter()
-                .for_each(|message| view.speech.complete(&view.place, message, out));
+                .for_each(|message| shown.speech.complete(&shown.place, message, out));
         }
-        tools::node(view, &entry.node, update, out);
+        tools::node(shown, &entry.node, update, out);
     }
 }
 
-fn show_values(view: &LaneView, out: &mut Outlet<'_>) {
-    out.put(Channel::Values, &view.place, Name::Placed, || {
-        view.state.as_ref().map(Values)
+fn show_values(shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
+    out.put(Channel::Values, &shown.place, FrameId::Numbered, || {
+        shown.agent.state.as_ref().map(Values)
     });
 }
 
 /// What a tool or policy tells: under the `name` that it has, if it has one. Of an object of `name` and `payload` alone, the
 /// payload is what is told; anything else is told as it is.
-fn custom(view: &LaneView, value: &Value, out: &mut Outlet<'_>) {
+fn custom(shown: &TrackedAgent, value: &Value, out: &mut FrameWriter<'_>) {
     let Some(name) = value
         .get("name")
         .and_then(Value::as_str)
         .filter(|name| !name.is_empty())
     else {
-        return out.put_custom(&view.place, None, || json!({"payload": value}));
+        return out.put_custom(&shown.place, None, || json!({"payload": value}));
     };
     let is_envelope = value.as_object().is_some_and(|fields| fields.len() == 2);
     let payload = value.get("payload").filter(|_| is_envelope).unwrap_or(value);
-    out.put_custom(&view.place, Some(name), || json!({"name": name, "payload": payload}));
+    out.put_custom(&shown.place, Some(name), || json!({"name": name, "payload": payload}));
 }
 
 /// How clients call the way in which a run came to its end.

@@ -21,7 +21,7 @@ impl Serialize for Values<'_> {
             rules: _,
         } = self.0;
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("messages", &Trimmed(messages))?;
+        map.serialize_entry("messages", &MessagesJson(messages))?;
         map.serialize_entry("files", files)?;
         for (name, value) in fields.iter().filter(|(name, _)| !self.0.hides(name)) {
             map.serialize_entry(name, value)?;
@@ -56,7 +56,7 @@ impl Serialize for Writes<'_> {
         } = self.0;
         let mut map = serializer.serialize_map(None)?;
         if !messages.is_empty() {
-            map.serialize_entry("messages", &Trimmed(messages))?;
+            map.serialize_entry("messages", &MessagesJson(messages))?;
         }
         if !files.is_empty() {
             map.serialize_entry("files", files)?;
@@ -68,22 +68,22 @@ impl Serialize for Writes<'_> {
     }
 }
 
-struct Trimmed<'a>(&'a [Arc<Message>]);
+struct MessagesJson<'a>(&'a [Arc<Message>]);
 
-impl Serialize for Trimmed<'_> {
+impl Serialize for MessagesJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut list = serializer.serialize_seq(Some(self.0.len()))?;
         self.0
             .iter()
-            .try_for_each(|message| list.serialize_element(&Spoken(message)))?;
+            .try_for_each(|message| list.serialize_element(&MessageJson(message)))?;
         list.end()
     }
 }
 
 /// One message.
-struct Spoken<'a>(&'a Message);
+struct MessageJson<'a>(&'a Message);
 
-impl Serialize for Spoken<'_> {
+impl Serialize for MessageJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let message = self.0;
         let mut map = serializer.serialize_map(None)?;

@@ -7,7 +7,8 @@ use crate::domain::time::Timestamp;
 
 fn read(body: Value) -> Result<CheckedRun, String> {
     let body: RunCreate = serde_json::from_value(body).expect("the shape is right");
-    body.check(Door::Stateless).map_err(|error| error.message().to_owned())
+    body.check(RunScope::Stateless)
+        .map_err(|error| error.message().to_owned())
 }
 
 fn good(body: Value) -> Wish {

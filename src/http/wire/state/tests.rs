@@ -1,4 +1,4 @@
-use super::super::moments::Moments;
+use super::super::history::HistoryEntries;
 use super::*;
 use crate::db::checkpoints::Visit;
 use crate::domain::checkpoint::Lane;
@@ -75,20 +75,20 @@ impl History {
 
 /// Checkpoints that are to be shown, the newest first, and the step after them.
 struct Page {
-    scene: Scene,
+    scene: HistoryContext,
     checkpoints: Vec<Checkpoint>,
     after: Option<Entry>,
 }
 
 impl Page {
     /// The page as it is read: the oldest first.
-    fn moments(&self, budget: usize) -> (Vec<Moment>, bool) {
+    fn moments(&self, budget: usize) -> (Vec<HistoryEntry>, bool) {
         let parts = Parts {
             values: true,
             keys: vec![],
             tasks: true,
         };
-        let mut moments = Moments::new(parts, budget, HashMap::new(), None);
+        let mut moments = HistoryEntries::new(parts, budget, HashMap::new(), None);
         for checkpoint in self.checkpoints.iter().rev() {
             moments.step(checkpoint);
             moments.state(Some(&checkpoint.state));
@@ -100,9 +100,9 @@ impl Page {
     }
 }
 
-fn scene() -> Scene {
+fn scene() -> HistoryContext {
     let notes = HashMap::from([(run().id, run_metadata(&run()))]);
-    Scene {
+    HistoryContext {
         thread: thread(),
         child: None,
         notes,

@@ -27,7 +27,7 @@ pub(super) struct Agent {
 pub(super) struct Play {
     pub events: Vec<Event>,
     pub states: HashMap<CheckpointId, Arc<State>>,
-    standings: HashMap<CheckpointId, Standing>,
+    standings: HashMap<CheckpointId, AgentSnapshot>,
     run: RunId,
     asking: bool,
 }
@@ -124,7 +124,7 @@ impl Play {
     fn entry(&mut self, agent: &Agent, entry: Entry) {
         self.states.insert(entry.id, Arc::new(agent.machine.state.clone()));
         let entry = Arc::new(entry);
-        let standing = Standing {
+        let standing = AgentSnapshot {
             entry: Arc::clone(&entry),
             run: Some(self.run),
             asked: vec![],
@@ -262,7 +262,7 @@ impl Play {
 
     /// What a reader gets of these events.
     pub(super) fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
-        let facts = Facts {
+        let facts = RunInfo {
             run: self.run,
             thread: ThreadId::mint(),
             graph_id: "agent".to_owned(),
@@ -276,11 +276,12 @@ impl Play {
         events
             .iter()
             .flat_map(|event| {
-                if let Some(standing) = presenter.wants_standing(event).and_then(|id| self.standings.get(&id)) {
-                    presenter.learn(standing.clone());
-                }
-                let base = presenter.wants_state(event).map(|id| Arc::clone(&self.states[&id]));
-                presenter.present(event, base)
+                let needs = presenter.needs(event);
+                let loaded = Loaded {
+                    state: needs.state.map(|id| Arc::clone(&self.states[&id])),
+                    resumed: needs.resumed.and_then(|id| self.standings.get(&id)).cloned(),
+                };
+                presenter.present(event, loaded)
             })
             .collect()
     }

@@ -44,14 +44,14 @@ impl Frame {
 
 /// What a reader wants.
 #[derive(Debug, Clone, Default)]
-pub struct Wanted {
+pub struct StreamFilter {
     /// Frames that one of these wants.
     pub filters: Vec<Filter>,
     /// Frames with a higher number.
     pub since: i64,
 }
 
-impl Wanted {
+impl StreamFilter {
     /// Whether a channel is wanted of anybody.
     pub fn has(&self, channel: Channel) -> bool {
         self.filters.iter().any(|filter| filter.has(channel))
@@ -60,13 +60,13 @@ impl Wanted {
 
 /// An agent as frames name it.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct FrameSource {
     pub origin: Arc<Origin>,
     /// `tools:<task>` for each caller.
     pub segments: Arc<[String]>,
 }
 
-impl Place {
+impl FrameSource {
     pub(super) fn of(origin: &Arc<Origin>) -> Self {
         let segments = origin.namespace.iter().map(|task| format!("tools:{task}")).collect();
         Self {
@@ -86,11 +86,11 @@ impl Place {
 }
 
 /// What a frame is called, so that clients which meet it twice know it again.
-pub(super) enum Name {
+pub(super) enum FrameId {
     /// By its place in the log.
-    Placed,
+    Numbered,
     /// By this.
-    Given(String),
+    Fixed(String),
 }
 
 #[derive(Serialize)]
@@ -116,8 +116,8 @@ struct Params<'a, T> {
 }
 
 /// The frames of one event.
-pub(super) struct Outlet<'a> {
-    wanted: &'a Wanted,
+pub(super) struct FrameWriter<'a> {
+    wanted: &'a StreamFilter,
     /// The number of the event.
     entry: i64,
     at: Timestamp,
@@ -127,8 +127,8 @@ pub(super) struct Outlet<'a> {
     frames: Vec<Frame>,
 }
 
-impl<'a> Outlet<'a> {
-    pub(super) fn new(wanted: &'a Wanted, entry: i64, at: Timestamp) -> Self {
+impl<'a> FrameWriter<'a> {
+    pub(super) fn new(wanted: &'a StreamFilter, entry: i64, at: Timestamp) -> Self {
         Self {
             wanted,
             entry,
@@ -144,7 +144,13 @@ impl<'a> Outlet<'a> {
     }
 
     /// A frame that every reader gets.
-    pub(super) fn put<T: Serialize>(&mut self, channel: Channel, place: &Place, name: Name, data: impl FnOnce() -> T) {
+    pub(super) fn put<T: Serialize>(
+        &mut self,
+        channel: Channel,
+        place: &FrameSource,
+        name: FrameId,
+        data: impl FnOnce() -> T,
+    ) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
         self.emit(
@@ -164,7 +170,7 @@ impl<'a> Outlet<'a> {
     pub(super) fn put_of_node<T: Serialize>(
         &mut self,
         channel: Channel,
-        place: &Place,
+        place: &FrameSource,
         node: &str,
         data: impl FnOnce() -> T,
     ) {
@@ -174,7 +180,7 @@ impl<'a> Outlet<'a> {
             Draft {
                 channel,
                 place,
-                name: Name::Placed,
+                name: FrameId::Numbered,
                 at,
                 node: Some(node),
                 topic: None,
@@ -184,14 +190,19 @@ impl<'a> Outlet<'a> {
     }
 
     /// A custom event, perhaps under a name of its own.
-    pub(super) fn put_custom<T: Serialize>(&mut self, place: &Place, topic: Option<&str>, data: impl FnOnce() -> T) {
+    pub(super) fn put_custom<T: Serialize>(
+        &mut self,
+        place: &FrameSource,
+        topic: Option<&str>,
+        data: impl FnOnce() -> T,
+    ) {
         let at = self.next;
         self.next = (at + 1).min(FRAMES - 1);
         self.emit(
             Draft {
                 channel: Channel::Custom,
                 place,
-                name: Name::Placed,
+                name: FrameId::Numbered,
                 at,
                 node: None,
                 topic,
@@ -201,13 +212,13 @@ impl<'a> Outlet<'a> {
     }
 
     /// A frame about an answer of a model: live, or making up for what this reader has not heard.
-    pub(super) fn put_spoken<T: Serialize>(&mut self, place: &Place, name: String, data: impl FnOnce() -> T) {
+    pub(super) fn put_spoken<T: Serialize>(&mut self, place: &FrameSource, name: String, data: impl FnOnce() -> T) {
         let at = self.next_belated;
         self.next_belated = (at + 1).min(FIRST - 1);
         let draft = Draft {
             channel: Channel::Messages,
             place,
-            name: Name::Given(name),
+            name: FrameId::Fixed(name),
             at,
             node: None,
             topic: None,
@@ -231,8 +242,8 @@ impl<'a> Outlet<'a> {
             return;
         }
         let name = match name {
-            Name::Placed => format!("{}-{}", self.entry, at - FIRST),
-            Name::Given(name) => name,
+            FrameId::Numbered => format!("{}-{}", self.entry, at - FIRST),
+            FrameId::Fixed(name) => name,
         };
         let origin = &place.origin;
         let params = Params {
@@ -263,8 +274,8 @@ impl<'a> Outlet<'a> {
 /// A frame that is about to be made.
 struct Draft<'a> {
     channel: Channel,
-    place: &'a Place,
-    name: Name,
+    place: &'a FrameSource,
+    name: FrameId,
     at: i64,
     node: Option<&'a str>,
     topic: Option<&'a str>,

@@ -11,25 +11,25 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::time::Interval;
 
-use super::Api;
-use super::bodies::BodyReader;
-use super::client::ClientId;
-use super::commands::{CommandDesk, no_subscription, refused};
-use super::connections::{ConnectionHandle, RequestGuard};
-use super::error::{ApiError, ErrorBody, RESUME_GAP};
-use super::extract::{ThreadPath, within_limits};
-use super::stream::beat;
-use super::stream::thread::{self, ThreadReader};
-use super::stream::v2::{FRAMES, Filter, Frame, Presenter, Wanted, whole_number};
-use super::stream_limits::StreamPermit;
-use super::wire::command::{CommandAnswer, Refusal, ThreadCommand};
+use super::commands::{CommandHandler, no_subscription, refused};
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
-use crate::events::{Heard, ThreadTail};
+use crate::events::{ThreadEvent, ThreadTail};
+use crate::http::Api;
+use crate::http::bodies::BodyReader;
+use crate::http::client::ClientId;
+use crate::http::connections::{ConnectionHandle, RequestGuard};
+use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
+use crate::http::extract::{ApiPath, ThreadPath, within_limits};
+use crate::http::stream::beat;
+use crate::http::stream::thread::{self, ThreadFrames};
+use crate::http::stream::v2::{FRAMES, Filter, Frame, Presenter, StreamFilter, whole_number};
+use crate::http::stream_limits::StreamPermit;
+use crate::http::wire::command::{CommandAnswer, Refusal, ThreadCommand};
 
 /// How many subscriptions one socket may have.
-const MOST: usize = 64;
+const MAX_SUBSCRIPTIONS: usize = 64;
 
 /// Opens the stream of a thread as a WebSocket.
 ///
@@ -38,12 +38,12 @@ const MOST: usize = 64;
 /// `subscription.unsubscribe`; answers to them; events. What is past comes before the answer to a subscription.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
     responses((status = 101, description = "The line is open"),
-        (status = 400, description = "It is no request for a WebSocket", body = String),
+        (status = 400, description = "The request is not a WebSocket upgrade", body = String),
         (status = 426, description = "The connection cannot become a WebSocket", body = String),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn get(
+pub(in crate::http) async fn get(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
@@ -54,18 +54,18 @@ pub(super) async fn get(
     let most = api.settings.bodies.max;
     // The connection stays open, and busy, for as long as the socket.
     let connection = connection.map(|Extension(connection)| connection.begin());
-    let line = move |socket| Line::new(api, path.thread_id, socket, bodies, (permit, connection)).hold();
-    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(line))
+    let session = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, (permit, connection)).run();
+    Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
 }
 
-/// Why a line ends: the other end is gone.
-struct Gone;
+/// The client has disconnected, or the session has to end.
+struct Disconnected;
 
 /// The read of a thread that is under way.
-type Listening = BoxFuture<'static, (ThreadTail, DbResult<Heard>)>;
+type Listening = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
-/// One open socket.
-struct Line {
+/// One open WebSocket.
+struct SocketSession {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
@@ -73,7 +73,7 @@ struct Line {
     bodies: BodyReader,
     /// What all subscriptions together hear, once there is one.
     live: Option<Listening>,
-    reader: ThreadReader,
+    reader: ThreadFrames,
     /// The number of the last event that was heard live.
     heard: i64,
     subscriptions: Vec<(String, Filter)>,
@@ -82,7 +82,7 @@ struct Line {
     _connection: Option<RequestGuard>,
 }
 
-impl Line {
+impl SocketSession {
     fn new(
         api: Api,
         thread: ThreadId,
@@ -90,7 +90,7 @@ impl Line {
         bodies: BodyReader,
         (permit, connection): (StreamPermit, Option<RequestGuard>),
     ) -> Self {
-        let reader = ThreadReader::new(api.events.clone(), thread, Presenter::default());
+        let reader = ThreadFrames::new(api.events.clone(), thread, Presenter::default());
         let heartbeat = beat(api.settings.heartbeat);
         let live = None;
         let subscriptions = vec![];
@@ -110,19 +110,19 @@ impl Line {
     }
 
     /// Serves until the client leaves, or the server does.
-    async fn hold(mut self) {
+    async fn run(mut self) {
         while self.serve().await.is_ok() {}
     }
 
-    async fn serve(&mut self) -> Result<(), Gone> {
+    async fn serve(&mut self) -> Result<(), Disconnected> {
         let leaving = self.api.events.clone();
         tokio::select! {
-            (tail, heard) = next(&mut self.live) => self.hear(tail, heard).await,
+            (tail, heard) = next(&mut self.live) => self.on_event(tail, heard).await,
             message = self.socket.recv() => match message {
                 Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
                 Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
                 Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Gone),
+                Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Disconnected),
             },
             _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
             () = leaving.left() => self.leave("the server restarts").await,
@@ -130,17 +130,17 @@ impl Line {
     }
 
     /// What happens on the thread goes out.
-    async fn hear(&mut self, tail: ThreadTail, heard: DbResult<Heard>) -> Result<(), Gone> {
+    async fn on_event(&mut self, tail: ThreadTail, heard: DbResult<ThreadEvent>) -> Result<(), Disconnected> {
         match heard {
-            Ok(Heard::Event(event)) => {
+            Ok(ThreadEvent::Event(event)) => {
                 self.heard = event.seq;
                 match self.reader.frames(&event).await {
                     Ok(frames) => self.show(&frames).await?,
                     Err(error) => return self.break_off(&error).await,
                 }
             }
-            Ok(Heard::Quiet) => self.reader.presenter.rest(),
-            Ok(Heard::Over) => return self.leave("the server restarts").await,
+            Ok(ThreadEvent::Quiet) => self.reader.presenter.rest(),
+            Ok(ThreadEvent::Leaving) => return self.leave("the server restarts").await,
             Err(error) => return self.break_off(&error).await,
         }
         self.live = Some(Box::pin(thread::listen(tail)));
@@ -148,7 +148,7 @@ impl Line {
     }
 
     /// What the client says is a command. What is none is answered, and the line stays open.
-    async fn receive(&mut self, text: &[u8]) -> Result<(), Gone> {
+    async fn receive(&mut self, text: &[u8]) -> Result<(), Disconnected> {
         let _share = match self.bodies.share_of(text).await {
             Ok(share) => share,
             Err(error) => {
@@ -163,15 +163,15 @@ impl Line {
             (Ok(()), Err(_)) => refused(Refusal::argument("Protocol commands must be valid JSON.")),
         };
         let answer = match command {
-            Ok(command) => self.obey(&command).await?,
+            Ok(command) => self.handle(&command).await?,
             Err(answer) => *answer,
         };
         self.tell(&json!(answer)).await
     }
 
-    async fn obey(&mut self, command: &ThreadCommand) -> Result<CommandAnswer, Gone> {
+    async fn handle(&mut self, command: &ThreadCommand) -> Result<CommandAnswer, Disconnected> {
         let params = &command.params;
-        let obeyed = match command.method.as_str() {
+        let result = match command.method.as_str() {
             "subscription.subscribe" => self
                 .subscribe(params, whole_number(params, "since").unwrap_or(0))
                 .await?
@@ -179,30 +179,30 @@ impl Line {
             "subscription.reconnect" => self.reconnect(params).await?.map(|result| (result, None)),
             "subscription.unsubscribe" => self.unsubscribe(params).map(|result| (result, None)),
             _ => {
-                let desk = CommandDesk {
+                let handler = CommandHandler {
                     api: &self.api,
                     thread: Some(self.thread),
                     checks_places: true,
                     key: None,
                 };
-                desk.obey(command).await
+                handler.handle(command).await
             }
         };
         let id = json!(command.id);
-        Ok(match obeyed {
+        Ok(match result {
             Ok((result, seq)) => CommandAnswer::success(id, result, seq),
             Err(refusal) => CommandAnswer::refusal(id, refusal),
         })
     }
 
     /// Shows what is past, then goes on with what happens.
-    async fn subscribe(&mut self, params: &Value, since: i64) -> Result<Result<Value, Refusal>, Gone> {
+    async fn subscribe(&mut self, params: &Value, since: i64) -> Result<Result<Value, Refusal>, Disconnected> {
         let filter = match Filter::read(params) {
             Ok(filter) => filter,
             Err(reason) => return Ok(Err(Refusal::argument(reason))),
         };
-        if self.subscriptions.len() >= MOST {
-            let text = format!("This socket has {MOST} subscriptions, and more are not allowed.");
+        if self.subscriptions.len() >= MAX_SUBSCRIPTIONS {
+            let text = format!("This socket has {MAX_SUBSCRIPTIONS} subscriptions, and more are not allowed.");
             return Ok(Err(Refusal::argument(text)));
         }
         let replayed = match self.replay(&filter, since).await {
@@ -218,7 +218,7 @@ impl Line {
     }
 
     /// The same for a client that has seen everything up to `since`.
-    async fn reconnect(&mut self, params: &Value) -> Result<Result<Value, Refusal>, Gone> {
+    async fn reconnect(&mut self, params: &Value) -> Result<Result<Value, Refusal>, Disconnected> {
         let Some(since) = whole_number(params, "since") else {
             return Ok(Err(Refusal::argument("subscription.reconnect requires a since.")));
         };
@@ -256,12 +256,12 @@ impl Line {
     /// Everybody on this line wants what one of the subscriptions wants.
     fn want(&mut self) {
         let filters = self.subscriptions.iter().map(|(_, filter)| filter.clone()).collect();
-        self.reader.presenter.wanted = Wanted { filters, since: 0 };
+        self.reader.presenter.wanted = StreamFilter { filters, since: 0 };
     }
 
     /// Shows what is past: up to now for the first subscription, with which listening begins, and for the others up to
     /// where the line has listened. Returns how many events that were.
-    async fn replay(&mut self, filter: &Filter, since: i64) -> DbResult<Result<usize, Gone>> {
+    async fn replay(&mut self, filter: &Filter, since: i64) -> DbResult<Result<usize, Disconnected>> {
         let events = self.api.events.clone();
         let until = match self.live {
             Some(_) => self.heard,
@@ -270,20 +270,20 @@ impl Line {
         let after = if since == 0 {
             0
         } else {
-            events.anchor(self.thread, since / FRAMES).await?
+            events.run_start(self.thread, since / FRAMES).await?
         };
         let mut tail = events.tail_of_thread(self.thread, after);
-        let wanted = Wanted {
+        let wanted = StreamFilter {
             filters: vec![filter.clone()],
             since,
         };
-        let mut reader = ThreadReader::new(events, self.thread, Presenter::new(wanted));
+        let mut reader = ThreadFrames::new(events, self.thread, Presenter::new(wanted));
         let mut count = 0;
         while let Some(event) = past(&mut tail, until).await? {
             let frames = reader.frames(&event).await?;
             count += frames.len();
             if self.show(&frames).await.is_err() {
-                return Ok(Err(Gone));
+                return Ok(Err(Disconnected));
             }
         }
         if self.live.is_none() {
@@ -293,7 +293,7 @@ impl Line {
         Ok(Ok(count))
     }
 
-    async fn show(&mut self, frames: &[Frame]) -> Result<(), Gone> {
+    async fn show(&mut self, frames: &[Frame]) -> Result<(), Disconnected> {
         for frame in frames {
             // JSON is text.
             let Ok(text) = frame.data.clone().try_into() else {
@@ -304,35 +304,35 @@ impl Line {
         Ok(())
     }
 
-    async fn tell(&mut self, value: &Value) -> Result<(), Gone> {
+    async fn tell(&mut self, value: &Value) -> Result<(), Disconnected> {
         self.send(Message::Text(value.to_string().into())).await
     }
 
-    async fn send(&mut self, message: Message) -> Result<(), Gone> {
-        self.socket.send(message).await.map_err(|_| Gone)
+    async fn send(&mut self, message: Message) -> Result<(), Disconnected> {
+        self.socket.send(message).await.map_err(|_| Disconnected)
     }
 
     /// The log cannot be read; only this client is told.
-    async fn break_off<T>(&mut self, error: &crate::db::DbError) -> Result<T, Gone> {
+    async fn break_off<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
         tracing::error!(thread = %self.thread, %error, "the socket of a thread broke off");
         self.tell(&thread::broken()).await?;
-        Err(Gone)
+        Err(Disconnected)
     }
 
     /// Closes the line so that the client opens another one.
-    async fn leave(&mut self, reason: &'static str) -> Result<(), Gone> {
+    async fn leave(&mut self, reason: &'static str) -> Result<(), Disconnected> {
         let frame = CloseFrame {
             code: close_code::RESTART,
             reason: reason.into(),
         };
         // Whoever does not hear it sees the line end.
         let _ = self.send(Message::Close(Some(frame))).await;
-        Err(Gone)
+        Err(Disconnected)
     }
 }
 
 /// Waits for what is heard next, if anybody listens.
-async fn next(live: &mut Option<Listening>) -> (ThreadTail, DbResult<Heard>) {
+async fn next(live: &mut Option<Listening>) -> (ThreadTail, DbResult<ThreadEvent>) {
     match live {
         Some(listening) => {
             let heard = listening.await;

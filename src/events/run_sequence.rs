@@ -16,35 +16,35 @@ use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
 
 /// How often it is looked whether a run began in another process, or a client wrote.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Something that happened on a thread.
+/// An item in the sequence of a thread's runs.
 #[derive(Debug, Clone)]
-pub enum Happening {
+pub enum ThreadItem {
     /// A run comes next; its events follow.
-    Begun(Box<Run>),
+    RunStarted(Box<Run>),
     /// An event of that run.
     Event(Arc<Event>),
     /// The run is over. Its last event had this number.
-    Done(RunId, i64),
+    RunEnded(RunId, i64),
     /// A client wrote into the state, which left this checkpoint with this number.
-    Written(CheckpointId, i64),
+    StateUpdated(CheckpointId, i64),
 }
 
 /// A reader of one thread. Like a [`Tail`] it pulls, and costs nobody anything while it waits.
-pub struct Follow {
+pub struct RunSequence {
     events: Events,
     db: Db,
     log: Arc<ThreadLog>,
     thread: ThreadId,
     /// Everything up to here was read, of runs that are over and of clients.
     after: i64,
-    ready: VecDeque<Happening>,
+    ready: VecDeque<ThreadItem>,
     current: Option<(RunId, Tail)>,
     leaving: CancellationToken,
 }
 
-impl Follow {
+impl RunSequence {
     /// Reads what happens from now on: the rest of the run that is at work, and what comes after it.
     ///
     /// # Errors
@@ -58,11 +58,11 @@ impl Follow {
             })
         });
         let (newest, run) = read.await?;
-        let mut follow = Self::new(events, thread, newest);
+        let mut sequence = Self::new(events, thread, newest);
         if let Some(run) = run {
-            follow.begin(run, After::Now);
+            sequence.begin(run, After::Now);
         }
-        Ok(follow)
+        Ok(sequence)
     }
 
     /// Reads from the run on to which the event of this number belongs; that run from its beginning.
@@ -73,12 +73,12 @@ impl Follow {
         let read = events
             .db
             .read(move |tx| Box::pin(async move { db::runs::begun_by(tx, thread, seq).await }));
-        let mut follow = Self::new(events, thread, seq);
+        let mut sequence = Self::new(events, thread, seq);
         if let Some((run, first)) = read.await? {
-            follow.after = first;
-            follow.begin(run, After::Start);
+            sequence.after = first;
+            sequence.begin(run, After::Start);
         }
-        Ok(follow)
+        Ok(sequence)
     }
 
     fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
@@ -102,40 +102,42 @@ impl Follow {
 
     fn begin(&mut self, run: Run, after: After) {
         self.current = Some((run.id, self.events.tail(&run, after)));
-        self.ready.push_back(Happening::Begun(Box::new(run)));
+        self.ready.push_back(ThreadItem::RunStarted(Box::new(run)));
     }
 
     /// Waits for what happens next. None when the thread is gone, or the server leaves.
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn next(&mut self) -> DbResult<Option<Happening>> {
+    pub async fn next(&mut self) -> DbResult<Option<ThreadItem>> {
         loop {
-            if let Some(happening) = self.ready.pop_front() {
-                return Ok(Some(happening));
+            if let Some(item) = self.ready.pop_front() {
+                return Ok(Some(item));
             }
             if let Some((run, tail)) = &mut self.current {
                 let run = *run;
                 match tail.next().await? {
                     Some(event) => {
                         self.after = self.after.max(event.seq);
-                        return Ok(Some(Happening::Event(event)));
+                        return Ok(Some(ThreadItem::Event(event)));
                     }
                     None if tail.is_cut() => return Ok(None),
                     None => {
                         self.current = None;
-                        return Ok(Some(Happening::Done(run, self.after)));
+                        return Ok(Some(ThreadItem::RunEnded(run, self.after)));
                     }
                 }
             }
-            let mut bell = self.log.bell();
-            if self.look().await? {
+            let mut grown = self.log.subscribe();
+            if self.poll().await? {
                 continue;
             }
             if self.leaving.is_cancelled() || !self.is_there().await? {
                 return Ok(None);
             }
-            self.leaving.run_until_cancelled(timeout(LOOK, bell.changed())).await;
+            self.leaving
+                .run_until_cancelled(timeout(POLL_INTERVAL, grown.changed()))
+                .await;
         }
     }
 
@@ -145,7 +147,7 @@ impl Follow {
     }
 
     /// Looks for the run or the write that comes next. False if there is none yet.
-    async fn look(&mut self) -> DbResult<bool> {
+    async fn poll(&mut self) -> DbResult<bool> {
         let thread = self.thread;
         let after = self.after;
         let read = self.db.read(move |tx| {
@@ -162,7 +164,7 @@ impl Follow {
             }
             (_, Some((checkpoint, seq))) => {
                 self.after = seq;
-                self.ready.push_back(Happening::Written(checkpoint, seq));
+                self.ready.push_back(ThreadItem::StateUpdated(checkpoint, seq));
                 Ok(true)
             }
             (_, None) => Ok(false),

@@ -13,10 +13,8 @@ use futures::Stream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::ReusableBoxFuture;
 
-use crate::http::Lasting;
-
-/// What a follower reads, and how it becomes bytes.
-pub(in crate::http) trait Feed: Send + 'static {
+/// A projection of a log: what is read, and the bytes that it becomes.
+pub(in crate::http) trait Projection: Send + 'static {
     /// What is read from.
     type Source: Send + 'static;
     /// What is read.
@@ -31,14 +29,14 @@ pub(in crate::http) trait Feed: Send + 'static {
         source: &mut Self::Source,
         item: Self::Item,
         buffer: &mut BytesMut,
-    ) -> impl Future<Output = Then> + Send;
+    ) -> impl Future<Output = Flow> + Send;
 }
 
-/// What comes after an item.
+/// How a stream goes on after an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::http) enum Then {
+pub(in crate::http) enum Flow {
     /// More.
-    Go,
+    Continue,
     /// Nothing: everything was told.
     End,
     /// Nothing here: there is more to tell, but not on this connection, which breaks off so that the client notices.
@@ -49,7 +47,7 @@ pub(in crate::http) enum Then {
 const WRITE: usize = 64 * 1024;
 
 /// Answers with server-sent events that follow `feed`.
-pub(in crate::http) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
+pub(in crate::http) fn respond<F: Projection>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
     let mut response = Body::from_stream(body(feed, source, heartbeat)).into_response();
     let headers = response.headers_mut();
     headers.insert(
@@ -61,23 +59,16 @@ pub(in crate::http) fn respond<F: Feed>(feed: F, source: F::Source, heartbeat: D
     response
 }
 
-/// The same, of a feed that does not end before the client leaves.
-pub(in crate::http) fn respond_lastingly<F: Feed>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
-    let mut response = respond(feed, source, heartbeat);
-    response.extensions_mut().insert(Lasting);
-    response
-}
-
 /// The bytes of the answer.
-pub(super) fn body<F: Feed>(
+pub(super) fn body<F: Projection>(
     feed: F,
     source: F::Source,
     heartbeat: Duration,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let follower = Follower::new(feed, source, heartbeat);
-    futures::stream::unfold(follower, |mut follower| async move {
-        let bytes = follower.write().await?;
-        Some((bytes, follower))
+    let pump = SsePump::new(feed, source, heartbeat);
+    futures::stream::unfold(pump, |mut pump| async move {
+        let bytes = pump.write().await?;
+        Some((bytes, pump))
     })
 }
 
@@ -89,17 +80,17 @@ pub(in crate::http) fn beat(period: Duration) -> Interval {
     beat
 }
 
-/// One client that follows.
-struct Follower<F: Feed> {
+/// Drives a projection for one client, and sends heartbeats while nothing happens.
+struct SsePump<F: Projection> {
     /// The read under way. It is never given up halfway, only looked at.
     read: ReusableBoxFuture<'static, (F::Source, F::Item)>,
     feed: F,
     buffer: BytesMut,
     heartbeat: Interval,
-    then: Then,
+    flow: Flow,
 }
 
-impl<F: Feed> Follower<F> {
+impl<F: Projection> SsePump<F> {
     fn new(feed: F, source: F::Source, heartbeat: Duration) -> Self {
         let read = ReusableBoxFuture::new(F::read(source));
         Self {
@@ -107,13 +98,13 @@ impl<F: Feed> Follower<F> {
             feed,
             buffer: BytesMut::new(),
             heartbeat: beat(heartbeat),
-            then: Then::Go,
+            flow: Flow::Continue,
         }
     }
 
     /// What is to be sent next: everything that is ready, or a sign of life. None at the end.
     async fn write(&mut self) -> Option<io::Result<Bytes>> {
-        while self.buffer.is_empty() && self.then == Then::Go {
+        while self.buffer.is_empty() && self.flow == Flow::Continue {
             let (source, item) = tokio::select! {
                 biased;
                 read = &mut self.read => read,
@@ -122,12 +113,14 @@ impl<F: Feed> Follower<F> {
             self.take(source, item).await;
             self.take_ready().await;
         }
-        match self.then {
+        match self.flow {
             // All of it, and not only what is written: the next write may be long in coming, and needs no room until then.
             _ if !self.buffer.is_empty() => Some(Ok(std::mem::take(&mut self.buffer).freeze())),
-            Then::Go | Then::End => None,
-            Then::Break => {
-                self.then = Then::End;
+            Flow::Continue | Flow::End => None,
+            Flow::Break => {
+                self.flow = Flow::End;
+                // A body that fails takes along what the connection has not sent yet; while it is pending that is sent.
+                tokio::task::yield_now().await;
                 Some(Err(io::Error::other("the stream goes on elsewhere")))
             }
         }
@@ -135,7 +128,7 @@ impl<F: Feed> Follower<F> {
 
     /// Takes what is there already, without waiting.
     async fn take_ready(&mut self) {
-        while self.then == Then::Go && self.buffer.len() < WRITE {
+        while self.flow == Flow::Continue && self.buffer.len() < WRITE {
             let Poll::Ready((source, item)) = futures::poll!(&mut self.read) else {
                 return;
             };
@@ -144,8 +137,8 @@ impl<F: Feed> Follower<F> {
     }
 
     async fn take(&mut self, mut source: F::Source, item: F::Item) {
-        self.then = self.feed.take(&mut source, item, &mut self.buffer).await;
-        if self.then == Then::Go {
+        self.flow = self.feed.take(&mut source, item, &mut self.buffer).await;
+        if self.flow == Flow::Continue {
             self.read.set(F::read(source));
         }
     }

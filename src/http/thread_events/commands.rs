@@ -6,21 +6,21 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::Api;
-use super::error::{ApiError, ErrorBody};
-use super::extract::within_limits;
-use super::idempotency::{KeyHeader, Keyed, Raw};
-use super::runs::check_graph;
-use super::stream::v2::{FRAMES, Filter};
-use super::stream::{Mode, v2};
-use super::wire::Object;
-use super::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
-use super::wire::run::{CommandBody, Door, RunCreate};
 use crate::db::{runs, threads};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
+use crate::http::Api;
+use crate::http::error::{ApiError, ErrorBody};
+use crate::http::extract::within_limits;
+use crate::http::idempotency::{Idempotent, KeyHeader, Raw};
+use crate::http::runs::check_graph;
+use crate::http::stream::v2::{FRAMES, Filter};
+use crate::http::stream::{Mode, v2};
+use crate::http::wire::Object;
+use crate::http::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
+use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
 use crate::runtime::{Reply, RespondError, StartError};
 
 /// Gives a thread a command.
@@ -29,13 +29,13 @@ use crate::runtime::{Reply, RespondError, StartError};
 /// What cannot be done is told with status 200, too: only what is no command at all is refused with 400.
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
     params(("thread_id" = String, Path, description = "The thread"), KeyHeader), request_body = ThreadCommand,
-    responses((status = 200, description = "What came of it", body = CommandAnswer),
-        (status = 400, description = "It is no command", body = NoCommand),
-        (status = 413, description = "It is larger than allowed", body = ErrorBody)))]
-pub(super) async fn post(
+    responses((status = 200, description = "The result of the command, or why it failed", body = CommandAnswer),
+        (status = 400, description = "The body is not a command", body = NoCommand),
+        (status = 413, description = "The body is larger than allowed", body = ErrorBody)))]
+pub(in crate::http) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,
-    Keyed(key, Raw(body)): Keyed<Raw>,
+    Idempotent(key, Raw(body)): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     within_limits(&body)?;
     let value: Value = serde_json::from_slice(&body).map_err(|_| ApiError::bad_command())?;
@@ -44,21 +44,21 @@ pub(super) async fn post(
         Err(answer) => return Ok((StatusCode::BAD_REQUEST, Json(answer)).into_response()),
     };
     let id = json!(command.id);
-    let desk = CommandDesk {
+    let handler = CommandHandler {
         api: &api,
         thread: thread.parse().ok(),
         checks_places: false,
         key,
     };
-    let answer = match desk.obey(&command).await {
+    let answer = match handler.handle(&command).await {
         Ok((result, seq)) => CommandAnswer::success(id, result, seq),
         Err(refusal) => CommandAnswer::refusal(id, refusal),
     };
     Ok(Json(answer).into_response())
 }
 
-/// Where the commands to one thread are obeyed.
-pub(super) struct CommandDesk<'a> {
+/// Carries out the commands to one thread.
+pub(super) struct CommandHandler<'a> {
     pub(super) api: &'a Api,
     /// The thread; none if what was named is none.
     pub(super) thread: Option<ThreadId>,
@@ -68,12 +68,12 @@ pub(super) struct CommandDesk<'a> {
     pub(super) key: Option<Key>,
 }
 
-/// What came of a command; and when it set something going, the number that all it causes is above.
-type Obeyed = Result<(Value, Option<i64>), Refusal>;
+/// The result of a command; and for one that started something, the number that all its events are above.
+type CommandResult = Result<(Value, Option<i64>), Refusal>;
 
-impl CommandDesk<'_> {
-    /// Obeys a command. Those about subscriptions are for sockets; here they are heard and have no effect.
-    pub(super) async fn obey(&self, command: &ThreadCommand) -> Obeyed {
+impl CommandHandler<'_> {
+    /// Carries out a command. Those about subscriptions are for sockets; here they are heard and have no effect.
+    pub(super) async fn handle(&self, command: &ThreadCommand) -> CommandResult {
         let params = &command.params;
         match command.method.as_str() {
             "run.start" => self.start(params).await,
@@ -95,16 +95,16 @@ impl CommandDesk<'_> {
     /// The number of the newest frame that can come of what is stored by now.
     async fn applied(&self) -> Result<i64, Refusal> {
         let Some(thread) = self.thread else { return Ok(0) };
-        let reach = self
+        let bounds = self
             .api
             .events
-            .reach(thread)
+            .bounds(thread)
             .await
             .map_err(|error| refused(ApiError::from(error)))?;
-        Ok(reach.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
+        Ok(bounds.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
     }
 
-    async fn start(&self, params: &Value) -> Obeyed {
+    async fn start(&self, params: &Value) -> CommandResult {
         let assistant = params
             .get("assistant_id")
             .and_then(Value::as_str)
@@ -132,7 +132,7 @@ impl CommandDesk<'_> {
             if_not_exists: Some("create".to_owned()),
             ..all_seen()
         };
-        let wish = wish.check(Door::Thread(thread)).map_err(refused)?.wish;
+        let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         check_graph(self.api, &wish.assistant).map_err(refused)?;
         let seq = self.applied().await?;
         let once = self.api.runs.start_or_answer(wish, self.key.clone()).await;
@@ -144,7 +144,7 @@ impl CommandDesk<'_> {
         Ok((json!({"run_id": run}), Some(seq)))
     }
 
-    async fn respond(&self, params: &Value) -> Obeyed {
+    async fn respond(&self, params: &Value) -> CommandResult {
         let replies = self.replies(params)?;
         let none = || Refusal::new("no_such_run", "No interrupted run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
@@ -162,7 +162,7 @@ impl CommandDesk<'_> {
             metadata: object(params, "metadata")?,
             ..all_seen()
         };
-        let wish = wish.check(Door::Thread(thread)).map_err(refused)?.wish;
+        let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         let seq = self.applied().await?;
         match self.api.runs.respond(thread, wish, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
@@ -205,7 +205,7 @@ impl CommandDesk<'_> {
     }
 
     /// The newest run of the thread and the runs of its subagents.
-    async fn tree(&self) -> Obeyed {
+    async fn tree(&self) -> CommandResult {
         let none = || Refusal::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
         let read = self.api.db.read(move |tx| {

@@ -5,14 +5,14 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::Value;
 
-use super::Api;
-use super::client::ClientId;
-use super::error::{ApiError, ErrorBody, Gap};
-use super::extract::{ThreadPath, within_limits};
-use super::stream::thread::{self, ThreadReader};
-use super::stream::v2::{FRAMES, Filter, Presenter, Wanted, whole_number};
-use super::wire::command::ThreadStreamRequest;
-use super::wire::server_sent_event::ServerSentEvent;
+use crate::http::Api;
+use crate::http::client::ClientId;
+use crate::http::error::{ApiError, ErrorBody, Gap};
+use crate::http::extract::{ApiPath, ThreadPath, within_limits};
+use crate::http::stream::thread::{self, ThreadFrames};
+use crate::http::stream::v2::{FRAMES, Filter, Presenter, StreamFilter, whole_number};
+use crate::http::wire::command::ThreadStreamRequest;
+use crate::http::wire::server_sent_event::ServerSentEvent;
 
 /// Streams the events of a thread.
 ///
@@ -23,11 +23,11 @@ use super::wire::server_sent_event::ServerSentEvent;
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
         (status = 400, description = "There is no such channel", body = ErrorBody),
         (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
-        (status = 413, description = "It is larger than allowed", body = ErrorBody),
+        (status = 413, description = "The body is larger than allowed", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn post(
+pub(in crate::http) async fn post(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     body: Bytes,
 ) -> Result<Response, ApiError> {
@@ -50,13 +50,13 @@ pub(super) async fn post(
     let after = if since == 0 {
         0
     } else {
-        api.events.anchor(path.thread_id, since / FRAMES).await?
+        api.events.run_start(path.thread_id, since / FRAMES).await?
     };
-    let presenter = Presenter::new(Wanted {
+    let presenter = Presenter::new(StreamFilter {
         filters: vec![filter],
         since,
     });
-    let reader = ThreadReader::new(api.events.clone(), path.thread_id, presenter);
+    let reader = ThreadFrames::new(api.events.clone(), path.thread_id, presenter);
     let tail = api.events.tail_of_thread(path.thread_id, after);
     Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))
 }

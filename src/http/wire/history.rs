@@ -16,7 +16,7 @@ pub const ENVELOPE_BYTES: usize = 1024;
 
 /// A checkpoint that is to be shown.
 #[derive(Debug)]
-pub struct Moment {
+pub struct HistoryEntry {
     /// How it came to be.
     pub origin: Sketch,
     /// The state at it; nothing when values are not wanted.
@@ -75,7 +75,7 @@ pub struct Parts {
 }
 
 /// A page of a history under construction.
-pub struct Moments {
+pub struct HistoryEntries {
     parts: Parts,
     /// How many bytes the page may have. Its newest checkpoint is shown whatever its size.
     budget: usize,
@@ -86,7 +86,7 @@ pub struct Moments {
     only: Option<HashSet<CheckpointId>>,
     writer: ValuesWriter,
     /// The checkpoints that are shown, the oldest first.
-    kept: VecDeque<Moment>,
+    kept: VecDeque<HistoryEntry>,
     /// Where a checkpoint is: its number among all that were added.
     places: HashMap<CheckpointId, usize>,
     /// How many were left out again.
@@ -95,7 +95,7 @@ pub struct Moments {
     next: Option<(Sketch, Option<Position>)>,
 }
 
-impl Moments {
+impl HistoryEntries {
     /// A page of this many bytes at most, with `notes` bytes of metadata for each run.
     pub fn new(parts: Parts, budget: usize, notes: HashMap<RunId, usize>, only: Option<HashSet<CheckpointId>>) -> Self {
         Self {
@@ -116,7 +116,7 @@ impl Moments {
     /// Adds a checkpoint of which only the origin is wanted.
     pub fn add(&mut self, origin: Sketch) {
         let bytes = self.envelope(&origin);
-        self.push(Moment {
+        self.push(HistoryEntry {
             origin,
             values: Values::default(),
             position: None,
@@ -138,12 +138,12 @@ impl Moments {
     }
 
     /// The page, the newest first, and whether checkpoints had to be left out for their size.
-    pub fn finish(self) -> (Vec<Moment>, bool) {
+    pub fn finish(self) -> (Vec<HistoryEntry>, bool) {
         let is_cut = self.gone > 0;
         (self.kept.into_iter().rev().collect(), is_cut)
     }
 
-    fn push(&mut self, moment: Moment) {
+    fn push(&mut self, moment: HistoryEntry) {
         self.bytes += moment.bytes;
         self.places.insert(moment.origin.id, self.gone + self.kept.len());
         self.kept.push_back(moment);
@@ -183,7 +183,7 @@ impl Moments {
     }
 }
 
-impl Visit for Moments {
+impl Visit for HistoryEntries {
     fn step(&mut self, checkpoint: &Checkpoint) {
         let entry = &checkpoint.entry;
         if self.parts.tasks {
@@ -225,7 +225,7 @@ impl Visit for Moments {
             .map(|state| self.writer.write(state))
             .unwrap_or_default();
         let bytes = self.envelope(&origin) + values.bytes();
-        self.push(Moment {
+        self.push(HistoryEntry {
             origin,
             values,
             position,

@@ -6,23 +6,23 @@ use axum::response::Response;
 use bytes::BytesMut;
 use serde_json::json;
 
-use super::client::ClientId;
-use super::error::{ApiError, ErrorBody};
-use super::extract::{Params, ThreadPath};
-use super::stream::frame::{Said, unseen};
-use super::stream::{self, Cursor, Facts, Feed, Frame, Mode, Place, Presenter, Then};
-use super::stream_limits::StreamPermit;
-use super::wire::server_sent_event::ServerSentEvent;
-use super::{Api, runs, state};
 use crate::db::{DbResult, threads};
 use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
-use crate::events::{Follow, Happening};
+use crate::events::{RunSequence, ThreadItem};
+use crate::http::client::ClientId;
+use crate::http::error::{ApiError, ErrorBody};
+use crate::http::extract::{ApiPath, Params, ThreadPath};
+use crate::http::stream::frame::{AnswerOffset, unseen};
+use crate::http::stream::{self, Cursor, Flow, Frame, Mode, Presenter, Projection, ResumePoint, RunInfo};
+use crate::http::stream_limits::StreamPermit;
+use crate::http::wire::server_sent_event::ServerSentEvent;
+use crate::http::{Api, runs, state};
 
-/// Which of the things that happen a reader wants.
+/// The stream modes of a thread that a reader wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Wanted {
+struct StreamModes {
     /// That runs begin and end.
     lifecycle: bool,
     /// All that the runs show, each in the modes it was asked for.
@@ -31,7 +31,7 @@ struct Wanted {
     state_update: bool,
 }
 
-impl Wanted {
+impl StreamModes {
     /// Reads the names, of which several may stand in one parameter.
     fn of(params: &Params) -> Result<Self, ApiError> {
         let mut wanted = Self::default();
@@ -73,15 +73,15 @@ impl Wanted {
         (status = 404, description = "There is no such thread", body = ErrorBody),
         (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
         (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn follow(
+pub(in crate::http) async fn follow(
     State(api): State<Api>,
-    path: ThreadPath,
+    ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
 ) -> Result<Response, ApiError> {
     let thread = path.thread_id;
-    let wanted = Wanted::of(&params)?;
+    let wanted = StreamModes::of(&params)?;
     let seen = runs::last_event(&headers)?;
     let found = api
         .db
@@ -91,13 +91,13 @@ pub(super) async fn follow(
     runs::check_gap(&api, thread, seen.as_ref()).await?;
     let permit = api.streams.acquire(Some(thread), client)?;
     let source = match &seen {
-        Some(place) => Follow::from_seq(&api.events, thread, place.cursor.seq).await?,
-        None => Follow::from_now(&api.events, thread).await?,
+        Some(place) => RunSequence::from_seq(&api.events, thread, place.cursor.seq).await?,
+        None => RunSequence::from_now(&api.events, thread).await?,
     };
     let heartbeat = api.settings.heartbeat;
     let seen = seen.map(|place| (place.cursor, place.said)).unzip();
-    Ok(stream::respond_lastingly(
-        HappeningFeed {
+    Ok(stream::respond(
+        ThreadRunsProjection {
             api,
             thread,
             wanted,
@@ -110,58 +110,58 @@ pub(super) async fn follow(
     ))
 }
 
-/// One client that follows what happens on a thread.
-struct HappeningFeed {
+/// The projection of a thread's runs for one client.
+struct ThreadRunsProjection {
     api: Api,
     thread: ThreadId,
-    wanted: Wanted,
+    wanted: StreamModes,
     /// That of the run under way.
     presenter: Option<Presenter>,
     /// The last frame that the client has seen, and what was said then of the answers that were not finished.
-    seen: (Option<Cursor>, Option<Vec<Said>>),
+    seen: (Option<Cursor>, Option<Vec<AnswerOffset>>),
     _permit: StreamPermit,
 }
 
-impl Feed for HappeningFeed {
-    type Source = Follow;
-    type Item = DbResult<Option<Happening>>;
+impl Projection for ThreadRunsProjection {
+    type Source = RunSequence;
+    type Item = DbResult<Option<ThreadItem>>;
 
-    async fn read(mut source: Follow) -> (Follow, Self::Item) {
-        let happening = source.next().await;
-        (source, happening)
+    async fn read(mut source: RunSequence) -> (RunSequence, Self::Item) {
+        let item = source.next().await;
+        (source, item)
     }
 
-    async fn take(&mut self, source: &mut Follow, happening: Self::Item, buffer: &mut BytesMut) -> Then {
-        let shown = match happening {
-            Ok(Some(happening)) => self.show(happening, buffer).await,
-            Ok(None) if source.is_cut() => return Then::Break,
-            Ok(None) => return Then::End,
+    async fn take(&mut self, source: &mut RunSequence, item: Self::Item, buffer: &mut BytesMut) -> Flow {
+        let shown = match item {
+            Ok(Some(item)) => self.show(item, buffer).await,
+            Ok(None) if source.is_cut() => return Flow::Break,
+            Ok(None) => return Flow::End,
             Err(error) => Err(error.into()),
         };
         match shown {
-            Ok(()) => Then::Go,
+            Ok(()) => Flow::Continue,
             Err(error) => {
                 tracing::error!(thread = %self.thread, error = error.message(), "the stream of a thread broke off");
                 Frame::fault().write(buffer);
-                Then::End
+                Flow::End
             }
         }
     }
 }
 
-impl HappeningFeed {
-    async fn show(&mut self, happening: Happening, buffer: &mut BytesMut) -> Result<(), ApiError> {
-        match happening {
-            Happening::Begun(run) => {
+impl ThreadRunsProjection {
+    async fn show(&mut self, item: ThreadItem, buffer: &mut BytesMut) -> Result<(), ApiError> {
+        match item {
+            ThreadItem::RunStarted(run) => {
                 self.begin(&run);
                 Ok(())
             }
-            Happening::Event(event) => self.event(&event, buffer).await,
-            Happening::Done(run, seq) => {
+            ThreadItem::Event(event) => self.event(&event, buffer).await,
+            ThreadItem::RunEnded(run, seq) => {
                 self.done(run, seq, buffer);
                 Ok(())
             }
-            Happening::Written(checkpoint, seq) => self.written(checkpoint, seq, buffer).await,
+            ThreadItem::StateUpdated(checkpoint, seq) => self.written(checkpoint, seq, buffer).await,
         }
     }
 
@@ -183,7 +183,7 @@ impl HappeningFeed {
             (true, true) => vec![Mode::Values],
             (true, false) => modes,
         };
-        let facts = Facts::of(run, graph);
+        let facts = RunInfo::of(run, graph);
         let mut presenter = Presenter::new(facts, modes.into_iter().collect(), run.request.stream_subgraphs);
         if let Some(said) = &self.seen.1 {
             presenter.recall(said.clone());
@@ -195,19 +195,11 @@ impl HappeningFeed {
         let Some(presenter) = &mut self.presenter else {
             return Ok(());
         };
-        if let Some(checkpoint) = presenter.wants_standing(event)
-            && let Some(standing) = self.api.events.standing(self.thread, checkpoint).await?
-        {
-            presenter.learn(standing);
-        }
-        let base = match presenter.wants_state(event) {
-            Some(checkpoint) => Some(self.api.events.state_at(self.thread, checkpoint).await?),
-            None => None,
-        };
-        let frames = presenter.present(event, base);
+        let loaded = stream::load(&self.api.events, self.thread, presenter.needs(event)).await?;
+        let frames = presenter.present(event, loaded);
         for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
             if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {
-                frame.id = Some(Place {
+                frame.id = Some(ResumePoint {
                     cursor,
                     said: presenter.unfinished(frame.said),
                 });
@@ -241,7 +233,7 @@ impl HappeningFeed {
     fn tell(&self, event: &'static str, data: &serde_json::Value, seq: i64, buffer: &mut BytesMut) {
         let cursor = Cursor::after(seq);
         if cursor.is_new(self.seen.0, false) {
-            let id = Some(Place { cursor, said: vec![] });
+            let id = Some(ResumePoint { cursor, said: vec![] });
             Frame {
                 id,
                 ..Frame::of(event, data)

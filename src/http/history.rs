@@ -1,4 +1,4 @@
-//! Gathers what is known around checkpoints, so that they can be shown.
+//! Loads a part of the history of an agent, with all that is needed to show its checkpoints.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::Api;
 use super::error::ApiError;
 use super::wire::Object;
-use super::wire::moments::{ENVELOPE_BYTES, Moment, Moments, Parts};
-use super::wire::state::{Scene, StateView, metadata_of, run_metadata};
+use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, Parts};
+use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
 use crate::db::checkpoints::{self, HistoryQuery, Sketch, Span};
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
 use crate::domain::checkpoint::Lane;
@@ -22,45 +22,51 @@ use crate::domain::visibility::Visibility;
 
 /// Which part of a history is to be shown.
 #[derive(Debug, Clone)]
-pub(super) enum Part {
+pub(super) enum HistorySlice {
     Newest,
     At(CheckpointId),
     /// Those checkpoints whose metadata contains what is wanted; all when the filter is empty.
     History(HistoryQuery, Filter),
 }
 
-/// Whose history: that of the main agent when the namespace is empty, else of the subagent that worked on its last task.
+/// The agent whose history it is: the main agent when the namespace is empty, else the subagent that worked on its last task.
 #[derive(Debug, Clone)]
-pub(super) struct Whose {
+pub(super) struct HistoryOf {
     pub(super) thread: ThreadId,
     pub(super) namespace: Vec<TaskId>,
 }
 
 /// A part of a history, ready to be shown one checkpoint after the other.
-pub(super) struct Page {
-    scene: Option<Scene>,
+pub(super) struct HistoryPage {
+    context: Option<HistoryContext>,
     plan: Option<Plan>,
     agent: String,
-    moments: std::vec::IntoIter<Moment>,
+    entries: std::vec::IntoIter<HistoryEntry>,
     /// How many bytes it has, roughly.
     pub(super) bytes: usize,
     /// Behind which checkpoint the history goes on, when the page had to end for its size.
     pub(super) cursor: Option<CheckpointId>,
 }
 
-impl Iterator for Page {
+impl Iterator for HistoryPage {
     type Item = StateView;
 
     fn next(&mut self) -> Option<StateView> {
-        let scene = self.scene.as_ref()?;
-        Some(scene.view(self.moments.next()?, self.plan.as_ref(), &self.agent))
+        let context = self.context.as_ref()?;
+        Some(context.view(self.entries.next()?, self.plan.as_ref(), &self.agent))
     }
 }
 
 /// Reads a part of the history of an agent on a thread, of at most `budget` bytes, though at least one checkpoint. There is
 /// nothing to show of an agent that is not there.
-pub(super) async fn look(api: &Api, whose: Whose, part: Part, parts: Parts, budget: usize) -> Result<Page, ApiError> {
-    let Whose { thread, namespace } = whose;
+pub(super) async fn load(
+    api: &Api,
+    whose: HistoryOf,
+    part: HistorySlice,
+    parts: Parts,
+    budget: usize,
+) -> Result<HistoryPage, ApiError> {
+    let HistoryOf { thread, namespace } = whose;
     let cards = api.runs.assistants();
     let name_of = move |graph: &str| {
         let card = cards.iter().find(|card| card.graph_id == graph);
@@ -78,7 +84,7 @@ pub(super) async fn look(api: &Api, whose: Whose, part: Part, parts: Parts, budg
                     .and_then(Value::as_str)
                     .unwrap_or_default(),
             );
-            let mut gathering = Gathering {
+            let mut loader = HistoryLoader {
                 thread: found,
                 namespace,
                 agent,
@@ -86,31 +92,31 @@ pub(super) async fn look(api: &Api, whose: Whose, part: Part, parts: Parts, budg
                 budget,
                 known: HashMap::new(),
             };
-            let gathered = gathering.gather(tx, part).await?;
-            Ok(Some((gathering.thread, gathering.agent, gathered)))
+            let loaded = loader.load(tx, part).await?;
+            Ok(Some((loader.thread, loader.agent, loaded)))
         })
     });
-    let Some((thread_found, agent, gathered)) = read.await? else {
+    let Some((thread_found, agent, loaded)) = read.await? else {
         return Err(ApiError::no_thread(thread));
     };
-    let Some(gathered) = gathered else {
-        return Ok(Page {
-            scene: None,
+    let Some(loaded) = loaded else {
+        return Ok(HistoryPage {
+            context: None,
             plan: None,
             agent,
-            moments: vec![].into_iter(),
+            entries: vec![].into_iter(),
             bytes: 0,
             cursor: None,
         });
     };
-    let Gathered {
+    let LoadedHistory {
         child,
         notes,
         asked,
-        moments,
+        entries,
         is_cut,
         newest_run,
-    } = gathered;
+    } = loaded;
     let graph = thread_found
         .metadata
         .get("graph_id")
@@ -120,19 +126,19 @@ pub(super) async fn look(api: &Api, whose: Whose, part: Part, parts: Parts, budg
         Some(run) => api.runs.plan_of_run(run).await?,
         None => api.runs.plan_of(graph),
     };
-    let cursor = moments.last().filter(|_| is_cut).map(|moment| moment.origin.id);
-    let scene = Some(Scene {
+    let cursor = entries.last().filter(|_| is_cut).map(|entry| entry.origin.id);
+    let context = Some(HistoryContext {
         thread: thread_found,
         child,
         notes,
         asked,
     });
-    let bytes = moments.iter().map(|moment| moment.bytes).sum();
-    Ok(Page {
-        scene,
+    let bytes = entries.iter().map(|entry| entry.bytes).sum();
+    Ok(HistoryPage {
+        context,
         plan,
         agent,
-        moments: moments.into_iter(),
+        entries: entries.into_iter(),
         bytes,
         cursor,
     })
@@ -170,20 +176,20 @@ fn lane_of(child: Option<&Run>) -> Lane {
     child.map_or(Lane::Main, |child| Lane::Child(child.id))
 }
 
-/// What was gathered about a part of a history.
-struct Gathered {
+/// A part of a history with all that is needed to show it.
+struct LoadedHistory {
     child: Option<Run>,
     notes: HashMap<RunId, Object>,
     asked: Vec<(TaskId, interrupts::Asked)>,
     /// The newest first.
-    moments: Vec<Moment>,
+    entries: Vec<HistoryEntry>,
     /// Whether some were left out for their size.
     is_cut: bool,
     newest_run: Option<Run>,
 }
 
-/// What is known while a part of a history is gathered.
-struct Gathering {
+/// Loads a part of a history, within a budget of bytes.
+struct HistoryLoader {
     thread: Thread,
     namespace: Vec<TaskId>,
     /// The name of the thread's agent.
@@ -191,17 +197,17 @@ struct Gathering {
     parts: Parts,
     budget: usize,
     /// What of runs has been read. Those of a copied thread's history belong to the original.
-    known: HashMap<RunId, Option<RunNotes>>,
+    known: HashMap<RunId, Option<RunMetadata>>,
 }
 
-/// What is needed of a run.
-struct RunNotes {
+/// The metadata of a run, as checkpoints show it.
+struct RunMetadata {
     metadata: Object,
     bytes: usize,
     namespace: Vec<TaskId>,
 }
 
-impl RunNotes {
+impl RunMetadata {
     fn of(run: &Run) -> Self {
         let metadata = run_metadata(run);
         let bytes = json_bytes(&metadata);
@@ -218,24 +224,24 @@ fn json_bytes(object: &Object) -> usize {
     serde_json::to_string(object).map_or(0, |text| text.len())
 }
 
-impl Gathering {
+impl HistoryLoader {
     /// Reads all that is needed to show a part of the history. None if there is nothing to be seen.
-    async fn gather(&mut self, tx: &mut Tx<'_>, part: Part) -> DbResult<Option<Gathered>> {
+    async fn load(&mut self, tx: &mut Tx<'_>, part: HistorySlice) -> DbResult<Option<LoadedHistory>> {
         let thread = self.thread.id;
         let Some(child) = child_of(tx, thread, &self.namespace).await? else {
             return Ok(None);
         };
         let lane = lane_of(child.as_ref());
         let (wanted, is_search) = match part {
-            Part::At(checkpoint) => (
+            HistorySlice::At(checkpoint) => (
                 checkpoints::sketch(tx, thread, lane, checkpoint)
                     .await?
                     .into_iter()
                     .collect(),
                 false,
             ),
-            Part::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
-            Part::History(query, filter) => {
+            HistorySlice::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
+            HistorySlice::History(query, filter) => {
                 let before = edge(tx, thread, query.before).await?;
                 if filter.is_empty() {
                     (
@@ -270,7 +276,7 @@ impl Gathering {
             return Ok(None);
         };
         let is_short = wanted.len() < count;
-        let (moments, is_cut) = self.moments(tx, lane, wanted, is_search).await?;
+        let (entries, is_cut) = self.entries(tx, lane, wanted, is_search).await?;
         let newest_run = match (newest.run, child.is_some()) {
             (Some(run), false) if self.parts.tasks => runs::get_by_id(tx, run).await?,
             (_, _) => None,
@@ -285,11 +291,11 @@ impl Gathering {
             .drain()
             .filter_map(|(run, notes)| Some((run, notes?.metadata)))
             .collect();
-        Ok(Some(Gathered {
+        Ok(Some(LoadedHistory {
             child,
             notes,
             asked,
-            moments,
+            entries,
             is_cut: is_cut || is_short,
             newest_run,
         }))
@@ -313,13 +319,13 @@ impl Gathering {
     }
 
     /// Reads what is wanted of the checkpoints. The newest comes first, before and after.
-    async fn moments(
+    async fn entries(
         &self,
         tx: &mut Tx<'_>,
         lane: Lane,
         wanted: Vec<Sketch>,
         is_search: bool,
-    ) -> DbResult<(Vec<Moment>, bool)> {
+    ) -> DbResult<(Vec<HistoryEntry>, bool)> {
         let own = json_bytes(&self.thread.metadata);
         let notes = self
             .known
@@ -327,7 +333,7 @@ impl Gathering {
             .filter_map(|(run, notes)| Some((*run, own + notes.as_ref()?.bytes)))
             .collect();
         let only = is_search.then(|| wanted.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
-        let mut moments = Moments::new(self.parts.clone(), self.budget, notes, only);
+        let mut entries = HistoryEntries::new(self.parts.clone(), self.budget, notes, only);
         let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else {
             return Ok((vec![], false));
         };
@@ -338,22 +344,22 @@ impl Gathering {
                 first: oldest.seq,
                 last: newest.seq,
             };
-            checkpoints::walk(tx, span, self.parts.values, &mut moments).await?;
+            checkpoints::walk(tx, span, self.parts.values, &mut entries).await?;
         } else {
-            wanted.iter().rev().for_each(|sketch| moments.add(*sketch));
+            wanted.iter().rev().for_each(|sketch| entries.add(*sketch));
         }
         if self.parts.tasks
             && let Some(after) = checkpoints::next_after(tx, self.thread.id, lane, newest.seq).await?
         {
-            moments.follow(&after);
+            entries.follow(&after);
         }
-        Ok(moments.finish())
+        Ok(entries.finish())
     }
 
-    async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&RunNotes>> {
+    async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&RunMetadata>> {
         let notes = match self.known.entry(id) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(free) => free.insert(runs::get_by_id(tx, id).await?.as_ref().map(RunNotes::of)),
+            Entry::Vacant(free) => free.insert(runs::get_by_id(tx, id).await?.as_ref().map(RunMetadata::of)),
         };
         Ok(notes.as_ref())
     }
@@ -389,7 +395,7 @@ struct Search {
     agent: String,
 }
 
-impl Gathering {
+impl HistoryLoader {
     /// The checkpoints whose metadata contains what is wanted, the newest first.
     async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<Sketch>> {
         let Search {

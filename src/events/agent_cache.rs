@@ -1,4 +1,4 @@
-//! Who was at work: the agents of a run by their lanes.
+//! The agents of a run by their lanes, as they were looked up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::domain::id::RunId;
 use crate::domain::run::Run;
 
 /// The agents of one run of the main agent, as far as they were looked up.
-pub(super) struct Origins {
+pub(super) struct AgentCache {
     db: Db,
     run: RunId,
     main: Arc<Origin>,
     children: HashMap<RunId, Arc<Origin>>,
 }
 
-impl Origins {
+impl AgentCache {
     pub(super) fn new(db: Db, run: &Run) -> Self {
         Self {
             db,

@@ -1,0 +1,39 @@
+//! One agent as one reader of a thread is shown it.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use super::frame_writer::FrameSource;
+use super::messages::MessageStream;
+use crate::domain::event::Origin;
+use crate::domain::id::InterruptId;
+use crate::http::stream::fold::AgentView;
+
+/// One agent, with what was shown of it.
+pub(super) struct TrackedAgent {
+    /// The agent as far as the log was read.
+    pub agent: AgentView,
+    /// How frames name it.
+    pub place: FrameSource,
+    /// Whether it is at work, as far as clients were told.
+    pub open: bool,
+    /// The calls that were made, with the index in their step, and have no result yet.
+    pub made: BTreeMap<String, usize>,
+    /// The questions in this run that were shown as the reason why a task does not end. A crash does not repeat them.
+    pub parked: HashSet<InterruptId>,
+    /// The answers of its model.
+    pub speech: MessageStream,
+}
+
+impl TrackedAgent {
+    pub(super) fn new(origin: &Arc<Origin>) -> Self {
+        Self {
+            agent: AgentView::new(origin),
+            place: FrameSource::of(origin),
+            open: false,
+            made: BTreeMap::new(),
+            parked: HashSet::new(),
+            speech: MessageStream::default(),
+        }
+    }
+}
