@@ -1,5 +1,5 @@
 -- The tables of adjutant on SQLite, ordered by noun: conversations, runs, the log, interrupts, background tasks, assistants,
--- definitions, crons, the Store, webhooks, requests, servers.
+-- definitions, crons, the Store, webhooks, jobs, requests, servers.
 --
 -- Ids are 16-byte blobs, times are microseconds since 1970, JSON is text. Every value is given by the program.
 
@@ -342,7 +342,7 @@ create table definition_changes (
 -- ------------------------------------------------------------------------------------------------------------------ crons
 
 -- A row means: whenever the schedule says so, an agent is asked to do this, on the thread, or on a new one each time. The
--- run of a due time is made in the transaction that moves `due_at` on.
+-- run of a due time is made in the transaction that moves `due_at` on, and with it the job of the cron.
 create table crons (
     cron_id blob not null primary key,
     assistant_id blob not null references assistants (assistant_id) on delete cascade,
@@ -359,7 +359,6 @@ create table crons (
     created_at bigint not null,
     updated_at bigint not null
 ) without rowid;
-create index crons_due on crons (due_at, cron_id) where enabled and due_at is not null;
 create index crons_by_thread on crons (thread_id, created_at, cron_id);
 create index crons_by_assistant on crons (assistant_id, created_at, cron_id);
 create index crons_by_created on crons (created_at, cron_id);
@@ -398,8 +397,8 @@ create table item_vectors (
 -- --------------------------------------------------------------------------------------------------------------- webhooks
 
 -- A row means: this is to be sent to this address, because a run ended; or it was sent, or it was given up. It is
--- written in the transaction that ends the run and outlives thread and run. `worker` is at it until `due_at`, `fence`
--- counts the attempts.
+-- written in the transaction that ends the run and outlives thread and run. While it is pending it has a job; `attempts` are
+-- those that were made before the last one ended.
 create table deliveries (
     delivery_id blob not null primary key,
     run_id blob not null,
@@ -410,19 +409,36 @@ create table deliveries (
     attempts integer not null,
     answer integer,
     error text,
-    due_at bigint not null,
-    worker blob,
-    fence bigint not null,
     created_at bigint not null,
     finished_at bigint
 ) without rowid;
-create index deliveries_due on deliveries (status, due_at, delivery_id);
-create index deliveries_at_work on deliveries (worker) where worker is not null;
 create index deliveries_by_created on deliveries (created_at, delivery_id);
 create index deliveries_by_status on deliveries (status, created_at, delivery_id);
 create index deliveries_by_run on deliveries (run_id, created_at, delivery_id);
 create index deliveries_by_thread on deliveries (thread_id, created_at, delivery_id);
 create index deliveries_finished on deliveries (finished_at, delivery_id) where finished_at is not null;
+
+-- -------------------------------------------------------------------------------------------------------------------- jobs
+
+-- A row means: from `due_at` on, this is to be done to what `key` names: a delivery, a cron, a run, a thread. A row that was
+-- claimed is with `worker` until `due_at`, or until that worker dies; `fence` counts the claims. It goes with the thread or
+-- the assistant that it is for.
+create table jobs (
+    job_id blob not null primary key,
+    kind text not null,
+    key blob not null,
+    thread_id blob references threads (thread_id) on delete cascade,
+    assistant_id blob references assistants (assistant_id) on delete cascade,
+    due_at bigint not null,
+    attempts integer not null,
+    worker blob,
+    fence bigint not null,
+    unique (kind, key)
+) without rowid;
+create index jobs_due on jobs (kind, due_at, job_id);
+create index jobs_at_work on jobs (worker) where worker is not null;
+create index jobs_by_thread on jobs (thread_id) where thread_id is not null;
+create index jobs_by_assistant on jobs (assistant_id) where assistant_id is not null;
 
 -- --------------------------------------------------------------------------------------------------- requests and servers
 

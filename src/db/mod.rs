@@ -22,6 +22,7 @@ mod fold;
 pub mod idempotency;
 pub mod interrupts;
 pub mod items;
+pub mod jobs;
 mod json;
 mod offload;
 mod part;

@@ -1,6 +1,6 @@
 //! Reports of runs that ended, on their way to those who asked for them.
 
-use super::id::{DeliveryId, RunId, ThreadId, WorkerId};
+use super::id::{DeliveryId, RunId, ThreadId};
 use super::time::Timestamp;
 
 /// A report of a run that ended, on its way to the address that the request for the run named.
@@ -24,12 +24,8 @@ pub struct Delivery {
     pub answer: Option<u16>,
     /// Why the last attempt failed, if it did; it names no address.
     pub error: Option<String>,
-    /// When it may be tried next, while it is pending.
-    pub due_at: Timestamp,
-    /// Who is at it.
-    pub worker: Option<WorkerId>,
-    /// Counts the attempts ever begun: who shows an older number has lost it.
-    pub fence: i64,
+    /// When it is tried next; none when it is not, or is being tried now.
+    pub next_attempt_at: Option<Timestamp>,
     /// When the run ended.
     pub created_at: Timestamp,
     /// When it arrived or was given up.
@@ -49,9 +45,7 @@ impl Delivery {
             attempts: 0,
             answer: None,
             error: None,
-            due_at: now,
-            worker: None,
-            fence: 0,
+            next_attempt_at: Some(now),
             created_at: now,
             finished_at: None,
         }

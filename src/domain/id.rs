@@ -70,6 +70,10 @@ id!(
     DeliveryId
 );
 id!(
+    /// Identifies a job of the queue.
+    JobId
+);
+id!(
     /// Identifies a server process for as long as it lives; leases name it.
     WorkerId
 );

@@ -40,6 +40,7 @@ pub mod idempotency;
 pub mod input;
 pub mod interrupt;
 pub mod item;
+pub mod job;
 pub mod json_limits;
 pub mod limits;
 pub mod machine;

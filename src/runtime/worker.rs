@@ -15,6 +15,7 @@ use super::admission::{House, Occasion};
 use super::background::Waker;
 use super::children::Children;
 use super::desk::{Desk, fault};
+use super::jobs::JobQueue;
 use super::journal::{LaneJournal, patiently};
 use super::opening::{self, Opening};
 use super::queue::{QueueRoom, RunBounds};
@@ -59,6 +60,8 @@ pub(super) struct Worker {
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) webhooks: Arc<Webhooks>,
+    /// What this process has at work of the job queue.
+    pub(super) jobs: JobQueue,
     /// Says when agents may have to be told what came of their background tasks.
     pub(super) waker: Waker,
     pub(super) slots: Arc<Semaphore>,
@@ -101,6 +104,7 @@ impl Worker {
             files: _,
         } = parts.ground;
         let registry = Registry::new(parts.db.clone(), Arc::clone(&parts.clock), workshop, around);
+        let webhooks = Arc::new(parts.webhooks);
         Self {
             id: WorkerId::mint(),
             db: parts.db,
@@ -113,7 +117,8 @@ impl Worker {
             metrics: parts.metrics,
             store: parts.store,
             retention: parts.retention,
-            webhooks: Arc::new(parts.webhooks),
+            jobs: JobQueue::new(webhooks.wakeup()),
+            webhooks,
             waker: Waker::default(),
             bounds: parts.bounds,
             queue: QueueRoom::new(parts.bounds.waiting),
