@@ -48,6 +48,8 @@ kinds! {
     Cron = "cron",
     /// Deletes threads, histories and idempotency keys whose time is over. The key is nil.
     Sweep = "sweep",
+    /// Deletes deliveries of webhooks that ended long ago. The key is nil.
+    SweepDeliveries = "sweep_deliveries",
 }
 
 impl JobKind {

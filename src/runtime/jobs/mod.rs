@@ -26,6 +26,7 @@ use crate::domain::time::Timestamp;
 
 mod cron;
 mod sweep;
+mod sweep_deliveries;
 mod webhook;
 
 /// The longest time between two looks at the queue. For so long, too, jobs of a kind are left alone of which one could not be
@@ -79,11 +80,12 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
         JobKind::Webhook => &webhook::WebhookHandler,
         JobKind::Cron => &cron::CronHandler,
         JobKind::Sweep => &sweep::SweepHandler,
+        JobKind::SweepDeliveries => &sweep_deliveries::SweepDeliveriesHandler,
     }
 }
 
 /// The kinds of which there is one job for the whole database, done again and again.
-const PERIODIC: [JobKind; 1] = [JobKind::Sweep];
+const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 
 /// What this process has at work of the queue.
 #[derive(Debug)]
