@@ -8,6 +8,7 @@ mod definitions;
 mod deliveries;
 mod idempotency;
 mod items;
+mod jobs;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

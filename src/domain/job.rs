@@ -46,6 +46,14 @@ kinds! {
     Webhook = "webhook",
     /// Starts the run of a cron. The key is the cron.
     Cron = "cron",
+    /// Polls a background task that another server does, or has it stopped there. The key is the task.
+    PollRemote = "poll_remote",
+    /// Has work stopped at another server that nobody waits for any more. The key is the run of the subagent.
+    CancelRemote = "cancel_remote",
+    /// Looks whether a question of another server was answered there. The key is the run of the subagent.
+    WatchInterrupt = "watch_interrupt",
+    /// Starts a run that tells an idle agent the outcome of its background tasks. The key is its thread.
+    NotifyParent = "notify_parent",
     /// Deletes threads, histories and idempotency keys whose time is over. The key is nil.
     Sweep = "sweep",
     /// Deletes deliveries of webhooks that ended long ago. The key is nil.

@@ -221,7 +221,6 @@ impl Runs {
         let runs = Self(Arc::clone(&worker));
         runs.schedule_periodic_jobs().await?;
         spawn_essential(&runs.0.shutdown, "jobs", runs.clone().run_jobs());
-        spawn_essential(&runs.0.shutdown, "background tasks", runs.clone().look_after_tasks());
         Ok(runs)
     }
 
@@ -249,11 +248,11 @@ impl Runs {
     /// When the database fails.
     pub async fn backlog(&self) -> DbResult<Backlog> {
         let now = self.0.clock.now();
-        let queue = self
+        let read = self
             .0
             .db
-            .read(move |tx| Box::pin(async move { db::runs::queue(tx, now).await }))
-            .await?;
+            .read(move |tx| Box::pin(async move { Ok((db::runs::queue(tx, now).await?, db::jobs::count(tx).await?)) }));
+        let (queue, jobs) = read.await?;
         let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
         let at_work = self.0.active().len();
         Ok(Backlog {
@@ -262,6 +261,7 @@ impl Runs {
             queued: queue.due,
             running: queue.running,
             oldest,
+            jobs,
         })
     }
 

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::run::{Run, RunRequest, RunStatus};
@@ -68,6 +69,8 @@ pub struct Report<'a> {
 /// How a report is written for those who read it.
 pub type Render = fn(&Report<'_>) -> Map<String, Value>;
 
+/// The longest time between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The field of a report that says when it was sent.
 const SENT_AT: &str = "webhook_sent_at";
 
@@ -210,9 +213,12 @@ impl Webhooks {
 
     /// How long to wait after so many failures.
     pub(super) fn pause(&self, failures: u32) -> Duration {
-        const LONGEST: Duration = Duration::from_secs(6 * 3600);
-        let factor = 3_u32.saturating_pow(failures.saturating_sub(1).min(16));
-        self.retry.saturating_mul(factor).min(LONGEST)
+        let backoff = Backoff {
+            first: self.retry,
+            factor: 3,
+            longest: LONGEST_PAUSE,
+        };
+        backoff.pause(failures)
     }
 }
 

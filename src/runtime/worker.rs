@@ -12,7 +12,6 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{House, Occasion};
-use super::background::Waker;
 use super::children::Children;
 use super::desk::{Desk, fault};
 use super::jobs::JobQueue;
@@ -62,8 +61,6 @@ pub(super) struct Worker {
     pub(super) webhooks: Arc<Webhooks>,
     /// What this process has at work of the job queue.
     pub(super) jobs: JobQueue,
-    /// Says when agents may have to be told what came of their background tasks.
-    pub(super) waker: Waker,
     pub(super) slots: Arc<Semaphore>,
     /// How many runs may wait, and how long one may be at work.
     pub(super) bounds: RunBounds,
@@ -119,7 +116,6 @@ impl Worker {
             retention: parts.retention,
             jobs: JobQueue::new(webhooks.wakeup()),
             webhooks,
-            waker: Waker::default(),
             bounds: parts.bounds,
             queue: QueueRoom::new(parts.bounds.waiting),
             sizes: parts.sizes,
@@ -269,7 +265,7 @@ impl Worker {
             this.active().remove(&id);
             this.left.notify_waiters();
             this.make_way();
-            this.waker.run_ended(desk.run.request.background.is_some());
+            this.jobs.run_ended(desk.run.request.background.is_some());
             this.clear_away(&desk).await;
         });
     }

@@ -10,6 +10,7 @@
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,9 +25,13 @@ use crate::db::jobs::{self, JobOwner};
 use crate::domain::job::{Job, JobKind};
 use crate::domain::time::Timestamp;
 
+mod cancel_remote;
 mod cron;
+mod notify_parent;
+mod poll_remote;
 mod sweep;
 mod sweep_deliveries;
+mod watch_interrupt;
 mod webhook;
 
 /// The longest time between two looks at the queue. For so long, too, jobs of a kind are left alone of which one could not be
@@ -79,6 +84,10 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
     match kind {
         JobKind::Webhook => &webhook::WebhookHandler,
         JobKind::Cron => &cron::CronHandler,
+        JobKind::PollRemote => &poll_remote::PollRemoteHandler,
+        JobKind::CancelRemote => &cancel_remote::CancelRemoteHandler,
+        JobKind::WatchInterrupt => &watch_interrupt::WatchInterruptHandler,
+        JobKind::NotifyParent => &notify_parent::NotifyParentHandler,
         JobKind::Sweep => &sweep::SweepHandler,
         JobKind::SweepDeliveries => &sweep_deliveries::SweepDeliveriesHandler,
     }
@@ -91,6 +100,10 @@ const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 #[derive(Debug)]
 pub(super) struct JobQueue {
     wakeup: Arc<Notify>,
+    /// Whether it is to be looked for what is to be scheduled.
+    discovers: AtomicBool,
+    /// Whether there may be background tasks whose outcome is not known.
+    has_tasks: AtomicBool,
     /// One for each of [`JobKind::ALL`].
     kinds: Vec<KindState>,
 }
@@ -131,6 +144,8 @@ impl JobQueue {
     pub(super) fn new(wakeup: Arc<Notify>) -> Self {
         Self {
             wakeup,
+            discovers: AtomicBool::new(true),
+            has_tasks: AtomicBool::new(false),
             kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
         }
     }
@@ -138,6 +153,25 @@ impl JobQueue {
     /// Has the loop look for jobs that are due.
     pub(super) fn wake(&self) {
         self.wakeup.notify_one();
+    }
+
+    /// Has the loop look for what is to be scheduled, too, see [`JobHandler::discover`].
+    pub(super) fn discover(&self) {
+        self.discovers.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Notes whether there may be background tasks whose outcome is not known.
+    pub(super) fn has_tasks(&self, has: bool) {
+        self.has_tasks.store(has, Ordering::Release);
+    }
+
+    /// Notes that a run has ended; `of_task` if it was that of a background task. Then an agent may be to be told of it, or
+    /// can be told now of another one.
+    pub(super) fn run_ended(&self, of_task: bool) {
+        if of_task || self.has_tasks.load(Ordering::Acquire) {
+            self.discover();
+        }
     }
 
     /// Leaves the jobs of a kind alone for a moment.
@@ -175,7 +209,13 @@ impl Runs {
     /// Runs jobs as they become due. Ends with the server.
     pub(super) async fn run_jobs(self) {
         let soft = self.0.shutdown.soft().clone();
+        let mut discovered: Option<Instant> = None;
         while !soft.is_cancelled() {
+            let is_asked = self.0.jobs.discovers.swap(false, Ordering::AcqRel);
+            if is_asked || discovered.is_none_or(|last| last.elapsed() >= POLL) {
+                discovered = Some(Instant::now());
+                self.discover_jobs().await;
+            }
             let pause = match self.start_due_jobs().await {
                 Ok(Some(next)) => next.since(self.0.clock.now()).clamp(SHORTEST_PAUSE, POLL),
                 Ok(None) => POLL,
@@ -189,13 +229,17 @@ impl Runs {
         }
     }
 
-    /// Begins all that is due, as far as the limits allow. Returns when the next job is due.
-    async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
+    /// Schedules what nobody schedules.
+    async fn discover_jobs(&self) {
         for kind in JobKind::ALL {
             if let Err(error) = handler(*kind).discover(self).await {
                 tracing::warn!(kind = kind.word(), %error, "could not look for what is to be done");
             }
         }
+    }
+
+    /// Begins all that is due, as far as the limits allow. Returns when the next job is due.
+    async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
         let worker = self.0.id;
         let now = self.0.clock.now();
         let read = self.0.db.read(move |tx| {

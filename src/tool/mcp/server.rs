@@ -20,13 +20,12 @@ use super::{McpLimits, Spawn, http, message, sse};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
+use crate::domain::backoff::Backoff;
 use crate::domain::machine::Failure;
 use crate::tool::remote;
 
-/// The pause before a lost server is looked for again; it doubles each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The longest such pause.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The pauses before a lost server is looked for again.
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(250), Duration::from_secs(60));
 /// A connection that holds for so long was a good one: the next pause is the first.
 const STEADY: Duration = Duration::from_secs(10);
 /// The shortest time between two questions for the tools.
@@ -117,7 +116,7 @@ impl McpServer {
         (place, limits): (Place, McpLimits),
         spawn: Spawn,
     ) -> Self {
-        let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(FIRST_PAUSE);
+        let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(BACKOFF.first);
         Self {
             name: name.to_owned(),
             place,
@@ -154,7 +153,7 @@ impl McpServer {
 
     /// Connects, and connects again whenever the connection is lost.
     pub(super) async fn keep(self: Arc<Self>, soft: CancellationToken) {
-        let mut pause = FIRST_PAUSE;
+        let mut failures = 1;
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());
@@ -171,12 +170,8 @@ impl McpServer {
                 Some(Err(_)) => tracing::warn!(server = self.name, "an MCP server does not answer in time"),
             }
             self.tried.send_replace(true);
-            pause = if begun.elapsed() > STEADY {
-                FIRST_PAUSE
-            } else {
-                (pause * 2).min(LONGEST_PAUSE)
-            };
-            let rest = timeout(pause, self.wanted.notified());
+            failures = if begun.elapsed() > STEADY { 1 } else { failures + 1 };
+            let rest = timeout(BACKOFF.pause(failures), self.wanted.notified());
             soft.run_until_cancelled(rest).await;
         }
         self.tried.send_replace(true);
