@@ -12,7 +12,7 @@ use super::{DbResult, Tx};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
@@ -182,7 +182,7 @@ pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
 
 /// Sets when a cron is due next, and moves its job there: what `job` was for is done. False if somebody else has the job now,
 /// or the cron was changed: then nothing is done.
-pub async fn move_on(tx: &mut Tx<'_>, id: CronId, job: &Job, due: Option<Timestamp>) -> DbResult<bool> {
+pub async fn move_on(tx: &mut Tx<'_>, id: CronId, job: &ClaimedJob, due: Option<Timestamp>) -> DbResult<bool> {
     const SQL: &str = "update crons set due_at = $2 where cron_id = $1";
     let is_ours = match due {
         Some(due) => jobs::put_off(tx, job, due).await?,

@@ -10,7 +10,7 @@ use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
@@ -116,7 +116,7 @@ pub struct Attempt {
 }
 
 /// Writes the result of the attempt that `job` was. False if somebody else has the delivery now.
-pub async fn settle(tx: &mut Tx<'_>, job: &Job, attempt: &Attempt, now: Timestamp) -> DbResult<bool> {
+pub async fn settle(tx: &mut Tx<'_>, job: &ClaimedJob, attempt: &Attempt, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update deliveries set status = $2, attempts = $3, answer = $4, error = $5, finished_at = $6 \
         where delivery_id = $1";
     let is_over = attempt.status != DeliveryStatus::Pending;
@@ -144,15 +144,12 @@ pub async fn settle(tx: &mut Tx<'_>, job: &Job, attempt: &Attempt, now: Timestam
 pub async fn renew(tx: &mut Tx<'_>, id: DeliveryId, now: Timestamp) -> DbResult<Option<Delivery>> {
     const SQL: &str =
         "update deliveries set status = 'pending', attempts = 0, finished_at = null where delivery_id = $1";
-    let changed = on_engine!(tx, |conn| query(SQL)
-        .bind(id.0)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?;
-    if changed == 0 {
+    if find(tx, id).await?.is_none() {
         return Ok(None);
     }
+    // The job first, as whoever settles it takes them.
     jobs::schedule(tx, JobKind::Webhook, id.0, JobOwner::default(), now).await?;
+    on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(drop))?;
     find(tx, id).await
 }
 

@@ -8,7 +8,7 @@ use super::json::{Cell, readable};
 use super::workers::is_alive;
 use super::{DbResult, Tx};
 use crate::domain::id::{AssistantId, JobId, ThreadId, WorkerId};
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "jobs";
@@ -22,7 +22,7 @@ struct JobRow {
     fence: i64,
 }
 
-impl TryFrom<JobRow> for Job {
+impl TryFrom<JobRow> for ClaimedJob {
     type Error = super::DbError;
 
     fn try_from(row: JobRow) -> DbResult<Self> {
@@ -116,7 +116,7 @@ pub async fn claim(
     now: Timestamp,
     until: Timestamp,
     limit: i64,
-) -> DbResult<Vec<Job>> {
+) -> DbResult<Vec<ClaimedJob>> {
     macro_rules! due {
         ($engine:ident, $lock:literal) => {
             concat!(
@@ -174,7 +174,7 @@ pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> 
 }
 
 /// Deletes a job that is done. False if somebody else has it now, or it was scheduled anew.
-pub async fn finish(tx: &mut Tx<'_>, job: &Job) -> DbResult<bool> {
+pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
     const SQL: &str = "delete from jobs where job_id = $1 and fence = $2";
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(job.id.0)
@@ -186,7 +186,7 @@ pub async fn finish(tx: &mut Tx<'_>, job: &Job) -> DbResult<bool> {
 }
 
 /// Puts a job off until `due_at`. False if somebody else has it now, or it was scheduled anew.
-pub async fn put_off(tx: &mut Tx<'_>, job: &Job, due_at: Timestamp) -> DbResult<bool> {
+pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update jobs set due_at = $3, worker = null where job_id = $1 and fence = $2";
     let changed = on_engine!(tx, |conn| query(SQL)
         .bind(job.id.0)

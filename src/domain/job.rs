@@ -6,7 +6,7 @@ use super::id::JobId;
 
 /// A job that a worker has claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Job {
+pub struct ClaimedJob {
     /// Identifies it until it is done or deleted.
     pub id: JobId,
     /// What is to be done.

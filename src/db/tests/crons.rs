@@ -5,7 +5,7 @@ use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, CronId, ThreadId, WorkerId};
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
@@ -76,7 +76,7 @@ async fn come_back_as_they_went(db: Db) {
     assert!(!write!(db, |tx| crons::update(tx, &gone)));
 }
 
-async fn claim(db: &Db, now: i64) -> Vec<Job> {
+async fn claim(db: &Db, now: i64) -> Vec<ClaimedJob> {
     let worker = WorkerId::mint();
     write!(db, |tx| jobs::claim(
         tx,
@@ -88,7 +88,7 @@ async fn claim(db: &Db, now: i64) -> Vec<Job> {
     ))
 }
 
-fn keys(claimed: &[Job]) -> Vec<CronId> {
+fn keys(claimed: &[ClaimedJob]) -> Vec<CronId> {
     claimed.iter().map(|job| CronId(job.key)).collect()
 }
 

@@ -3,7 +3,7 @@ use crate::db::deliveries::{self, Attempt, DeliverySearch};
 use crate::db::jobs;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -26,7 +26,7 @@ async fn stored(db: &Db, now: i64) -> Delivery {
     new
 }
 
-async fn claim(db: &Db, worker: WorkerId, now: i64) -> Vec<Job> {
+async fn claim(db: &Db, worker: WorkerId, now: i64) -> Vec<ClaimedJob> {
     write!(db, |tx| jobs::claim(
         tx,
         worker,
@@ -125,7 +125,7 @@ async fn are_settled_by_who_has_them(db: Db) {
     let id = stored(&db, 1).await.id;
     let worker = WorkerId::mint();
     let job = claim(&db, worker, 2).await.remove(0);
-    let late = Job {
+    let late = ClaimedJob {
         fence: job.fence - 1,
         ..job.clone()
     };

@@ -6,7 +6,7 @@ use super::{Db, on_both, read, stored_thread, write};
 use crate::db::jobs::{self, JobOwner};
 use crate::db::{threads, workers};
 use crate::domain::id::WorkerId;
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -30,7 +30,7 @@ async fn scheduled(db: &Db, kind: JobKind, now: i64) -> Uuid {
     key
 }
 
-async fn claim(db: &Db, worker: WorkerId, kind: JobKind, now: i64) -> Vec<Job> {
+async fn claim(db: &Db, worker: WorkerId, kind: JobKind, now: i64) -> Vec<ClaimedJob> {
     write!(db, |tx| jobs::claim(
         tx,
         worker,
@@ -41,7 +41,7 @@ async fn claim(db: &Db, worker: WorkerId, kind: JobKind, now: i64) -> Vec<Job> {
     ))
 }
 
-fn keys(claimed: &[Job]) -> Vec<Uuid> {
+fn keys(claimed: &[ClaimedJob]) -> Vec<Uuid> {
     claimed.iter().map(|job| job.key).collect()
 }
 

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult};
 use crate::domain::id::RunId;
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::runtime::Runs;
 use crate::runtime::background::remote::{LOOKS_FOR, stop};
@@ -48,7 +48,7 @@ impl JobHandler for CancelRemoteHandler {
         write.await
     }
 
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let run = RunId(job.key);
         let read = runs.0.db.read(move |tx| {
             Box::pin(async move {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::CronId;
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::runtime::admission::{self, Admitted, Occasion};
 use crate::runtime::crons::{RunAhead, wish_of};
 use crate::runtime::{Runs, StartError};
@@ -36,7 +36,7 @@ impl JobHandler for CronHandler {
         LEASE
     }
 
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let id = CronId(job.key);
         // A cron that finds the queue full stays due.
         match runs.take_places(1).await {
@@ -78,7 +78,7 @@ impl JobHandler for CronHandler {
 }
 
 /// Moves a cron on to its next due time and starts the run of this one, unless somebody else does.
-async fn fire(tx: &mut Tx<'_>, job: &Job, mut ahead: RunAhead, occasion: Occasion) -> DbResult<Fired> {
+async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: Occasion) -> DbResult<Fired> {
     let id = CronId(job.key);
     let now = occasion.now;
     let cron = match db::crons::lock(tx, id).await {

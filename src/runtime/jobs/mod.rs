@@ -10,8 +10,8 @@
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::Runs;
 use crate::db::DbResult;
 use crate::db::jobs::{self, JobOwner};
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
 mod cancel_remote;
@@ -34,8 +34,7 @@ mod sweep_deliveries;
 mod watch_interrupt;
 mod webhook;
 
-/// The longest time between two looks at the queue. For so long, too, jobs of a kind are left alone of which one could not be
-/// run for now.
+/// The longest time between two looks at the queue, and the time after which a job is tried again that could not be done.
 const POLL: Duration = Duration::from_secs(1);
 /// The shortest time between two looks, unless the loop is woken.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
@@ -56,7 +55,7 @@ pub(super) enum JobOutcome {
     Done,
     /// It is to be done again at this time.
     Again(Timestamp),
-    /// It could not be done for now and stays due. Jobs of its kind are left alone for a moment.
+    /// It could not be done for now, and is tried again soon.
     NotNow,
     /// The handler has settled it, or leaves it to whoever claims it next.
     Settled,
@@ -77,7 +76,7 @@ pub(super) trait JobHandler: Sync {
     }
 
     /// Does a job.
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome>;
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome>;
 }
 
 fn handler(kind: JobKind) -> &'static dyn JobHandler {
@@ -113,8 +112,6 @@ struct KindState {
     kind: JobKind,
     limits: JobLimits,
     slots: Arc<Semaphore>,
-    /// Until when the jobs of the kind are left alone.
-    paused_until: Mutex<Option<Instant>>,
 }
 
 impl KindState {
@@ -124,18 +121,7 @@ impl KindState {
             kind,
             limits,
             slots: Arc::new(Semaphore::new(limits.at_once)),
-            paused_until: Mutex::default(),
         }
-    }
-
-    fn is_paused(&self) -> bool {
-        let until = self.paused_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| Instant::now() < until)
-    }
-
-    fn pause(&self) {
-        let until = Instant::now() + POLL;
-        *self.paused_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
     }
 }
 
@@ -172,14 +158,6 @@ impl JobQueue {
         if of_task || self.has_tasks.load(Ordering::Acquire) {
             self.discover();
         }
-    }
-
-    /// Leaves the jobs of a kind alone for a moment.
-    fn pause(&self, kind: JobKind) {
-        self.kinds
-            .iter()
-            .filter(|state| state.kind == kind)
-            .for_each(KindState::pause);
     }
 
     /// Waits until no job is at work in this process.
@@ -259,8 +237,8 @@ impl Runs {
             };
             if *at > now {
                 next = Some(next.map_or(*at, |next| next.min(*at)));
-            } else if !state.is_paused() {
-                self.start_jobs(state, now).await?;
+            } else if let Err(error) = self.start_jobs(state, now).await {
+                tracing::warn!(kind = state.kind.word(), %error, "could not claim jobs");
             }
         }
         Ok(next)
@@ -289,36 +267,40 @@ impl Runs {
     }
 
     /// Runs jobs of a kind, one after the other.
-    async fn run_batch(self, kind: JobKind, batch: Vec<Job>, permit: Option<OwnedSemaphorePermit>) {
+    async fn run_batch(self, kind: JobKind, batch: Vec<ClaimedJob>, permit: Option<OwnedSemaphorePermit>) {
+        let soft = self.0.shutdown.soft();
+        let mut has_failed = false;
         for job in batch {
             // Whoever takes the place of a server that leaves goes on at once.
-            if self.0.shutdown.soft().is_cancelled() {
+            if soft.is_cancelled() {
                 break;
             }
             let outcome = handler(kind).run(&self, &job).await;
+            has_failed |= outcome.is_err();
             if let Err(error) = self.settle_job(&job, outcome).await {
                 // The claim runs out, and it is done again.
                 tracing::warn!(kind = kind.word(), key = %job.key, %error, "could not settle a job");
             }
         }
+        if has_failed {
+            // It stays due, and by whatever clock it is not tried again at once.
+            soft.run_until_cancelled(tokio::time::sleep(POLL)).await;
+        }
         drop(permit);
         self.0.jobs.wake();
     }
 
-    async fn settle_job(&self, job: &Job, outcome: DbResult<JobOutcome>) -> DbResult<()> {
-        let outcome = outcome.unwrap_or_else(|error| {
-            tracing::warn!(kind = job.kind.word(), key = %job.key, %error, "a job could not be done yet");
-            JobOutcome::NotNow
-        });
+    async fn settle_job(&self, job: &ClaimedJob, outcome: DbResult<JobOutcome>) -> DbResult<()> {
         let now = self.0.clock.now();
         let due_at = match outcome {
-            JobOutcome::Done => None,
-            JobOutcome::Again(due_at) => Some(due_at),
-            JobOutcome::NotNow => {
-                self.0.jobs.pause(job.kind);
+            Ok(JobOutcome::Done) => None,
+            Ok(JobOutcome::Again(due_at)) => Some(due_at),
+            Ok(JobOutcome::NotNow) => Some(now.plus(POLL)),
+            Ok(JobOutcome::Settled) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(kind = job.kind.word(), key = %job.key, %error, "a job could not be done yet");
                 Some(now)
             }
-            JobOutcome::Settled => return Ok(()),
         };
         let job = job.clone();
         let write = self.0.db.write(move |tx| {

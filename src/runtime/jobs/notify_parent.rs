@@ -18,7 +18,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, FIELD, Sight, TaskRecord, TaskRun, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
-use crate::domain::job::{Job, JobKind};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::{Multitask, RunRequest};
 use crate::domain::state::State;
 use crate::domain::thread::ThreadStatus;
@@ -75,7 +75,7 @@ impl JobHandler for NotifyParentHandler {
         Ok(())
     }
 
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let parent = ThreadId(job.key);
         if let Err(error) = runs.wake(parent).await {
             tracing::warn!(thread = %parent, %error, "could not tell an agent the outcome of a background task");

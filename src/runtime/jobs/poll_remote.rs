@@ -12,7 +12,7 @@ use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, Sight, TaskRecord};
 use crate::domain::id::ThreadId;
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::runtime::Runs;
 use crate::runtime::background::remote::{LOOKS_FOR, gone, note_down, stop, unavailable};
 
@@ -33,7 +33,7 @@ impl JobHandler for PollRemoteHandler {
         LEASE
     }
 
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let task = ThreadId(job.key);
         let read = runs
             .0

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::ThreadId;
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::Runs;
@@ -35,7 +35,7 @@ impl JobHandler for SweepHandler {
         LEASE
     }
 
-    async fn run(&self, runs: &Runs, _: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, _: &ClaimedJob) -> DbResult<JobOutcome> {
         let worker = &runs.0;
         match worker.shutdown.soft().run_until_cancelled(worker.sweep()).await {
             Some(Ok(0)) | None => {}

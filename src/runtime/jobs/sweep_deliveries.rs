@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, deliveries};
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::runtime::Runs;
 
 /// How often old deliveries are looked for.
@@ -26,7 +26,7 @@ impl JobHandler for SweepDeliveriesHandler {
         INTERVAL
     }
 
-    async fn run(&self, runs: &Runs, _: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, _: &ClaimedJob) -> DbResult<JobOutcome> {
         let now = runs.0.clock.now();
         let before = now.minus(runs.0.webhooks.keep);
         loop {

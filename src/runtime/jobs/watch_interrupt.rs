@@ -18,7 +18,7 @@ use crate::domain::backoff::spread;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::settled_elsewhere;
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{Command, Multitask, Resume, RunRequest, RunStatus};
 use crate::peer::is_asked;
@@ -56,7 +56,7 @@ impl JobHandler for WatchInterruptHandler {
         write.await
     }
 
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let soft = runs.0.shutdown.soft().clone();
         // Another server looks at it when this one is gone.
         let looked = soft.run_until_cancelled(runs.look_for_answer(RunId(job.key))).await;

@@ -10,7 +10,7 @@ use crate::db::deliveries::{self, Attempt};
 use crate::db::{self, DbResult};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, ThreadId};
-use crate::domain::job::Job;
+use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
 use crate::runtime::Runs;
 
@@ -29,7 +29,7 @@ impl JobHandler for WebhookHandler {
         runs.0.webhooks.timeout + MARGIN
     }
 
-    async fn run(&self, runs: &Runs, job: &Job) -> DbResult<JobOutcome> {
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let id = DeliveryId(job.key);
         let read = runs
             .0
@@ -61,7 +61,7 @@ impl JobHandler for WebhookHandler {
 }
 
 /// Tries a delivery once.
-async fn attempt(runs: &Runs, job: &Job, delivery: &Delivery) -> Attempt {
+async fn attempt(runs: &Runs, job: &ClaimedJob, delivery: &Delivery) -> Attempt {
     let sending = runs.0.webhooks.post(delivery, runs.0.clock.now());
     // A server that leaves does not wait for others: the next one tries again.
     let sent = runs.0.shutdown.soft().run_until_cancelled(sending).await;
@@ -85,7 +85,7 @@ async fn attempt(runs: &Runs, job: &Job, delivery: &Delivery) -> Attempt {
 }
 
 /// What to do after a failure.
-fn failed(runs: &Runs, job: &Job, answer: Option<StatusCode>, reason: String, now: Timestamp) -> Attempt {
+fn failed(runs: &Runs, job: &ClaimedJob, answer: Option<StatusCode>, reason: String, now: Timestamp) -> Attempt {
     let webhooks = &runs.0.webhooks;
     let is_over = job.attempts >= webhooks.attempts || answer == Some(StatusCode::GONE);
     Attempt {
