@@ -1,5 +1,5 @@
 -- The tables of adjutant on Postgres, ordered by noun: conversations, runs, the log, interrupts, background tasks, assistants,
--- definitions, crons, the Store, webhooks, requests, servers.
+-- definitions, crons, the Store, webhooks, jobs, requests, servers.
 --
 -- Times are microseconds since 1970. Every value is given by the program.
 
@@ -213,11 +213,6 @@ create index interrupts_by_id on interrupts (interrupt_id);
 -- not wait for it. `watched`: the task may have an outcome that the parent does not know; `told_run` is the run whose outcome
 -- the parent was woken for last. `top_run` is the run under which the whole tree of such tasks hangs, `ancestry` what is left
 -- to this one of its limits.
---
--- The rest is about tasks of other servers; tasks of this server have none of it. `seen` is the task as it was when it was
--- polled last, with the status and the run of it; null: it is being started. `unwanted`: it is to be cancelled there.
--- `due_at`: when it is to be polled next; `worker` does that, under the number `fence`. `looks` polls found no change;
--- since `lost_since` its server is out of reach. `used`: what the task has used, as far as its server says.
 create table background_tasks (
     task_id uuid not null primary key,
     parent_thread uuid not null references threads (thread_id) on delete cascade,
@@ -226,47 +221,45 @@ create table background_tasks (
     call_id text not null,
     agent_name text not null,
     graph_id text not null,
-    url text,
     top_run uuid not null,
     ancestry text not null,
     notify boolean not null,
     watched boolean not null,
     told_run uuid,
-    seen text,
-    seen_status text,
-    seen_run uuid,
-    used text,
-    unwanted boolean not null,
-    looks integer not null,
-    lost_since bigint,
-    due_at bigint,
-    worker uuid,
-    fence bigint not null,
     created_at bigint not null
 );
 create index background_tasks_watched on background_tasks (parent_thread, created_at, task_id) where watched;
 create index background_tasks_by_parent on background_tasks (parent_thread, created_at, task_id);
 create index background_tasks_by_run on background_tasks (parent_run, created_at, task_id);
 create index background_tasks_by_top on background_tasks (top_run, task_id);
-create index background_tasks_due on background_tasks (due_at, task_id) where due_at is not null;
 
--- A row means: the run of a subagent has its work done on another server, by `agent_name` as the definition says that the agent
--- `graph_id` had then, and work may still go on there. The row goes when the run has ended; work that a stopped run leaves
--- behind is cancelled there first, however long that takes. `due_at`: when that may be tried next; `looks` tries failed, and
--- the server is out of reach since `lost_since`. While the run waits for the answer to a question of its server, the server is
--- asked whether the question was answered there, not before `look_at`.
-create table errands (
-    run_id uuid not null primary key,
-    graph_id text not null,
-    definition text,
-    agent_name text not null,
+-- A row means: the agent `agent_name` of the server at `url` works for a background task, `task_id`, or for the run of a subagent
+-- that waits for it, and work may still go on there. `remote_run_id` is the id of that task or run.
+--
+-- Of a task: `seen` is the task as it was when it was polled last, with the status and the run of it; null: it is being started.
+-- `unwanted`: it is to be cancelled there. `attempts` polls found no change. `used`: what the task has used, as far as its
+-- server says. `version` counts the changes of the row. Of the run of a subagent: the subagent is described in the definition
+-- that the agent `parent_graph_id` had then, and the row goes when the run has ended; work that a stopped run leaves behind is
+-- cancelled there first, however long that takes. Since `lost_since` the server is out of reach. When a job polls, cancels or
+-- watches the work says the table `jobs`.
+create table remote_runs (
+    remote_run_id uuid not null primary key,
+    task_id uuid references background_tasks (task_id) on delete cascade,
     url text not null,
-    due_at bigint not null,
-    looks integer not null,
+    agent_name text not null,
+    parent_graph_id text,
+    parent_definition text,
+    seen text,
+    seen_status text,
+    seen_run uuid,
+    used text,
+    unwanted boolean not null,
+    attempts integer not null,
     lost_since bigint,
-    look_at bigint not null
+    version bigint not null
 );
-create index errands_due on errands (due_at, run_id);
+create index remote_runs_by_task on remote_runs (task_id) where task_id is not null;
+create index remote_runs_awaited on remote_runs (remote_run_id) where task_id is null;
 
 -- ------------------------------------------------------------------------------------------------------------- assistants
 
@@ -343,7 +336,7 @@ create table definition_changes (
 -- ------------------------------------------------------------------------------------------------------------------ crons
 
 -- A row means: whenever the schedule says so, an agent is asked to do this, on the thread, or on a new one each time. The
--- run of a due time is made in the transaction that moves `due_at` on.
+-- run of a due time is made in the transaction that moves `due_at` on, and with it the job of the cron.
 create table crons (
     cron_id uuid not null primary key,
     assistant_id uuid not null references assistants (assistant_id) on delete cascade,
@@ -360,7 +353,6 @@ create table crons (
     created_at bigint not null,
     updated_at bigint not null
 );
-create index crons_due on crons (due_at, cron_id) where enabled and due_at is not null;
 create index crons_by_thread on crons (thread_id nulls first, created_at, cron_id);
 create index crons_by_assistant on crons (assistant_id, created_at, cron_id);
 create index crons_by_created on crons (created_at, cron_id);
@@ -400,8 +392,8 @@ create table item_vectors (
 -- --------------------------------------------------------------------------------------------------------------- webhooks
 
 -- A row means: this is to be sent to this address, because a run ended; or it was sent, or it was given up. It is
--- written in the transaction that ends the run and outlives thread and run. `worker` is at it until `due_at`, `fence`
--- counts the attempts.
+-- written in the transaction that ends the run and outlives thread and run. While it is pending it has a job; `attempts` are
+-- those that were made before the last one ended.
 create table deliveries (
     delivery_id uuid not null primary key,
     run_id uuid not null,
@@ -412,19 +404,36 @@ create table deliveries (
     attempts integer not null,
     answer integer,
     error text,
-    due_at bigint not null,
-    worker uuid,
-    fence bigint not null,
     created_at bigint not null,
     finished_at bigint
 );
-create index deliveries_due on deliveries (status, due_at, delivery_id);
-create index deliveries_at_work on deliveries (worker) where worker is not null;
 create index deliveries_by_created on deliveries (created_at, delivery_id);
 create index deliveries_by_status on deliveries (status, created_at, delivery_id);
 create index deliveries_by_run on deliveries (run_id, created_at, delivery_id);
 create index deliveries_by_thread on deliveries (thread_id, created_at, delivery_id);
 create index deliveries_finished on deliveries (finished_at, delivery_id) where finished_at is not null;
+
+-- -------------------------------------------------------------------------------------------------------------------- jobs
+
+-- A row means: from `due_at` on, this is to be done to what `key` names: a delivery, a cron, a run, a thread. A row that was
+-- claimed is with `worker` until `due_at`, or until that worker dies; `fence` counts the claims. It goes with the thread or
+-- the assistant that it is for.
+create table jobs (
+    job_id uuid not null primary key,
+    kind text not null,
+    key uuid not null,
+    thread_id uuid references threads (thread_id) on delete cascade,
+    assistant_id uuid references assistants (assistant_id) on delete cascade,
+    due_at bigint not null,
+    attempts integer not null,
+    worker uuid,
+    fence bigint not null,
+    unique (kind, key)
+);
+create index jobs_due on jobs (kind, due_at, job_id);
+create index jobs_at_work on jobs (worker) where worker is not null;
+create index jobs_by_thread on jobs (thread_id) where thread_id is not null;
+create index jobs_by_assistant on jobs (assistant_id) where assistant_id is not null;
 
 -- --------------------------------------------------------------------------------------------------- requests and servers
 

@@ -15,9 +15,9 @@ const TABLE: &str = "background_tasks";
 
 macro_rules! select {
     () => {
-        "select task_id, parent_thread, parent_run, parent_assistant, call_id, agent_name, graph_id, url, top_run, \
-         ancestry, notify, watched, told_run, created_at, seen, unwanted, looks, lost_since, due_at, fence \
-         from background_tasks"
+        "select t.task_id, t.parent_thread, t.parent_run, t.parent_assistant, t.call_id, t.agent_name, t.graph_id, w.url, \
+         t.ancestry, t.notify, t.watched, t.told_run, t.created_at, w.seen, w.unwanted, w.attempts, w.lost_since, w.version \
+         from background_tasks t left join remote_runs w on w.remote_run_id = t.task_id"
     };
 }
 
@@ -39,11 +39,10 @@ struct TaskRow {
     told_run: Option<Uuid>,
     created_at: i64,
     seen: Option<String>,
-    unwanted: bool,
-    looks: i32,
+    unwanted: Option<bool>,
+    attempts: Option<i32>,
     lost_since: Option<i64>,
-    due_at: Option<i64>,
-    fence: i64,
+    version: Option<i64>,
 }
 
 impl TryFrom<TaskRow> for TaskRecord {
@@ -58,11 +57,11 @@ impl TryFrom<TaskRow> for TaskRecord {
         let ancestry = at("ancestry").decode(&row.ancestry)?;
         let remote = RemoteWork {
             seen: row.seen.as_deref().map(|seen| at("seen").decode(seen)).transpose()?,
-            unwanted: row.unwanted,
-            looks: u32::try_from(row.looks).map_err(|_| at("looks").corrupt())?,
+            unwanted: row.unwanted.unwrap_or_default(),
+            attempts: u32::try_from(row.attempts.unwrap_or_default()).map_err(|_| at("attempts").corrupt())?,
             lost_since: row.lost_since.map(Timestamp),
-            due_at: row.due_at.map(Timestamp),
-            fence: row.fence,
+            due_at: None,
+            version: row.version.unwrap_or_default(),
         };
         Ok(Self {
             task: ThreadId(row.task_id),
@@ -83,12 +82,11 @@ impl TryFrom<TaskRow> for TaskRecord {
     }
 }
 
-/// Stores a new task.
+/// Stores a new task, and what is to be known of it when another server does it.
 pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
     const SQL: &str = "insert into background_tasks (task_id, parent_thread, parent_run, parent_assistant, call_id, \
-        agent_name, graph_id, url, top_run, ancestry, notify, watched, told_run, created_at, due_at, \
-        unwanted, looks, fence) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, false, 0, 0)";
+        agent_name, graph_id, top_run, ancestry, notify, watched, told_run, created_at) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
     let ancestry = encode(&task.ancestry)?;
     on_engine!(tx, |conn| query(SQL)
         .bind(task.task.0)
@@ -98,23 +96,24 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
         .bind(&task.call)
         .bind(&task.agent)
         .bind(&task.graph_id)
-        .bind(&task.url)
         .bind(task.ancestry.top.0)
         .bind(ancestry)
         .bind(task.notify)
         .bind(task.watched)
         .bind(task.told.map(|run| run.0))
         .bind(task.created_at.0)
-        .bind(task.remote.due_at.map(|due| due.0))
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
+    match &task.url {
+        Some(url) => remote::insert(tx, task, url).await,
+        None => Ok(()),
+    }
 }
 
 /// The task of this id.
 pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord>> {
-    const SQL: &str = concat!(select!(), " where task_id = $1");
+    const SQL: &str = concat!(select!(), " where t.task_id = $1");
     let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
     row.map(TaskRecord::try_from).transpose()
 }
@@ -140,7 +139,7 @@ pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibilit
 pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
-        " where parent_run = $1 order by created_at, task_id limit $2"
+        " where t.parent_run = $1 order by t.created_at, t.task_id limit $2"
     );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(run.0).bind(limit).fetch_all(conn).await)?;
     readable(rows)
@@ -150,7 +149,7 @@ pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<Tas
 pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
-        " where parent_thread = $1 and watched order by created_at, task_id"
+        " where t.parent_thread = $1 and t.watched order by t.created_at, t.task_id"
     );
     let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(parent.0).fetch_all(conn).await)?;
     readable(rows)
@@ -161,8 +160,8 @@ macro_rules! is_not_over {
     () => {
         "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
          and r.status in ('pending', 'running')) or exists (select 1 from interrupts i \
-         where i.thread_id = t.task_id and i.status = 'pending') or (t.url is not null \
-         and coalesce(t.seen_status, 'running') in ('pending', 'running', 'waiting')))"
+         where i.thread_id = t.task_id and i.status = 'pending') or exists (select 1 from remote_runs w \
+         where w.remote_run_id = t.task_id and coalesce(w.seen_status, 'running') in ('pending', 'running', 'waiting')))"
     };
 }
 
@@ -226,14 +225,14 @@ pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
 /// Threads on which nothing is at work, and of whose tasks something has come that their agent may not know.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select distinct t.parent_thread from background_tasks t \
-        join threads p on p.thread_id = t.parent_thread \
-        where t.watched and p.status in ('idle', 'error') and case when t.url is null then \
+        join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \
+        where t.watched and p.status in ('idle', 'error') and case when w.url is null then \
         not exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
         and r.status in ('pending', 'running')) \
         and (t.told_run is null or t.told_run is distinct from (select r.run_id from runs r \
         where r.thread_id = t.task_id and r.depth = 0 order by r.created_at desc, r.run_id desc limit 1)) \
-        else t.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
-        and (t.told_run is null or t.told_run is distinct from t.seen_run) end limit $1";
+        else w.seen_status in ('waiting', 'success', 'error', 'timeout', 'cancelled') \
+        and (t.told_run is null or t.told_run is distinct from w.seen_run) end limit $1";
     let found: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(limit).fetch_all(conn).await)?;
     Ok(found.into_iter().map(ThreadId).collect())
 }

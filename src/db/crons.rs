@@ -5,12 +5,14 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
+use super::jobs::{self, JobOwner};
 use super::json::{Cell, encode};
 use super::part::{Filling, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::Filter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
@@ -103,7 +105,19 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
+    reschedule(tx, cron).await
+}
+
+/// Gives a cron the job that starts its run when it is due, in place of the one that it had.
+async fn reschedule(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
+    let owner = JobOwner {
+        thread: cron.thread,
+        assistant: Some(cron.assistant),
+    };
+    match cron.due_at.filter(|_| cron.enabled) {
+        Some(due) => jobs::schedule(tx, JobKind::Cron, cron.id.0, owner, due).await,
+        None => jobs::delete(tx, JobKind::Cron, cron.id.0).await,
+    }
 }
 
 /// The cron of this id.
@@ -126,7 +140,7 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<
 }
 
 /// Writes all that can change about a cron: everything but its id, its thread and when it was made. Returns whether there
-/// is one of this id.
+/// is one of this id. Whoever has claimed its job has lost it.
 pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
         keep_threads = $7, due_at = $8, request = $9, payload = $10, metadata = $11, updated_at = $12 where cron_id = $1";
@@ -148,6 +162,9 @@ pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
+    if changed == 1 {
+        reschedule(tx, cron).await?;
+    }
     Ok(changed == 1)
 }
 
@@ -159,71 +176,27 @@ pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
+    jobs::delete(tx, JobKind::Cron, id.0).await?;
     Ok(deleted == 1)
 }
 
-/// A cron that is due.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
-    /// The cron.
-    pub id: CronId,
-    /// Its thread.
-    pub thread: Option<ThreadId>,
-    /// Since when.
-    pub since: Timestamp,
-}
-
-/// Some crons that are due, those first that have been so for longest, and only those behind `after`.
-pub async fn due(tx: &mut Tx<'_>, now: Timestamp, after: Option<Due>, limit: i64) -> DbResult<Vec<Due>> {
-    const SQL: &str = "select cron_id, thread_id, due_at from crons where enabled and due_at is not null \
-        and due_at <= $1 and (due_at, cron_id) > ($2, $3) order by due_at, cron_id limit $4";
-    let (since, id) = after.map_or((i64::MIN, Uuid::nil()), |after| (after.since.0, after.id.0));
-    let rows: Vec<(Uuid, Option<Uuid>, i64)> = on_engine!(tx, |conn| query_as(SQL)
-        .bind(now.0)
-        .bind(since)
-        .bind(id)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?;
-    let due = |(id, thread, since): (Uuid, Option<Uuid>, i64)| Due {
-        id: CronId(id),
-        thread: thread.map(ThreadId),
-        since: Timestamp(since),
-    };
-    Ok(rows.into_iter().map(due).collect())
-}
-
-/// The cron of this id if it is still due, kept from changing under us until the end of the transaction. None too if
-/// another process is about to start its run.
-pub async fn claim(tx: &mut Tx<'_>, id: CronId, now: Timestamp) -> DbResult<Option<Cron>> {
-    macro_rules! claim {
-        ($lock:literal) => {
-            concat!(
-                select!(),
-                " where cron_id = $1 and enabled and due_at is not null and due_at <= $2",
-                $lock
-            )
-        };
-    }
-    let sql = tx.either(claim!(""), claim!(" for update skip locked"));
-    let row: Option<CronRow> = on_engine!(tx, |conn| query_as(sql)
-        .bind(id.0)
-        .bind(now.0)
-        .fetch_optional(conn)
-        .await)?;
-    row.map(Cron::try_from).transpose()
-}
-
-/// Sets when a cron is due next.
-pub async fn set_due(tx: &mut Tx<'_>, id: CronId, due: Option<Timestamp>) -> DbResult<()> {
+/// Sets when a cron is due next, and moves its job there: what `job` was for is done. False if somebody else has the job now,
+/// or the cron was changed: then nothing is done.
+pub async fn move_on(tx: &mut Tx<'_>, id: CronId, job: &ClaimedJob, due: Option<Timestamp>) -> DbResult<bool> {
     const SQL: &str = "update crons set due_at = $2 where cron_id = $1";
-    on_engine!(tx, |conn| query(SQL)
-        .bind(id.0)
-        .bind(due.map(|due| due.0))
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
+    let is_ours = match due {
+        Some(due) => jobs::put_off(tx, job, due).await?,
+        None => jobs::finish(tx, job).await?,
+    };
+    if is_ours {
+        on_engine!(tx, |conn| query(SQL)
+            .bind(id.0)
+            .bind(due.map(|due| due.0))
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
+    Ok(is_ours)
 }
 
 /// By what crons are sorted; what is missing counts as smallest.

@@ -9,6 +9,7 @@ mod deliveries;
 mod idempotency;
 mod interrupts;
 mod items;
+mod jobs;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;

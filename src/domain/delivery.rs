@@ -1,6 +1,6 @@
 //! Deliveries: webhook requests that report the end of a run.
 
-use super::id::{DeliveryId, RunId, ThreadId, WorkerId};
+use super::id::{DeliveryId, RunId, ThreadId};
 use super::time::Timestamp;
 
 /// A report of the end of a run, for the webhook URL of the run's request.
@@ -24,12 +24,8 @@ pub struct Delivery {
     pub answer: Option<u16>,
     /// The error of the last attempt, if it failed. Contains no URL.
     pub error: Option<String>,
-    /// The time of the next attempt, while the delivery is pending.
-    pub due_at: Timestamp,
-    /// The worker that sends it.
-    pub worker: Option<WorkerId>,
-    /// The number of attempts ever started. A worker with a smaller number has lost its claim.
-    pub fence: i64,
+    /// The time of the next attempt; none if there is none, or if an attempt is being made now.
+    pub next_attempt_at: Option<Timestamp>,
     /// The time at which the run ended.
     pub created_at: Timestamp,
     /// The time of success or of the last failed attempt.
@@ -49,9 +45,7 @@ impl Delivery {
             attempts: 0,
             answer: None,
             error: None,
-            due_at: now,
-            worker: None,
-            fence: 0,
+            next_attempt_at: Some(now),
             created_at: now,
             finished_at: None,
         }

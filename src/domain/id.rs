@@ -70,6 +70,10 @@ id!(
     DeliveryId
 );
 id!(
+    /// The id of a job of the queue.
+    JobId
+);
+id!(
     /// The id of a server process, valid while it lives; leases contain it.
     WorkerId
 );

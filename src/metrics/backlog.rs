@@ -3,11 +3,14 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// The numbers of running and queued runs at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+use crate::domain::job::JobKind;
+
+/// The numbers of running and queued runs and of jobs at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backlog {
     /// The runs that this process executes.
     pub at_work: usize,
@@ -19,6 +22,8 @@ pub struct Backlog {
     pub running: u64,
     /// The time since the oldest queued run became due.
     pub oldest: Duration,
+    /// How many jobs of each kind there are, at work or later, of all processes on the database.
+    pub jobs: Vec<(JobKind, u64)>,
 }
 
 type Number = Gauge<f64, AtomicU64>;
@@ -30,6 +35,7 @@ pub(super) struct Gauges {
     slots: Number,
     queued: Number,
     oldest: Number,
+    jobs: Family<[(&'static str, &'static str); 1], Number>,
 }
 
 impl Gauges {
@@ -53,6 +59,8 @@ impl Gauges {
         );
         let text = "Time since the oldest queued run became due; 0 if none is queued";
         add("adjutant_queue_oldest_age_seconds", text, &gauges.oldest);
+        let text = "Jobs of the queue, at work or later, in the whole database";
+        registry.register("adjutant_jobs", text, gauges.jobs.clone());
         gauges
     }
 
@@ -63,6 +71,19 @@ impl Gauges {
         self.queued
             .set(number(|b| count(usize::try_from(b.queued).unwrap_or(usize::MAX))));
         self.oldest.set(number(|b| b.oldest.as_secs_f64()));
+        for kind in JobKind::ALL {
+            let found = |backlog: &Backlog| {
+                backlog
+                    .jobs
+                    .iter()
+                    .find(|(of, _)| of == kind)
+                    .map_or(0, |found| found.1)
+            };
+            let depth = backlog.map_or(f64::NAN, |backlog| {
+                count(usize::try_from(found(backlog)).unwrap_or(usize::MAX))
+            });
+            self.jobs.get_or_create(&[("kind", kind.word())]).set(depth);
+        }
     }
 }
 

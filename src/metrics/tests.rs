@@ -7,6 +7,7 @@ use super::*;
 use crate::domain::checkpoint::{Entry, Lane, Source};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, RunId, TaskId};
+use crate::domain::job::JobKind;
 use crate::domain::machine::TOOLS;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::run::RunStatus;
@@ -257,10 +258,15 @@ fn unknown_values_are_nan() {
         queued: 5,
         running: 3,
         oldest: Duration::from_millis(1500),
+        jobs: vec![(JobKind::Webhook, 7)],
     };
     let text = metrics.text(Some(&backlog));
     assert!(
         text.contains("adjutant_queue_depth 5.0") && text.contains("adjutant_queue_oldest_age_seconds 1.5"),
+        "{text}"
+    );
+    assert!(
+        text.contains("adjutant_jobs{kind=\"webhook\"} 7.0") && text.contains("adjutant_jobs{kind=\"cron\"} 0.0"),
         "{text}"
     );
 }

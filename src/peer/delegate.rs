@@ -20,7 +20,8 @@ use uuid::Uuid;
 use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
 use super::question::{self, is_asked};
-use super::workplace::{FIRST_PAUSE, LONGEST_PAUSE, NotBegun, Workplace, failure};
+use super::workplace::{BACKOFF, NotBegun, Workplace, failure};
+use crate::domain::backoff::spread;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, settled_elsewhere};
 use crate::domain::run::{LEVELS, RunStatus};
@@ -289,19 +290,19 @@ impl Turn {
         if before.is_some_and(|before| before != id) {
             speech.begins_anew();
         }
-        let mut pause = FIRST_PAUSE;
+        let mut looks = 0;
         while !run.status.is_final() {
             if let Ok(ear) = self.to.peers.ears.try_acquire() {
                 if self.listen(id, speech).await? {
-                    pause = FIRST_PAUSE;
+                    looks = 0;
                 }
                 drop(ear);
             }
             let found = self.patiently(|| peer.run(self.place.thread, id)).await?;
             run = found.ok_or_else(|| self.failed("its run is not known there any more"))?;
             if !run.status.is_final() {
-                sleep(self.place.spread(pause)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                looks += 1;
+                sleep(spread(BACKOFF.pause(looks), self.place.thread)).await;
             }
         }
         Ok(run)
@@ -427,7 +428,7 @@ impl Drop for Dismissal {
         let turn = Arc::clone(&self.turn);
         let leave = errand.leave.clone();
         let telling = async move {
-            let mut pause = FIRST_PAUSE;
+            let mut pause = BACKOFF.first;
             for _ in 0..DISMISSALS {
                 match turn.dismiss().await {
                     Ok(true) => return,

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::answers::{PeerInterrupt, PeerRun, PeerState, PeerThread};
 use super::client::{Answer, Peer, PeerError, RunOrder};
 use crate::domain::background::{LONGEST_RESULT, Sight, TaskStatus};
+use crate::domain::backoff::{Backoff, spread};
 use crate::domain::limits::Usage;
 use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
@@ -16,10 +17,8 @@ use crate::domain::state::{State, Update};
 
 /// The note on a run by which it is found again.
 pub(super) const ERRAND: &str = "adjutant_errand";
-/// The first pause before something is tried or looked at again; each further one is twice as long.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// The longest pause.
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The pauses before something is tried or looked at again.
+pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(200), Duration::from_secs(5));
 /// How many of the newest runs of a thread are looked through for one of ours.
 pub(super) const LOOKED_THROUGH: u32 = 20;
 /// How often a thread is looked at again that changes while it is looked at.
@@ -80,8 +79,8 @@ impl Workplace {
     pub async fn order(&self, mut order: RunOrder, (key, patience): (&str, Duration)) -> Result<PeerRun, NotBegun> {
         order.metadata.insert(ERRAND.to_owned(), key.into());
         let since = Instant::now();
-        let mut pause = FIRST_PAUSE;
         let mut is_certain = true;
+        let mut failures = 0;
         loop {
             let left = patience.saturating_sub(since.elapsed());
             let found = self
@@ -95,15 +94,15 @@ impl Workplace {
                 Ok(run) => return Ok(run),
                 Err(error) => {
                     is_certain &= error.is_refusal();
+                    failures += 1;
                     // Whether it began is not known, or the thread is busy, maybe with this very run: it is looked at again.
                     let may_pass = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
-                    if !may_pass || since.elapsed() + pause > patience {
+                    if !may_pass || since.elapsed() + BACKOFF.pause(failures) > patience {
                         return Err(NotBegun { error, is_certain });
                     }
                 }
             }
-            sleep(self.spread(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            sleep(spread(BACKOFF.pause(failures), self.thread)).await;
         }
     }
 
@@ -203,25 +202,19 @@ impl Workplace {
         F: Future<Output = Answer<T>>,
     {
         let since = Instant::now();
-        let mut pause = FIRST_PAUSE;
+        let mut failures = 0;
         loop {
             let error = match ask().await {
                 Err(error) if error.may_pass() => error,
                 answer => return answer,
             };
-            if since.elapsed() + pause > patience {
+            failures += 1;
+            if since.elapsed() + BACKOFF.pause(failures) > patience {
                 return Err(error);
             }
             tracing::debug!(thread = %self.thread, place = %self.peer.place(), %error, "another server is out of reach");
-            sleep(self.spread(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            sleep(spread(BACKOFF.pause(failures), self.thread)).await;
         }
-    }
-
-    /// A pause of about this length: many that wait for one server shall not come back at one moment.
-    pub(super) fn spread(&self, pause: Duration) -> Duration {
-        let share = u32::from(self.thread.as_bytes()[15]);
-        pause * 3 / 4 + pause * share / 512
     }
 }
 

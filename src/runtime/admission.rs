@@ -444,7 +444,7 @@ pub(super) async fn child(
         due_at: now,
     };
     db::runs::insert(tx, &run, None).await?;
-    background::note_errand(tx, &run, wish.url.as_deref()).await?;
+    background::note_remote_run(tx, &run, wish.url.as_deref()).await?;
     Ok(Ok(run))
 }
 

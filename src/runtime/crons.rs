@@ -1,11 +1,11 @@
 //! Runs that are started by the clock.
 //!
-//! A due time is met exactly once: the run is made in the transaction that moves the cron on to its next due time, and of
-//! several servers on one database the first to lock the cron's row does it. What was missed, because no server ran or the
+//! A due time is met exactly once: the run is made in the transaction that moves the cron on to its next due time, and with it
+//! the job of the cron; of several servers on one database the one that has claimed the job does it. What was missed, because no server ran or the
 //! thread of a process stood still, is made up for by one run, however many due times went by.
 //!
 //! A schedule speaks of the hours of the day, so a server goes by its own clock, and so it does for runs that are put off.
-//! Nothing that must happen once rests on it: who comes first locks the row, and moves it on. Servers whose clocks differ
+//! Nothing that must happen once rests on it: who has claimed the job moves the cron on. Servers whose clocks differ
 //! begin early or late by the difference, and that is all.
 
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use serde_json::{Map, Value, json};
 
 use super::admission::{self, House};
 use super::{AssistantRef, CronError, Runs, StartError, Target, Wish, assistants};
-use crate::db::crons::Due;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
@@ -23,11 +22,6 @@ use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::idempotency::{Kept, Key, Once};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
-
-/// How often it is looked whether a cron is due.
-const LOOK: Duration = Duration::from_secs(1);
-/// How many due crons are looked up at once.
-const AT_ONCE: i64 = 64;
 
 /// A wish for a cron, checked for shape but not yet for sense.
 #[derive(Debug, Clone)]
@@ -105,7 +99,7 @@ fn open<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<Strin
 }
 
 /// What one due time asks for.
-fn wish_of(cron: &Cron) -> Wish {
+pub(super) fn wish_of(cron: &Cron) -> Wish {
     let keep = cron.keep_threads;
     let mut metadata = cron.metadata.clone();
     metadata.insert("cron_id".to_owned(), json!(cron.id));
@@ -120,12 +114,14 @@ fn wish_of(cron: &Cron) -> Wish {
 }
 
 /// What the run of a cron is admitted with.
-struct RunAhead {
-    house: House,
+pub(super) struct RunAhead {
+    pub(super) house: House,
+    /// The thread of the cron.
+    pub(super) thread: Option<ThreadId>,
     /// The request that was checked.
-    request: Option<RunRequest>,
+    pub(super) request: Option<RunRequest>,
     /// Why it is not granted, if that is known already.
-    refusal: Option<StartError>,
+    pub(super) refusal: Option<StartError>,
 }
 
 /// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
@@ -198,6 +194,10 @@ impl Runs {
             .db
             .write(move |tx| {
                 Box::pin(async move {
+                    // In the order in which the deletion of a thread takes them.
+                    if let Some(thread) = old.thread {
+                        db::threads::lock(tx, thread).await?;
+                    }
                     let Some(found) = db::crons::lock(tx, old.id).await? else {
                         return Ok(Err(CronError::NoCron));
                     };
@@ -237,7 +237,7 @@ impl Runs {
     }
 
     /// What the run of a cron is admitted with, after its request was checked, as far as that takes long.
-    async fn run_ahead(&self, id: CronId) -> DbResult<RunAhead> {
+    pub(super) async fn run_ahead(&self, id: CronId) -> DbResult<RunAhead> {
         let found = self
             .0
             .db
@@ -247,21 +247,25 @@ impl Runs {
         let Some(cron) = db::unless_corrupt(found)?.flatten() else {
             return Ok(RunAhead {
                 house: self.0.house(),
+                thread: None,
                 request: None,
                 refusal: None,
             });
         };
         let checked = self.checked_ahead(&Arc::new(vec![wish_of(&cron)])).await;
+        let thread = cron.thread;
         let request = Some(cron.request);
         match checked {
             Ok(house) => Ok(RunAhead {
                 house,
+                thread,
                 request,
                 refusal: None,
             }),
             Err((_, StartError::Fault(error))) => Err(error),
             Err((_, refusal)) => Ok(RunAhead {
                 house: self.0.house(),
+                thread,
                 request,
                 refusal: Some(refusal),
             }),
@@ -277,102 +281,5 @@ impl Runs {
             .db
             .write(move |tx| Box::pin(async move { db::crons::delete(tx, id).await }))
             .await
-    }
-
-    /// Starts the runs of crons as they become due. Ends with the server.
-    pub(super) async fn keep_time(self) {
-        let soft = self.0.shutdown.soft().clone();
-        loop {
-            if let Err(error) = self.fire_due().await {
-                tracing::warn!(%error, "could not look for crons that are due");
-            }
-            if soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_none() {
-                return;
-            }
-        }
-    }
-
-    /// Goes once through all crons that are due by now. One that cannot be started holds up no other.
-    async fn fire_due(&self) -> DbResult<()> {
-        let now = self.0.clock.now();
-        let mut after = None;
-        while !self.0.shutdown.soft().is_cancelled() {
-            let page = self
-                .0
-                .db
-                .read(move |tx| Box::pin(async move { db::crons::due(tx, now, after, AT_ONCE).await }))
-                .await?;
-            let Some(last) = page.last().copied() else {
-                return Ok(());
-            };
-            after = Some(last);
-            for due in page {
-                if let Err(error) = self.fire(due).await {
-                    tracing::warn!(cron = %due.id, %error, "could not start the run of a cron yet");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Starts the run of a cron that is due, unless somebody else does.
-    async fn fire(&self, due: Due) -> DbResult<()> {
-        // A cron that finds the queue full stays due.
-        match self.take_places(1).await {
-            Ok(()) => {}
-            Err(StartError::Fault(error)) => return Err(error),
-            Err(refusal) => {
-                tracing::warn!(cron = %due.id, %refusal, "a cron is due and waits for room in the queue");
-                return Ok(());
-            }
-        }
-        let mut ahead = self.run_ahead(due.id).await?;
-        let occasion = self.0.occasion();
-        let now = occasion.now;
-        let fired = self.0.db.write(move |tx| {
-            Box::pin(async move {
-                // In the order in which the deletion of a thread takes them.
-                if let Some(thread) = due.thread {
-                    db::threads::lock(tx, thread).await?;
-                }
-                let cron = match db::crons::claim(tx, due.id, now).await {
-                    Ok(Some(cron)) => cron,
-                    Ok(None) => return Ok(None),
-                    Err(error) if error.is_corrupt() => {
-                        tracing::error!(cron = %due.id, %error, "a cron that cannot be read is not due any more");
-                        db::crons::set_due(tx, due.id, None).await?;
-                        return Ok(None);
-                    }
-                    Err(error) => return Err(error),
-                };
-                db::crons::set_due(tx, cron.id, cron.next_after(now)).await?;
-                if cron.end.is_some_and(|end| end < now) {
-                    return Ok(None);
-                }
-                if ahead.request.as_ref() != Some(&cron.request) {
-                    // It was changed since.
-                    ahead.house.checked.clear();
-                    ahead.refusal = None;
-                }
-                if let Some(refusal) = ahead.refusal {
-                    return Ok(Some(Err(refusal)));
-                }
-                let started = admission::start(tx, &wish_of(&cron), &ahead.house, occasion).await?;
-                if matches!(started, Err(StartError::ThreadFull(_))) {
-                    // It stays due, and is met when there is room.
-                    db::crons::set_due(tx, cron.id, cron.due_at).await?;
-                }
-                Ok(Some(started))
-            })
-        });
-        match fired.await? {
-            None => {}
-            Some(Ok(admitted)) => {
-                let run = self.take_up(admitted, None);
-                tracing::debug!(cron = %due.id, run = %run.id, "cron is due");
-            }
-            Some(Err(refusal)) => tracing::warn!(cron = %due.id, %refusal, "a cron is due, but its run was refused"),
-        }
-        Ok(())
     }
 }

@@ -36,6 +36,7 @@ mod crons;
 mod definitions;
 mod desk;
 mod giving_up;
+mod jobs;
 mod journal;
 mod lease;
 mod ledger;
@@ -214,14 +215,12 @@ impl Runs {
             );
         }
         worker.sweep_copies(true).await?;
-        spawn_essential(&worker.shutdown, "sweeper", Arc::clone(&worker).keep_sweeping());
         spawn_essential(&worker.shutdown, "lease", Arc::clone(&worker).keep_lease());
         spawn_essential(&worker.shutdown, "dispatcher", Arc::clone(&worker).dispatch());
         spawn_essential(&worker.shutdown, "hearing", Arc::clone(&worker).hear());
         let runs = Self(Arc::clone(&worker));
-        spawn_essential(&runs.0.shutdown, "webhooks", worker.carry());
-        spawn_essential(&runs.0.shutdown, "crons", runs.clone().keep_time());
-        spawn_essential(&runs.0.shutdown, "background tasks", runs.clone().look_after_tasks());
+        runs.schedule_periodic_jobs().await?;
+        spawn_essential(&runs.0.shutdown, "jobs", runs.clone().run_jobs());
         Ok(runs)
     }
 
@@ -230,10 +229,10 @@ impl Runs {
         Self(worker)
     }
 
-    /// Waits until no run is at work in this process, and nobody is being told of one.
+    /// Waits until no run and no job is at work in this process.
     pub async fn rest(&self) {
         self.0.at_rest(|_, _| true).await;
-        self.0.carried().await;
+        self.0.jobs.at_rest().await;
     }
 
     /// Gives the lease back, so that another process may go on at once with what is unfinished.
@@ -249,11 +248,11 @@ impl Runs {
     /// When the database fails.
     pub async fn backlog(&self) -> DbResult<Backlog> {
         let now = self.0.clock.now();
-        let queue = self
+        let read = self
             .0
             .db
-            .read(move |tx| Box::pin(async move { db::runs::queue(tx, now).await }))
-            .await?;
+            .read(move |tx| Box::pin(async move { Ok((db::runs::queue(tx, now).await?, db::jobs::count(tx).await?)) }));
+        let (queue, jobs) = read.await?;
         let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
         let at_work = self.0.active().len();
         Ok(Backlog {
@@ -262,6 +261,7 @@ impl Runs {
             queued: queue.due,
             running: queue.running,
             oldest,
+            jobs,
         })
     }
 

@@ -13,23 +13,20 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, USER_AGE
 use reqwest::{Client, StatusCode, redirect};
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Map, Value};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::address::{AddressRules, Gate};
 
-mod courier;
 mod signature;
 
 use signature::Key;
-
-/// How many reports are on their way at once.
-const AT_ONCE: usize = 32;
 
 /// What the owner of the server decided about webhooks.
 #[derive(Debug, Clone)]
@@ -72,6 +69,8 @@ pub struct Report<'a> {
 /// How a report is written for those who read it.
 pub type Render = fn(&Report<'_>) -> Map<String, Value>;
 
+/// The longest time between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The field of a report that says when it was sent.
 const SENT_AT: &str = "webhook_sent_at";
 
@@ -82,13 +81,12 @@ pub struct Webhooks {
     headers: HeaderMap,
     key: Option<Key>,
     render: Render,
-    timeout: Duration,
-    attempts: u32,
+    pub(super) timeout: Duration,
+    pub(super) attempts: u32,
     retry: Duration,
-    keep: Duration,
-    /// Rung when there is something to send.
-    bell: Notify,
-    slots: Arc<Semaphore>,
+    pub(super) keep: Duration,
+    /// Wakes the job queue.
+    wakeup: Arc<Notify>,
 }
 
 impl Webhooks {
@@ -126,8 +124,7 @@ impl Webhooks {
             attempts: settings.attempts,
             retry: settings.retry,
             keep: settings.keep,
-            bell: Notify::new(),
-            slots: Arc::new(Semaphore::new(AT_ONCE)),
+            wakeup: Arc::default(),
         })
     }
 
@@ -176,13 +173,18 @@ impl Webhooks {
         }
     }
 
-    /// Says that there is something to send.
+    /// Has the job queue look for what is to be sent.
     pub(super) fn ring(&self) {
-        self.bell.notify_one();
+        self.wakeup.notify_one();
     }
 
-    /// Sends a report once, and tells what the address answered.
-    async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
+    /// What wakes the job queue when there is something to send.
+    pub(super) fn wakeup(&self) -> Arc<Notify> {
+        Arc::clone(&self.wakeup)
+    }
+
+    /// Sends a report once, and returns how the address answered.
+    pub(super) async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
         let url = self
             .rules
             .check("webhook", &delivery.url)
@@ -210,10 +212,13 @@ impl Webhooks {
     }
 
     /// How long to wait after so many failures.
-    fn pause(&self, failures: u32) -> Duration {
-        const LONGEST: Duration = Duration::from_secs(6 * 3600);
-        let factor = 3_u32.saturating_pow(failures.saturating_sub(1).min(16));
-        self.retry.saturating_mul(factor).min(LONGEST)
+    pub(super) fn pause(&self, failures: u32) -> Duration {
+        let backoff = Backoff {
+            first: self.retry,
+            factor: 3,
+            longest: LONGEST_PAUSE,
+        };
+        backoff.pause(failures)
     }
 }
 

@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::{House, Occasion};
-use super::background::Waker;
 use super::children::Children;
 use super::desk::{Desk, fault};
+use super::jobs::JobQueue;
 use super::journal::{LaneJournal, patiently};
 use super::opening::{self, Opening};
 use super::queue::{QueueRoom, RunBounds};
@@ -59,8 +59,8 @@ pub(super) struct Worker {
     /// How long threads and histories are kept.
     pub(super) retention: super::Retention,
     pub(super) webhooks: Arc<Webhooks>,
-    /// Says when agents may have to be told what came of their background tasks.
-    pub(super) waker: Waker,
+    /// What this process has at work of the job queue.
+    pub(super) jobs: JobQueue,
     pub(super) slots: Arc<Semaphore>,
     /// How many runs may wait, and how long one may be at work.
     pub(super) bounds: RunBounds,
@@ -101,6 +101,7 @@ impl Worker {
             files: _,
         } = parts.ground;
         let registry = Registry::new(parts.db.clone(), Arc::clone(&parts.clock), workshop, around);
+        let webhooks = Arc::new(parts.webhooks);
         Self {
             id: WorkerId::mint(),
             db: parts.db,
@@ -113,8 +114,8 @@ impl Worker {
             metrics: parts.metrics,
             store: parts.store,
             retention: parts.retention,
-            webhooks: Arc::new(parts.webhooks),
-            waker: Waker::default(),
+            jobs: JobQueue::new(webhooks.wakeup()),
+            webhooks,
             bounds: parts.bounds,
             queue: QueueRoom::new(parts.bounds.waiting),
             sizes: parts.sizes,
@@ -264,7 +265,7 @@ impl Worker {
             this.active().remove(&id);
             this.left.notify_waiters();
             this.make_way();
-            this.waker.run_ended(desk.run.request.background.is_some());
+            this.jobs.run_ended(desk.run.request.background.is_some());
             this.clear_away(&desk).await;
         });
     }

@@ -71,7 +71,7 @@ async fn threads_of(client: &Client, cron: &Value) -> usize {
 
 /// Makes all crons due at once, whatever their schedules say.
 pub(crate) async fn all_are_due(server: &TestServer) {
-    const SQL: &str = "update crons set due_at = 1";
+    const SQL: &str = "update jobs set due_at = 1 where kind = 'cron'";
     let url = server.database_url();
     match server.engine {
         Engine::Sqlite => {

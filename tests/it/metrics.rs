@@ -88,6 +88,18 @@ on_both_engines! {
         .await;
     }
 
+    async fn the_jobs_of_the_queue_are_counted_by_kind(server: TestServer) {
+        let wish = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["hello"]}});
+        let cron = server.client().post("/runs/crons", wish).await.ok();
+        let crons = async || number(&metrics(&server).await, "adjutant_jobs", json!({"kind": "cron"}));
+        assert_eq!(crons().await, Some(1.0));
+        let path = format!("/runs/crons/{}", cron["cron_id"].as_str().expect("an id"));
+        assert_eq!(server.client().delete(&path).await.status, 204);
+        assert_eq!(crons().await, Some(0.0));
+        let sweeps = number(&metrics(&server).await, "adjutant_jobs", json!({"kind": "sweep"}));
+        assert_eq!(sweeps, Some(1.0));
+    }
+
     async fn metrics_are_text_for_prometheus_unless_json_is_asked_for(server: TestServer) {
         let reply = server.client().get("/metrics").await;
         assert_eq!(reply.header("content-type"), Some("text/plain; version=1.0.0; charset=utf-8"));

@@ -235,6 +235,24 @@ on_both_engines! {
         assert_eq!(deliveries(&client, "").await.len(), 0);
     }
 
+    async fn a_receiver_that_does_not_answer_holds_up_no_cron(server: TestServer) {
+        let ear = Ear::opens().await;
+        ear.holds();
+        for _ in 0..33 {
+            asks(&server.human("agent").await, &ear, "hello").await;
+        }
+        ear.hears(32).await;
+        let client = server.client();
+        let alice = server.human("agent").await;
+        let wish = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
+        client.post(&alice.path("/runs/crons"), wish).await.ok();
+        crate::crons::all_are_due(&server).await;
+        eventually(async || alice.runs().await.iter().any(|run| run["status"] == "success")).await;
+        assert_eq!(ear.heard().len(), 32, "so many are told at once");
+        ear.lets_go();
+        eventually(async || deliveries(&client, "?status=delivered&limit=100").await.len() == 33).await;
+    }
+
     async fn a_report_outlives_a_kill(server: TestServer) {
         server.moves_into_a_process().await;
         let client = server.client();

@@ -59,8 +59,8 @@ pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<Ha
         join runs r on r.thread_id = t.task_id) \
         select run_id, usage from runs where root_id = $1 and usage is not null \
         union all select run_id, usage from runs where run_id in (select member from below) and usage is not null \
-        union all select task_id, used from background_tasks where used is not null \
-        and (parent_run = $1 or parent_run in (select member from below))";
+        union all select t.task_id, w.used from background_tasks t join remote_runs w on w.remote_run_id = t.task_id \
+        where w.used is not null and (t.parent_run = $1 or t.parent_run in (select member from below))";
     Ok(decode_rows(on_engine!(tx, |conn| query_as(SQL)
         .bind(root.0)
         .fetch_all(conn)

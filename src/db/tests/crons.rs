@@ -1,10 +1,11 @@
 use super::{Db, object, on_both, read, stored_thread, thread_at, write};
 use crate::db::crons::{self, CronSearch, CronSort};
-use crate::db::{DbError, assistants, threads};
+use crate::db::{DbError, assistants, jobs, threads};
 use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::Filter;
-use crate::domain::id::{AssistantId, CronId, ThreadId};
+use crate::domain::id::{AssistantId, CronId, ThreadId, WorkerId};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
@@ -12,6 +13,7 @@ on_both!(
     come_back_as_they_went,
     are_due_until_they_are_moved_on,
     are_claimed_by_one,
+    are_lost_to_who_has_claimed_them_when_they_are_changed,
     go_with_what_they_are_for,
     are_sorted
 );
@@ -74,10 +76,26 @@ async fn come_back_as_they_went(db: Db) {
     assert!(!write!(db, |tx| crons::update(tx, &gone)));
 }
 
+async fn claim(db: &Db, now: i64) -> Vec<ClaimedJob> {
+    let worker = WorkerId::mint();
+    write!(db, |tx| jobs::claim(
+        tx,
+        worker,
+        JobKind::Cron,
+        Timestamp(now),
+        Timestamp(now + 100),
+        10
+    ))
+}
+
+fn keys(claimed: &[ClaimedJob]) -> Vec<CronId> {
+    claimed.iter().map(|job| CronId(job.key)).collect()
+}
+
 async fn are_due_until_they_are_moved_on(db: Db) {
     let thread = stored_thread(&db).await;
-    let first = stored(&db, &cron_at(Some(thread), 5)).await;
     let second = stored(&db, &cron_at(None, 6)).await;
+    let first = stored(&db, &cron_at(Some(thread), 5)).await;
     stored(&db, &cron_at(None, 8)).await;
     stored(
         &db,
@@ -95,43 +113,47 @@ async fn are_due_until_they_are_moved_on(db: Db) {
         },
     )
     .await;
-    let due = read!(db, |tx| crons::due(tx, Timestamp(7), None, 10));
-    assert_eq!(
-        due.iter().map(|due| (due.id, due.thread)).collect::<Vec<_>>(),
-        [(first, Some(thread)), (second, None)]
-    );
-    let after = Some(due[0]);
-    let rest = read!(db, |tx| crons::due(tx, Timestamp(7), after, 10));
-    assert_eq!(rest, due[1..]);
-    write!(db, |tx| crons::set_due(tx, first, Some(Timestamp(20))));
-    write!(db, |tx| crons::set_due(tx, second, None));
-    assert_eq!(read!(db, |tx| crons::due(tx, Timestamp(7), None, 10)), []);
+    let due = claim(&db, 7).await;
+    assert_eq!(keys(&due), [first, second]);
+    let job = due[0].clone();
+    assert!(write!(db, |tx| crons::move_on(tx, first, &job, Some(Timestamp(20)))));
+    let job = due[1].clone();
+    assert!(write!(db, |tx| crons::move_on(tx, second, &job, None)));
     assert_eq!(
         read!(db, |tx| crons::find(tx, first)).and_then(|cron| cron.due_at),
         Some(Timestamp(20))
     );
+    assert_eq!(
+        read!(db, |tx| crons::find(tx, second)).and_then(|cron| cron.due_at),
+        None
+    );
+    assert_eq!(keys(&claim(&db, 20).await).len(), 2, "the first one and the third one");
 }
 
 async fn are_claimed_by_one(db: Db) {
     let id = stored(&db, &cron_at(None, 5)).await;
-    assert_eq!(write!(db, |tx| crons::claim(tx, id, Timestamp(4))), None);
-    let claims = (0..8).map(|_| {
-        let db = db.clone();
-        async move {
-            let claim = db.write(move |tx| {
-                Box::pin(async move {
-                    let claimed = crons::claim(tx, id, Timestamp(6)).await?.is_some();
-                    if claimed {
-                        crons::set_due(tx, id, Some(Timestamp(60))).await?;
-                    }
-                    Ok(claimed)
-                })
-            });
-            claim.await.expect("a write")
-        }
-    });
-    let claimed = futures::future::join_all(claims).await;
-    assert_eq!(claimed.iter().filter(|claimed| **claimed).count(), 1);
+    assert_eq!(claim(&db, 4).await, []);
+    let claims = (0..8).map(|_| claim(&db, 6));
+    let claimed = futures::future::join_all(claims).await.concat();
+    assert_eq!(keys(&claimed), [id]);
+}
+
+async fn are_lost_to_who_has_claimed_them_when_they_are_changed(db: Db) {
+    let cron = cron_at(None, 5);
+    let id = stored(&db, &cron).await;
+    let claimed = claim(&db, 6).await;
+    let changed = Cron {
+        due_at: Some(Timestamp(30)),
+        ..cron
+    };
+    assert!(write!(db, |tx| crons::update(tx, &changed)));
+    let job = claimed[0].clone();
+    assert!(!write!(db, |tx| crons::move_on(tx, id, &job, Some(Timestamp(60)))));
+    assert_eq!(
+        read!(db, |tx| crons::find(tx, id)).and_then(|cron| cron.due_at),
+        Some(Timestamp(30))
+    );
+    assert_eq!(keys(&claim(&db, 30).await), [id]);
 }
 
 async fn go_with_what_they_are_for(db: Db) {
@@ -142,10 +164,13 @@ async fn go_with_what_they_are_for(db: Db) {
         ..cron_at(None, 5)
     };
     let of_other = stored(&db, &other).await;
+    let alone = stored(&db, &cron_at(None, 5)).await;
     assert!(write!(db, |tx| threads::delete(tx, thread)));
     assert_eq!(read!(db, |tx| crons::find(tx, on_thread)), None);
     assert!(write!(db, |tx| assistants::delete(tx, AssistantId::of_graph("other"))));
     assert_eq!(read!(db, |tx| crons::find(tx, of_other)), None);
+    assert!(write!(db, |tx| crons::delete(tx, alone)));
+    assert_eq!(read!(db, |tx| jobs::count(tx)), [], "their jobs go as well");
 }
 
 async fn are_sorted(db: Db) {

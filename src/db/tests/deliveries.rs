@@ -1,16 +1,14 @@
-use std::time::Duration;
-
 use super::{Db, on_both, read, write};
 use crate::db::deliveries::{self, Attempt, DeliverySearch};
-use crate::db::workers;
+use crate::db::jobs;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::time::Timestamp;
 
 on_both!(
     come_back_as_they_went,
-    are_claimed_by_one,
-    are_freed_when_their_worker_dies,
+    are_tried_one_attempt_after_the_other,
     are_settled_by_who_has_them,
     are_forgotten
 );
@@ -28,15 +26,15 @@ async fn stored(db: &Db, now: i64) -> Delivery {
     new
 }
 
-async fn claim(db: &Db, worker: WorkerId, now: i64) -> Vec<DeliveryId> {
-    let claimed = write!(db, |tx| deliveries::claim(
+async fn claim(db: &Db, worker: WorkerId, now: i64) -> Vec<ClaimedJob> {
+    write!(db, |tx| jobs::claim(
         tx,
         worker,
+        JobKind::Webhook,
         Timestamp(now),
         Timestamp(now + 100),
         10
-    ));
-    claimed.into_iter().map(|delivery| delivery.id).collect()
+    ))
 }
 
 fn attempt(status: DeliveryStatus, due: i64) -> Attempt {
@@ -107,66 +105,62 @@ async fn come_back_as_they_went(db: Db) {
     }
 }
 
-async fn are_claimed_by_one(db: Db) {
-    let first = stored(&db, 1).await;
-    let second = stored(&db, 5).await;
-    let one = WorkerId::mint();
-    let other = WorkerId::mint();
-    assert_eq!(claim(&db, one, 4).await, [first.id]);
-    assert_eq!(claim(&db, other, 6).await, [second.id]);
-    assert_eq!(claim(&db, other, 50).await, []);
-    assert_eq!(claim(&db, other, 104).await, [first.id], "the claim has run out");
-    let id = first.id;
+async fn are_tried_one_attempt_after_the_other(db: Db) {
+    let id = stored(&db, 1).await.id;
+    let worker = WorkerId::mint();
+    let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
+    assert_eq!(found.next_attempt_at, Some(Timestamp(1)));
+    assert_eq!(found.attempts, 0);
+    assert_eq!(claim(&db, worker, 4).await.len(), 1);
+    let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
+    assert_eq!(found.next_attempt_at, None, "it is being tried");
+    assert_eq!(found.attempts, 1);
+    assert_eq!(claim(&db, worker, 50).await, []);
+    assert_eq!(claim(&db, worker, 104).await.len(), 1, "the claim has run out");
     let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
     assert_eq!(found.attempts, 2);
-    assert_eq!(found.fence, 2);
-    assert_eq!(found.worker, Some(other));
-}
-
-async fn are_freed_when_their_worker_dies(db: Db) {
-    let delivery = stored(&db, 1).await;
-    let one = WorkerId::mint();
-    let other = WorkerId::mint();
-    write!(db, |tx| workers::beat(tx, one, Duration::from_secs(1000)));
-    assert_eq!(claim(&db, one, 4).await, [delivery.id]);
-    // By whatever clock the other one lives: what counts is that of the database.
-    let later = Timestamp(i64::MAX / 2);
-    assert_eq!(write!(db, |tx| deliveries::free_orphans(tx, other, later)), 0);
-    assert_eq!(claim(&db, other, later.0).await, []);
-    write!(db, |tx| workers::beat(tx, one, Duration::ZERO));
-    assert_eq!(
-        write!(db, |tx| deliveries::free_orphans(tx, one, Timestamp(11))),
-        0,
-        "it is at it itself"
-    );
-    assert_eq!(write!(db, |tx| deliveries::free_orphans(tx, other, Timestamp(11))), 1);
-    assert_eq!(claim(&db, other, 11).await, [delivery.id]);
 }
 
 async fn are_settled_by_who_has_them(db: Db) {
-    let delivery = stored(&db, 1).await;
-    let id = delivery.id;
+    let id = stored(&db, 1).await.id;
     let worker = WorkerId::mint();
-    claim(&db, worker, 2).await;
+    let job = claim(&db, worker, 2).await.remove(0);
+    let late = ClaimedJob {
+        fence: job.fence - 1,
+        ..job.clone()
+    };
     let again = attempt(DeliveryStatus::Pending, 60);
-    assert!(!write!(db, |tx| deliveries::settle(tx, (id, 0), &again, Timestamp(3))));
+    assert!(!write!(db, |tx| deliveries::settle(tx, &late, &again, Timestamp(3))));
     let again = attempt(DeliveryStatus::Pending, 60);
-    assert!(write!(db, |tx| deliveries::settle(tx, (id, 1), &again, Timestamp(3))));
+    assert!(write!(db, |tx| deliveries::settle(tx, &job, &again, Timestamp(3))));
     let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
-    assert_eq!(found.due_at, Timestamp(60));
+    assert_eq!(found.next_attempt_at, Some(Timestamp(60)));
     assert_eq!(found.answer, Some(503));
     assert_eq!(found.error.as_deref(), Some("no"));
-    assert_eq!(found.worker, None);
     assert_eq!(found.finished_at, None);
-    claim(&db, worker, 60).await;
+    let job = claim(&db, worker, 60).await.remove(0);
+    assert_eq!(job.attempts, 2);
+    let old = job.clone();
     let dead = attempt(DeliveryStatus::Dead, 60);
-    assert!(write!(db, |tx| deliveries::settle(tx, (id, 2), &dead, Timestamp(61))));
+    assert!(write!(db, |tx| deliveries::settle(tx, &job, &dead, Timestamp(61))));
     assert_eq!(claim(&db, worker, 1000).await, []);
+    let found = read!(db, |tx| deliveries::find(tx, id)).expect("it is there");
+    assert_eq!(found.attempts, 2);
+    assert_eq!(found.next_attempt_at, None);
     let renewed = write!(db, |tx| deliveries::renew(tx, id, Timestamp(70))).expect("it is there");
     assert_eq!(renewed.status, DeliveryStatus::Pending);
     assert_eq!(renewed.attempts, 0);
     assert_eq!(renewed.finished_at, None);
-    assert_eq!(claim(&db, worker, 70).await, [id]);
+    let mut claimed = claim(&db, worker, 70).await;
+    assert_eq!(claimed.len(), 1);
+    let delivered = attempt(DeliveryStatus::Delivered, 70);
+    assert!(
+        !write!(db, |tx| deliveries::settle(tx, &old, &delivered, Timestamp(71))),
+        "an attempt of before is not one of now"
+    );
+    let delivered = attempt(DeliveryStatus::Delivered, 70);
+    let job = claimed.remove(0);
+    assert!(write!(db, |tx| deliveries::settle(tx, &job, &delivered, Timestamp(71))));
     assert_eq!(
         write!(db, |tx| deliveries::renew(tx, DeliveryId::mint(), Timestamp(70))),
         None
@@ -177,10 +171,11 @@ async fn are_forgotten(db: Db) {
     let old = stored(&db, 1).await;
     let new = stored(&db, 1).await;
     let pending = stored(&db, 1).await;
-    claim(&db, WorkerId::mint(), 2).await;
+    let claimed = claim(&db, WorkerId::mint(), 2).await;
     for (id, now) in [(old.id, 10), (new.id, 20)] {
         let done = attempt(DeliveryStatus::Delivered, 1);
-        assert!(write!(db, |tx| deliveries::settle(tx, (id, 1), &done, Timestamp(now))));
+        let job = claimed.iter().find(|job| job.key == id.0).expect("its job").clone();
+        assert!(write!(db, |tx| deliveries::settle(tx, &job, &done, Timestamp(now))));
     }
     assert_eq!(write!(db, |tx| deliveries::sweep(tx, Timestamp(20), 10)), 1);
     let old = old.id;

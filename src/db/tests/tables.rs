@@ -45,13 +45,14 @@ async fn tables_are_the_same_on_both_engines() {
             "definition_versions",
             "definitions",
             "deliveries",
-            "errands",
             "events",
             "idempotency_keys",
             "interrupts",
             "item_vectors",
             "items",
+            "jobs",
             "probes",
+            "remote_runs",
             "runs",
             "thread_terms",
             "threads",
@@ -90,11 +91,13 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
 const SEARCHES: [(&str, &str); 35] = [
     (
-        "select delivery_id from deliveries where status = 'pending' and due_at <= 5 order by due_at, delivery_id limit 9",
-        "deliveries_due",
+        "select job_id from jobs where kind = 'cron' and due_at <= 5 and (worker is null or worker = {id}) \
+         order by due_at, job_id limit 9",
+        "jobs_due",
     ),
     (
-        "select * from deliveries order by created_at desc, delivery_id desc limit 9",
+        "select d.delivery_id, j.due_at from deliveries d left join jobs j on j.kind = 'webhook' and j.key = d.delivery_id \
+         order by d.created_at desc, d.delivery_id desc limit 9",
         "deliveries_by_created",
     ),
     (
@@ -110,11 +113,7 @@ const SEARCHES: [(&str, &str); 35] = [
          order by finished_at, delivery_id limit 9",
         "deliveries_finished",
     ),
-    (
-        "select cron_id from crons where enabled and due_at is not null and due_at <= 5 and (due_at, cron_id) > (1, {id}) \
-         order by due_at, cron_id limit 9",
-        "crons_due",
-    ),
+    ("select min(due_at) from jobs where kind = 'cron'", "jobs_due"),
     (
         "select * from crons order by thread_id nulls first, created_at, cron_id limit 9",
         "crons_by_thread",
@@ -285,8 +284,9 @@ async fn queries_use_indexes_on_postgres() {
         insert into crons select gen_random_uuid(), '00000000-0000-7000-8000-000000000001', thread_id, '', null, created_at, true, true, created_at, \
         '', '', metadata, created_at, created_at from threads; \
         insert into deliveries select gen_random_uuid(), thread_id, thread_id, '', '', \
-        case created_at % 100 when 0 then 'pending' else 'delivered' end, 1, null, null, created_at, null, 1, created_at, \
+        case created_at % 100 when 0 then 'pending' else 'delivered' end, 1, null, null, created_at, \
         case created_at % 100 when 0 then null else created_at end from threads; \
+        insert into jobs select gen_random_uuid(), 'cron', cron_id, thread_id, assistant_id, created_at, 0, null, 0 from crons; \
         insert into items select 'u.' || n / 50 || '.', 'k' || n, '{}', null, case n % 10 when 0 then n end, 0, 0 \
         from generate_series(1, 5000) n; analyze";
     let Some(database) = postgres::fresh_database().await else {

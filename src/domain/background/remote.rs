@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Sight, TaskStatus};
+use crate::domain::backoff::{Backoff, spread};
 use crate::domain::time::Timestamp;
 
 /// When tasks on other servers are looked at.
@@ -35,13 +36,8 @@ impl Default for Looks {
 impl Looks {
     /// How long it is waited after so many looks in vain; tasks of one server shall not all be looked at at one moment.
     pub fn pause(&self, looks: u32, task: Uuid) -> Duration {
-        self.spread(self.first.saturating_mul(1 << looks.min(20)).min(self.longest), task)
-    }
-
-    /// A pause of about this length.
-    pub fn spread(&self, pause: Duration, task: Uuid) -> Duration {
-        let share = u32::from(task.as_bytes()[15]);
-        pause * 3 / 4 + pause * share / 512
+        let backoff = Backoff::doubling(self.first, self.longest);
+        spread(backoff.pause(looks.saturating_add(1)), task)
     }
 }
 
@@ -75,13 +71,13 @@ pub struct RemoteWork {
     /// Whether it is to be stopped there.
     pub unwanted: bool,
     /// How often it was looked at in vain since something changed.
-    pub looks: u32,
+    pub attempts: u32,
     /// Since when its server is out of reach.
     pub lost_since: Option<Timestamp>,
-    /// When it is to be looked at again; not at all when none.
+    /// When it is to be polled next; not at all when none. That is written, and not read: it is the job's.
     pub due_at: Option<Timestamp>,
-    /// Grows with whoever takes it up: what was seen under an older number is not written any more.
-    pub fence: i64,
+    /// Grows with each change: what was seen under an older number is not written any more.
+    pub version: i64,
 }
 
 impl RemoteWork {
@@ -126,7 +122,7 @@ impl RemoteWork {
             Ok(seen) => {
                 let before = self.seen.as_ref().map(|before| (&before.run, before.status));
                 let is_same = before == Some((&seen.run, seen.status));
-                let count = if is_same { self.looks + 1 } else { 0 };
+                let count = if is_same { self.attempts + 1 } else { 0 };
                 // More comes of a task that waits, unless nobody wants it.
                 let since = self
                     .seen
@@ -148,18 +144,18 @@ impl RemoteWork {
                 let goes_on = !is_over;
                 Self {
                     unwanted: self.unwanted && goes_on,
-                    looks: count,
+                    attempts: count,
                     lost_since: None,
                     due_at: goes_on.then(|| now.plus(looks.pause(count, task))),
                     seen: Some(seen),
-                    fence: self.fence,
+                    version: self.version,
                 }
             }
             Err(reason) => {
                 let since = self.lost_since.unwrap_or(now);
-                let count = self.looks + 1;
+                let count = self.attempts + 1;
                 let mut work = Self {
-                    looks: count,
+                    attempts: count,
                     lost_since: Some(since),
                     ..self.clone()
                 };
@@ -213,7 +209,7 @@ mod tests {
         }
         assert_eq!(pauses, [2, 4, 8, 8, 8]);
         let other = after(&work, Ok(Sight::of("r2", TaskStatus::Running)), 9);
-        assert_eq!(other.looks, 0);
+        assert_eq!(other.attempts, 0);
         assert_eq!(other.due_at, Some(second(10)));
         let done = after(&other, Ok(Sight::of("r2", TaskStatus::Success)), 10);
         assert_eq!(done.due_at, None);

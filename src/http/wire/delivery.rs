@@ -67,7 +67,6 @@ impl From<DeliveryStatus> for DeliveryStatusWord {
 impl From<Delivery> for DeliveryView {
     /// Without what is sent.
     fn from(delivery: Delivery) -> Self {
-        let waits = delivery.status == DeliveryStatus::Pending && delivery.worker.is_none();
         Self {
             delivery_id: delivery.id.0,
             run_id: delivery.run.0,
@@ -75,7 +74,7 @@ impl From<Delivery> for DeliveryView {
             url: delivery.url,
             status: delivery.status.into(),
             attempts: delivery.attempts,
-            next_attempt_at: waits.then(|| delivery.due_at.to_string()),
+            next_attempt_at: delivery.next_attempt_at.map(|at| at.to_string()),
             response_status: delivery.answer,
             error: delivery.error,
             created_at: delivery.created_at.to_string(),

@@ -138,7 +138,7 @@ impl Runs {
             let house = runs.0.house();
             let (permit, occasion) = runs.occasion();
             let begun = runs.0.db.write(move |tx| job(tx, (house, occasion))).await?;
-            runs.0.waker.arm();
+            runs.0.jobs.has_tasks(true);
             Ok(begun.map(|begun| match begun {
                 Begun::Now(admitted) => runs.take_up(*admitted, permit),
                 Begun::Before(run) => *run,

@@ -2,10 +2,10 @@
 //!
 //! On this server a task is begun in one transaction with the record of who asked for it, under ids that follow from the tool call: a call
 //! that is made again after a crash finds what it began. What becomes of it is a fact in the tables from the moment its run
-//! ends; an agent at work sees it by itself, and one that is idle is woken, see [`wake`].
+//! ends; an agent at work sees it by itself, and one that is idle is told by a job, `jobs/notify_parent.rs`.
 //!
-//! What another server does is written down here first, begun there under ids that follow from the call as well, and looked
-//! at until it is over, see [`remote`] and [`lookout`]. What was seen is kept, so that telling it is the same for both.
+//! What another server does is written down here first, begun there under ids that follow from the call as well, and polled
+//! until it is over, see [`remote`] and `jobs/poll_remote.rs`. What was seen is kept, so that telling it is the same for both.
 //!
 //! Cancelling the run that asked does not stop the task: it belongs to the conversation, not to the run. So does one that a
 //! subagent has begun: as long as the subagent works it is told what comes of it, and then the main agent is.
@@ -26,19 +26,15 @@ use crate::tool::Scope;
 use crate::tool::background::{Order, Tasks};
 
 mod approvals;
-mod errands;
+mod awaited;
 mod local;
-mod lookout;
-mod remote;
+pub(super) mod remote;
 mod room;
-mod settled;
-mod sight;
-mod wake;
+pub(super) mod sight;
 
-pub(super) use errands::note as note_errand;
+pub(super) use awaited::note_remote_run;
 pub(super) use local::place;
 pub use sight::known_of;
-pub(super) use wake::Waker;
 
 /// How many background tasks may lie one above the other when nobody says how deep delegations may nest.
 const DEEPEST: u32 = 4;
@@ -94,11 +90,6 @@ impl Tasks for Runs {
 }
 
 impl Runs {
-    /// Looks after background tasks, here and on other servers, and tells what comes of them. Ends with the server.
-    pub(super) async fn look_after_tasks(self) {
-        futures::future::join(self.clone().keep_waking(), self.keep_looking()).await;
-    }
-
     /// The record of a task that this conversation has begun.
     async fn own(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskRecord, String> {
         let id = task
@@ -222,7 +213,12 @@ fn wish_to_give_up(scope: &Scope, thread: ThreadId, graph_id: &str) -> Wish {
     wish(thread, AssistantRef::Graph(graph_id.to_owned()), request, metadata)
 }
 
-fn wish(thread: ThreadId, assistant: AssistantRef, request: RunRequest, metadata: Map<String, Value>) -> Wish {
+pub(super) fn wish(
+    thread: ThreadId,
+    assistant: AssistantRef,
+    request: RunRequest,
+    metadata: Map<String, Value>,
+) -> Wish {
     Wish {
         target: Target::ThreadOrNew(thread),
         assistant,
@@ -234,7 +230,7 @@ fn wish(thread: ThreadId, assistant: AssistantRef, request: RunRequest, metadata
 }
 
 /// A request whose run can be followed in every way.
-fn followed() -> RunRequest {
+pub(super) fn followed() -> RunRequest {
     let stream_mode = MODES.map(str::to_owned).into();
     RunRequest {
         stream_mode,

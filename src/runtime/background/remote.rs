@@ -2,7 +2,7 @@
 //!
 //! A task is written down before its server hears of it, and what comes of it afterwards. In between this server may die:
 //! thread and key of the work follow from the call, so that the call finds what it began when it is made again; and if it is
-//! not, the [`lookout`](super::lookout) finds what it left.
+//! not, the job [`poll_remote`](crate::runtime::jobs) finds what it left.
 
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ use crate::tool::background::Order;
 
 /// How long it is tried to begin work there while the agent waits for it.
 pub(super) const BEGINS_WITHIN: Duration = Duration::from_secs(30);
-/// How much later the lookout may think that nobody tries any more.
+/// How much later it may be polled, and found that nobody tries any more.
 const MARGIN: Duration = Duration::from_secs(60);
 /// How long it is waited for a server to say how a task stands.
-pub(super) const LOOKS_FOR: Duration = Duration::from_secs(5);
+pub(in crate::runtime) const LOOKS_FOR: Duration = Duration::from_secs(5);
 /// How often it is looked whether cancelled work has stopped.
 const PAUSE: Duration = Duration::from_millis(100);
 /// What is said of work of which there is no trace any more.
@@ -224,7 +224,10 @@ impl Runs {
 
     /// Where a task is done, and who does it, as the definition says that its conversation has now; or else the one with
     /// which it was begun.
-    pub(super) async fn workplace(&self, record: &TaskRecord) -> Result<(Workplace, SubagentDefinition), String> {
+    pub(in crate::runtime) async fn workplace(
+        &self,
+        record: &TaskRecord,
+    ) -> Result<(Workplace, SubagentDefinition), String> {
         let url = record.url.as_deref().unwrap_or_default();
         let parent = record.starter();
         let run = self
@@ -275,8 +278,8 @@ impl Runs {
         let work = RemoteWork::default().after(Ok(seen), self.moment(record), self.0.registry.workshop.peers.looks());
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
-        self.0.waker.arm();
-        self.0.waker.lookout.ring();
+        self.0.jobs.has_tasks(true);
+        self.0.jobs.wake();
         Ok(run)
     }
 
@@ -291,29 +294,29 @@ impl Runs {
                 self.moment(record),
                 self.0.registry.workshop.peers.looks(),
             );
-            self.write_down(record, after, Some(before.fence)).await?;
+            self.write_down(record, after, Some(before.version)).await?;
         }
         Ok(seen)
     }
 
     /// A task and the present instant.
-    pub(super) fn moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
+    pub(in crate::runtime) fn moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
         (record.task.0, self.0.clock.now())
     }
 
     /// Writes down what is known of a task from now on, whoever looks at it.
     pub(super) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
         self.write_down(record, work, None).await?;
-        self.0.waker.lookout.ring();
+        self.0.jobs.wake();
         Ok(())
     }
 
-    async fn write_down(&self, record: &TaskRecord, work: RemoteWork, fence: Option<i64>) -> Result<(), String> {
+    async fn write_down(&self, record: &TaskRecord, work: RemoteWork, version: Option<i64>) -> Result<(), String> {
         let record = record.clone();
         let write = self
             .0
             .db
-            .write(move |tx| Box::pin(async move { note_down(tx, &record, &work, fence).await }));
+            .write(move |tx| Box::pin(async move { note_down(tx, &record, &work, version).await }));
         write.await.map(drop).map_err(fault)
     }
 
@@ -333,13 +336,14 @@ impl Runs {
             ..RemoteWork::default()
         };
         let parent = scope.thread;
+        let record = record.clone();
         let budget = scope.budget.clone();
         let write = self.0.db.write(move |tx| {
             Box::pin(async move {
                 match is_certain {
                     true => db::background::remote::forget(tx, task).await?,
                     false => {
-                        db::background::remote::note(tx, task, &dropped, None).await?;
+                        db::background::remote::note(tx, &record, &dropped, None).await?;
                         db::background::told(tx, task, None, false).await?;
                     }
                 }
@@ -350,18 +354,18 @@ impl Runs {
         if let Err(error) = write.await {
             return fault(error);
         }
-        self.0.waker.lookout.ring();
+        self.0.jobs.wake();
         text
     }
 }
 
 /// Writes down what is known of a task from now on, and what it has used: that counts for all trees for which it works. What
 /// is told is what all of it has used, so it counts once however often it is told.
-pub(super) async fn note_down(
+pub(in crate::runtime) async fn note_down(
     tx: &mut Tx<'_>,
     record: &TaskRecord,
     work: &RemoteWork,
-    fence: Option<i64>,
+    version: Option<i64>,
 ) -> DbResult<bool> {
     if let Some(told) = work.seen.as_ref().and_then(|seen| seen.used) {
         let before = db::background::remote::used(tx, record.task).await?;
@@ -373,7 +377,7 @@ pub(super) async fn note_down(
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
-    db::background::remote::note(tx, record.task, work, fence).await
+    db::background::remote::note(tx, record, work, version).await
 }
 
 /// Writes a task down that is about to begin, if that is allowed; or finds it again.
@@ -410,7 +414,7 @@ async fn go_on(
         return Ok(Err(refusal));
     }
     db::background::watch(tx, task).await?;
-    db::background::remote::note(tx, task, expected, None).await?;
+    db::background::remote::note(tx, &record, expected, None).await?;
     Ok(Ok(()))
 }
 
@@ -448,7 +452,7 @@ fn request(scope: &Scope, order: Order<'_>, record: &TaskRecord) -> RunOrder {
 }
 
 /// Stops what is done there, and says how it stands then, or after `patience`; what waits for a human is given up.
-pub(super) async fn stop(
+pub(in crate::runtime) async fn stop(
     place: &Workplace,
     agent: &SubagentDefinition,
     patience: Duration,
@@ -473,7 +477,7 @@ pub(super) async fn stop(
 }
 
 /// Work of which there is no trace any more.
-pub(super) fn gone(run: String) -> Sight {
+pub(in crate::runtime) fn gone(run: String) -> Sight {
     Sight {
         error: Some(GONE.to_owned()),
         ..Sight::of(run, TaskStatus::Error)
@@ -481,7 +485,7 @@ pub(super) fn gone(run: String) -> Sight {
 }
 
 /// Why an agent there was of no use, in a sentence.
-pub(super) fn unavailable(record: &TaskRecord, place: &Workplace, error: &PeerError) -> String {
+pub(in crate::runtime) fn unavailable(record: &TaskRecord, place: &Workplace, error: &PeerError) -> String {
     format!("The agent `{}` at {}: {error}.", record.graph_id, place.peer.place())
 }
 

@@ -57,7 +57,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
 }
 
 /// How the task on this thread stands.
-pub(super) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Sight> {
+pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Sight> {
     let Standing { run, status, asked } = standing(tx, thread).await?;
     let Some(run) = run else {
         let error = "The thread of the task, or its work there, was deleted.".to_owned();

@@ -20,14 +20,13 @@ use super::{McpLimits, Spawn, http, message, sse};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
+use crate::domain::backoff::Backoff;
 use crate::domain::machine::Failure;
 use crate::tool::remote;
 
-/// The pause before the first reconnection; it doubles with each attempt.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The maximum pause before a reconnection.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// The duration of a connection after which the pause is reset to [`FIRST_PAUSE`].
+/// The pauses before a reconnection.
+const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(250), Duration::from_secs(60));
+/// The duration of a connection after which the next pause is the first again.
 const PAUSE_RESET_AFTER: Duration = Duration::from_secs(10);
 /// The minimum time between two `tools/list` requests.
 const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
@@ -117,7 +116,7 @@ impl McpServer {
         (endpoint, limits): (Endpoint, McpLimits),
         spawn: Spawn,
     ) -> Self {
-        let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(FIRST_PAUSE);
+        let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(BACKOFF.first);
         Self {
             name: name.to_owned(),
             endpoint,
@@ -154,7 +153,7 @@ impl McpServer {
 
     /// Connects, and reconnects whenever the connection is lost, until `soft` is cancelled.
     pub(super) async fn run(self: Arc<Self>, soft: CancellationToken) {
-        let mut pause = FIRST_PAUSE;
+        let mut failures = 1;
         while !soft.is_cancelled() {
             let begun = Instant::now();
             let opened = timeout(self.start_timeout, self.connect());
@@ -171,12 +170,12 @@ impl McpServer {
                 Some(Err(_)) => tracing::warn!(server = self.name, "connecting to an MCP server timed out"),
             }
             self.attempted.send_replace(true);
-            pause = if begun.elapsed() > PAUSE_RESET_AFTER {
-                FIRST_PAUSE
+            failures = if begun.elapsed() > PAUSE_RESET_AFTER {
+                1
             } else {
-                (pause * 2).min(MAX_PAUSE)
+                failures + 1
             };
-            let pause_or_call = timeout(pause, self.connection_wanted.notified());
+            let pause_or_call = timeout(BACKOFF.pause(failures), self.connection_wanted.notified());
             soft.run_until_cancelled(pause_or_call).await;
         }
         self.attempted.send_replace(true);

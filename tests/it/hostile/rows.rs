@@ -243,10 +243,9 @@ async fn others_are_served(server: &TestServer, ear: &Ear, what: &str, threads: 
     let timed = server.human("agent").await;
     let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
     let cron = client.post(&timed.path("/runs/crons"), cron).await.ok();
-    sql(server, "update crons set due_at = 1 where due_at is not null").await;
     sql(
         server,
-        "update deliveries set due_at = 1 where status = 'pending' and worker is null",
+        "update jobs set due_at = 1 where kind in ('cron', 'webhook') and worker is null",
     )
     .await;
     assert_eq!(
@@ -479,11 +478,11 @@ on_both_engines! {
         let poisoned = breaks_each_column(&server, Poison::TooDeep).await;
         for expected in [
             ("assistants", "config"), ("assistants", "metadata"), ("background_tasks", "ancestry"),
-            ("background_tasks", "seen"), ("background_tasks", "used"), ("checkpoints", "before"),
+            ("checkpoints", "before"),
             ("checkpoints", "position"), ("checkpoints", "writes"), ("crons", "payload"), ("crons", "request"),
             ("definitions", "body"), ("deliveries", "body"), ("events", "body"), ("idempotency_keys", "body"),
-            ("interrupts", "before"), ("interrupts", "interrupt"), ("items", "value"), ("runs", "metadata"),
-            ("runs", "path"), ("runs", "request"), ("threads", "config"), ("threads", "metadata"),
+            ("interrupts", "before"), ("interrupts", "interrupt"), ("items", "value"), ("remote_runs", "seen"), ("remote_runs", "used"),
+            ("runs", "metadata"), ("runs", "path"), ("runs", "request"), ("threads", "config"), ("threads", "metadata"),
         ] {
             assert!(poisoned.iter().any(|(table, column)| (table.as_str(), column.as_str()) == expected), "{expected:?}");
         }

@@ -1,79 +1,51 @@
-//! Wakes idle agents when something has come of their background tasks.
+//! Tells idle agents the outcome of their background tasks.
+//!
+//! An outcome is a fact in the tables from the moment the run of the task ends, whichever process ends it, and it can be told
+//! from the moment the agent is idle. So nobody schedules it: it is looked for agents who are to be told something.
 //!
 //! A run is started on the thread of the agent, with what there is to tell as its input, in the transaction that notes that
 //! it was told. Before, the state of the agent is asked whether it knows already: an agent that was at work when the task
 //! ended has seen it by itself. So an outcome is told once, whichever of them is first and on however many servers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde_json::{Map, Value, json};
-use tokio::sync::Notify;
-use tokio::time::timeout;
 
-use super::lookout::Lookout;
-use super::{sight, wish};
+use super::{JobHandler, JobLimits, JobOutcome};
+use crate::db::jobs::JobOwner;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{BackgroundTask, FIELD, Sight, TaskRecord, TaskRun, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
+use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::{Multitask, RunRequest};
 use crate::domain::state::State;
 use crate::domain::thread::ThreadStatus;
 use crate::runtime::admission::{self, Admitted, House, Occasion};
+use crate::runtime::background::{followed, sight, wish};
 use crate::runtime::{AssistantRef, Runs, Target, Wish};
 
-/// How often it is looked whether there is something to tell, even if nobody rang: another server may have ended a task.
-const LOOK: Duration = Duration::from_secs(1);
 /// How many agents are looked up at once.
 const AT_ONCE: i64 = 64;
+/// For how long they are claimed: longer than it takes to start their runs.
+const LEASE: Duration = Duration::from_secs(60);
 
-/// Says when it is worth looking whether an agent is to be woken.
-#[derive(Debug, Default)]
-pub(in crate::runtime) struct Waker {
-    bell: Notify,
-    /// Whether there may be tasks whose outcome is not known.
-    armed: AtomicBool,
-    /// Says when tasks on other servers are to be looked at.
-    pub(super) lookout: Lookout,
-}
+pub(super) struct NotifyParentHandler;
 
-impl Waker {
-    /// Notes that there is a task.
-    pub(super) fn arm(&self) {
-        self.armed.store(true, Ordering::Release);
+#[async_trait]
+impl JobHandler for NotifyParentHandler {
+    fn limits(&self) -> JobLimits {
+        JobLimits { at_once: 1, batch: 64 }
     }
 
-    /// Notes that something has come of a task.
-    pub(super) fn ring(&self) {
-        self.bell.notify_one();
+    fn lease(&self, _: &Runs) -> Duration {
+        LEASE
     }
 
-    /// Notes that a run has ended; `of_task` if it was that of a task.
-    pub(in crate::runtime) fn run_ended(&self, of_task: bool) {
-        if of_task || self.armed.load(Ordering::Acquire) {
-            self.bell.notify_one();
-        }
-    }
-}
-
-impl Runs {
-    /// Wakes agents as something comes of their tasks. Ends with the server.
-    pub(in crate::runtime) async fn keep_waking(self) {
-        let soft = self.0.shutdown.soft().clone();
-        while !soft.is_cancelled() {
-            if let Err(error) = self.wake_parents().await {
-                tracing::warn!(%error, "could not look for background tasks that are over");
-            }
-            soft.run_until_cancelled(timeout(LOOK, self.0.waker.bell.notified()))
-                .await;
-        }
-    }
-
-    /// Goes once through all agents that may have to be woken. One that cannot be woken holds up no other.
-    async fn wake_parents(&self) -> DbResult<()> {
-        self.0.waker.armed.store(false, Ordering::Release);
-        let read = self.0.db.read(|tx| {
+    async fn discover(&self, runs: &Runs) -> DbResult<()> {
+        runs.0.jobs.has_tasks(false);
+        let read = runs.0.db.read(|tx| {
             Box::pin(async move {
                 Ok((
                     db::background::any_watched(tx).await?,
@@ -81,24 +53,46 @@ impl Runs {
                 ))
             })
         });
-        let (any, parents) = read.await.inspect_err(|_| self.0.waker.arm())?;
+        let (any, parents) = read.await.inspect_err(|_| runs.0.jobs.has_tasks(true))?;
         if any {
-            self.0.waker.arm();
+            runs.0.jobs.has_tasks(true);
         }
+        let now = runs.0.clock.now();
         for parent in parents {
-            let Err(error) = self.wake(parent).await else { continue };
-            tracing::warn!(thread = %parent, %error, "could not tell an agent what came of a background task");
+            let owner = JobOwner {
+                thread: Some(parent),
+                assistant: None,
+            };
+            let kind = JobKind::NotifyParent;
+            let write = runs
+                .0
+                .db
+                .write(move |tx| Box::pin(db::jobs::ensure(tx, kind, parent.0, owner, now)));
+            if let Err(error) = write.await {
+                tracing::warn!(thread = %parent, %error, "could not schedule that an agent is told of its background tasks");
+            }
+        }
+        Ok(())
+    }
+
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+        let parent = ThreadId(job.key);
+        if let Err(error) = runs.wake(parent).await {
+            tracing::warn!(thread = %parent, %error, "could not tell an agent the outcome of a background task");
             if error.is_corrupt() {
-                let write = self
+                let write = runs
                     .0
                     .db
                     .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
                 write.await?;
             }
         }
-        Ok(())
+        // Should there be more, it is found again.
+        Ok(JobOutcome::Done)
     }
+}
 
+impl Runs {
     async fn wake(&self, parent: ThreadId) -> DbResult<()> {
         let house = self.0.house();
         let (permit, occasion) = self.occasion();
@@ -219,7 +213,7 @@ fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, Ru
         config,
         context,
         multitask: Multitask::Reject,
-        ..super::followed()
+        ..followed()
     };
     let parent = last.parent_thread;
     let assistant = AssistantRef::Id(last.parent_assistant);

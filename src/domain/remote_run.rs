@@ -1,11 +1,11 @@
-//! Errands: work of subagents that is done on other servers while a run here waits for it.
+//! Work that another server does for a subagent, while the run of the subagent waits for it.
 
 use super::id::{Digest, RunId};
 use super::time::Timestamp;
 
-/// What the server remembers of such work, so that nothing is left of it when nobody wants it any more.
+/// What is kept of such work, so that nothing is left of it when nobody wants it any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RemoteErrand {
+pub struct RemoteRun {
     /// The run of the subagent.
     pub run: RunId,
     /// The agent whose definition names it.
@@ -16,8 +16,6 @@ pub struct RemoteErrand {
     pub agent: String,
     /// The server that does the work.
     pub url: String,
-    /// How often that was not to be reached.
-    pub looks: u32,
-    /// Since when.
+    /// Since when that is out of reach.
     pub lost_since: Option<Timestamp>,
 }

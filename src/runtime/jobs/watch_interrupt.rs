@@ -4,88 +4,91 @@
 //! here. If not, a run goes on with the subagent: the question counts as answered, by nobody here, in the transaction that
 //! starts the run. What came of it is seen there by whoever does the subagent's work.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde_json::{Map, json};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::followed;
-use super::lookout::LOOK;
+use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::interrupts::{Asked, AskedStatus};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{Sight, TaskStatus};
+use crate::domain::backoff::spread;
 use crate::domain::checkpoint::Lane;
-use crate::domain::errand::RemoteErrand;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::interrupt::settled_elsewhere;
+use crate::domain::job::ClaimedJob;
+use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{Command, Multitask, Resume, RunRequest, RunStatus};
-use crate::domain::time::Timestamp;
 use crate::peer::is_asked;
 use crate::runtime::admission::{self, Admitted, House, Occasion};
+use crate::runtime::background::followed;
 use crate::runtime::{AssistantRef, Runs, Target, Wish};
 
-/// For how long one is taken up: longer than a look can take.
-const CLAIM: Duration = Duration::from_secs(30);
+/// How much work is scheduled in one transaction.
+const AT_ONCE: i64 = 64;
+/// For how long it is claimed: longer than a look can take.
+const LEASE: Duration = Duration::from_secs(30);
 
-impl Runs {
-    /// Looks at those subagents on other servers that wait for a human here and are due. Returns when the next one is, if
-    /// any waits.
-    pub(super) async fn look_for_answers(&self) -> DbResult<Option<Timestamp>> {
-        let next = self.0.db.read(|tx| Box::pin(db::errands::next_look(tx))).await?;
-        let now = self.0.clock.now();
-        if next.is_none_or(|next| next > now) {
-            return Ok(next);
+pub(super) struct WatchInterruptHandler;
+
+#[async_trait]
+impl JobHandler for WatchInterruptHandler {
+    fn limits(&self) -> JobLimits {
+        JobLimits { at_once: 32, batch: 1 }
+    }
+
+    fn lease(&self, _: &Runs) -> Duration {
+        LEASE
+    }
+
+    async fn discover(&self, runs: &Runs) -> DbResult<()> {
+        let read = runs.0.db.read(|tx| Box::pin(db::remote_runs::any_unwatched(tx)));
+        if !read.await? {
+            return Ok(());
         }
-        let until = now.plus(CLAIM);
-        let slots = &self.0.waker.lookout.slots;
-        let limit = i64::try_from(slots.available_permits()).unwrap_or(i64::MAX);
-        if limit == 0 {
-            // Who has looked rings when there is room.
-            return Ok(Some(now.plus(LOOK)));
-        }
-        let claim = self
+        let now = runs.0.clock.now();
+        let write = runs
             .0
             .db
-            .write(move |tx| Box::pin(db::errands::claim_waiting(tx, now, until, limit)));
-        for errand in claim.await? {
-            let permit = Arc::clone(slots).try_acquire_owned().ok();
-            drop(self.0.shutdown.spawn(
-                "question of another server",
-                self.clone().look_for_answer(errand, permit),
-            ));
-        }
-        Ok(Some(now))
+            .write(move |tx| Box::pin(db::remote_runs::schedule_watching(tx, now, AT_ONCE)));
+        write.await
     }
 
-    async fn look_for_answer(self, errand: RemoteErrand, permit: Option<OwnedSemaphorePermit>) {
-        let soft = self.0.shutdown.soft().clone();
-        // Another server looks at it when the claim runs out.
-        let Some(looked) = soft.run_until_cancelled(self.settle(&errand)).await else {
-            return;
-        };
-        if let Err(error) = looked {
-            tracing::warn!(run = %errand.run, %error, "could not note whether a question was answered at another server");
-        }
-        drop(permit);
-        self.0.waker.lookout.ring();
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+        let soft = runs.0.shutdown.soft().clone();
+        // Another server looks at it when this one is gone.
+        let looked = soft.run_until_cancelled(runs.look_for_answer(RunId(job.key))).await;
+        looked.unwrap_or(Ok(JobOutcome::Settled))
     }
+}
 
+impl Runs {
     /// Looks once whether the questions of a subagent are still asked where it works, and goes on with it if not.
-    async fn settle(&self, errand: &RemoteErrand) -> DbResult<()> {
-        let child = errand.run;
-        let asked = self.0.db.read(move |tx| Box::pin(asked_by(tx, child))).await?;
-        let Some(newest) = asked.iter().map(|asked| asked.created_at).max() else {
-            return Ok(());
+    async fn look_for_answer(&self, child: RunId) -> DbResult<JobOutcome> {
+        let read = self.0.db.read(move |tx| {
+            Box::pin(async move {
+                let work = match db::remote_runs::waits(tx, child).await? {
+                    true => db::remote_runs::find(tx, child).await?,
+                    false => None,
+                };
+                Ok((work, asked_by(tx, child).await?))
+            })
+        });
+        let (work, asked) = read.await?;
+        let newest = asked.iter().map(|asked| asked.created_at).max();
+        // When it waits again it is scheduled anew.
+        let (Some(work), Some(newest)) = (work, newest) else {
+            return Ok(JobOutcome::Done);
         };
-        let is_settled = match self.place_of(errand).await {
-            Ok((place, _)) => match timeout(CLAIM / 2, place.look()).await {
+        let is_settled = match self.place_of(&work).await {
+            Ok((place, _)) => match timeout(LEASE / 2, place.look()).await {
                 Ok(Ok(seen)) => is_settled(&asked, seen.as_ref()),
-                Ok(Err(error)) => out_of_reach(errand, &error.to_string()),
-                Err(_) => out_of_reach(errand, "it took too long"),
+                Ok(Err(error)) => out_of_reach(&work, &error.to_string()),
+                Err(_) => out_of_reach(&work, "it took too long"),
             },
-            Err(reason) => out_of_reach(errand, &reason),
+            Err(reason) => out_of_reach(&work, &reason),
         };
         if is_settled {
             self.go_on_with(asked, child).await?;
@@ -94,11 +97,7 @@ impl Runs {
         let now = self.0.clock.now();
         let looks = self.0.registry.workshop.peers.looks();
         let pause = now.since(newest).clamp(looks.first, looks.longest);
-        let look_at = now.plus(looks.spread(pause, child.0));
-        self.0
-            .db
-            .write(move |tx| Box::pin(db::errands::look_later(tx, child, look_at)))
-            .await
+        Ok(JobOutcome::Again(now.plus(spread(pause, child.0))))
     }
 
     /// Starts the run that goes on with a subagent whose questions were settled, unless somebody was quicker.
@@ -145,8 +144,8 @@ fn is_settled(asked: &[Asked], seen: Option<&Sight>) -> bool {
     !asked.iter().all(is_open)
 }
 
-fn out_of_reach(errand: &RemoteErrand, reason: &str) -> bool {
-    tracing::debug!(run = %errand.run, agent = %errand.agent, reason, "a server that asks was not to be seen");
+fn out_of_reach(work: &RemoteRun, reason: &str) -> bool {
+    tracing::debug!(run = %work.run, agent = %work.agent, reason, "a server that asks was not to be seen");
     false
 }
 

@@ -1,0 +1,245 @@
+//! Jobs: what is to be done later, who does it, and since when.
+
+use sqlx::{QueryBuilder, query, query_as};
+use uuid::Uuid;
+
+use super::engine::on_engine;
+use super::json::{Cell, readable};
+use super::workers::is_alive;
+use super::{DbResult, Tx};
+use crate::domain::id::{AssistantId, JobId, ThreadId, WorkerId};
+use crate::domain::job::{ClaimedJob, JobKind};
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "jobs";
+
+#[derive(sqlx::FromRow)]
+struct JobRow {
+    job_id: Uuid,
+    kind: String,
+    key: Uuid,
+    attempts: i32,
+    fence: i64,
+}
+
+impl TryFrom<JobRow> for ClaimedJob {
+    type Error = super::DbError;
+
+    fn try_from(row: JobRow) -> DbResult<Self> {
+        let at = |column| Cell {
+            table: TABLE,
+            column,
+            id: &row.job_id,
+        };
+        Ok(Self {
+            id: JobId(row.job_id),
+            kind: JobKind::from_word(&row.kind).ok_or_else(|| at("kind").corrupt())?,
+            key: row.key,
+            attempts: u32::try_from(row.attempts).map_err(|_| at("attempts").corrupt())?,
+            fence: row.fence,
+        })
+    }
+}
+
+/// What a job is for: it is deleted with these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct JobOwner {
+    /// The thread.
+    pub thread: Option<ThreadId>,
+    /// The assistant.
+    pub assistant: Option<AssistantId>,
+}
+
+/// Makes a job due at `due_at`, with all its attempts before it. One that is there already is moved, and whoever has claimed
+/// it has lost it.
+///
+/// # Errors
+/// [`super::DbError::Conflict`] when its owner is gone.
+pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
+    const SQL: &str = "insert into jobs (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
+        values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set \
+        assistant_id = excluded.assistant_id, due_at = excluded.due_at, attempts = 0, worker = null, fence = jobs.fence + 1";
+    on_engine!(tx, |conn| query(SQL)
+        .bind(JobId::mint().0)
+        .bind(kind.word())
+        .bind(key)
+        .bind(owner.thread.map(|thread| thread.0))
+        .bind(owner.assistant.map(|assistant| assistant.0))
+        .bind(due_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Makes sure that there is a job that is due at `due_at` or before. One that is there already is left alone, unless it is due
+/// later and nobody is at it.
+///
+/// # Errors
+/// [`super::DbError::Conflict`] when its owner is gone.
+pub async fn ensure(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
+    const SQL: &str = "insert into jobs (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
+        values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set due_at = excluded.due_at \
+        where jobs.worker is null and jobs.due_at > excluded.due_at";
+    on_engine!(tx, |conn| query(SQL)
+        .bind(JobId::mint().0)
+        .bind(kind.word())
+        .bind(key)
+        .bind(owner.thread.map(|thread| thread.0))
+        .bind(owner.assistant.map(|assistant| assistant.0))
+        .bind(due_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Deletes the job of this kind for this key. Whoever has claimed it has lost it.
+pub async fn delete(tx: &mut Tx<'_>, kind: JobKind, key: Uuid) -> DbResult<()> {
+    const SQL: &str = "delete from jobs where kind = $1 and key = $2";
+    on_engine!(tx, |conn| query(SQL)
+        .bind(kind.word())
+        .bind(key)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Gives jobs of a kind that are due to `worker`, those first that have been so for longest. Nobody else is given them unless
+/// the worker dies or is at them beyond `until`, and it is not given them again itself before. On Postgres those that somebody
+/// else is about to take are passed over.
+pub async fn claim(
+    tx: &mut Tx<'_>,
+    worker: WorkerId,
+    kind: JobKind,
+    now: Timestamp,
+    until: Timestamp,
+    limit: i64,
+) -> DbResult<Vec<ClaimedJob>> {
+    macro_rules! due {
+        ($engine:ident, $lock:literal) => {
+            concat!(
+                "select job_id, kind, key, attempts + 1 as attempts, fence + 1 as fence from jobs \
+                 where kind = $1 and due_at <= $2 and (worker is null or worker = $3 or not ",
+                is_alive!($engine, "jobs.worker"),
+                ") order by due_at, job_id limit $4",
+                $lock
+            )
+        };
+    }
+    let sql = tx.either(due!(sqlite, ""), due!(postgres, " for update skip locked"));
+    let rows: Vec<JobRow> = on_engine!(tx, |conn| query_as(sql)
+        .bind(kind.word())
+        .bind(now.0)
+        .bind(worker.0)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    if rows.is_empty() {
+        return Ok(vec![]);
+    }
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("update jobs set fence = fence + 1, attempts = attempts + 1, worker = ");
+        sql.push_bind(worker.0).push(", due_at = ").push_bind(until.0);
+        sql.push(" where job_id in (");
+        let mut list = sql.separated(", ");
+        for row in &rows {
+            list.push_bind(row.job_id);
+        }
+        sql.push(")");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    readable(rows)
+}
+
+/// Makes those jobs due that are with a worker who broke its promise to be alive, and is not `worker`. Returns how many there
+/// were.
+pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<u64> {
+    macro_rules! free {
+        ($engine:ident) => {
+            concat!(
+                "update jobs set due_at = $2, worker = null where worker is not null and worker <> $1 and not ",
+                is_alive!($engine, "jobs.worker")
+            )
+        };
+    }
+    let sql = tx.either(free!(sqlite), free!(postgres));
+    Ok(on_engine!(tx, |conn| query(sql)
+        .bind(worker.0)
+        .bind(now.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?)
+}
+
+/// Deletes a job that is done. False if somebody else has it now, or it was scheduled anew.
+pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
+    const SQL: &str = "delete from jobs where job_id = $1 and fence = $2";
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(job.id.0)
+        .bind(job.fence)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Puts a job off until `due_at`. False if somebody else has it now, or it was scheduled anew.
+pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "update jobs set due_at = $3, worker = null where job_id = $1 and fence = $2";
+    let changed = on_engine!(tx, |conn| query(SQL)
+        .bind(job.id.0)
+        .bind(job.fence)
+        .bind(due_at.0)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// When the next job of each kind is due, or is to be claimed again; nothing of kinds without jobs.
+pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
+    let rows: Vec<(String, Option<i64>)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("");
+        for (index, kind) in JobKind::ALL.iter().enumerate() {
+            sql.push(if index == 0 { "" } else { " union all " });
+            sql.push("select cast(").push_bind(kind.word());
+            sql.push(" as text), min(due_at) from jobs where kind = ")
+                .push_bind(kind.word());
+        }
+        sql.build_query_as().fetch_all(conn).await
+    })?;
+    let known = |(word, due): (String, Option<i64>)| Some((JobKind::from_word(&word)?, Timestamp(due?)));
+    Ok(rows.into_iter().filter_map(known).collect())
+}
+
+/// Whether there are jobs with a worker who broke its promise to be alive, and is not `worker`.
+pub async fn any_orphans(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
+    macro_rules! any {
+        ($engine:ident) => {
+            concat!(
+                "select exists (select 1 from jobs where worker is not null and worker <> $1 and not ",
+                is_alive!($engine, "jobs.worker"),
+                ")"
+            )
+        };
+    }
+    let sql = tx.either(any!(sqlite), any!(postgres));
+    Ok(on_engine!(tx, |conn| query_as(sql)
+        .bind(worker.0)
+        .fetch_one(conn)
+        .await
+        .map(|row: (bool,)| row.0))?)
+}
+
+/// How many jobs of each kind there are, those at work included. Kinds that a newer server knows are left out.
+pub async fn count(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, u64)>> {
+    const SQL: &str = "select kind, count(*) from jobs group by kind";
+    let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;
+    let known = |(word, count): (String, i64)| {
+        let count = u64::try_from(count).unwrap_or(0);
+        JobKind::from_word(&word).map(|kind| (kind, count))
+    };
+    Ok(rows.into_iter().filter_map(known).collect())
+}

@@ -1,0 +1,74 @@
+//! Work of other servers for which a subagent waits here: what is written down before it begins, and where it is done.
+
+use std::sync::Arc;
+
+use crate::agent::assemble::Known;
+use crate::db::{self, DbResult, Tx};
+use crate::definition::SubagentDefinition;
+use crate::domain::remote_run::RemoteRun;
+use crate::domain::run::{Assigned, Run};
+use crate::peer::{Workplace, delegate};
+use crate::runtime::Runs;
+
+/// Writes down that a subagent is about to have its work done on the server at `url`, if it has.
+pub(in crate::runtime) async fn note_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
+    let Some(url) = url else { return Ok(()) };
+    // A subagent is described in the definition of the next agent above it that has one.
+    let mut above: Option<Run> = None;
+    let mut next = run.lineage.parent;
+    while let Some(id) = next {
+        let Some(found) = db::runs::get_by_id(tx, id).await? else {
+            break;
+        };
+        next = found.lineage.parent.filter(|_| found.request.agent.is_none());
+        above = Some(found);
+    }
+    let Some(Assigned {
+        graph_id, definition, ..
+    }) = above.and_then(|run| run.request.agent)
+    else {
+        return Ok(());
+    };
+    let work = RemoteRun {
+        run: run.id,
+        graph_id,
+        definition,
+        agent: run.lineage.agent().to_owned(),
+        url: url.to_owned(),
+        lost_since: None,
+    };
+    db::remote_runs::insert(tx, &work).await
+}
+
+impl Runs {
+    /// Where the work is done, and by whom.
+    pub(in crate::runtime) async fn place_of(
+        &self,
+        work: &RemoteRun,
+    ) -> Result<(Workplace, SubagentDefinition), String> {
+        let registry = &self.0.registry;
+        let now = registry.agents().of_graph(&work.graph_id).cloned();
+        let named = |known: &Arc<Known>| known.remote_subagent(&work.agent, &work.url).is_some();
+        let known = match (now.filter(named), &work.definition) {
+            (Some(known), _) => Some(known),
+            (None, Some(digest)) => {
+                let registry = Arc::clone(registry);
+                let graph_id = work.graph_id.clone();
+                let digest = digest.clone();
+                let read = self
+                    .0
+                    .db
+                    .read(move |tx| Box::pin(async move { registry.of_digest(tx, &graph_id, &digest).await }));
+                read.await.map_err(super::fault)?
+            }
+            (None, None) => None,
+        };
+        let found = known
+            .as_ref()
+            .and_then(|known| known.remote_subagent(&work.agent, &work.url));
+        let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
+        let peer = registry.workshop.peers.peer(&work.url, &agent.headers.0, is_owners);
+        let place = delegate::workplace(peer.map_err(|invalid| invalid.to_string())?, work.run);
+        Ok((place, agent.clone()))
+    }
+}

@@ -1,0 +1,114 @@
+//! Starts the runs of crons. The run of a due time is made in the transaction that moves the cron, and its job, on to the next
+//! due time, so it is made once, see [`crons`](crate::runtime::crons).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{JobHandler, JobLimits, JobOutcome};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::id::CronId;
+use crate::domain::job::ClaimedJob;
+use crate::runtime::admission::{self, Admitted, Occasion};
+use crate::runtime::crons::{RunAhead, wish_of};
+use crate::runtime::{Runs, StartError};
+
+/// For how long crons are claimed: longer than it takes to start their runs.
+const LEASE: Duration = Duration::from_secs(60);
+
+pub(super) struct CronHandler;
+
+/// What became of a due time.
+enum Fired {
+    /// Somebody else has the cron, it is gone, or over.
+    Nothing,
+    /// Its run was admitted, or refused.
+    Tried(Result<Admitted, StartError>),
+}
+
+#[async_trait]
+impl JobHandler for CronHandler {
+    fn limits(&self) -> JobLimits {
+        JobLimits { at_once: 1, batch: 64 }
+    }
+
+    fn lease(&self, _: &Runs) -> Duration {
+        LEASE
+    }
+
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+        let id = CronId(job.key);
+        // A cron that finds the queue full stays due.
+        match runs.take_places(1).await {
+            Ok(()) => {}
+            Err(StartError::Fault(error)) => return Err(error),
+            Err(refusal) => {
+                tracing::warn!(cron = %id, %refusal, "a cron is due and waits for room in the queue");
+                return Ok(JobOutcome::NotNow);
+            }
+        }
+        let ahead = runs.run_ahead(id).await?;
+        let occasion = runs.0.occasion();
+        let claimed = job.clone();
+        let write = runs.0.db.write(move |tx| {
+            Box::pin(async move {
+                // In the order in which the deletion of a thread takes them.
+                if let Some(thread) = ahead.thread {
+                    db::threads::lock(tx, thread).await?;
+                }
+                fire(tx, &claimed, ahead, occasion).await
+            })
+        });
+        match write.await? {
+            Fired::Nothing => {}
+            Fired::Tried(Ok(admitted)) => {
+                let run = runs.take_up(admitted, None);
+                tracing::debug!(cron = %id, run = %run.id, "cron is due");
+            }
+            Fired::Tried(Err(refusal)) => {
+                tracing::warn!(cron = %id, %refusal, "a cron is due, but its run was refused");
+                if matches!(refusal, StartError::ThreadFull(_)) {
+                    // It stays due, and is met when there is room.
+                    return Ok(JobOutcome::NotNow);
+                }
+            }
+        }
+        Ok(JobOutcome::Settled)
+    }
+}
+
+/// Moves a cron on to its next due time and starts the run of this one, unless somebody else does.
+async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: Occasion) -> DbResult<Fired> {
+    let id = CronId(job.key);
+    let now = occasion.now;
+    let cron = match db::crons::lock(tx, id).await {
+        Ok(Some(cron)) => cron,
+        Ok(None) => {
+            db::jobs::finish(tx, job).await?;
+            return Ok(Fired::Nothing);
+        }
+        Err(error) if error.is_corrupt() => {
+            tracing::error!(cron = %id, %error, "a cron that cannot be read is not due any more");
+            db::crons::move_on(tx, id, job, None).await?;
+            return Ok(Fired::Nothing);
+        }
+        Err(error) => return Err(error),
+    };
+    let is_ours = db::crons::move_on(tx, id, job, cron.next_after(now)).await?;
+    if !is_ours || cron.end.is_some_and(|end| end < now) {
+        return Ok(Fired::Nothing);
+    }
+    if ahead.request.as_ref() != Some(&cron.request) {
+        // It was changed since.
+        ahead.house.checked.clear();
+        ahead.refusal = None;
+    }
+    if let Some(refusal) = ahead.refusal {
+        return Ok(Fired::Tried(Err(refusal)));
+    }
+    let started = admission::start(tx, &wish_of(&cron), &ahead.house, occasion).await?;
+    if matches!(started, Err(StartError::ThreadFull(_))) {
+        db::crons::move_on(tx, id, job, cron.due_at).await?;
+    }
+    Ok(Fired::Tried(started))
+}

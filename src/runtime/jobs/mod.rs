@@ -1,0 +1,316 @@
+//! The job queue: everything that is due later, see [`JobKind`]. One loop claims what is due, at most so many of each kind at
+//! once, and runs it.
+//!
+//! A claim holds until its lease has run out or its worker has died; then another worker takes the job over. So a job may be
+//! run twice. What must happen once is done in the transaction that settles the job: settling says whether the claim still
+//! holds.
+//!
+//! The loop sleeps until the next job is due. It is woken when one is scheduled in this process; what other processes schedule,
+//! and that a clock was set, is seen within [`POLL`].
+//!
+//! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use super::Runs;
+use crate::db::DbResult;
+use crate::db::jobs::{self, JobOwner};
+use crate::domain::job::{ClaimedJob, JobKind};
+use crate::domain::time::Timestamp;
+
+mod cancel_remote;
+mod cron;
+mod notify_parent;
+mod poll_remote;
+mod sweep;
+mod sweep_deliveries;
+mod watch_interrupt;
+mod webhook;
+
+/// The longest time between two looks at the queue, and the time after which a job is tried again that could not be done.
+const POLL: Duration = Duration::from_secs(1);
+/// The shortest time between two looks, unless the loop is woken.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
+
+/// How much of a kind is done at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct JobLimits {
+    /// How many tasks may be at work on jobs of the kind in this process.
+    at_once: usize,
+    /// How many jobs one task claims and does, one after the other.
+    batch: usize,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum JobOutcome {
+    /// It is done.
+    Done,
+    /// It is to be done again at this time.
+    Again(Timestamp),
+    /// It could not be done for now, and is tried again soon.
+    NotNow,
+    /// The handler has settled it, or leaves it to whoever claims it next.
+    Settled,
+}
+
+/// What is done for the jobs of one kind.
+#[async_trait]
+pub(super) trait JobHandler: Sync {
+    /// How much of it is done at once.
+    fn limits(&self) -> JobLimits;
+
+    /// For how long a job is claimed: longer than it can take.
+    fn lease(&self, runs: &Runs) -> Duration;
+
+    /// Schedules what has become due by facts that do not schedule it themselves.
+    async fn discover(&self, _runs: &Runs) -> DbResult<()> {
+        Ok(())
+    }
+
+    /// Does a job.
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome>;
+}
+
+fn handler(kind: JobKind) -> &'static dyn JobHandler {
+    match kind {
+        JobKind::Webhook => &webhook::WebhookHandler,
+        JobKind::Cron => &cron::CronHandler,
+        JobKind::PollRemote => &poll_remote::PollRemoteHandler,
+        JobKind::CancelRemote => &cancel_remote::CancelRemoteHandler,
+        JobKind::WatchInterrupt => &watch_interrupt::WatchInterruptHandler,
+        JobKind::NotifyParent => &notify_parent::NotifyParentHandler,
+        JobKind::Sweep => &sweep::SweepHandler,
+        JobKind::SweepDeliveries => &sweep_deliveries::SweepDeliveriesHandler,
+    }
+}
+
+/// The kinds of which there is one job for the whole database, done again and again.
+const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
+
+/// What this process has at work of the queue.
+#[derive(Debug)]
+pub(super) struct JobQueue {
+    wakeup: Arc<Notify>,
+    /// Whether it is to be looked for what is to be scheduled.
+    discovers: AtomicBool,
+    /// Whether there may be background tasks whose outcome is not known.
+    has_tasks: AtomicBool,
+    /// One for each of [`JobKind::ALL`].
+    kinds: Vec<KindState>,
+}
+
+#[derive(Debug)]
+struct KindState {
+    kind: JobKind,
+    limits: JobLimits,
+    slots: Arc<Semaphore>,
+}
+
+impl KindState {
+    fn new(kind: JobKind) -> Self {
+        let limits = handler(kind).limits();
+        Self {
+            kind,
+            limits,
+            slots: Arc::new(Semaphore::new(limits.at_once)),
+        }
+    }
+}
+
+impl JobQueue {
+    /// The queue whose loop is woken by `wakeup`.
+    pub(super) fn new(wakeup: Arc<Notify>) -> Self {
+        Self {
+            wakeup,
+            discovers: AtomicBool::new(true),
+            has_tasks: AtomicBool::new(false),
+            kinds: JobKind::ALL.iter().copied().map(KindState::new).collect(),
+        }
+    }
+
+    /// Has the loop look for jobs that are due.
+    pub(super) fn wake(&self) {
+        self.wakeup.notify_one();
+    }
+
+    /// Has the loop look for what is to be scheduled, too, see [`JobHandler::discover`].
+    pub(super) fn discover(&self) {
+        self.discovers.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Notes whether there may be background tasks whose outcome is not known.
+    pub(super) fn has_tasks(&self, has: bool) {
+        self.has_tasks.store(has, Ordering::Release);
+    }
+
+    /// Notes that a run has ended; `of_task` if it was that of a background task. Then an agent may be to be told of it, or
+    /// can be told now of another one.
+    pub(super) fn run_ended(&self, of_task: bool) {
+        if of_task || self.has_tasks.load(Ordering::Acquire) {
+            self.discover();
+        }
+    }
+
+    /// Waits until no job is at work in this process.
+    pub(super) async fn at_rest(&self) {
+        for state in &self.kinds {
+            let all = u32::try_from(state.limits.at_once).unwrap_or(u32::MAX);
+            drop(state.slots.acquire_many(all).await);
+        }
+    }
+}
+
+impl Runs {
+    /// Schedules the jobs that are always there.
+    pub(super) async fn schedule_periodic_jobs(&self) -> DbResult<()> {
+        let now = self.0.clock.now();
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                for kind in PERIODIC {
+                    jobs::ensure(tx, kind, Uuid::nil(), JobOwner::default(), now).await?;
+                }
+                Ok(())
+            })
+        });
+        write.await
+    }
+
+    /// Runs jobs as they become due. Ends with the server.
+    pub(super) async fn run_jobs(self) {
+        let soft = self.0.shutdown.soft().clone();
+        let mut discovered: Option<Instant> = None;
+        while !soft.is_cancelled() {
+            let is_asked = self.0.jobs.discovers.swap(false, Ordering::AcqRel);
+            if is_asked || discovered.is_none_or(|last| last.elapsed() >= POLL) {
+                discovered = Some(Instant::now());
+                self.discover_jobs().await;
+            }
+            let pause = match self.start_due_jobs().await {
+                Ok(Some(next)) => next.since(self.0.clock.now()).clamp(SHORTEST_PAUSE, POLL),
+                Ok(None) => POLL,
+                Err(error) => {
+                    tracing::warn!(%error, "could not look for jobs that are due");
+                    POLL
+                }
+            };
+            soft.run_until_cancelled(timeout(pause, self.0.jobs.wakeup.notified()))
+                .await;
+        }
+    }
+
+    /// Schedules what nobody schedules.
+    async fn discover_jobs(&self) {
+        for kind in JobKind::ALL {
+            if let Err(error) = handler(*kind).discover(self).await {
+                tracing::warn!(kind = kind.word(), %error, "could not look for what is to be done");
+            }
+        }
+    }
+
+    /// Begins all that is due, as far as the limits allow. Returns when the next job is due.
+    async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
+        let worker = self.0.id;
+        let now = self.0.clock.now();
+        let read = self.0.db.read(move |tx| {
+            Box::pin(async move { Ok((jobs::next_due(tx).await?, jobs::any_orphans(tx, worker).await?)) })
+        });
+        let (due, any_orphans) = read.await?;
+        let mut next = None;
+        if any_orphans {
+            let free = self.0.db.write(move |tx| Box::pin(jobs::free_orphans(tx, worker, now)));
+            let count = free.await?;
+            tracing::debug!(count, "jobs of servers that are gone are due again");
+            next = Some(now);
+        }
+        for state in &self.0.jobs.kinds {
+            let Some((_, at)) = due.iter().find(|(kind, _)| *kind == state.kind) else {
+                continue;
+            };
+            if *at > now {
+                next = Some(next.map_or(*at, |next| next.min(*at)));
+            } else if let Err(error) = self.start_jobs(state, now).await {
+                tracing::warn!(kind = state.kind.word(), %error, "could not claim jobs");
+            }
+        }
+        Ok(next)
+    }
+
+    /// Claims jobs of a kind, as many as there is room for, and begins them. Whoever ends one wakes the loop.
+    async fn start_jobs(&self, state: &KindState, now: Timestamp) -> DbResult<()> {
+        let free = state.slots.available_permits();
+        if free == 0 || self.0.shutdown.soft().is_cancelled() {
+            return Ok(());
+        }
+        let worker = self.0.id;
+        let kind = state.kind;
+        let until = now.plus(handler(kind).lease(self));
+        let limit = i64::try_from(free.saturating_mul(state.limits.batch)).unwrap_or(i64::MAX);
+        let claim = self
+            .0
+            .db
+            .write(move |tx| Box::pin(jobs::claim(tx, worker, kind, now, until, limit)));
+        for batch in claim.await?.chunks(state.limits.batch) {
+            let permit = Arc::clone(&state.slots).try_acquire_owned().ok();
+            let work = self.clone().run_batch(kind, batch.to_vec(), permit);
+            drop(self.0.shutdown.spawn(kind.word(), work));
+        }
+        Ok(())
+    }
+
+    /// Runs jobs of a kind, one after the other.
+    async fn run_batch(self, kind: JobKind, batch: Vec<ClaimedJob>, permit: Option<OwnedSemaphorePermit>) {
+        let soft = self.0.shutdown.soft();
+        let mut has_failed = false;
+        for job in batch {
+            // Whoever takes the place of a server that leaves goes on at once.
+            if soft.is_cancelled() {
+                break;
+            }
+            let outcome = handler(kind).run(&self, &job).await;
+            has_failed |= outcome.is_err();
+            if let Err(error) = self.settle_job(&job, outcome).await {
+                // The claim runs out, and it is done again.
+                tracing::warn!(kind = kind.word(), key = %job.key, %error, "could not settle a job");
+            }
+        }
+        if has_failed {
+            // It stays due, and by whatever clock it is not tried again at once.
+            soft.run_until_cancelled(tokio::time::sleep(POLL)).await;
+        }
+        drop(permit);
+        self.0.jobs.wake();
+    }
+
+    async fn settle_job(&self, job: &ClaimedJob, outcome: DbResult<JobOutcome>) -> DbResult<()> {
+        let now = self.0.clock.now();
+        let due_at = match outcome {
+            Ok(JobOutcome::Done) => None,
+            Ok(JobOutcome::Again(due_at)) => Some(due_at),
+            Ok(JobOutcome::NotNow) => Some(now.plus(POLL)),
+            Ok(JobOutcome::Settled) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(kind = job.kind.word(), key = %job.key, %error, "a job could not be done yet");
+                Some(now)
+            }
+        };
+        let job = job.clone();
+        let write = self.0.db.write(move |tx| {
+            Box::pin(async move {
+                match due_at {
+                    None => jobs::finish(tx, &job).await,
+                    Some(due_at) => jobs::put_off(tx, &job, due_at).await,
+                }
+            })
+        });
+        write.await.map(drop)
+    }
+}

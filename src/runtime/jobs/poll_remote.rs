@@ -1,0 +1,122 @@
+//! Polls the background tasks of other servers until they are over, and has those stopped that nobody wants any more.
+//!
+//! The pauses grow while nothing changes. What is seen is written, and told by whoever tells the outcome of tasks of this
+//! server, see [`notify_parent`](super::notify_parent).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::timeout;
+
+use super::{JobHandler, JobLimits, JobOutcome};
+use crate::db::{self, DbResult};
+use crate::domain::background::{RemoteWork, Sight, TaskRecord};
+use crate::domain::id::ThreadId;
+use crate::domain::job::ClaimedJob;
+use crate::runtime::Runs;
+use crate::runtime::background::remote::{LOOKS_FOR, gone, note_down, stop, unavailable};
+
+/// For how long a task is claimed: longer than a poll can take.
+const LEASE: Duration = Duration::from_secs(30);
+/// How long it is waited for the call that begins a task and has not come to an end.
+const BEGINNING: Duration = Duration::from_secs(30);
+
+pub(super) struct PollRemoteHandler;
+
+#[async_trait]
+impl JobHandler for PollRemoteHandler {
+    fn limits(&self) -> JobLimits {
+        JobLimits { at_once: 32, batch: 1 }
+    }
+
+    fn lease(&self, _: &Runs) -> Duration {
+        LEASE
+    }
+
+    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+        let task = ThreadId(job.key);
+        let read = runs
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
+        let record = match db::unless_corrupt(read.await)? {
+            Some(Some(record)) => record,
+            Some(None) => return Ok(JobOutcome::Done),
+            // It is polled again when the claim runs out.
+            None => return Ok(JobOutcome::Settled),
+        };
+        let soft = runs.0.shutdown.soft().clone();
+        // Who takes the place of a server that leaves polls again at once.
+        let Some(work) = soft.run_until_cancelled(runs.polled(&record)).await else {
+            return Ok(JobOutcome::Settled);
+        };
+        let has_come = work
+            .as_ref()
+            .and_then(|work| work.seen.as_ref())
+            .is_some_and(|seen| seen.status.is_outcome());
+        let written = runs.0.db.write(move |tx| {
+            Box::pin(async move {
+                match work {
+                    Some(work) => note_down(tx, &record, &work, Some(record.remote.version))
+                        .await
+                        .map(drop),
+                    None => db::background::remote::forget(tx, task).await,
+                }
+            })
+        });
+        if let Err(error) = written.await {
+            // The claim runs out, and it is polled again.
+            tracing::warn!(%task, %error, "could not note how a task on another server stands");
+        }
+        if has_come {
+            runs.0.jobs.discover();
+        }
+        Ok(JobOutcome::Settled)
+    }
+}
+
+impl Runs {
+    /// What is known of a task after a poll; nothing if it was never begun.
+    async fn polled(&self, record: &TaskRecord) -> Option<RemoteWork> {
+        let work = &record.remote;
+        if work.seen.is_none() && self.is_at_work(record).await {
+            let due_at = Some(self.0.clock.now().plus(BEGINNING));
+            return Some(RemoteWork { due_at, ..work.clone() });
+        }
+        let seen = match timeout(LEASE / 2, self.poll(record)).await {
+            Ok(seen) => seen,
+            Err(_) => Err(format!("The agent `{}`: its server took too long.", record.graph_id)),
+        };
+        let seen = match (seen, &work.seen) {
+            (Ok(None), None) => return None,
+            (Ok(None), Some(before)) => Ok(gone(before.run.clone())),
+            (Ok(Some(seen)), _) => Ok(seen),
+            (Err(reason), _) => Err(reason),
+        };
+        if let Err(reason) = &seen {
+            tracing::debug!(task = %record.task, reason, "a task on another server was not to be seen");
+        }
+        Some(work.after(seen, self.moment(record), self.0.registry.workshop.peers.looks()))
+    }
+
+    async fn poll(&self, record: &TaskRecord) -> Result<Option<Sight>, String> {
+        let (place, agent) = self.workplace(record).await?;
+        let seen = match record.remote.unwanted {
+            true => stop(&place, &agent, LOOKS_FOR).await,
+            false => place.look().await,
+        };
+        seen.map_err(|error| unavailable(record, &place, &error))
+    }
+
+    /// Whether the run that begins a task may still come to the end of the call.
+    async fn is_at_work(&self, record: &TaskRecord) -> bool {
+        let parent = record.parent_run;
+        let run = self
+            .0
+            .db
+            .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+        // What cannot be read may be.
+        run.await
+            .map_or(true, |run| run.is_some_and(|run| !run.status.is_final()))
+    }
+}

@@ -1,0 +1,152 @@
+//! Deletes what has been kept long enough: threads whose time is over, histories, idempotency keys, and copies of threads that
+//! were not finished.
+//!
+//! A thread is judged again in the transaction that takes it away, so it does no harm if two processes find the same one, or if
+//! somebody begins to use it in between; one that is at work is left alone.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+
+use super::{JobHandler, JobLimits, JobOutcome};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::id::ThreadId;
+use crate::domain::job::ClaimedJob;
+use crate::domain::thread::{Ttl, TtlStrategy};
+use crate::domain::time::Timestamp;
+use crate::runtime::Runs;
+use crate::runtime::worker::Worker;
+
+/// How many threads are looked for at once.
+const AT_ONCE: i64 = 100;
+/// For how long the job is claimed. It does no harm if another process begins before this one has come to an end.
+const LEASE: Duration = Duration::from_secs(600);
+
+pub(super) struct SweepHandler;
+
+#[async_trait]
+impl JobHandler for SweepHandler {
+    fn limits(&self) -> JobLimits {
+        JobLimits { at_once: 1, batch: 1 }
+    }
+
+    fn lease(&self, _: &Runs) -> Duration {
+        LEASE
+    }
+
+    async fn run(&self, runs: &Runs, _: &ClaimedJob) -> DbResult<JobOutcome> {
+        let worker = &runs.0;
+        match worker.shutdown.soft().run_until_cancelled(worker.sweep()).await {
+            Some(Ok(0)) | None => {}
+            Some(Ok(count)) => tracing::info!(count, "threads swept"),
+            Some(Err(error)) => tracing::warn!(%error, "could not sweep threads"),
+        }
+        Ok(JobOutcome::Again(worker.clock.now().plus(worker.retention.interval)))
+    }
+}
+
+impl Worker {
+    /// Takes away all that can go by now. Returns of how many threads.
+    async fn sweep(&self) -> DbResult<u64> {
+        let now = self.clock.now();
+        let mut swept = 0;
+        loop {
+            let due = self
+                .db
+                .read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
+            let gone = self
+                .take(due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now)))
+                .await?;
+            swept += gone;
+            if gone == 0 {
+                break;
+            }
+        }
+        while self
+            .db
+            .write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE)))
+            .await?
+            > 0
+        {}
+        self.sweep_copies(false).await?;
+        let Some(ttl) = self.retention.checkpoints else {
+            return Ok(swept);
+        };
+        let until = now.minus(ttl.after);
+        loop {
+            let due = self
+                .db
+                .read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
+            let gone = self
+                .take(due.await?, move |tx, thread| {
+                    Box::pin(end_history(tx, thread, ttl, now))
+                })
+                .await?;
+            swept += gone;
+            if gone == 0 {
+                return Ok(swept);
+            }
+        }
+    }
+
+    /// Takes these threads away, each in a transaction of its own. Returns how many went. One that cannot be read is left
+    /// alone from then on, so that it is not in the way of others.
+    async fn take<J>(&self, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
+    where
+        J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
+    {
+        let mut gone = 0;
+        for thread in threads {
+            match self.db.write(move |tx| job(tx, thread)).await {
+                Ok(went) => gone += u64::from(went),
+                Err(error) if error.is_corrupt() => {
+                    tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
+                    let now = self.clock.now();
+                    let write = self
+                        .db
+                        .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
+                    write.await?;
+                    gone += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(gone)
+    }
+}
+
+/// Does what is to become of a thread whose time is over. False if it is not over, or the thread is at work.
+async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<bool> {
+    let Some(thread) = db::threads::lock(tx, id).await? else {
+        return Ok(false);
+    };
+    let is_over = thread.expires_at.is_some_and(|at| at <= now);
+    let Some(ttl) = thread.ttl.filter(|_| is_over) else {
+        return Ok(false);
+    };
+    if !db::runs::count_in_flight(tx, id).await?.is_none() {
+        return Ok(false);
+    }
+    match ttl.strategy {
+        TtlStrategy::Delete => db::threads::delete(tx, id).await,
+        TtlStrategy::KeepLatest => {
+            db::retention::rest(tx, id).await?;
+            db::retention::keep_latest(tx, id, now).await
+        }
+    }
+}
+
+/// Takes the history of a thread away, or all of it. False if it changed since, or is at work.
+async fn end_history(tx: &mut Tx<'_>, id: ThreadId, ttl: Ttl, now: Timestamp) -> DbResult<bool> {
+    let Some(thread) = db::threads::lock(tx, id).await? else {
+        return Ok(false);
+    };
+    if thread.state_updated_at > now.minus(ttl.after) || !db::runs::count_in_flight(tx, id).await?.is_none() {
+        return Ok(false);
+    }
+    match ttl.strategy {
+        TtlStrategy::Delete => db::threads::delete(tx, id).await,
+        TtlStrategy::KeepLatest => db::retention::keep_latest(tx, id, now).await,
+    }
+}
