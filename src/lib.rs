@@ -18,7 +18,7 @@
 //! |---|---|---|
 //! | [`domain`] | the nouns; pure | itself |
 //! | [`model`] | language models and their providers | `domain` |
-//! | [`peer`] | other servers, and agents that work there | `domain`, `model` |
+//! | [`peer`] | other servers, and agents that work there | `domain`, `model`, `tool` |
 //! | [`tool`] | things a model can call | `domain`, `model` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `model`, `tool` |
 //! | [`agent`] | how one run proceeds | those above |
@@ -39,7 +39,7 @@
 //!      └────┬────┘                                                      │
 //!           └────► events ──► db ───────────────────────────────────────┘
 //!
-//!    runtime, agent ──► peer ──► model
+//!    runtime, agent ──► peer ──► tool
 //! ```
 //!
 //! `tests/it/layers.rs` reads the `use` lines and fails on an arrow that is not drawn here.
@@ -103,7 +103,6 @@ pub mod tool;
 
 pub use async_trait::async_trait;
 
-pub use agent::Runnable;
 pub use app::{App as Adjutant, Builder, Prepared};
 pub use definition::{
     AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
@@ -118,4 +117,4 @@ pub use domain::state::{File, State, Update};
 pub use middleware::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
 pub use model::{Model, ModelError, ModelEvent, ModelRequest, ToolSpec};
 pub use shutdown::Shutdown;
-pub use tool::{CallOutcome, Delegation, Halt, Scope, Tool};
+pub use tool::{CallOutcome, Delegation, Halt, Runnable, Scope, Tool};

@@ -232,20 +232,21 @@ impl Loop<'_> {
     /// The text for the model, when there is none, or none that can do the work in this form.
     fn described(&self, name: &str, order: &Order) -> Result<Described, String> {
         let nobody = || format!("There is no subagent `{name}` here.");
-        let roster = self.agent.subagents.as_ref().ok_or_else(nobody)?;
+        let own = self.agent.model_loop().ok_or_else(nobody)?;
+        let roster = own.subagents.as_ref().ok_or_else(nobody)?;
         let depth = self.lineage.depth + 1 - self.base;
         let referred = roster.referred(name).cloned();
-        let fork = self.agent.forks.get(name);
+        let fork = own.forks.get(name);
         let here = fork.or_else(|| roster.get(name, depth));
-        let is_apart = here.as_ref().is_some_and(|agent| agent.model.stands_in());
-        let begins_itself = is_apart || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
+        let is_remote = here.as_ref().is_some_and(|agent| agent.remote().is_some());
+        let begins_itself = is_remote || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
         if begins_itself && !order.initial_messages.is_empty() {
             return Err(format!(
                 "`{name}` takes no initial messages: it is a fork, or an agent with a definition of its own. Nothing was \
                  delegated."
             ));
         }
-        let is_program = here.as_ref().is_some_and(|agent| agent.runnable.is_some());
+        let is_program = here.as_ref().is_some_and(|agent| agent.program().is_some());
         if let Some(problem) = prompt_problem(name, order, begins_itself || is_program) {
             return Err(problem);
         }
@@ -255,7 +256,7 @@ impl Loop<'_> {
                 .or_else(|| here.map(Described::Here))
                 .ok_or_else(nobody);
         };
-        if is_apart {
+        if is_remote {
             return Err(format!(
                 "`{name}` works on another server, which cannot be told of a form: say in the description what the \
                  result has to look like. Nothing was delegated."
@@ -269,8 +270,7 @@ impl Loop<'_> {
             return Err(form_refused(name, &problem));
         }
         let formed = || {
-            self.agent
-                .forks
+            own.forks
                 .in_form(name, format)
                 .or_else(|| roster.in_form(name, depth, format))
         };
@@ -287,7 +287,7 @@ impl Loop<'_> {
         match described {
             Described::Here(agent) => {
                 let mut limits = agent.limits.clone();
-                if agent.model.stands_in() {
+                if agent.remote().is_some() {
                     limits.depth = limits.depth.into_iter().chain([levels]).min();
                 }
                 Some(Subagent {
@@ -322,8 +322,7 @@ impl Loop<'_> {
     fn deepest(&self) -> u32 {
         let own = self
             .agent
-            .subagents
-            .as_ref()
+            .subagents()
             .map_or(0, |roster| self.base.saturating_add(roster.max_depth));
         own.min(self.scope.budget.floor())
     }
@@ -332,7 +331,7 @@ impl Loop<'_> {
         let mut namespace = self.lineage.namespace.clone();
         namespace.push(machine.call_task(at));
         let mut path = self.lineage.path.clone();
-        let roster = self.agent.subagents.as_ref();
+        let roster = self.agent.subagents();
         let visibility = roster.map_or(Visibility::Full, |roster| roster.visibility(&subagent));
         path.push(subagent);
         Lineage {
@@ -363,6 +362,8 @@ impl Loop<'_> {
             voice: Voice::default(),
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
             ..self.scope.clone()
         }
     }
@@ -417,7 +418,7 @@ impl Described {
 
     fn url(&self) -> Option<&str> {
         match self {
-            Self::Here(agent) => agent.url.as_deref(),
+            Self::Here(agent) => agent.remote().map(|remote| remote.url.as_str()),
             Self::Elsewhere(_) => None,
         }
     }
@@ -459,7 +460,7 @@ impl Subagent {
             return child;
         }
         let shared = || self.agent.shares.of(parent.for_subagent());
-        let mut input = if self.agent.model.stands_in() {
+        let mut input = if self.agent.remote().is_some() {
             Update::none()
         } else {
             shared()
@@ -475,7 +476,7 @@ impl Subagent {
             );
             input.messages.extend_from_slice(parent.before_last_answer());
             // A program reads what its caller shares with everybody; a fork is its caller.
-            if self.agent.runnable.is_none() {
+            if self.agent.program().is_none() {
                 input = Update {
                     fields: parent.fields_for_fork(),
                     ..input

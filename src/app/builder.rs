@@ -10,7 +10,6 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 
 use super::{App, keys};
-use crate::agent::Runnable;
 use crate::config::{self, Loaded, LogFormat, Problem, Problems, Settings};
 use crate::db::Db;
 use crate::definition::AgentDefinition;
@@ -21,7 +20,7 @@ use crate::middleware::Middleware;
 use crate::model::providers::Source;
 use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
-use crate::tool::Tool;
+use crate::tool::{Runnable, Tool};
 
 /// The policies that cannot be replaced: what they hold back would not be held back any more.
 const FIXED: [&str; 4] = [

@@ -68,9 +68,10 @@ pub struct Question {
     /// The tool calls in question, in the order of `action_requests`.
     #[serde(default)]
     pub calls: Vec<String>,
-    /// The id under which another server asks it, when it is passed on from there.
+    /// What the asker itself calls it, to tell the answers to several questions apart: of a remote agent, the id under
+    /// which its server asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub passed_on: Option<String>,
+    pub key: Option<String>,
 }
 
 /// What a reviewer may do with a call.

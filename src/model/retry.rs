@@ -83,7 +83,6 @@ impl RetryPolicy {
             | ModelError::TimedOut { .. }
             | ModelError::TooLarge { .. }
             | ModelError::NothingToAsk
-            | ModelError::Elsewhere { .. }
             | ModelError::Misconfigured { .. } => own,
         }
     }

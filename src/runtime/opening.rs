@@ -243,8 +243,8 @@ fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
         .as_ref()
         .map(Ancestry::limited)
         .unwrap_or_default();
-    let has_others = known.agent.subagents.as_ref().is_some_and(|roster| roster.refers());
-    let begins_tasks = has_others || known.agent.toolbox.get(BACKGROUND_TOOLS[0]).is_some();
+    let has_others = known.agent.subagents().is_some_and(|roster| roster.refers());
+    let begins_tasks = has_others || known.agent.tool(BACKGROUND_TOOLS[0]).is_some();
     let own = known
         .agent
         .limits

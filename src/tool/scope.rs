@@ -7,12 +7,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Interrupt, Question};
+use crate::domain::interrupt::Question;
 use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
+use crate::tool::program::ProgramScope;
 use crate::tool::{CallSlots, Items, Voice};
 
 /// Who is at work, for whom, and what it may use. One for each agent of a run; cheap to clone.
@@ -61,10 +62,15 @@ pub struct Scope {
     pub voice: Voice,
     /// JSON Schema of what a program has to come to, if whoever delegated to it asks for a form.
     pub form: Option<Arc<Value>>,
-    /// The answer to the question that the hook or call asked before, when it is looked at again.
+    /// The answer to the question that the hook, call or program asked before, when it is looked at again; of several the
+    /// first.
     pub answer: Option<Value>,
     /// The question that the answer was given to.
     pub question: Option<Arc<Question>>,
+    /// All the questions that it asked together before, each with its answer.
+    pub answers: Arc<[(Question, Value)]>,
+    /// What a program is given besides.
+    pub program: Arc<ProgramScope>,
 }
 
 impl Scope {
@@ -83,17 +89,14 @@ impl Scope {
             .collect()
     }
 
-    /// The same scope for a hook or call that was answered.
-    pub fn answered(&self, answer: Option<Value>) -> Self {
-        Self { answer, ..self.clone() }
-    }
-
-    /// The same scope for a hook that goes on with the answer to what it asked.
-    pub fn answered_to(&self, asked: Option<&Interrupt>) -> Self {
-        let question = asked.map(|asked| Arc::new(asked.question.clone()));
+    /// The same scope for a hook, call or program that goes on with these answers, if there are any.
+    pub fn answered(&self, answers: Vec<(Question, Value)>) -> Self {
+        let first = answers.first();
         Self {
-            question,
-            ..self.answered(asked.and_then(|asked| asked.answer.clone()))
+            answer: first.map(|(_, answer)| answer.clone()),
+            question: first.map(|(question, _)| Arc::new(question.clone())),
+            answers: answers.into(),
+            ..self.clone()
         }
     }
 }
@@ -126,6 +129,8 @@ impl Scope {
             form: None,
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
         }
     }
 }

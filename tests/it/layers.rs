@@ -9,7 +9,7 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition"]),
-    ("peer", &["domain", "definition", "model"]),
+    ("peer", &["domain", "definition", "model", "tool"]),
     ("tool", &["domain", "definition", "model"]),
     ("middleware", &["domain", "definition", "model", "tool"]),
     (

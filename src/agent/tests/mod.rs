@@ -147,6 +147,8 @@ impl Stage {
             form: None,
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
         }
     }
 

@@ -80,7 +80,7 @@ async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
     if let Some(answer) = scope.answer {
         return Ok(says(format!("told: {answer}")));
     }
-    Err(Halt::Ask(Box::new(which())))
+    Err(which().into())
 }
 
 /// A question that is answered with a text.
@@ -91,7 +91,7 @@ fn which() -> Question {
         value: json!("which?"),
         schema,
         calls: vec![],
-        passed_on: None,
+        key: None,
     }
 }
 
@@ -173,7 +173,7 @@ impl Tool for OwnTool {
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         if self.0.name == "consult" {
-            let answer = scope.answer.as_ref().ok_or_else(|| Halt::Ask(Box::new(which())))?;
+            let answer = scope.answer.as_ref().ok_or_else(|| Halt::from(which()))?;
             let result = Message::tool(call, ToolStatus::Success, format!("consulted: {answer}"));
             return Ok(CallOutcome::Answer(Answer::message(result)));
         }
