@@ -9,8 +9,8 @@ use futures::stream::FuturesUnordered;
 use serde_json::{Value, json};
 
 use super::Loop;
-use super::delegate::ChildEnd;
-use super::driver::{Left, Notes, unanswerable_question, with_ids};
+use super::delegate::ChildResult;
+use super::driver::{Notes, StepError, unanswerable_question, with_ids};
 use super::journal::{Note, Stop};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
@@ -35,21 +35,21 @@ struct Job {
     scope: Scope,
 }
 
-/// What came back from a call or from the child that works on one.
-pub(super) enum Came {
-    Back(Result<CallOutcome, Halt>),
-    Child(Result<ChildEnd, Stop>),
+/// The result of a call, or of the child that works on one.
+pub(super) enum CallResult {
+    Returned(Result<CallOutcome, Halt>),
+    Child(Result<ChildResult, Stop>),
 }
 
 /// The work under way in one tool step.
-type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, Came)>>;
+type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
-/// Those who wait to hear that a child which waits was cancelled.
+/// Futures that resolve when a parked child is cancelled.
 type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), Stop>)>>;
 
-/// What ended the step early, once every sibling has finished.
+/// Why the step ends early, once every sibling has finished.
 #[derive(Default)]
-struct Upset {
+struct StepFailure {
     failure: Option<Failure>,
     stopped: bool,
 }
@@ -61,7 +61,7 @@ impl Loop<'_> {
         machine: &mut Machine,
         notes: &mut Notes,
         ready: &[usize],
-    ) -> Result<(), Left> {
+    ) -> Result<(), StepError> {
         self.growth.step_begins();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
@@ -81,13 +81,13 @@ impl Loop<'_> {
         }
         for job in jobs {
             let state = Arc::clone(&state);
-            running.push(async move { (job.at, Came::Back(self.make(job, &state).await)) }.boxed());
+            running.push(async move { (job.at, CallResult::Returned(self.make(job, &state).await)) }.boxed());
         }
-        let upset = self.collect(machine, notes, running).await?;
-        if let Some(failure) = upset.failure {
+        let outcome = self.collect(machine, notes, running).await?;
+        if let Some(failure) = outcome.failure {
             return Err(Halt::Fail(failure).into());
         }
-        if upset.stopped {
+        if outcome.stopped {
             return Err(Halt::Stopped.into());
         }
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
@@ -291,8 +291,8 @@ impl Loop<'_> {
         machine: &mut Machine,
         notes: &mut Notes,
         mut running: Running<'a>,
-    ) -> Result<Upset, Left> {
-        let mut upset = Upset::default();
+    ) -> Result<StepFailure, StepError> {
+        let mut outcome = StepFailure::default();
         let mut parked: Parked<'_> = machine
             .parked_calls()
             .into_iter()
@@ -315,44 +315,31 @@ impl Loop<'_> {
             };
             // What a call told before it came back.
             self.note_unheard(notes);
-            let Some((at, came)) = next else { break };
-            match came {
-                Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
-                    self.receive(machine, notes, at, answer);
-                }
-                Came::Back(Ok(CallOutcome::Delegate(wish))) => {
+            let Some((at, result)) = next else { break };
+            match result {
+                CallResult::Returned(Ok(CallOutcome::Delegate(wish))) => {
                     self.flush(machine, notes).await?;
                     if let Some(child) = self.delegate(machine, at, wish).await? {
                         running.push(child);
                     }
                 }
-                Came::Back(Err(Halt::Ask(questions))) if !questions.is_empty() => {
-                    let interrupts = machine.call_asked(at, questions);
-                    notes.push(Note::asked(machine, interrupts));
-                }
-                Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
+                CallResult::Returned(Ok(CallOutcome::Answer(answer))) => self.receive(machine, notes, at, answer),
+                CallResult::Returned(Err(halt)) => halt_call(machine, notes, at, halt, &mut outcome),
+                CallResult::Child(Ok(ChildResult::Answer(answer))) => self.receive(machine, notes, at, answer),
+                CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     parked.push(self.until_given_up(at, child));
                     notes.push(Note::asked(machine, questions));
                 }
-                Came::Back(Err(Halt::Ask(_))) => {
-                    machine.set_fate(at, Fate::Ready);
-                    upset.failure = Some(unanswerable_question());
-                }
-                Came::Back(Err(Halt::Fail(failure))) => {
-                    // Its outcome is known: the next run makes the call again.
-                    machine.set_fate(at, Fate::Ready);
-                    upset.failure = Some(failure);
-                }
-                Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,
-                Came::Child(Err(stop)) => return Err(stop.into()),
+                CallResult::Child(Err(Stop::Cancelled)) => outcome.stopped = true,
+                CallResult::Child(Err(stop)) => return Err(stop.into()),
             }
             self.show_answer(machine, notes, at, running.is_empty());
             if !running.is_empty() {
                 self.flush(machine, notes).await?;
             }
         }
-        Ok(upset)
+        Ok(outcome)
     }
 
     /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
@@ -405,6 +392,26 @@ impl Loop<'_> {
             writes: answer.writes.clone(),
         }));
         machine.set_fate(at, Fate::Answered(Box::new(Answer { shown: true, ..*answer })));
+    }
+}
+
+/// Takes in why a call came to no result.
+fn halt_call(machine: &mut Machine, notes: &mut Notes, at: usize, halt: Halt, outcome: &mut StepFailure) {
+    match halt {
+        Halt::Ask(questions) if !questions.is_empty() => {
+            let interrupts = machine.call_asked(at, questions);
+            notes.push(Note::asked(machine, interrupts));
+        }
+        Halt::Ask(_) => {
+            machine.set_fate(at, Fate::Ready);
+            outcome.failure = Some(unanswerable_question());
+        }
+        Halt::Fail(failure) => {
+            // Its outcome is known: the next run makes the call again.
+            machine.set_fate(at, Fate::Ready);
+            outcome.failure = Some(failure);
+        }
+        Halt::Stopped => outcome.stopped = true,
     }
 }
 

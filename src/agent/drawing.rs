@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::{Agent, AgentKind};
+use super::{Agent, AgentKind, AgentProgram};
 use crate::domain::field::Visibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
@@ -50,21 +50,11 @@ impl Agent {
 
     fn own_loop(&self) -> Graph {
         let plan = &self.plan;
-        let mut graph = Graph::default();
         let own = match &self.kind {
             AgentKind::ModelLoop(own) => own,
-            AgentKind::Program(program) => {
-                let node = plan.program.unwrap_or(RUNNABLE);
-                // Of a remote agent, what counts it is shown as of every other that asks a model.
-                let policies = program.remote.as_ref().map(|_| ("__middleware", json!([COUNTED])));
-                graph.node(START, None);
-                graph.node(node, policies);
-                graph.node(END, None);
-                graph.edge(START, node, false);
-                graph.edge(node, END, false);
-                return graph;
-            }
+            AgentKind::Program(program) => return program_graph(plan.program.unwrap_or(RUNNABLE), program),
         };
+        let mut graph = Graph::default();
         let policies: Vec<&str> = own.stack.iter().map(|policy| policy.name()).collect();
         graph.node(START, None);
         graph.node(MODEL, Some(("__middleware", json!(policies))));
@@ -166,6 +156,19 @@ impl Agent {
         }
         found
     }
+}
+
+/// The graph of an agent that is a program.
+fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
+    let mut graph = Graph::default();
+    // A remote agent is counted like a model, and shows the policy that does so.
+    let policies = program.remote.as_ref().map(|_| ("__middleware", json!([COUNTED])));
+    graph.node(START, None);
+    graph.node(node, policies);
+    graph.node(END, None);
+    graph.edge(START, node, false);
+    graph.edge(node, END, false);
+    graph
 }
 
 impl Graph {

@@ -76,15 +76,15 @@ impl Loop<'_> {
             };
             match done {
                 Ok(()) => {}
-                Err(Left::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
-                Err(Left::Halted(Halt::Stopped)) => {
+                Err(StepError::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
+                Err(StepError::Halted(Halt::Stopped)) => {
                     self.flush(machine, &mut notes).await?;
                     return Err(Stop::Cancelled);
                 }
-                Err(Left::Halted(Halt::Ask(_))) => {
+                Err(StepError::Halted(Halt::Ask(_))) => {
                     return self.fail(machine, notes, unanswerable_question()).await;
                 }
-                Err(Left::Stopped(stop)) => return Err(stop),
+                Err(StepError::Stopped(stop)) => return Err(stop),
             }
             if self.stops_after(&notes) {
                 notes.push(Note::Fact(Fact::Paused));
@@ -156,7 +156,13 @@ impl Loop<'_> {
         }
     }
 
-    async fn run_hook(&self, machine: &mut Machine, notes: &mut Notes, moment: Moment, at: usize) -> Result<(), Left> {
+    async fn run_hook(
+        &self,
+        machine: &mut Machine,
+        notes: &mut Notes,
+        moment: Moment,
+        at: usize,
+    ) -> Result<(), StepError> {
         let Some(policy) = self.agent.hook(moment, at) else {
             return Err(changed("a hook under way is gone"));
         };
@@ -183,7 +189,7 @@ impl Loop<'_> {
         }
     }
 
-    async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
+    async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), StepError> {
         let Some(own) = self.agent.model_loop() else {
             return Err(changed("it asks no model any more"));
         };
@@ -314,20 +320,20 @@ pub(super) fn unanswerable_question() -> Failure {
 }
 
 /// Why a step was left.
-pub(super) enum Left {
+pub(super) enum StepError {
     /// A policy, tool or model halted it.
     Halted(Halt),
     /// The loop has to be left.
     Stopped(Stop),
 }
 
-impl From<Halt> for Left {
+impl From<Halt> for StepError {
     fn from(halt: Halt) -> Self {
         Self::Halted(halt)
     }
 }
 
-impl From<Stop> for Left {
+impl From<Stop> for StepError {
     fn from(stop: Stop) -> Self {
         Self::Stopped(stop)
     }
@@ -350,7 +356,7 @@ fn shown(error: &ModelError) -> String {
 }
 
 /// The agent of a run under way has another definition now.
-pub(super) fn changed(how: &str) -> Left {
+pub(super) fn changed(how: &str) -> StepError {
     let message = format!("the agent's definition changed: {how}");
     Halt::Fail(Failure::new("RuntimeError", message)).into()
 }

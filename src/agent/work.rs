@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::answer::AnswerStream;
 use super::calls::{UNKNOWN_OUTCOME, unknown_outcome};
-use super::driver::{Left, Notes, changed, mint_answer_id, next_step, with_ids};
+use super::driver::{Notes, StepError, changed, mint_answer_id, next_step, with_ids};
 use super::journal::Note;
 use super::{AgentProgram, Loop};
 use crate::definition::AfterCrash;
@@ -25,42 +25,42 @@ use crate::middleware::structured::native::NativeAnswer;
 use crate::tool::program::{ProgramOutput, ProgramScope};
 use crate::tool::{Halt, Scope};
 
-/// What becomes of work that was begun before the server died.
-enum Verdict {
+/// The decision about work that may have been begun before the server died.
+enum Restart {
     /// It is begun again.
-    Again,
+    Run,
     /// This is its result.
     Result(Update),
-    /// Nobody knows, and it is not begun again.
+    /// Its outcome is unknown, and it is not begun again.
     Lost(Failure),
-    /// Somebody has to say.
+    /// Somebody has to decide.
     Ask,
 }
 
-/// What a program gave out while it worked.
-struct Output<'a> {
-    /// Its answer, piece by piece, if it is one that streams: a remote agent.
+/// The output of a program that is at work.
+struct WorkOutput<'a> {
+    /// The stream of its answer, if it has one: a remote agent.
     answer: Option<AnswerStream<'a>>,
-    /// What it wrote before what it comes to.
+    /// The writes before its result.
     writes: Update,
 }
 
 impl Loop<'_> {
     /// Runs the program of this agent to its end, or until it waits for somebody.
-    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
+    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), StepError> {
         let Some(program) = self.agent.program() else {
             return Err(changed("it is no program any more"));
         };
         let mut writes = Update::none();
-        let update = match self.verdict(machine, program.runnable.after_crash()) {
-            Verdict::Result(update) => update,
-            Verdict::Lost(failure) => return Err(Halt::Fail(failure).into()),
-            Verdict::Ask => {
+        let update = match self.decide_restart(machine, program.runnable.after_crash()) {
+            Restart::Result(update) => update,
+            Restart::Lost(failure) => return Err(Halt::Fail(failure).into()),
+            Restart::Ask => {
                 let interrupts = machine.work_asked(vec![unknown_outcome(&self.as_call())]);
                 notes.push(Note::asked(machine, interrupts));
                 return Ok(());
             }
-            Verdict::Again => match self.run(machine, notes, program, &mut writes).await? {
+            Restart::Run => match self.run(machine, notes, program, &mut writes).await? {
                 Err(Halt::Ask(questions)) if !questions.is_empty() => {
                     let interrupts = machine.work_asked(questions);
                     notes.push(Note::asked(machine, interrupts));
@@ -81,14 +81,14 @@ impl Loop<'_> {
     }
 
     /// What to do first, in view of what happened before.
-    fn verdict(&self, machine: &mut Machine, after_crash: AfterCrash) -> Verdict {
+    fn decide_restart(&self, machine: &mut Machine, after_crash: AfterCrash) -> Restart {
         if let Some(verdict) = machine.take_verdict_on_work() {
             return decided(&verdict);
         }
         match after_crash {
-            AfterCrash::Ask if machine.work_was_begun() => Verdict::Ask,
-            AfterCrash::Fail if machine.work_was_begun() => Verdict::Lost(unknown()),
-            AfterCrash::Repeat | AfterCrash::Ask | AfterCrash::Fail => Verdict::Again,
+            AfterCrash::Ask if machine.work_was_begun() => Restart::Ask,
+            AfterCrash::Fail if machine.work_was_begun() => Restart::Lost(unknown()),
+            AfterCrash::Repeat | AfterCrash::Ask | AfterCrash::Fail => Restart::Run,
         }
     }
 
@@ -99,7 +99,7 @@ impl Loop<'_> {
         notes: &mut Notes,
         program: &AgentProgram,
         writes: &mut Update,
-    ) -> Result<Result<Update, Halt>, Left> {
+    ) -> Result<Result<Update, Halt>, StepError> {
         let repeats = program.runnable.after_crash() == AfterCrash::Repeat;
         if repeats {
             self.flush(machine, notes).await?;
@@ -112,13 +112,8 @@ impl Loop<'_> {
             None => Work::Program,
         });
         let (own, receiver) = ProgramScope::new(machine.position.questions, self.leave.clone());
-        let scope = Scope {
-            task: Some(machine.work_task()),
-            form: program.form.as_ref().map(NativeAnswer::schema),
-            program: Arc::new(own),
-            ..self.scope.answered(machine.answers_to(&machine.work_asker()))
-        };
-        let mut output = Output {
+        let scope = self.program_scope(machine, program, own);
+        let mut output = WorkOutput {
             answer: self.answer_stream(machine, program),
             writes: Update::none(),
         };
@@ -133,14 +128,14 @@ impl Loop<'_> {
                 work.await
             }
         };
-        let work = async {
+        let limited = async {
             if program.runnable.keeps_time() {
                 Ok(work.await)
             } else {
                 self.scope.budget.in_time(self.scope.now(), work).await
             }
         };
-        let result = match self.with_progress(machine, notes, work).await? {
+        let result = match self.with_progress(machine, notes, limited).await? {
             Ok(Some(Ok(result))) => result,
             Ok(Some(Err(_))) => {
                 tracing::error!(agent = %self.scope.agent, run = %self.scope.run, "the program of a subagent panicked");
@@ -152,6 +147,15 @@ impl Loop<'_> {
         notes.extend(output.end(&result, self.leave.is_cancelled()));
         *writes = output.writes;
         Ok(result)
+    }
+
+    fn program_scope(&self, machine: &Machine, program: &AgentProgram, own: ProgramScope) -> Scope {
+        Scope {
+            task: Some(machine.work_task()),
+            form: program.form.as_ref().map(NativeAnswer::schema),
+            program: Arc::new(own),
+            ..self.scope.answered(machine.answers_to(&machine.work_asker()))
+        }
     }
 
     /// The stream of the answer of a remote agent.
@@ -218,7 +222,7 @@ impl Loop<'_> {
     }
 }
 
-impl Output<'_> {
+impl WorkOutput<'_> {
     /// Does `work`, and takes what the program gives out meanwhile.
     async fn take_while<T>(&mut self, mut receiver: mpsc::Receiver<ProgramOutput>, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
@@ -277,15 +281,15 @@ fn wrong_result(how: &str) -> Failure {
 }
 
 /// What a human decided about work of unknown outcome.
-fn decided(verdict: &Value) -> Verdict {
+fn decided(verdict: &Value) -> Restart {
     let decisions = serde_json::from_value(verdict.clone()).map(|Decisions { decisions }| decisions);
     match decisions.unwrap_or_default().into_iter().next() {
-        Some(Decision::Approve | Decision::Edit { .. }) => Verdict::Again,
-        Some(Decision::Respond { message }) => Verdict::Result(Update::messages([Message::ai(message)])),
+        Some(Decision::Approve | Decision::Edit { .. }) => Restart::Run,
+        Some(Decision::Respond { message }) => Restart::Result(Update::messages([Message::ai(message)])),
         Some(Decision::Reject { message: Some(message) }) => {
-            Verdict::Lost(Failure::new("UnknownOutcomeError", message))
+            Restart::Lost(Failure::new("UnknownOutcomeError", message))
         }
-        Some(Decision::Reject { message: None }) | None => Verdict::Lost(unknown()),
+        Some(Decision::Reject { message: None }) | None => Restart::Lost(unknown()),
     }
 }
 

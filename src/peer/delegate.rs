@@ -81,11 +81,11 @@ impl Runnable for RemoteAgent {
         scope.budget.claim(Spending::ModelCall, scope.now()).await?;
         let order = state.messages.iter().rev().find(|message| message.is_human());
         let order = order.map(|message| message.content.text()).unwrap_or_default();
-        let turn = Arc::new(Turn::new(self.clone(), scope));
+        let turn = Arc::new(RemoteTurn::new(self.clone(), scope));
         let ended = turn.take(order, MessageStream::new(Arc::clone(&scope.program))).await;
         let result = match ended {
-            Ok(Outcome::Result(result)) => result,
-            Ok(Outcome::Questions(questions)) => return Err(Halt::Ask(questions)),
+            Ok(TurnResult::Done(result)) => result,
+            Ok(TurnResult::Questions(questions)) => return Err(Halt::Ask(questions)),
             Err(failure) => {
                 tracing::warn!(agent = %scope.agent, run = %scope.run, error = %failure.message, "remote agent failed");
                 return Err(failure.into());
@@ -123,16 +123,16 @@ pub fn workplace(peer: Peer, run: RunId) -> Workplace {
     }
 }
 
-/// What the work there came to.
-enum Outcome {
+/// The result of a turn.
+enum TurnResult {
     /// It is done.
-    Result(Box<Transcript>),
+    Done(Box<Transcript>),
     /// Humans have to answer these first.
     Questions(Vec<Question>),
 }
 
 /// One turn: a run there.
-struct Turn {
+struct RemoteTurn {
     agent: RemoteAgent,
     scope: Scope,
     /// The run that has the work done; the same when it is run again after a crash.
@@ -146,7 +146,7 @@ struct Turn {
     asked: AtomicBool,
 }
 
-impl Turn {
+impl RemoteTurn {
     fn new(agent: RemoteAgent, scope: &Scope) -> Self {
         let caller = scope.subagent.unwrap_or(scope.run);
         Self {
@@ -161,7 +161,7 @@ impl Turn {
     }
 
     /// Has the work done, or goes on waiting for it. Whoever stops waiting for good has it stopped there as well.
-    async fn take(self: Arc<Self>, order: String, mut stream: MessageStream) -> Result<Outcome, Failure> {
+    async fn take(self: Arc<Self>, order: String, mut stream: MessageStream) -> Result<TurnResult, Failure> {
         let mut guard = CancelGuard {
             turn: Arc::clone(&self),
             is_due: None,
@@ -176,7 +176,7 @@ impl Turn {
         ended
     }
 
-    async fn work(&self, order: String, stream: &mut MessageStream) -> Result<Outcome, Failure> {
+    async fn work(&self, order: String, stream: &mut MessageStream) -> Result<TurnResult, Failure> {
         let run = if self.scope.answers.is_empty() {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
@@ -197,12 +197,12 @@ impl Turn {
         }
         let questions = state.questions();
         if !questions.is_empty() {
-            return Ok(Outcome::Questions(
+            return Ok(TurnResult::Questions(
                 questions.into_iter().map(question::passed_on).collect(),
             ));
         }
         let result = transcript(&state.values).map_err(|why| self.failed(why))?;
-        Ok(Outcome::Result(Box::new(result)))
+        Ok(TurnResult::Done(Box::new(result)))
     }
 
     /// Takes the answers there; returns the run that goes on with them. A question that is not asked there any more was
@@ -422,7 +422,7 @@ impl Turn {
 
 /// Has the run there cancelled when it is dropped and the work is not wanted any more.
 struct CancelGuard {
-    turn: Arc<Turn>,
+    turn: Arc<RemoteTurn>,
     /// Whether the work is not wanted; not known while it is waited for.
     is_due: Option<bool>,
 }

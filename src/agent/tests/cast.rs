@@ -155,13 +155,14 @@ impl Tool for Act {
         if self.asks() && scope.answer.is_none() {
             let kind = QuestionKind::Question;
             let calls = vec![call.id.clone()];
-            return Err(Halt::Ask(Box::new(Question {
+            return Err(Question {
                 kind,
                 value: json!(call.id),
                 schema: json!({}),
                 calls,
                 key: None,
-            })));
+            }
+            .into());
         }
         if Self::has_effect(name) {
             *self.world.effects.lock().unwrap().entry(call.id.clone()).or_default() += 1;

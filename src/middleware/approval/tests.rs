@@ -78,7 +78,10 @@ fn saying(calls: &[ToolCall]) -> State {
 }
 
 async fn hook(state: &State, answer: Option<Value>) -> Result<Reaction, Halt> {
-    let scope = Scope::sample(Timestamp(0)).answered(answer);
+    let scope = Scope {
+        answer,
+        ..Scope::sample(Timestamp(0))
+    };
     policy().hook(Moment::AfterModel, &scope, state).await
 }
 
