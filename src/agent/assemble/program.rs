@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{STEP_LIMIT, Workshop};
 use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, Shares};
-use crate::definition::{AgentDefinition, AnswerFormat, Mode, SubagentDefinition};
+use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, Mode, SubagentDefinition};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, MODEL, Plan, RUNNABLE};
 use crate::domain::state::{State, Update};
@@ -19,7 +19,7 @@ impl Workshop {
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
         let missing = || {
             let message = format!("this server has no program `{name}`");
-            FailingProgram::new(Failure::new("RunnableNotFoundError", message))
+            FailingProgram::new(Failure::new("RunnableNotFoundError", message), AfterCrash::default())
         };
         let own = AgentProgram {
             runnable: self.runnables.get(name).cloned().unwrap_or_else(missing),
@@ -50,7 +50,7 @@ impl Workshop {
             )),
             Err(invalid) => {
                 let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
-                FailingProgram::new(Failure::new("ModelConfigurationError", message))
+                FailingProgram::new(Failure::new("ModelConfigurationError", message), AfterCrash::Repeat)
             }
         };
         let own = AgentProgram {
@@ -86,17 +86,24 @@ fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFi
 }
 
 /// A program that cannot be had: says why when it is run.
-struct FailingProgram(Failure);
+struct FailingProgram {
+    failure: Failure,
+    after_crash: AfterCrash,
+}
 
 impl FailingProgram {
-    fn new(failure: Failure) -> Arc<dyn Runnable> {
-        Arc::new(Self(failure))
+    fn new(failure: Failure, after_crash: AfterCrash) -> Arc<dyn Runnable> {
+        Arc::new(Self { failure, after_crash })
     }
 }
 
 #[async_trait]
 impl Runnable for FailingProgram {
+    fn after_crash(&self) -> AfterCrash {
+        self.after_crash
+    }
+
     async fn run(&self, _: &Scope, _: State) -> Result<Update, Halt> {
-        Err(self.0.clone().into())
+        Err(self.failure.clone().into())
     }
 }

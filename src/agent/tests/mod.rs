@@ -8,6 +8,7 @@ mod drawings;
 mod hooks;
 mod limits;
 mod memory;
+mod programs;
 mod runs;
 
 use std::collections::BTreeMap;
