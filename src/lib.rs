@@ -18,8 +18,8 @@
 //! |---|---|---|
 //! | [`domain`] | the nouns; pure | itself |
 //! | [`model`] | language models and their providers | `domain` |
-//! | [`net`] | pieces of protocols that clients of other servers share | nothing |
-//! | [`peer`] | other servers, and agents that work there | `domain`, `model` |
+//! | [`net`] | HTTP clients and event streams of other servers | nothing |
+//! | [`peer`] | other servers, and agents that work there | `domain`, `model`, `net`, `tool` |
 //! | [`tool`] | things a model can call | `domain`, `model` |
 //! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `model`, `tool` |
 //! | [`agent`] | how one run proceeds | those above |
@@ -40,7 +40,7 @@
 //!      └────┬────┘                                                      │
 //!           └────► events ──► db ───────────────────────────────────────┘
 //!
-//!    runtime, agent ──► peer ──► model
+//!    runtime, agent ──► peer ──► tool
 //! ```
 //!
 //! `tests/it/layers.rs` reads the `use` lines and fails on an arrow that is not drawn here.
@@ -105,7 +105,6 @@ pub mod tool;
 
 pub use async_trait::async_trait;
 
-pub use agent::Runnable;
 pub use app::{App as Adjutant, Builder, Prepared};
 pub use definition::{
     AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
@@ -120,4 +119,4 @@ pub use domain::state::{File, State, Update};
 pub use middleware::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
 pub use model::{Model, ModelError, ModelEvent, ModelRequest, ToolSpec};
 pub use shutdown::Shutdown;
-pub use tool::{CallOutcome, Delegation, Halt, Scope, Tool};
+pub use tool::{CallOutcome, Delegation, Halt, Runnable, Scope, Tool};

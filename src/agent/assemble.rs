@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::roster::{Build, BuildFork, Referred, Roster};
-use super::{Agent, Forks, Runnable, Shares};
+use super::{Agent, AgentKind, Forks, ModelLoop, Shares};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
     self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Provenance,
@@ -37,17 +37,14 @@ use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
 use crate::peer::Peers;
 use crate::tool::mcp::McpServers;
-use crate::tool::{ArgumentCheck, Tool, Toolbox};
+use crate::tool::{ArgumentCheck, Runnable, Tool, Toolbox};
 
 mod draft;
-mod elsewhere;
 mod known;
 mod program;
-mod unusable;
 
 use draft::Draft;
 pub use known::{Agents, Known};
-use unusable::Unusable;
 
 /// How deep delegations nest when nobody says otherwise: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
@@ -148,7 +145,7 @@ impl Workshop {
         let has_model =
             |subagent: &&SubagentDefinition| subagent.runnable.is_none() && subagent.location() == Location::Inside;
         for subagent in subagents.iter().filter(has_model) {
-            self.model(subagent.model.as_deref().unwrap_or(&definition.model))?;
+            self.check_model(subagent.model.as_deref().unwrap_or(&definition.model))?;
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
@@ -167,7 +164,8 @@ impl Workshop {
                 .filter_map(SubagentDefinition::as_background_agent)
                 .collect(),
         };
-        let model = self.model(&draft.spec.model)?;
+        self.check_model(&draft.spec.model)?;
+        let model = self.providers.model(&draft.spec.model);
         Ok(self.build(draft.in_form(format), model))
     }
 
@@ -206,7 +204,7 @@ impl Workshop {
             let name = subagent.name.clone();
             let build: Build = Box::new(move |roster, format| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
-                    return workshop.elsewhere(&subagent, (graph_id, url), source.is_owners);
+                    return workshop.remote_agent(&subagent, graph_id, url, source.is_owners);
                 }
                 let policy = Arc::clone(&policy);
                 let forks = Arc::clone(&forks);
@@ -246,21 +244,19 @@ impl Workshop {
             // Its work ends with its result: nobody would be left to be told what comes of a task.
             background: vec![],
         };
-        let model = self
-            .providers
-            .model(&draft.spec.model)
-            .unwrap_or_else(Unusable::because);
+        let model = self.providers.model(&draft.spec.model);
         Agent {
             initial: subagent.beginning(),
             ..self.build(draft, model)
         }
     }
 
-    /// The model of this name. One that lacks only its key fails when it is asked, so that the other agents can work.
-    fn model(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
+    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is asked, so that the other
+    /// agents can work.
+    fn check_model(&self, name: &str) -> Result<(), ModelError> {
         match self.providers.model(name) {
-            Err(error) if self.providers.knows(name) => Ok(Unusable::because(error)),
-            found => found,
+            Err(error) if !self.providers.knows(name) => Err(error),
+            Ok(_) | Err(_) => Ok(()),
         }
     }
 
@@ -324,7 +320,7 @@ impl Workshop {
     }
 
     /// The forks of an agent, which are made of it.
-    fn forks(&self, caller: &Draft, model: &Arc<dyn Model>) -> Forks {
+    fn forks(&self, caller: &Draft, model: &Result<Arc<dyn Model>, ModelError>) -> Forks {
         let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
         let forks = own
             .into_iter()
@@ -333,10 +329,10 @@ impl Workshop {
             let workshop = self.clone();
             let name = fork.name.clone();
             let caller = caller.clone();
-            let model = Arc::clone(model);
+            let model = model.clone();
             let build = move |format: Option<&Value>| {
                 let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
-                let model = own.map_or_else(|| Arc::clone(&model), |own| own.unwrap_or_else(Unusable::because));
+                let model = own.unwrap_or_else(|| model.clone());
                 workshop.build(caller.forked(&fork).in_form(format), model)
             };
             (name, Box::new(build) as BuildFork)
@@ -344,7 +340,7 @@ impl Workshop {
     }
 
     /// Puts an agent together.
-    fn build(&self, draft: Draft, model: Arc<dyn Model>) -> Agent {
+    fn build(&self, draft: Draft, model: Result<Arc<dyn Model>, ModelError>) -> Agent {
         let declared: Vec<&String> = draft.spec.tools.iter().chain(&draft.spec.skill_tools).collect();
         let own: Vec<Arc<dyn Tool>> = declared
             .iter()
@@ -396,29 +392,28 @@ impl Workshop {
         };
         Agent {
             name: draft.spec.name,
-            model,
-            settings: draft.spec.model_settings,
-            system_prompt,
             plan: plan(&stack, draft.spec.recursion_limit, rules),
-            stack,
-            toolbox,
-            checks,
-            fields,
-            declared,
-            context: draft.spec.context_schema.map(ContextSchema::new),
             limits: draft.spec.limits,
-            subagents: draft
-                .delegations
-                .filter(|_| !is_fork)
-                .map(|delegations| delegations.roster),
-            forks,
+            declared,
             is_fork,
             shares: draft.shares,
             display_text: draft.spec.display_text,
             initial: vec![],
-            runnable: None,
-            form: None,
-            url: None,
+            kind: AgentKind::ModelLoop(Box::new(ModelLoop {
+                model,
+                settings: draft.spec.model_settings,
+                system_prompt,
+                stack,
+                toolbox,
+                checks,
+                fields,
+                context: draft.spec.context_schema.map(ContextSchema::new),
+                subagents: draft
+                    .delegations
+                    .filter(|_| !is_fork)
+                    .map(|delegations| delegations.roster),
+                forks,
+            })),
         }
     }
 }
@@ -453,7 +448,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
         after_agent: backwards(Moment::AfterAgent),
         step_limit,
         rules,
-        is_work: false,
+        program: None,
     }
 }
 

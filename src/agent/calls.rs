@@ -9,8 +9,8 @@ use futures::stream::FuturesUnordered;
 use serde_json::{Value, json};
 
 use super::Loop;
-use super::delegate::ChildEnd;
-use super::driver::{Left, Notes, asked_in_vain, with_ids};
+use super::delegate::ChildResult;
+use super::driver::{Notes, StepError, unanswerable_question, with_ids};
 use super::journal::{Note, Stop};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
@@ -35,21 +35,21 @@ struct Job {
     scope: Scope,
 }
 
-/// What came back from a call or from the child that works on one.
-pub(super) enum Came {
-    Back(Result<CallOutcome, Halt>),
-    Child(Result<ChildEnd, Stop>),
+/// The result of a call, or of the child that works on one.
+pub(super) enum CallResult {
+    Returned(Result<CallOutcome, Halt>),
+    Child(Result<ChildResult, Stop>),
 }
 
 /// The work under way in one tool step.
-type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, Came)>>;
+type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
-/// Those who wait to hear that a child which waits was cancelled.
+/// Futures that resolve when a parked child is cancelled.
 type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), Stop>)>>;
 
-/// What ended the step early, once every sibling has finished.
+/// Why the step ends early, once every sibling has finished.
 #[derive(Default)]
-struct Upset {
+struct StepFailure {
     failure: Option<Failure>,
     stopped: bool,
 }
@@ -61,7 +61,7 @@ impl Loop<'_> {
         machine: &mut Machine,
         notes: &mut Notes,
         ready: &[usize],
-    ) -> Result<(), Left> {
+    ) -> Result<(), StepError> {
         self.growth.step_begins();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
@@ -81,13 +81,13 @@ impl Loop<'_> {
         }
         for job in jobs {
             let state = Arc::clone(&state);
-            running.push(async move { (job.at, Came::Back(self.make(job, &state).await)) }.boxed());
+            running.push(async move { (job.at, CallResult::Returned(self.make(job, &state).await)) }.boxed());
         }
-        let upset = self.collect(machine, notes, running).await?;
-        if let Some(failure) = upset.failure {
+        let outcome = self.collect(machine, notes, running).await?;
+        if let Some(failure) = outcome.failure {
             return Err(Halt::Fail(failure).into());
         }
-        if upset.stopped {
+        if outcome.stopped {
             return Err(Halt::Stopped.into());
         }
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
@@ -114,8 +114,7 @@ impl Loop<'_> {
         } else if machine.fate(at) == Some(&Fate::Started) {
             let policy = self
                 .agent
-                .toolbox
-                .get(&call.name)
+                .tool(&call.name)
                 .map(|tool| tool.after_crash())
                 .unwrap_or_default();
             match policy {
@@ -125,20 +124,17 @@ impl Loop<'_> {
                     return None;
                 }
                 AfterCrash::Ask => {
-                    let asked = machine.call_asked(at, unknown_outcome(&call)).cloned();
-                    notes.push(Note::Fact(Fact::Asked {
-                        head: machine.head,
-                        interrupts: asked.into_iter().collect(),
-                    }));
+                    let interrupts = machine.call_asked(at, vec![unknown_outcome(&call)]);
+                    notes.push(Note::asked(machine, interrupts));
                     return None;
                 }
             }
         }
         let call = self.reviewed(machine, notes, at, call)?;
-        let answer = machine.answer_to(&Asker::Call(call.id.clone())).cloned();
+        let answers = machine.answers_to(&Asker::Call(call.id.clone()));
         let scope = Scope {
             task: Some(machine.call_task(at)),
-            ..self.scope.answered(answer)
+            ..self.scope.answered(answers)
         };
         Some(Job { at, call, scope })
     }
@@ -148,7 +144,7 @@ impl Loop<'_> {
     /// came any other way: by a client's command, by a write into the state, by an edit, from an older checkpoint.
     fn reviewed(&self, machine: &mut Machine, notes: &mut Notes, at: usize, mut call: ToolCall) -> Option<ToolCall> {
         loop {
-            let mut policies = self.agent.stack.iter().filter(|policy| policy.needs_approval(&call));
+            let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(&call));
             let Some(policy) = policies.next() else {
                 return Some(call);
             };
@@ -170,11 +166,8 @@ impl Loop<'_> {
                     }
                 }
                 None => {
-                    let asked = machine.call_asked(at, question).cloned();
-                    notes.push(Note::Fact(Fact::Asked {
-                        head: machine.head,
-                        interrupts: asked.into_iter().collect(),
-                    }));
+                    let interrupts = machine.call_asked(at, vec![question]);
+                    notes.push(Note::asked(machine, interrupts));
                     return None;
                 }
             }
@@ -206,7 +199,7 @@ impl Loop<'_> {
                 calls,
             }));
         }
-        let tool = |job: &Job| self.agent.toolbox.get(&job.call.name);
+        let tool = |job: &Job| self.agent.tool(&job.call.name);
         let reach_out = jobs.iter().any(|job| tool(job).is_some_and(|tool| tool.has_effects()));
         let mut marked = false;
         for job in jobs {
@@ -232,12 +225,12 @@ impl Loop<'_> {
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
             async move { self.call_tool(scope, state, &call).await }.boxed()
         };
-        let tool = self.agent.toolbox.get(&job.call.name);
+        let tool = self.agent.tool(&job.call.name);
         let repeats = tool
             .as_ref()
             .is_none_or(|tool| tool.after_crash() == AfterCrash::Repeat);
         let next = NextCall {
-            rest: &self.agent.stack,
+            rest: self.agent.stack(),
             make: &make,
             scope,
             state,
@@ -263,12 +256,12 @@ impl Loop<'_> {
 
     /// The innermost layer: the tool itself, if there is one and it can be called so.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-        let Some(tool) = self.agent.toolbox.get(&call.name) else {
-            let names = self.agent.toolbox.names();
+        let Some(tool) = self.agent.tool(&call.name) else {
+            let names = self.agent.tool_names();
             let text = tool::unknown(&call.name, names.iter().map(String::as_str));
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         };
-        if let Some(Err(text)) = self.agent.checks.get(&call.name).map(|check| check.check(&call.args)) {
+        if let Some(Err(text)) = self.agent.check_of(&call.name).map(|check| check.check(&call.args)) {
             return Ok(CallOutcome::Answer(Answer::error(call, text)));
         }
         // What stays inside the server is fast, and may wait for others.
@@ -298,8 +291,8 @@ impl Loop<'_> {
         machine: &mut Machine,
         notes: &mut Notes,
         mut running: Running<'a>,
-    ) -> Result<Upset, Left> {
-        let mut upset = Upset::default();
+    ) -> Result<StepFailure, StepError> {
+        let mut outcome = StepFailure::default();
         let mut parked: Parked<'_> = machine
             .parked_calls()
             .into_iter()
@@ -322,56 +315,37 @@ impl Loop<'_> {
             };
             // What a call told before it came back.
             self.note_unheard(notes);
-            let Some((at, came)) = next else { break };
-            match came {
-                Came::Back(Ok(CallOutcome::Answer(answer))) | Came::Child(Ok(ChildEnd::Answer(answer))) => {
-                    self.receive(machine, notes, at, answer);
-                }
-                Came::Back(Ok(CallOutcome::Delegate(wish))) => {
+            let Some((at, result)) = next else { break };
+            match result {
+                CallResult::Returned(Ok(CallOutcome::Delegate(wish))) => {
                     self.flush(machine, notes).await?;
                     if let Some(child) = self.delegate(machine, at, wish).await? {
                         running.push(child);
                     }
                 }
-                Came::Back(Err(Halt::Ask(question))) => {
-                    let asked = machine.call_asked(at, *question).cloned();
-                    notes.push(Note::Fact(Fact::Asked {
-                        head: machine.head,
-                        interrupts: asked.into_iter().collect(),
-                    }));
-                }
-                Came::Child(Ok(ChildEnd::Parked { child, questions })) => {
+                CallResult::Returned(Ok(CallOutcome::Answer(answer))) => self.receive(machine, notes, at, answer),
+                CallResult::Returned(Err(halt)) => halt_call(machine, notes, at, halt, &mut outcome),
+                CallResult::Child(Ok(ChildResult::Answer(answer))) => self.receive(machine, notes, at, answer),
+                CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
                     machine.set_fate(at, Fate::Delegated { child, parked: true });
                     parked.push(self.until_given_up(at, child));
-                    notes.push(Note::Fact(Fact::Asked {
-                        head: machine.head,
-                        interrupts: questions,
-                    }));
+                    notes.push(Note::asked(machine, questions));
                 }
-                Came::Back(Err(Halt::AskAll(_))) => {
-                    machine.set_fate(at, Fate::Ready);
-                    upset.failure = Some(asked_in_vain());
-                }
-                Came::Back(Err(Halt::Fail(failure))) => {
-                    // Its outcome is known: the next run makes the call again.
-                    machine.set_fate(at, Fate::Ready);
-                    upset.failure = Some(failure);
-                }
-                Came::Back(Err(Halt::Stopped)) | Came::Child(Err(Stop::Cancelled)) => upset.stopped = true,
-                Came::Child(Err(stop)) => return Err(stop.into()),
+                CallResult::Child(Err(Stop::Cancelled)) => outcome.stopped = true,
+                CallResult::Child(Err(stop)) => return Err(stop.into()),
             }
             self.show_answer(machine, notes, at, running.is_empty());
             if !running.is_empty() {
                 self.flush(machine, notes).await?;
             }
         }
-        Ok(upset)
+        Ok(outcome)
     }
 
     /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
     fn receive(&self, machine: &mut Machine, notes: &mut Notes, at: usize, answer: Answer) {
         let answer = match machine.call(at) {
-            Some(call) => self.agent.stack.iter().rev().fold(answer, |answer, policy| {
+            Some(call) => self.agent.stack().iter().rev().fold(answer, |answer, policy| {
                 policy.receive(&self.scope, &machine.state, &call, answer)
             }),
             None => answer,
@@ -421,6 +395,26 @@ impl Loop<'_> {
     }
 }
 
+/// Takes in why a call came to no result.
+fn halt_call(machine: &mut Machine, notes: &mut Notes, at: usize, halt: Halt, outcome: &mut StepFailure) {
+    match halt {
+        Halt::Ask(questions) if !questions.is_empty() => {
+            let interrupts = machine.call_asked(at, questions);
+            notes.push(Note::asked(machine, interrupts));
+        }
+        Halt::Ask(_) => {
+            machine.set_fate(at, Fate::Ready);
+            outcome.failure = Some(unanswerable_question());
+        }
+        Halt::Fail(failure) => {
+            // Its outcome is known: the next run makes the call again.
+            machine.set_fate(at, Fate::Ready);
+            outcome.failure = Some(failure);
+        }
+        Halt::Stopped => outcome.stopped = true,
+    }
+}
+
 /// Writes an answer down.
 pub(super) fn settle(machine: &mut Machine, at: usize, answer: Answer) {
     let answer = Answer {
@@ -464,7 +458,7 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
             "properties": { "decisions": { "type": "array", "minItems": 1, "maxItems": 1, "items": decision } },
         }),
         calls: vec![call.id.clone()],
-        passed_on: None,
+        key: None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
-use super::calls::{Came, settle};
+use super::calls::{CallResult, settle};
 use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
 use super::roster::Referred;
 use super::{Agent, Breakpoints, Ending, Growth, Loop};
@@ -24,8 +24,8 @@ use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::{Delegation, Scope, Voice};
 
-/// How a child came back.
-pub(super) enum ChildEnd {
+/// The result of a child run.
+pub(super) enum ChildResult {
     /// With a result for the model.
     Answer(Answer),
     /// With questions that somebody has to answer first.
@@ -39,41 +39,29 @@ impl Loop<'_> {
         machine: &mut Machine,
         at: usize,
         wish: Delegation,
-    ) -> Result<Option<BoxFuture<'a, (usize, Came)>>, Stop> {
+    ) -> Result<Option<BoxFuture<'a, (usize, CallResult)>>, Stop> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
-        let described = match self.described(&wish.subagent, &wish.order) {
-            Ok(described) => described,
+        let resolved = match self.resolve_subagent(&wish.subagent, &wish.order) {
+            Ok(resolved) => resolved,
             Err(text) => {
                 settle(machine, at, Answer::error(&call, text));
                 return Ok(None);
             }
         };
-        // The one door to a subagent, whoever asks for it.
-        match self
-            .scope
-            .budget
-            .claim_child(self.lineage.depth + 1, self.scope.now())
-            .await
-        {
-            Ok(()) => {}
-            Err(Refused::Away) => return Err(Stop::Away),
-            Err(Refused::Exceeded(limit)) => {
-                let text =
-                    format!("{limit} Nothing was delegated; do the work yourself, or finish with what you have.");
-                settle(machine, at, Answer::error(&call, text));
-                return Ok(None);
-            }
+        if let Some(refusal) = self.claim_child().await? {
+            settle(machine, at, Answer::error(&call, refusal));
+            return Ok(None);
         }
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
-        let graph_id = described.graph_id().map(str::to_owned);
+        let graph_id = resolved.graph_id().map(str::to_owned);
         let order = Order {
-            display_text: described.display_text().map(str::to_owned),
+            display_text: resolved.display_text().map(str::to_owned),
             ..wish.order
         };
-        let url = described.url().map(str::to_owned);
+        let url = resolved.url().map(str::to_owned);
         let wish = ChildWish {
             id,
             lineage: lineage.clone(),
@@ -92,7 +80,7 @@ impl Loop<'_> {
         match self.journal.child(machine, wish).await? {
             ChildVerdict::Admitted(child) => {
                 let subagent = self
-                    .subagent(described, &child, lineage.depth)
+                    .subagent(resolved, &child, lineage.depth)
                     .ok_or_else(|| lost("definition"))?;
                 let child = subagent.handed_down(*child, &machine.state);
                 Ok(Some(self.run_child(at, call, subagent, lineage, child)))
@@ -105,19 +93,36 @@ impl Loop<'_> {
         }
     }
 
+    /// Counts a child that is about to be started: the one place where that is decided, whoever asks for it. Returns the
+    /// text for the model when a limit forbids it.
+    async fn claim_child(&self) -> Result<Option<String>, Stop> {
+        let claimed = self
+            .scope
+            .budget
+            .claim_child(self.lineage.depth + 1, self.scope.now())
+            .await;
+        match claimed {
+            Ok(()) => Ok(None),
+            Err(Refused::Away) => Err(Stop::Away),
+            Err(Refused::Exceeded(limit)) => Ok(Some(format!(
+                "{limit} Nothing was delegated; do the work yourself, or finish with what you have."
+            ))),
+        }
+    }
+
     /// Goes on with the child that already works on the call at `at`.
     pub(super) async fn go_on_with_child<'a>(
         &'a self,
         machine: &Machine,
         at: usize,
         child: RunId,
-    ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, Stop> {
         let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
-        let described = self.described(lineage.agent(), &child.order);
-        let described = described.map_err(|_| lost("subagent's definition"))?;
+        let resolved = self.resolve_subagent(lineage.agent(), &child.order);
+        let resolved = resolved.map_err(|_| lost("subagent's definition"))?;
         let subagent = self
-            .subagent(described, &child, lineage.depth)
+            .subagent(resolved, &child, lineage.depth)
             .ok_or_else(|| lost("subagent's definition"))?;
         self.scope.budget.child_goes_on();
         let child = subagent.handed_down(child, &machine.state);
@@ -130,7 +135,7 @@ impl Loop<'_> {
         machine: &mut Machine,
         at: usize,
         child: RunId,
-    ) -> Result<BoxFuture<'a, (usize, Came)>, Stop> {
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, Stop> {
         machine.set_fate(at, Fate::Delegated { child, parked: false });
         // It counts already among those under way.
         self.scope.budget.child_done();
@@ -149,11 +154,11 @@ impl Loop<'_> {
         subagent: Subagent,
         lineage: Lineage,
         child: Child,
-    ) -> BoxFuture<'a, (usize, Came)> {
+    ) -> BoxFuture<'a, (usize, CallResult)> {
         async move {
             (
                 at,
-                Came::Child(self.drive_child(&call, &subagent, &lineage, child).await),
+                CallResult::Child(self.drive_child(&call, &subagent, &lineage, child).await),
             )
         }
         .boxed()
@@ -166,7 +171,7 @@ impl Loop<'_> {
         subagent: &Subagent,
         lineage: &Lineage,
         child: Child,
-    ) -> Result<ChildEnd, Stop> {
+    ) -> Result<ChildResult, Stop> {
         let Child {
             id,
             mut machine,
@@ -178,7 +183,6 @@ impl Loop<'_> {
             known: _,
         } = child;
         let input = input.unwrap_or_default();
-        let begun = machine.head.is_some();
         let ending = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => Ending::Failed(failure.clone()),
             (Phase::Ended, None) => Ending::Done,
@@ -189,30 +193,12 @@ impl Loop<'_> {
                     plan: subagent.plan(self.scope.step_limit),
                     lineage,
                     base: subagent.base,
-                    scope: self.scope_of_child(subagent, lineage, (stop.clone(), meter)),
+                    scope: self.scope_of_child(subagent, lineage, stop, meter),
                     journal: journal.as_ref(),
                     breakpoints: Breakpoints::default(),
                     leave: self.leave.clone(),
                 };
-                let mut notes = vec![Note::Fact(Fact::Started {
-                    base: machine.head,
-                    attempt: 1,
-                    resumed: begun,
-                })];
-                if !begun {
-                    let ids = [CheckpointId::mint(), CheckpointId::mint()];
-                    notes.extend(Note::input(&mut machine, &below.plan, input.clone(), ids));
-                }
-                // Nobody but itself was told to stop: its caller goes on without it.
-                let alone = || stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
-                let driven = match alone() {
-                    true => below.flush(&machine, &mut notes).await.and(Err(Stop::Cancelled)),
-                    false => below.drive(&mut machine, notes).await,
-                };
-                match driven {
-                    Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if alone() => below.cancel(&mut machine).await?,
-                    driven => driven.inspect_err(|_| self.scope.budget.child_done())?,
-                }
+                self.drive_below(&below, &mut machine, &input).await?
             }
         };
         if !matches!(ending, Ending::Parked(_)) {
@@ -220,42 +206,68 @@ impl Loop<'_> {
             self.scope.budget.settle(self.scope.now()).await;
         }
         Ok(match ending {
-            Ending::Done | Ending::Paused => ChildEnd::Answer(self.result(call, subagent, &machine.state, &input)),
-            Ending::Parked(questions) => ChildEnd::Parked { child: id, questions },
-            Ending::Failed(failure) => ChildEnd::Answer(Answer::error(call, failed(lineage.agent(), &failure))),
+            Ending::Done | Ending::Paused => ChildResult::Answer(self.result(call, subagent, &machine.state, &input)),
+            Ending::Parked(questions) => ChildResult::Parked { child: id, questions },
+            Ending::Failed(failure) => ChildResult::Answer(Answer::error(call, failed(lineage.agent(), &failure))),
         })
     }
 
-    /// How the subagent of this name is described here, for this work.
+    /// Drives the loop of a child until it ends or waits. It ends here when it alone was cancelled: its caller goes on.
+    async fn drive_below(&self, below: &Loop<'_>, machine: &mut Machine, input: &Update) -> Result<Ending, Stop> {
+        let begun = machine.head.is_some();
+        let mut notes = vec![Note::Fact(Fact::Started {
+            base: machine.head,
+            attempt: 1,
+            resumed: begun,
+        })];
+        if !begun {
+            let ids = [CheckpointId::mint(), CheckpointId::mint()];
+            notes.extend(Note::input(machine, &below.plan, input.clone(), ids));
+        }
+        let is_alone =
+            || below.scope.stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
+        let driven = if is_alone() {
+            below.flush(machine, &mut notes).await.and(Err(Stop::Cancelled))
+        } else {
+            below.drive(machine, notes).await
+        };
+        match driven {
+            Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if is_alone() => below.cancel(machine).await,
+            driven => driven.inspect_err(|_| self.scope.budget.child_done()),
+        }
+    }
+
+    /// Finds the subagent of this name, for this work.
     ///
     /// # Errors
     /// The text for the model, when there is none, or none that can do the work in this form.
-    fn described(&self, name: &str, order: &Order) -> Result<Described, String> {
+    fn resolve_subagent(&self, name: &str, order: &Order) -> Result<ResolvedSubagent, String> {
         let nobody = || format!("There is no subagent `{name}` here.");
-        let roster = self.agent.subagents.as_ref().ok_or_else(nobody)?;
+        let own = self.agent.model_loop().ok_or_else(nobody)?;
+        let roster = own.subagents.as_ref().ok_or_else(nobody)?;
         let depth = self.lineage.depth + 1 - self.base;
         let referred = roster.referred(name).cloned();
-        let fork = self.agent.forks.get(name);
+        let fork = own.forks.get(name);
         let here = fork.or_else(|| roster.get(name, depth));
-        let is_apart = here.as_ref().is_some_and(|agent| agent.model.stands_in());
-        let begins_itself = is_apart || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
+        let is_remote = here.as_ref().is_some_and(|agent| agent.remote().is_some());
+        let begins_itself = is_remote || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
         if begins_itself && !order.initial_messages.is_empty() {
             return Err(format!(
                 "`{name}` takes no initial messages: it is a fork, or an agent with a definition of its own. Nothing was \
                  delegated."
             ));
         }
-        let is_program = here.as_ref().is_some_and(|agent| agent.runnable.is_some());
+        let is_program = here.as_ref().is_some_and(|agent| agent.program().is_some());
         if let Some(problem) = prompt_problem(name, order, begins_itself || is_program) {
             return Err(problem);
         }
         let Some(format) = &order.response_format else {
             return referred
-                .map(Described::Elsewhere)
-                .or_else(|| here.map(Described::Here))
+                .map(ResolvedSubagent::Registered)
+                .or_else(|| here.map(ResolvedSubagent::OfParent))
                 .ok_or_else(nobody);
         };
-        if is_apart {
+        if is_remote {
             return Err(format!(
                 "`{name}` works on another server, which cannot be told of a form: say in the description what the \
                  result has to look like. Nothing was delegated."
@@ -269,25 +281,24 @@ impl Loop<'_> {
             return Err(form_refused(name, &problem));
         }
         let formed = || {
-            self.agent
-                .forks
+            own.forks
                 .in_form(name, format)
                 .or_else(|| roster.in_form(name, depth, format))
         };
         referred
-            .map(Described::Elsewhere)
-            .or_else(|| formed().map(Described::Here))
+            .map(ResolvedSubagent::Registered)
+            .or_else(|| formed().map(ResolvedSubagent::OfParent))
             .ok_or_else(nobody)
     }
 
     /// The subagent that works as `child`, `depth` delegations below the main agent.
-    fn subagent(&self, described: Described, child: &Child, depth: u32) -> Option<Subagent> {
+    fn subagent(&self, resolved: ResolvedSubagent, child: &Child, depth: u32) -> Option<Subagent> {
         // An agent with a definition of its own counts its own levels, but not beyond those of whoever called it.
         let levels = self.deepest().saturating_sub(depth);
-        match described {
-            Described::Here(agent) => {
+        match resolved {
+            ResolvedSubagent::OfParent(agent) => {
                 let mut limits = agent.limits.clone();
-                if agent.model.stands_in() {
+                if agent.remote().is_some() {
                     limits.depth = limits.depth.into_iter().chain([levels]).min();
                 }
                 Some(Subagent {
@@ -295,10 +306,10 @@ impl Loop<'_> {
                     agent,
                     base: self.base,
                     step_limit: None,
-                    is_stranger: false,
+                    is_external: false,
                 })
             }
-            Described::Elsewhere(referred) => {
+            ResolvedSubagent::Registered(referred) => {
                 let known = child.known.as_ref()?;
                 let agent = match &child.order.response_format {
                     Some(format) => known.in_form(levels > 0, format),
@@ -312,7 +323,7 @@ impl Loop<'_> {
                     limits,
                     base: depth,
                     step_limit: referred.step_limit,
-                    is_stranger: true,
+                    is_external: true,
                 })
             }
         }
@@ -322,8 +333,7 @@ impl Loop<'_> {
     fn deepest(&self) -> u32 {
         let own = self
             .agent
-            .subagents
-            .as_ref()
+            .subagents()
             .map_or(0, |roster| self.base.saturating_add(roster.max_depth));
         own.min(self.scope.budget.floor())
     }
@@ -332,7 +342,7 @@ impl Loop<'_> {
         let mut namespace = self.lineage.namespace.clone();
         namespace.push(machine.call_task(at));
         let mut path = self.lineage.path.clone();
-        let roster = self.agent.subagents.as_ref();
+        let roster = self.agent.subagents();
         let visibility = roster.map_or(Visibility::Full, |roster| roster.visibility(&subagent));
         path.push(subagent);
         Lineage {
@@ -350,7 +360,8 @@ impl Loop<'_> {
         &self,
         subagent: &Subagent,
         lineage: &Lineage,
-        (stop, meter): (CancellationToken, Arc<Meter>),
+        stop: CancellationToken,
+        meter: Arc<Meter>,
     ) -> Scope {
         Scope {
             agent: lineage.agent().to_owned(),
@@ -363,6 +374,8 @@ impl Loop<'_> {
             voice: Voice::default(),
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
             ..self.scope.clone()
         }
     }
@@ -370,11 +383,11 @@ impl Loop<'_> {
     /// What a child that came to its end tells its parent, and what it wrote into the fields that both share.
     fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> Answer {
         let mut writes = subagent.agent.shares.of(written(state, input));
-        if subagent.is_stranger {
+        if subagent.is_external {
             writes.fields.retain(|name, _| self.agent.declared.has(name));
             writes.rules.retain(|name, _| self.agent.declared.has(name));
         }
-        if subagent.is_stranger && self.agent.plan.rules.contains_key(background::FIELD) {
+        if subagent.is_external && self.agent.plan.rules.contains_key(background::FIELD) {
             // What it has begun in the background belongs to the conversation: its caller looks after it from now on.
             BackgroundTask::all(state)
                 .iter()
@@ -400,32 +413,32 @@ impl Loop<'_> {
 }
 
 /// How a subagent is described.
-enum Described {
+enum ResolvedSubagent {
     /// With its parent.
-    Here(Arc<Agent>),
+    OfParent(Arc<Agent>),
     /// It is another agent of this server.
-    Elsewhere(Referred),
+    Registered(Referred),
 }
 
-impl Described {
+impl ResolvedSubagent {
     fn display_text(&self) -> Option<&str> {
         match self {
-            Self::Here(agent) => agent.display_text.as_deref(),
-            Self::Elsewhere(referred) => referred.display_text.as_deref(),
+            Self::OfParent(agent) => agent.display_text.as_deref(),
+            Self::Registered(referred) => referred.display_text.as_deref(),
         }
     }
 
     fn url(&self) -> Option<&str> {
         match self {
-            Self::Here(agent) => agent.url.as_deref(),
-            Self::Elsewhere(_) => None,
+            Self::OfParent(agent) => agent.remote().map(|remote| remote.url.as_str()),
+            Self::Registered(_) => None,
         }
     }
 
     fn graph_id(&self) -> Option<&str> {
         match self {
-            Self::Here(_) => None,
-            Self::Elsewhere(referred) => Some(&referred.graph_id),
+            Self::OfParent(_) => None,
+            Self::Registered(referred) => Some(&referred.graph_id),
         }
     }
 }
@@ -438,7 +451,7 @@ struct Subagent {
     base: u32,
     step_limit: Option<u32>,
     /// Whether its definition is not its parent's: they need not have the same fields.
-    is_stranger: bool,
+    is_external: bool,
 }
 
 impl Subagent {
@@ -459,12 +472,12 @@ impl Subagent {
             return child;
         }
         let shared = || self.agent.shares.of(parent.for_subagent());
-        let mut input = if self.agent.model.stands_in() {
+        let mut input = if self.agent.remote().is_some() {
             Update::none()
         } else {
             shared()
         };
-        if self.is_stranger {
+        if self.is_external {
             input.fields.retain(|name, _| self.agent.declared.has(name));
         }
         let mut order = child.order.description.clone();
@@ -475,7 +488,7 @@ impl Subagent {
             );
             input.messages.extend_from_slice(parent.before_last_answer());
             // A program reads what its caller shares with everybody; a fork is its caller.
-            if self.agent.runnable.is_none() {
+            if self.agent.program().is_none() {
                 input = Update {
                     fields: parent.fields_for_fork(),
                     ..input

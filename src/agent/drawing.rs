@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::Agent;
+use super::{Agent, AgentKind, AgentProgram};
 use crate::domain::field::Visibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
+use crate::middleware::limits::NAME as COUNTED;
 
 /// Where a drawing ends.
 const END: &str = "__end__";
@@ -37,7 +38,7 @@ impl Agent {
     /// The subagents of this agent, which is at `path` itself, with their own paths; none below this many levels.
     fn called(&self, path: &[String], levels: u32) -> VecDeque<(Vec<String>, Arc<Agent>)> {
         let level = u32::try_from(path.len()).unwrap_or(u32::MAX).saturating_add(1);
-        let Some(roster) = self.subagents.as_ref().filter(|_| level <= levels) else {
+        let Some(roster) = self.subagents().filter(|_| level <= levels) else {
             return VecDeque::new();
         };
         let below = |name: &str| path.iter().cloned().chain([name.to_owned()]).collect();
@@ -49,21 +50,17 @@ impl Agent {
 
     fn own_loop(&self) -> Graph {
         let plan = &self.plan;
+        let own = match &self.kind {
+            AgentKind::ModelLoop(own) => own,
+            AgentKind::Program(program) => return program_graph(plan.program.unwrap_or(RUNNABLE), program),
+        };
         let mut graph = Graph::default();
-        if self.runnable.is_some() {
-            graph.node(START, None);
-            graph.node(RUNNABLE, None);
-            graph.node(END, None);
-            graph.edge(START, RUNNABLE, false);
-            graph.edge(RUNNABLE, END, false);
-            return graph;
-        }
-        let policies: Vec<&str> = self.stack.iter().map(|policy| policy.name()).collect();
+        let policies: Vec<&str> = own.stack.iter().map(|policy| policy.name()).collect();
         graph.node(START, None);
         graph.node(MODEL, Some(("__middleware", json!(policies))));
-        let has_tools = !self.toolbox.is_empty();
+        let has_tools = !own.toolbox.is_empty();
         if has_tools {
-            graph.node(TOOLS, Some(("__tools", json!(self.toolbox.names()))));
+            graph.node(TOOLS, Some(("__tools", json!(own.toolbox.names()))));
         }
         for hook in [
             &plan.before_agent,
@@ -110,7 +107,7 @@ impl Agent {
             let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
             let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
             let shown = self
-                .fields
+                .fields()
                 .iter()
                 .filter(|field| with_output || !is_output_only(field.name));
             properties.extend(shown.map(|field| (field.name.to_owned(), field.schema.clone())));
@@ -124,7 +121,7 @@ impl Agent {
                 "properties": properties, "required": ["messages"]})
         };
         let title = |part: &str| format!("{}{part}", self.name);
-        let context = self.context.as_ref().map(|context| context.schema().clone());
+        let context = self.context().map(|context| context.schema().clone());
         // The context is also known as `configurable`.
         let config = context
             .clone()
@@ -159,6 +156,19 @@ impl Agent {
         }
         found
     }
+}
+
+/// The graph of an agent that is a program.
+fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
+    let mut graph = Graph::default();
+    // A remote agent is counted like a model, and shows the policy that does so.
+    let policies = program.remote.as_ref().map(|_| ("__middleware", json!([COUNTED])));
+    graph.node(START, None);
+    graph.node(node, policies);
+    graph.node(END, None);
+    graph.edge(START, node, false);
+    graph.edge(node, END, false);
+    graph
 }
 
 impl Graph {

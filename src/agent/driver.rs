@@ -6,21 +6,20 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, FutureExt};
 use uuid::Uuid;
 
+use super::answer::AnswerStream;
 use super::call_ids::CallIds;
 use super::journal::{Note, Stop};
-use super::speech::Speech;
-use super::{Breakpoints, Ending, Loop, ended};
-use crate::domain::event::{AnswerHead, Chunk, Delta, Fact, Work};
-use crate::domain::foreign::{admit_answer, admit_update};
+use super::{Breakpoints, Ending, Loop, ModelLoop, ended};
+use crate::domain::event::{AnswerHead, Chunk, Fact, Work};
+use crate::domain::foreign::admit_answer;
 use crate::domain::id::{CheckpointId, TaskId};
-use crate::domain::interrupt::{Interrupt, Question};
-use crate::domain::json_limits::without_nul;
-use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, RUNNABLE, Step, TOOLS};
+use crate::domain::interrupt::Asker;
+use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, Step, TOOLS};
 use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
-use crate::middleware::{ModelAnswer, NextModel, limits};
-use crate::model::{Caller, Errand, ModelError, ModelEvent, ModelRequest};
+use crate::middleware::{ModelAnswer, NextModel};
+use crate::model::{ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
 /// What has been done but is not yet stored.
@@ -77,15 +76,15 @@ impl Loop<'_> {
             };
             match done {
                 Ok(()) => {}
-                Err(Left::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
-                Err(Left::Halted(Halt::Stopped)) => {
+                Err(StepError::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
+                Err(StepError::Halted(Halt::Stopped)) => {
                     self.flush(machine, &mut notes).await?;
                     return Err(Stop::Cancelled);
                 }
-                Err(Left::Halted(Halt::Ask(_) | Halt::AskAll(_))) => {
-                    return self.fail(machine, notes, asked_in_vain()).await;
+                Err(StepError::Halted(Halt::Ask(_))) => {
+                    return self.fail(machine, notes, unanswerable_question()).await;
                 }
-                Err(Left::Stopped(stop)) => return Err(stop),
+                Err(StepError::Stopped(stop)) => return Err(stop),
             }
             if self.stops_after(&notes) {
                 notes.push(Note::Fact(Fact::Paused));
@@ -141,7 +140,7 @@ impl Loop<'_> {
         let node = match step {
             Step::AskModel => MODEL,
             Step::RunCalls(_) => TOOLS,
-            Step::Work => RUNNABLE,
+            Step::Work => machine.work_node(),
             Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
             Step::Park | Step::End | Step::Fail(_) => return false,
         };
@@ -157,19 +156,20 @@ impl Loop<'_> {
         }
     }
 
-    async fn run_hook(&self, machine: &mut Machine, notes: &mut Notes, moment: Moment, at: usize) -> Result<(), Left> {
+    async fn run_hook(
+        &self,
+        machine: &mut Machine,
+        notes: &mut Notes,
+        moment: Moment,
+        at: usize,
+    ) -> Result<(), StepError> {
         let Some(policy) = self.agent.hook(moment, at) else {
-            let failure = Failure::new(
-                "RuntimeError",
-                "the agent's definition changed: a hook under way is gone",
-            );
-            return Err(Halt::Fail(failure).into());
+            return Err(changed("a hook under way is gone"));
         };
-        let scope = self
-            .scope
-            .answered_to(machine.position.asked.iter().find(|asked| asked.answer.is_some()));
+        let name = self.plan.hooks(moment).get(at).cloned().unwrap_or_default();
+        let scope = self.scope.answered(machine.answers_to(&Asker::Hook(name)));
         match self
-            .hearing(machine, notes, policy.hook(moment, &scope, &machine.state))
+            .with_progress(machine, notes, policy.hook(moment, &scope, &machine.state))
             .await?
         {
             Ok(reaction) => {
@@ -180,67 +180,54 @@ impl Loop<'_> {
                 notes.extend(entry.map(|entry| Note::entry(entry, machine)));
                 Ok(())
             }
-            Err(Halt::Ask(question)) => {
-                let asked = machine.hook_asked(&self.plan, *question).cloned();
-                notes.push(Note::Fact(Fact::Asked {
-                    head: machine.head,
-                    interrupts: asked.into_iter().collect(),
-                }));
+            Err(Halt::Ask(questions)) if !questions.is_empty() => {
+                let interrupts = machine.hook_asked(&self.plan, questions);
+                notes.push(Note::asked(machine, interrupts));
                 Ok(())
             }
             Err(halt) => Err(halt.into()),
         }
     }
 
-    async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
-        let agent = self.agent;
+    async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), StepError> {
+        let Some(own) = self.agent.model_loop() else {
+            return Err(changed("it asks no model any more"));
+        };
         self.growth.check(&machine.state).map_err(Halt::Fail)?;
         self.journal.begin(Work::Model);
         let request = ModelRequest {
-            system: agent.system_prompt.clone(),
+            system: own.system_prompt.clone(),
             messages: match &machine.position.shown {
                 Some(shown) => shown.iter().cloned().map(Arc::new).collect(),
                 None => machine.state.messages.clone(),
             },
-            tools: agent.toolbox.specs(),
-            settings: agent.settings.clone(),
-            errand: agent.model.stands_in().then(|| Arc::new(self.errand(machine))),
+            tools: own.toolbox.specs(),
+            settings: own.settings.clone(),
             ..ModelRequest::default()
         };
         let task = TaskId::of_step(machine.head, MODEL, 0);
-        let step = machine.step.map_or(0, |step| step + 1);
+        let step = next_step(machine);
+        let (provider, model) = own.model.as_ref().map_or(("none", "none"), |model| model.identity());
         let broken = Mutex::default();
         let ask = |request: ModelRequest| -> BoxFuture<'_, Result<ModelAnswer, Halt>> {
-            self.speak(request, (task, step), &broken).boxed()
+            let head = AnswerHead {
+                message: mint_answer_id(),
+                task,
+                step,
+                provider: provider.to_owned(),
+                model: model.to_owned(),
+            };
+            self.stream_answer(own, request, head, &broken).boxed()
         };
         let next = NextModel {
-            rest: &agent.stack,
+            rest: &own.stack,
             ask: &ask,
             scope: &self.scope,
             state: &machine.state,
         };
-        let answer = self.hearing(machine, notes, next.ask(request)).await?;
+        let answer = self.with_progress(machine, notes, next.ask(request)).await?;
         notes.append(&mut broken.lock().unwrap_or_else(PoisonError::into_inner));
-        let ModelAnswer {
-            mut message,
-            heard,
-            extra,
-        } = match answer {
-            Err(Halt::AskAll(questions)) => {
-                let interrupts = machine.model_asked(questions);
-                notes.push(Note::Fact(Fact::Asked {
-                    head: machine.head,
-                    interrupts,
-                }));
-                return Ok(());
-            }
-            answer => answer?,
-        };
-        if !heard.is_empty() {
-            self.growth.note(&heard);
-            let entry = machine.model_heard(with_ids(heard), CheckpointId::mint());
-            notes.push(Note::entry(entry, machine));
-        }
+        let ModelAnswer { mut message, extra } = answer?;
         message.name = Some(self.lineage.agent().to_owned());
         if message.id.is_none() {
             message.id = Some(mint_answer_id());
@@ -252,148 +239,73 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// On whose behalf the model is asked.
-    fn errand(&self, machine: &Machine) -> Errand {
-        let answered = |asked: &Interrupt| Some((asked.question.clone(), asked.answer.clone()?));
-        Errand {
-            run: self.journal.run(),
-            caller: Caller {
-                thread: self.scope.thread,
-                path: Arc::clone(&self.scope.path),
-            },
-            questions: machine.position.questions,
-            answers: machine.position.asked.iter().filter_map(answered).collect(),
-            levels: Some(self.scope.budget.floor().saturating_sub(self.lineage.depth)),
-            step_limit: self.scope.step_limit,
-            time: self.scope.budget.time_left(self.scope.now()).map(|(left, _)| left),
-            stop: self.scope.stop.clone(),
-            leave: self.leave.clone(),
-        }
-    }
-
     /// Asks the model once and passes its answer on, piece by piece. What is to be remembered of one that breaks off is
     /// added to `broken`.
-    async fn speak(
+    async fn stream_answer(
         &self,
+        model_loop: &ModelLoop,
         request: ModelRequest,
-        (task, step): (TaskId, i64),
+        head: AnswerHead,
         broken: &Mutex<Notes>,
     ) -> Result<ModelAnswer, Halt> {
-        let (provider, model) = self.agent.model.identity();
-        let head = Arc::new(AnswerHead {
-            message: mint_answer_id(),
-            task,
-            step,
-            provider: provider.to_owned(),
-            model: model.to_owned(),
-        });
-        let mut speech = Speech::new(&head, self.journal);
-        let listened = self.scope.stop.run_until_cancelled(self.listen(request, &mut speech));
-        let listened = self.leave.run_until_cancelled(listened);
-        // Who stands in has been told how long it may take, and has to see to it that work stops elsewhere.
-        let heard = match self.agent.model.stands_in() {
-            true => Ok(listened.await),
-            false => self.scope.budget.in_time(self.scope.now(), listened).await,
+        let mut answer = AnswerStream::new(head, self.journal);
+        let received = self.receive_answer(model_loop, request, &mut answer);
+        let received = self.scope.stop.run_until_cancelled(received);
+        let received = self.leave.run_until_cancelled(received);
+        let received = self.scope.budget.in_time(self.scope.now(), received).await;
+        let break_off = |answer: AnswerStream<'_>, failed: bool| {
+            let fact = answer.break_off(failed).map(Note::Fact);
+            broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact);
         };
-        let breaks_off = |failed: bool| {
-            if failed {
-                self.journal.say(Delta {
-                    answer: Arc::clone(&head),
-                    ordinal: u32::MAX,
-                    chunk: Chunk::Void,
-                });
-            }
-            let fact = speech.breaks_off(failed);
-            broken
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .extend(fact.map(Note::Fact));
-        };
-        let heard = match heard {
-            Ok(heard) => heard.flatten(),
+        match received.map(Option::flatten) {
             Err(late) => {
-                breaks_off(true);
-                return Err(limits::broken(late));
+                break_off(answer, true);
+                Err(late.into())
             }
-        };
-        match heard {
-            None => {
+            Ok(None) => {
                 // Who leaves only has the answer asked for anew, by the next process.
                 if !self.leave.is_cancelled() {
-                    breaks_off(false);
+                    break_off(answer, false);
                 }
                 Err(Halt::Stopped)
             }
-            Some(Ok(Heard::Answer { mut message, heard })) => {
-                message.id.get_or_insert_with(|| head.message.clone());
+            Ok(Some(Ok(mut message))) => {
+                message.id.get_or_insert_with(|| answer.message().to_owned());
                 Ok(ModelAnswer {
                     message: *message,
-                    heard,
                     extra: Update::none(),
                 })
             }
-            Some(Ok(Heard::Questions(questions))) => Err(Halt::AskAll(questions)),
-            Some(Err(error)) => {
+            Ok(Some(Err(error))) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
-                breaks_off(true);
+                break_off(answer, true);
                 Err(Halt::Fail(Failure::new(error.class(), shown(&error))))
             }
         }
     }
 
-    async fn listen(&self, request: ModelRequest, speech: &mut Speech<'_>) -> Result<Heard, ModelError> {
-        // Work on another server takes as long as it takes.
-        let slot = if self.agent.model.stands_in() {
-            None
-        } else {
-            Some(self.scope.slots.for_model().await)
-        };
-        let mut stream = self.agent.model.ask(request).await?;
-        let mut ids = CallIds::default();
-        let mut heard = Update::none();
-        // Who stands in says by itself which message it begins.
-        if !self.agent.model.stands_in() {
-            speech.say(Chunk::Begin);
-        }
+    async fn receive_answer(
+        &self,
+        model_loop: &ModelLoop,
+        request: ModelRequest,
+        answer: &mut AnswerStream<'_>,
+    ) -> Result<Box<Message>, ModelError> {
+        let slot = self.scope.slots.for_model().await;
+        let model = model_loop.model.as_ref().map_err(ModelError::clone)?;
+        let mut stream = model.ask(request).await?;
+        answer.push(Chunk::Begin);
         while let Some(event) = stream.next().await {
-            let chunk = match event? {
-                ModelEvent::Message(id) => {
-                    speech.turns_to(without_nul(id));
-                    ids = CallIds::default();
-                    continue;
-                }
-                ModelEvent::Heard(update) => {
-                    heard = *update;
-                    if let Err(exceeded) = admit_update(&mut heard) {
-                        tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %exceeded, "what a remote agent wrote was left out");
-                        heard = Update::none();
-                    }
-                    continue;
-                }
-                ModelEvent::Asks(questions) => {
-                    speech.ends();
-                    return Ok(Heard::Questions(questions));
-                }
-                ModelEvent::Text(text) => Chunk::Text(without_nul(text)),
-                ModelEvent::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
-                ModelEvent::CallChunk { index, id, name, args } => {
-                    let id = id.map(without_nul);
-                    let name = name.map(without_nul);
-                    Chunk::Call {
-                        index,
-                        id: ids.of_piece(index, id),
-                        name,
-                        args: without_nul(args),
-                    }
-                }
+            answer.push(match event? {
+                ModelEvent::Text(text) => Chunk::Text(text),
+                ModelEvent::Reasoning(text) => Chunk::Reasoning(text),
+                ModelEvent::CallChunk { index, id, name, args } => Chunk::Call { index, id, name, args },
                 ModelEvent::Done(mut message) => {
                     admit_answer(&mut message);
                     CallIds::tell_apart(&mut message);
-                    speech.completes(&message);
-                    return Ok(Heard::Answer { message, heard });
+                    answer.complete(&message);
+                    return Ok(message);
                 }
-            };
-            speech.say(chunk);
+            });
         }
         drop(slot);
         Err(ModelError::Interrupted {
@@ -402,34 +314,26 @@ impl Loop<'_> {
     }
 }
 
-/// What a model came to.
-enum Heard {
-    /// An answer, and what an agent that stands in wrote before it.
-    Answer { message: Box<Message>, heard: Update },
-    /// Questions of an agent that stands in.
-    Questions(Vec<Question>),
-}
-
 /// A question came from where nobody can take the answer to.
-pub(super) fn asked_in_vain() -> Failure {
+pub(super) fn unanswerable_question() -> Failure {
     Failure::new("RuntimeError", "a question was asked where nobody can answer it")
 }
 
 /// Why a step was left.
-pub(super) enum Left {
+pub(super) enum StepError {
     /// A policy, tool or model halted it.
     Halted(Halt),
     /// The loop has to be left.
     Stopped(Stop),
 }
 
-impl From<Halt> for Left {
+impl From<Halt> for StepError {
     fn from(halt: Halt) -> Self {
         Self::Halted(halt)
     }
 }
 
-impl From<Stop> for Left {
+impl From<Stop> for StepError {
     fn from(stop: Stop) -> Self {
         Self::Stopped(stop)
     }
@@ -447,14 +351,23 @@ fn shown(error: &ModelError) -> String {
         ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
         ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
         ModelError::NothingToAsk => error.to_string(),
-        ModelError::UnsupportedContent { message }
-        | ModelError::Elsewhere { message, .. }
-        | ModelError::Misconfigured { message } => message.clone(),
+        ModelError::UnsupportedContent { message } | ModelError::Misconfigured { message } => message.clone(),
     }
 }
 
+/// The agent of a run under way has another definition now.
+pub(super) fn changed(how: &str) -> StepError {
+    let message = format!("the agent's definition changed: {how}");
+    Halt::Fail(Failure::new("RuntimeError", message)).into()
+}
+
+/// The number of the step that is under way.
+pub(super) fn next_step(machine: &Machine) -> i64 {
+    machine.step.map_or(0, |step| step + 1)
+}
+
 /// The form in which clients know the ids of models' messages.
-fn mint_answer_id() -> String {
+pub(super) fn mint_answer_id() -> String {
     format!("lc_run--{}", CheckpointId::mint())
 }
 

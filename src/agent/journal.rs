@@ -90,6 +90,14 @@ impl Note {
         }
     }
 
+    /// That `machine` asks these questions.
+    pub fn asked(machine: &Machine, interrupts: Vec<Interrupt>) -> Self {
+        Self::Fact(Fact::Asked {
+            head: machine.head,
+            interrupts,
+        })
+    }
+
     /// Gives `machine` new input, and notes both checkpoints of it.
     pub fn input(machine: &mut Machine, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Self; 2] {
         let [before, after] = machine.begin(plan, input, ids);

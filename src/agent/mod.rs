@@ -14,7 +14,8 @@
 //! ```
 //!
 //! The driver is the only one who acts; it decides nothing. A subagent is the same loop called by itself with the child's
-//! machine and the child's journal. Neighbours: [`crate::domain::machine`] decides, [`crate::runtime`] provides the
+//! machine and the child's journal. An agent either asks a model and makes its calls, or is a program that does the whole
+//! work in one step: [`AgentKind`]. Neighbours: [`crate::domain::machine`] decides, [`crate::runtime`] provides the
 //! journal.
 
 use std::collections::HashMap;
@@ -37,9 +38,10 @@ use crate::domain::run::Lineage;
 use crate::domain::state::Update;
 use crate::middleware::Middleware;
 use crate::middleware::structured::{self, native::NativeAnswer};
-use crate::model::Model;
-use crate::tool::{ArgumentCheck, Scope, Toolbox};
+use crate::model::{Model, ModelError};
+use crate::tool::{ArgumentCheck, Runnable, Scope, Tool, Toolbox};
 
+mod answer;
 pub mod assemble;
 mod call_ids;
 mod calls;
@@ -47,49 +49,26 @@ mod delegate;
 mod drawing;
 mod driver;
 mod growth;
-mod hearing;
 pub mod journal;
+mod progress;
 pub mod roster;
-pub mod runnable;
-mod speech;
 mod work;
 
 pub use driver::with_ids as identified;
 pub use growth::Growth;
 pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
 pub use roster::{Forks, Roster};
-pub use runnable::Runnable;
 
 /// An assembled definition, ready to run. Shared by all its runs.
 pub struct Agent {
     /// `lc_agent_name`.
     pub name: String,
-    /// The model it thinks with.
-    pub model: Arc<dyn Model>,
-    /// Provider settings sent with every question.
-    pub settings: Map<String, Value>,
-    /// The instructions, with what policies added.
-    pub system_prompt: SystemPrompt,
-    /// The policies, outermost first.
-    pub stack: Vec<Arc<dyn Middleware>>,
-    /// The public names of the hooks, in running order, and the step limit.
+    /// The public names of the hooks, in running order, or of the program, and the step limit.
     pub plan: Plan,
-    /// What it can call.
-    pub toolbox: Toolbox,
-    /// The schema checks of those tools, by name.
-    pub checks: HashMap<String, ArgumentCheck>,
-    /// The fields of its state besides the conversation.
-    pub fields: Vec<Field>,
-    /// What the context of its runs has to fit, if its owner says so.
-    pub context: Option<ContextSchema>,
     /// What one run of it may use.
     pub limits: Limits,
     /// The declared fields of the state.
     pub declared: DeclaredFields,
-    /// Whom it can delegate to; none if it cannot.
-    pub subagents: Option<Arc<Roster>>,
-    /// Those of them that go on as it does, with its conversation.
-    pub forks: Forks,
     /// Whether it begins with the conversation of its caller.
     pub is_fork: bool,
     /// What it shares with its caller.
@@ -98,12 +77,59 @@ pub struct Agent {
     pub display_text: Option<String>,
     /// The messages with which it begins as a subagent.
     pub initial: Vec<Arc<Message>>,
-    /// The program that does its work, in the place of model, policies and tools.
-    pub runnable: Option<Arc<dyn Runnable>>,
-    /// The form of what the program comes to, if whoever delegated asks for one.
+    /// How it works.
+    pub kind: AgentKind,
+}
+
+/// How an agent works.
+pub enum AgentKind {
+    /// A model is asked, and its calls are made, until it has no more calls.
+    ModelLoop(Box<ModelLoop>),
+    /// A program does the whole work.
+    Program(AgentProgram),
+}
+
+/// What an agent has that asks a model.
+pub struct ModelLoop {
+    /// The model, or why it cannot be had: then asking it fails.
+    pub model: Result<Arc<dyn Model>, ModelError>,
+    /// Provider settings sent with every question.
+    pub settings: Map<String, Value>,
+    /// The instructions, with what policies added.
+    pub system_prompt: SystemPrompt,
+    /// The policies, outermost first.
+    pub stack: Vec<Arc<dyn Middleware>>,
+    /// What it can call.
+    pub toolbox: Toolbox,
+    /// The schema checks of those tools, by name.
+    pub checks: HashMap<String, ArgumentCheck>,
+    /// The fields of its state besides the conversation.
+    pub fields: Vec<Field>,
+    /// What the context of its runs has to fit, if its owner says so.
+    pub context: Option<ContextSchema>,
+    /// Whom it can delegate to; none if it cannot.
+    pub subagents: Option<Arc<Roster>>,
+    /// Those of them that go on as it does, with its conversation.
+    pub forks: Forks,
+}
+
+/// What an agent has that is a program.
+pub struct AgentProgram {
+    /// The program.
+    pub runnable: Arc<dyn Runnable>,
+    /// The form of what it comes to, if whoever delegated asks for one.
     pub form: Option<NativeAnswer>,
-    /// The server that does its work, when that is another one.
-    pub url: Option<String>,
+    /// The agent of another server that does the work, when one does.
+    pub remote: Option<RemoteIdentity>,
+}
+
+/// Which agent of which server a remote agent is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteIdentity {
+    /// The key of its definition there.
+    pub graph_id: String,
+    /// The address of the server.
+    pub url: String,
 }
 
 /// What a subagent shares with its caller, besides the order and the result.
@@ -153,18 +179,76 @@ impl Agent {
     /// # Errors
     /// Names the message and the block.
     pub fn check_content(&self, update: &Update) -> Result<(), Invalid> {
-        let is_program = self.runnable.is_some();
-        for (at, message) in update.messages.iter().enumerate().filter(|_| !is_program) {
-            if let Some((block, reason)) = message.unsupported(|block| self.model.refusal(block)) {
+        let Some(Ok(model)) = self.model_loop().map(|own| &own.model) else {
+            return Ok(());
+        };
+        for (at, message) in update.messages.iter().enumerate() {
+            if let Some((block, reason)) = message.unsupported(|block| model.refusal(block)) {
                 return Err(Invalid::new(format!("messages[{at}].content[{block}]"), reason));
             }
         }
         Ok(())
     }
 
+    /// What it has if it asks a model.
+    pub fn model_loop(&self) -> Option<&ModelLoop> {
+        match &self.kind {
+            AgentKind::ModelLoop(own) => Some(own),
+            AgentKind::Program(_) => None,
+        }
+    }
+
+    /// What it has if it is a program.
+    pub fn program(&self) -> Option<&AgentProgram> {
+        match &self.kind {
+            AgentKind::ModelLoop(_) => None,
+            AgentKind::Program(own) => Some(own),
+        }
+    }
+
+    /// Which agent of which server it is, if it works on another one.
+    pub fn remote(&self) -> Option<&RemoteIdentity> {
+        self.program()?.remote.as_ref()
+    }
+
+    /// The policies around it, outermost first.
+    pub fn stack(&self) -> &[Arc<dyn Middleware>] {
+        self.model_loop().map_or(&[], |own| &own.stack)
+    }
+
+    /// The tool of this name that it can call.
+    pub fn tool(&self, name: &str) -> Option<Arc<dyn Tool>> {
+        self.model_loop()?.toolbox.get(name)
+    }
+
+    /// The names of the tools that it can call.
+    fn tool_names(&self) -> Vec<String> {
+        self.model_loop().map_or_else(Vec::new, |own| own.toolbox.names())
+    }
+
+    /// The check of the arguments of the tool of this name.
+    fn check_of(&self, tool: &str) -> Option<&ArgumentCheck> {
+        self.model_loop()?.checks.get(tool)
+    }
+
+    /// Whom it can delegate to; none if it cannot.
+    pub fn subagents(&self) -> Option<&Arc<Roster>> {
+        self.model_loop()?.subagents.as_ref()
+    }
+
+    /// The fields of its state besides the conversation and the declared ones.
+    pub fn fields(&self) -> &[Field] {
+        self.model_loop().map_or(&[], |own| &own.fields)
+    }
+
+    /// What the context of its runs has to fit, if its owner says so.
+    pub fn context(&self) -> Option<&ContextSchema> {
+        self.model_loop()?.context.as_ref()
+    }
+
     /// Why it cannot answer in this form in the place of its own; `None` when it can.
     pub fn form_problem(&self, format: &Value) -> Option<String> {
-        let own = self.fields.iter().find(|field| field.name == structured::FIELD);
+        let own = self.fields().iter().find(|field| field.name == structured::FIELD);
         let own = own.map(|field| AnswerFormat {
             schema: field.schema.clone(),
             ..AnswerFormat::default()
@@ -174,7 +258,7 @@ impl Agent {
             .flat_map(AnswerFormat::alternatives)
             .filter_map(|one| form_name(&one))
             .collect();
-        let is_taken = |tool: &str| self.toolbox.get(tool).is_some() && !own.iter().any(|name| name == tool);
+        let is_taken = |tool: &str| self.tool(tool).is_some() && !own.iter().any(|name| name == tool);
         form_problem(format, is_taken)
     }
 
@@ -186,7 +270,7 @@ impl Agent {
             .get(at)?
             .strip_suffix(moment.word())?
             .strip_suffix('.')?;
-        self.stack.iter().find(|policy| policy.name() == name)
+        self.stack().iter().find(|policy| policy.name() == name)
     }
 }
 

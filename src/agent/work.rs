@@ -6,73 +6,89 @@ use std::sync::Arc;
 use futures::future::FutureExt;
 use serde_json::{Map, Value};
 
+use tokio::sync::mpsc;
+
+use super::answer::AnswerStream;
 use super::calls::{UNKNOWN_OUTCOME, unknown_outcome};
-use super::driver::{Left, Notes, with_ids};
+use super::driver::{Notes, StepError, changed, mint_answer_id, next_step, with_ids};
 use super::journal::Note;
-use super::{Loop, Runnable};
+use super::{AgentProgram, Loop};
 use crate::definition::AfterCrash;
-use crate::domain::event::{Fact, Work};
+use crate::domain::event::{AnswerHead, Work};
 use crate::domain::id::CheckpointId;
-use crate::domain::interrupt::{Asker, Decision, Decisions, Question};
-use crate::domain::machine::{Failure, Machine, RUNNABLE};
+use crate::domain::interrupt::{Decision, Decisions};
+use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{Update, is_private};
+use crate::middleware::structured;
 use crate::middleware::structured::native::NativeAnswer;
-use crate::middleware::{limits, structured};
+use crate::tool::program::{ProgramOutput, ProgramScope};
 use crate::tool::{Halt, Scope};
 
-/// What becomes of work that was begun before the server died.
-enum Verdict {
+/// The decision about work that may have been begun before the server died.
+enum Restart {
     /// It is begun again.
-    Again,
-    /// This is what it came to.
-    Came(Update),
-    /// Nobody knows, and it is not begun again.
+    Run,
+    /// This is its result.
+    Result(Update),
+    /// Its outcome is unknown, and it is not begun again.
     Lost(Failure),
-    /// Somebody has to say.
+    /// Somebody has to decide.
     Ask,
+}
+
+/// The output of a program that is at work.
+struct WorkOutput<'a> {
+    /// The stream of its answer, if it has one: a remote agent.
+    answer: Option<AnswerStream<'a>>,
+    /// The writes before its result.
+    writes: Update,
 }
 
 impl Loop<'_> {
     /// Runs the program of this agent to its end, or until it waits for somebody.
-    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), Left> {
-        let Some(runnable) = &self.agent.runnable else {
-            let failure = Failure::new(
-                "RuntimeError",
-                "the agent's definition changed: it is no program any more",
-            );
-            return Err(Halt::Fail(failure).into());
+    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), StepError> {
+        let Some(program) = self.agent.program() else {
+            return Err(changed("it is no program any more"));
         };
-        let update = match self.verdict(machine, runnable.after_crash()) {
-            Verdict::Came(update) => update,
-            Verdict::Lost(failure) => return Err(Halt::Fail(failure).into()),
-            Verdict::Ask => {
-                self.ask_about_work(machine, notes, unknown_outcome(&self.as_call()));
+        let mut writes = Update::none();
+        let update = match self.decide_restart(machine, program.runnable.after_crash()) {
+            Restart::Result(update) => update,
+            Restart::Lost(failure) => return Err(Halt::Fail(failure).into()),
+            Restart::Ask => {
+                let interrupts = machine.work_asked(vec![unknown_outcome(&self.as_call())]);
+                notes.push(Note::asked(machine, interrupts));
                 return Ok(());
             }
-            Verdict::Again => match self.run(machine, notes, runnable).await? {
-                Err(Halt::Ask(question)) => {
-                    self.ask_about_work(machine, notes, *question);
+            Restart::Run => match self.run(machine, notes, program, &mut writes).await? {
+                Err(Halt::Ask(questions)) if !questions.is_empty() => {
+                    let interrupts = machine.work_asked(questions);
+                    notes.push(Note::asked(machine, interrupts));
                     return Ok(());
                 }
                 update => update?,
             },
         };
-        let update = self.checked(update).map_err(Halt::Fail)?;
+        let update = self.checked(program, update).map_err(Halt::Fail)?;
+        if !writes.is_empty() {
+            self.check_fields(&writes).map_err(Halt::Fail)?;
+            let entry = machine.work_wrote(with_ids(writes).ruled(&self.plan.rules), CheckpointId::mint());
+            notes.push(Note::entry(entry, machine));
+        }
         let entry = machine.work_done(with_ids(update).ruled(&self.plan.rules), CheckpointId::mint());
         notes.push(Note::entry(entry, machine));
         Ok(())
     }
 
     /// What to do first, in view of what happened before.
-    fn verdict(&self, machine: &mut Machine, after_crash: AfterCrash) -> Verdict {
+    fn decide_restart(&self, machine: &mut Machine, after_crash: AfterCrash) -> Restart {
         if let Some(verdict) = machine.take_verdict_on_work() {
             return decided(&verdict);
         }
         match after_crash {
-            AfterCrash::Ask if machine.work_was_begun() => Verdict::Ask,
-            AfterCrash::Fail if machine.work_was_begun() => Verdict::Lost(unknown()),
-            AfterCrash::Repeat | AfterCrash::Ask | AfterCrash::Fail => Verdict::Again,
+            AfterCrash::Ask if machine.work_was_begun() => Restart::Ask,
+            AfterCrash::Fail if machine.work_was_begun() => Restart::Lost(unknown()),
+            AfterCrash::Repeat | AfterCrash::Ask | AfterCrash::Fail => Restart::Run,
         }
     }
 
@@ -81,24 +97,28 @@ impl Loop<'_> {
         &self,
         machine: &mut Machine,
         notes: &mut Notes,
-        runnable: &Arc<dyn Runnable>,
-    ) -> Result<Result<Update, Halt>, Left> {
-        let repeats = runnable.after_crash() == AfterCrash::Repeat;
+        program: &AgentProgram,
+        writes: &mut Update,
+    ) -> Result<Result<Update, Halt>, StepError> {
+        let repeats = program.runnable.after_crash() == AfterCrash::Repeat;
         if repeats {
             self.flush(machine, notes).await?;
         } else {
             machine.work_begins();
             self.journal.commit(machine, std::mem::take(notes)).await?;
         }
-        self.journal.begin(Work::Program);
-        let answer = machine.answer_to(&Asker::Hook(RUNNABLE.to_owned())).cloned();
-        let form = self.agent.form.as_ref().map(NativeAnswer::schema);
-        let scope = Scope {
-            task: Some(machine.work_task()),
-            form,
-            ..self.scope.answered(answer)
+        self.journal.begin(match program.remote {
+            Some(_) => Work::Model,
+            None => Work::Program,
+        });
+        let (own, receiver) = ProgramScope::new(machine.position.questions, self.leave.clone());
+        let scope = self.program_scope(machine, program, own);
+        let mut output = WorkOutput {
+            answer: self.answer_stream(machine, program),
+            writes: Update::none(),
         };
-        let work = AssertUnwindSafe(runnable.run(&scope, machine.state.clone())).catch_unwind();
+        let work = AssertUnwindSafe(program.runnable.run(&scope, machine.state.clone())).catch_unwind();
+        let work = output.take_while(receiver, work);
         let work = self.scope.stop.run_until_cancelled(work);
         let work = async {
             // A server that leaves waits for work whose outcome nobody would know otherwise.
@@ -108,24 +128,47 @@ impl Loop<'_> {
                 work.await
             }
         };
-        let work = self.scope.budget.in_time(self.scope.now(), work);
-        let came = self.hearing(machine, notes, work).await?.map_err(limits::broken)?;
-        Ok(match came {
-            Some(Ok(came)) => came,
-            Some(Err(_)) => {
+        let limited = async {
+            if program.runnable.keeps_time() {
+                Ok(work.await)
+            } else {
+                self.scope.budget.in_time(self.scope.now(), work).await
+            }
+        };
+        let result = match self.with_progress(machine, notes, limited).await? {
+            Ok(Some(Ok(result))) => result,
+            Ok(Some(Err(_))) => {
                 tracing::error!(agent = %self.scope.agent, run = %self.scope.run, "the program of a subagent panicked");
                 Err(Failure::new("RunnablePanicError", "the program of the subagent broke off").into())
             }
-            None => Err(Halt::Stopped),
-        })
+            Ok(None) => Err(Halt::Stopped),
+            Err(late) => Err(late.into()),
+        };
+        notes.extend(output.end(&result, self.leave.is_cancelled()));
+        *writes = output.writes;
+        Ok(result)
     }
 
-    fn ask_about_work(&self, machine: &mut Machine, notes: &mut Notes, question: Question) {
-        let asked = machine.work_asked(question).cloned();
-        notes.push(Note::Fact(Fact::Asked {
-            head: machine.head,
-            interrupts: asked.into_iter().collect(),
-        }));
+    fn program_scope(&self, machine: &Machine, program: &AgentProgram, own: ProgramScope) -> Scope {
+        Scope {
+            task: Some(machine.work_task()),
+            form: program.form.as_ref().map(NativeAnswer::schema),
+            program: Arc::new(own),
+            ..self.scope.answered(machine.answers_to(&machine.work_asker()))
+        }
+    }
+
+    /// The stream of the answer of a remote agent.
+    fn answer_stream(&self, machine: &Machine, program: &AgentProgram) -> Option<AnswerStream<'_>> {
+        let remote = program.remote.as_ref()?;
+        let head = AnswerHead {
+            message: mint_answer_id(),
+            task: machine.work_task(),
+            step: next_step(machine),
+            provider: "agent".to_owned(),
+            model: remote.graph_id.clone(),
+        };
+        Some(AnswerStream::new(head, self.journal))
     }
 
     /// The work as a call, for those who are asked about it.
@@ -137,24 +180,28 @@ impl Loop<'_> {
         )
     }
 
-    /// What the program wrote, if it may write that.
-    fn checked(&self, mut update: Update) -> Result<Update, Failure> {
-        let wrong = |what: String| Failure::new("RunnableResultError", format!("what it gave back {what}"));
-        if update.messages.is_empty() {
-            return Err(wrong("has no `messages`".to_owned()));
-        }
+    /// Refuses fields that a program must not write.
+    fn check_fields(&self, update: &Update) -> Result<(), Failure> {
         if let Some(field) = update.fields.keys().find(|field| is_private(field)) {
-            return Err(wrong(format!(
+            return Err(wrong_result(&format!(
                 "writes the field `{field}`, which belongs to the server"
             )));
         }
-        if let Err(invalid) = self.agent.declared.check(&update) {
-            return Err(wrong(format!(
+        self.agent.declared.check(update).map_err(|invalid| {
+            wrong_result(&format!(
                 "writes the state field `{}`, which {}",
                 invalid.field, invalid.reason
-            )));
+            ))
+        })
+    }
+
+    /// What the program wrote, if it may write that.
+    fn checked(&self, program: &AgentProgram, mut update: Update) -> Result<Update, Failure> {
+        if update.messages.is_empty() {
+            return Err(wrong_result("has no `messages`"));
         }
-        if let Some(form) = &self.agent.form {
+        self.check_fields(&update)?;
+        if let Some(form) = &program.form {
             let unfit = |problem: String| {
                 Failure::new(
                     structured::FAILURE,
@@ -175,16 +222,74 @@ impl Loop<'_> {
     }
 }
 
+impl WorkOutput<'_> {
+    /// Does `work`, and takes what the program gives out meanwhile.
+    async fn take_while<T>(&mut self, mut receiver: mpsc::Receiver<ProgramOutput>, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        let done = loop {
+            tokio::select! {
+                biased;
+                Some(output) = receiver.recv() => self.take(output),
+                done = &mut work => break done,
+            }
+        };
+        while let Ok(output) = receiver.try_recv() {
+            self.take(output);
+        }
+        done
+    }
+
+    fn take(&mut self, output: ProgramOutput) {
+        match (output, &mut self.answer) {
+            (ProgramOutput::Piece { message, chunk }, Some(answer)) => {
+                answer.switch_to(&message);
+                if let Some(chunk) = chunk {
+                    answer.push(chunk);
+                }
+            }
+            (ProgramOutput::Piece { .. }, None) => {}
+            (ProgramOutput::Write(update), _) => self.writes.merge(update),
+        }
+    }
+
+    /// Ends the stream of the answer as the work ended; returns what there is to remember of it.
+    fn end(&mut self, result: &Result<Update, Halt>, is_leaving: bool) -> Option<Note> {
+        let mut answer = self.answer.take()?;
+        let broken = match result {
+            Ok(update) => {
+                if let Some(last) = update.messages.last() {
+                    answer.complete(last);
+                }
+                return None;
+            }
+            Err(Halt::Ask(_)) => {
+                answer.end();
+                return None;
+            }
+            // Who leaves only has the answer asked for anew, by the next process.
+            Err(Halt::Stopped) if is_leaving => return None,
+            Err(Halt::Stopped) => answer.break_off(false),
+            Err(Halt::Fail(_)) => answer.break_off(true),
+        };
+        broken.map(Note::Fact)
+    }
+}
+
+/// The result of a program is none.
+fn wrong_result(how: &str) -> Failure {
+    Failure::new("RunnableResultError", format!("what it gave back {how}"))
+}
+
 /// What a human decided about work of unknown outcome.
-fn decided(verdict: &Value) -> Verdict {
+fn decided(verdict: &Value) -> Restart {
     let decisions = serde_json::from_value(verdict.clone()).map(|Decisions { decisions }| decisions);
     match decisions.unwrap_or_default().into_iter().next() {
-        Some(Decision::Approve | Decision::Edit { .. }) => Verdict::Again,
-        Some(Decision::Respond { message }) => Verdict::Came(Update::messages([Message::ai(message)])),
+        Some(Decision::Approve | Decision::Edit { .. }) => Restart::Run,
+        Some(Decision::Respond { message }) => Restart::Result(Update::messages([Message::ai(message)])),
         Some(Decision::Reject { message: Some(message) }) => {
-            Verdict::Lost(Failure::new("UnknownOutcomeError", message))
+            Restart::Lost(Failure::new("UnknownOutcomeError", message))
         }
-        Some(Decision::Reject { message: None }) | None => Verdict::Lost(unknown()),
+        Some(Decision::Reject { message: None }) | None => Restart::Lost(unknown()),
     }
 }
 

@@ -10,7 +10,6 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 
 use super::{App, keys};
-use crate::agent::Runnable;
 use crate::config::{self, Loaded, LogFormat, Problem, Problems, Settings};
 use crate::db::Db;
 use crate::definition::AgentDefinition;
@@ -22,7 +21,7 @@ use crate::middleware::{self, Middleware};
 use crate::model::providers::Source;
 use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
-use crate::tool::Tool;
+use crate::tool::{Runnable, Tool};
 
 /// The file name used in errors about registrations.
 const PROGRAM_SOURCE: &str = "the program";

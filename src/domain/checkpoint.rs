@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::call::Fate;
 use super::id::{CheckpointId, RunId, TaskId, ThreadId};
 use super::interrupt::{Asker, Interrupt};
-use super::machine::{MODEL, Moment, Phase, Plan, Position, RUNNABLE, START, TOOLS};
+use super::machine::{MODEL, Moment, Phase, Plan, Position, START, TOOLS};
 use super::state::{State, Update};
 use super::time::Timestamp;
 
@@ -129,7 +129,7 @@ impl Position {
         let mut tasks = match &self.phase {
             Phase::Start => vec![self.task(head, START, None)],
             Phase::Model => vec![self.task(head, MODEL, None)],
-            Phase::Work { .. } => vec![self.task(head, RUNNABLE, None)],
+            Phase::Work { node, .. } => vec![self.task(head, node, None)],
             Phase::Hooks { moment, next } => self.hook_tasks(plan, head, *moment, *next),
             Phase::Tools { calls } => (0..calls.len())
                 .filter(|at| calls[*at].answer().is_none())

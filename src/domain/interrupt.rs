@@ -68,9 +68,10 @@ pub struct Question {
     /// The ids of the tool calls in question, in the order of `action_requests`.
     #[serde(default)]
     pub calls: Vec<String>,
-    /// The id of the interrupt on the other server, if the question is forwarded from there.
+    /// The asker's own key for the question, which tells the answers to several questions apart; for a remote agent, the id
+    /// of the interrupt on its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub passed_on: Option<String>,
+    pub key: Option<String>,
 }
 
 /// The kinds of decisions about a call.

@@ -24,7 +24,6 @@ use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
 mod clash;
-mod elsewhere;
 mod outside;
 mod plan;
 mod review;
@@ -98,6 +97,8 @@ pub enum Phase {
     },
     /// A program that does the whole work of the run is to be run.
     Work {
+        /// The node under which clients see it.
+        node: String,
         /// Whether it was begun. Read back after a crash this means: its outcome is unknown.
         #[serde(default)]
         begun: bool,
@@ -242,14 +243,16 @@ impl Machine {
         entry
     }
 
-    /// The hook under way asks a human and will be run again with the answer.
-    pub fn hook_asked(&mut self, plan: &Plan, question: Question) -> Option<&Interrupt> {
+    /// The hook under way asks a human and will be run again when all of it is answered.
+    pub fn hook_asked(&mut self, plan: &Plan, questions: Vec<Question>) -> Vec<Interrupt> {
         let Phase::Hooks { moment, next } = self.position.phase else {
-            return None;
+            return vec![];
         };
-        let node = plan.hooks(moment).get(next)?.clone();
+        let Some(node) = plan.hooks(moment).get(next).cloned() else {
+            return vec![];
+        };
         let task = TaskId::of_step(self.head, &node, 0);
-        self.ask(task, Asker::Hook(node), question)
+        self.ask(task, Asker::Hook(node), questions)
     }
 
     /// The model answered with `message`; `extra` is what policies around it write.
@@ -275,23 +278,26 @@ impl Machine {
         }
     }
 
-    /// The call asks a human and will be looked at again with the answer.
-    pub fn call_asked(&mut self, at: usize, question: Question) -> Option<&Interrupt> {
+    /// The call asks a human and will be looked at again when all of it is answered.
+    pub fn call_asked(&mut self, at: usize, questions: Vec<Question>) -> Vec<Interrupt> {
         let task = self.call_task(at);
         let Phase::Tools { calls } = &mut self.position.phase else {
-            return None;
+            return vec![];
         };
-        let call = calls.get_mut(at)?;
+        let Some(call) = calls.get_mut(at) else {
+            return vec![];
+        };
         call.fate = Fate::Asking;
         let asker = Asker::Call(call.id.clone());
-        self.ask(task, asker, question)
+        self.ask(task, asker, questions)
     }
 
-    /// The answer to what the asker itself asked last, if there is one. It stays until the step is done, so that whoever
+    /// What the asker itself asked last, each question with its answer. They stay until the step is done, so that whoever
     /// runs again after a crash need not ask again.
-    pub fn answer_to(&self, asker: &Asker) -> Option<&Value> {
+    pub fn answers_to(&self, asker: &Asker) -> Vec<(Question, Value)> {
         let own = |i: &&Interrupt| i.asker == *asker && i.question.kind != QuestionKind::UnknownOutcome;
-        self.position.asked.iter().find(own)?.answer.as_ref()
+        let answered = |i: &Interrupt| Some((i.question.clone(), i.answer.clone()?));
+        self.position.asked.iter().filter(own).filter_map(answered).collect()
     }
 
     /// Takes the answer about the unknown outcome of a call, if there is one: it holds for this outcome and no later one.
@@ -302,7 +308,8 @@ impl Machine {
         self.position.asked.remove(at).answer
     }
 
-    /// Gives the answer to an open question; the asker is looked at again. False if it is not open here.
+    /// Gives the answer to an open question; the asker is looked at again when it waits for no other one. False if it is
+    /// not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position
@@ -313,10 +320,14 @@ impl Machine {
             return false;
         };
         asked.answer = Some(answer);
-        if let (Asker::Call(asker), Phase::Tools { calls }) = (&asked.asker, &mut self.position.phase) {
+        let asker = asked.asker.clone();
+        if self.open_questions().any(|open| open.asker == asker) {
+            return true;
+        }
+        if let (Asker::Call(asker), Phase::Tools { calls }) = (asker, &mut self.position.phase) {
             calls
                 .iter_mut()
-                .filter(|call| call.id == *asker)
+                .filter(|call| call.id == asker)
                 .for_each(|call| call.fate = Fate::Ready);
         }
         true
@@ -363,8 +374,9 @@ impl Machine {
 
     /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
     fn arrive(&mut self, plan: &Plan, moment: Moment, next: usize) {
-        if plan.is_work {
-            self.position.phase = Phase::Work { begun: false };
+        if let Some(node) = plan.program {
+            let node = node.to_owned();
+            self.position.phase = Phase::Work { node, begun: false };
             return;
         }
         if next < plan.hooks(moment).len() {
@@ -401,20 +413,29 @@ impl Machine {
         self.position.questions = 0;
     }
 
-    fn ask(&mut self, task: TaskId, asker: Asker, question: Question) -> Option<&Interrupt> {
-        let id = InterruptId::of_task(task, self.position.questions);
-        self.position.questions += 1;
-        if question.kind != QuestionKind::UnknownOutcome {
+    /// Asks in the place of what the asker asked before, unless the questions are about an unknown outcome.
+    fn ask(&mut self, task: TaskId, asker: Asker, questions: Vec<Question>) -> Vec<Interrupt> {
+        if questions
+            .iter()
+            .any(|question| question.kind != QuestionKind::UnknownOutcome)
+        {
             self.position.asked.retain(|asked| asked.asker != asker);
         }
-        self.position.asked.push(Interrupt {
-            id,
-            task,
-            asker,
-            question,
-            answer: None,
-        });
-        self.position.asked.last()
+        let first = self.position.questions;
+        let interrupts: Vec<Interrupt> = questions
+            .into_iter()
+            .zip(first..)
+            .map(|(question, number)| Interrupt {
+                id: InterruptId::of_task(task, number),
+                task,
+                asker: asker.clone(),
+                question,
+                answer: None,
+            })
+            .collect();
+        self.position.questions += u32::try_from(interrupts.len()).unwrap_or(u32::MAX);
+        self.position.asked.extend_from_slice(&interrupts);
+        interrupts
     }
 
     /// Adds a checkpoint to the history.

@@ -196,7 +196,7 @@ mod tests {
             value: json!(number),
             schema: json!({}),
             calls: vec![],
-            passed_on: None,
+            key: None,
         };
         let id = crate::domain::id::InterruptId::of_task(task, 0);
         Interrupt {

@@ -72,7 +72,7 @@ impl Approval {
             value: json!({"action_requests": requests, "review_configs": configs}),
             schema: self.answer_schema(calls),
             calls: calls.iter().map(|call| call.id.clone()).collect(),
-            passed_on: None,
+            key: None,
         }
     }
 
@@ -133,13 +133,13 @@ impl Middleware for Approval {
             return Ok(without_stale_edits(state, &open).into());
         }
         let Some(decisions) = scope.answer.as_ref().and_then(|answer| decisions(answer, calls.len())) else {
-            return Err(Halt::Ask(Box::new(self.question(&calls))));
+            return Err(self.question(&calls).into());
         };
         // Calls that a client changed after they were asked about are not those that were decided about.
         if let Some(asked) = &scope.question {
             let question = self.question(&calls);
             if asked.value != question.value {
-                return Err(Halt::Ask(Box::new(question)));
+                return Err(question.into());
             }
         }
         let reviewed = calls

@@ -169,8 +169,6 @@ impl From<Update> for Reaction {
 pub struct ModelAnswer {
     /// The answer.
     pub message: Message,
-    /// What an agent that stands in for the model wrote on the way to it.
-    pub heard: Update,
     /// What policies write beside it. A policy that asks again drops what the first answer brought.
     pub extra: Update,
 }

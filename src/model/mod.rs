@@ -1,8 +1,7 @@
 //! Language models: what the loop asks of one, and the adapters that answer.
 //!
 //! The loop knows [`Model`] and nothing of any provider. A model always streams; whoever wants only the whole
-//! answer takes the last event. What stands in for a model may be an agent on another server: it has more to tell, and
-//! may ask back. Neighbours: [`crate::agent`] asks, [`crate::middleware`] may change the request.
+//! answer takes the last event. Neighbours: [`crate::agent`] asks, [`crate::middleware`] may change the request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use serde_json::{Map, Value};
-use tokio_util::sync::CancellationToken;
 
 use crate::definition::{AnswerFormat, SystemPrompt};
-use crate::domain::id::{RunId, ThreadId};
-use crate::domain::interrupt::Question;
 use crate::domain::message::Message;
-use crate::domain::state::Update;
 
 pub mod embedding;
 pub mod limits;
@@ -31,20 +26,13 @@ pub trait Model: Send + Sync {
     /// The provider's word for itself and the model's name, as in `openai` and `gpt-5`.
     fn identity(&self) -> (&str, &str);
 
-    /// Whether it is an agent on another server that stands in for a model: it wants to know on whose behalf it is asked,
-    /// and has no instructions and tools from here.
-    fn stands_in(&self) -> bool {
-        false
-    }
-
     /// Why a block of what a human says cannot be sent to the model, whatever else is said; none if it can be tried.
     fn refusal(&self, _block: &Value) -> Option<String> {
         None
     }
 
-    /// Asks the model. The stream yields any number of deltas and ends with exactly one [`ModelEvent::Done`], or one
-    /// [`ModelEvent::Asks`]; an error is the last item. A stream that ends without either was cut, and the caller treats it as
-    /// [`ModelError::Interrupted`].
+    /// Asks the model. The stream yields any number of deltas and ends with exactly one [`ModelEvent::Done`]; an error is
+    /// the last item. A stream that ends without either was cut, and the caller treats it as [`ModelError::Interrupted`].
     async fn ask(
         &self,
         request: ModelRequest,
@@ -66,40 +54,6 @@ pub struct ModelRequest {
     pub settings: Map<String, Value>,
     /// The form of the text of a final answer, to which the provider is to keep the model.
     pub answer_format: Option<Arc<AnswerFormat>>,
-    /// On whose behalf it is asked. Language models need not know.
-    pub errand: Option<Arc<Errand>>,
-}
-
-/// On whose behalf a question is asked: what an agent on another server has to know that stands in for a model.
-#[derive(Debug, Clone)]
-pub struct Errand {
-    /// The run that asks; the same when it is asked again after a crash.
-    pub run: RunId,
-    /// The thread and the name of the main agent above it, for those who look at the other server.
-    pub caller: Caller,
-    /// What it asked humans so far. It tells one turn from the next.
-    pub questions: u32,
-    /// What it asked them last, with the answers.
-    pub answers: Vec<(Question, Value)>,
-    /// How many levels of delegation there may be below the run; not limited when absent.
-    pub levels: Option<u32>,
-    /// How many steps each agent may take, if whoever began it all says so.
-    pub step_limit: Option<u32>,
-    /// How long it may take; as long as it likes when absent.
-    pub time: Option<Duration>,
-    /// Tells that the work is not wanted any more.
-    pub stop: CancellationToken,
-    /// Tells that this server leaves: the work goes on without it, and another one comes back to it.
-    pub leave: CancellationToken,
-}
-
-/// Who is behind a question.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
-    /// The thread.
-    pub thread: ThreadId,
-    /// The names from the main agent down to the one that asks.
-    pub path: Arc<[String]>,
 }
 
 impl ModelRequest {
@@ -148,14 +102,8 @@ pub enum ModelEvent {
         /// More of the JSON text of the arguments.
         args: String,
     },
-    /// Of an agent that stands in: the pieces that follow belong to its message of this id.
-    Message(String),
-    /// Of an agent that stands in: what it wrote on the way to its answer, before that.
-    Heard(Box<Update>),
-    /// Of an agent that stands in: humans have to answer these before it can go on. Always the last event.
-    Asks(Vec<Question>),
     /// The whole answer: an `ai` message with calls, unreadable calls, usage and `response_metadata`
-    /// (`finish_reason`, `model_name`, `model_provider`), but without an id, unless an agent stands in. Always the last event.
+    /// (`finish_reason`, `model_name`, `model_provider`), but without an id. Always the last event.
     Done(Box<Message>),
 }
 
@@ -216,14 +164,6 @@ pub enum ModelError {
         /// What happened.
         message: String,
     },
-    /// An agent that stands in for a model came to no answer. The text may be shown.
-    #[error("{message}")]
-    Elsewhere {
-        /// The class of the error, as clients know it.
-        class: String,
-        /// What happened.
-        message: String,
-    },
     /// There is nothing to ask: no message and no instructions. The provider would refuse it, and is not asked.
     #[error(
         "there is nothing to ask the model: the thread has no messages, and the agent has no instructions. Send a message in \
@@ -240,7 +180,7 @@ pub enum ModelError {
 
 impl ModelError {
     /// A short class name, shown to clients in place of the provider's words.
-    pub fn class(&self) -> &str {
+    pub fn class(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "ModelRefusedError",
             Self::UnsupportedContent { .. } => "UnsupportedContentError",
@@ -251,7 +191,6 @@ impl ModelError {
             Self::TimedOut { .. } => "ModelTimeoutError",
             Self::TooLarge { .. } => "ModelAnswerTooLargeError",
             Self::NothingToAsk => "EmptyInputError",
-            Self::Elsewhere { class, .. } => class,
             Self::Misconfigured { .. } => "ModelConfigurationError",
         }
     }
@@ -267,7 +206,6 @@ impl ModelError {
             | Self::TimedOut { .. }
             | Self::TooLarge { .. }
             | Self::NothingToAsk
-            | Self::Elsewhere { .. }
             | Self::Misconfigured { .. } => false,
         }
     }

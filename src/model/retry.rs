@@ -82,7 +82,6 @@ impl RetryPolicy {
             | ModelError::TimedOut { .. }
             | ModelError::TooLarge { .. }
             | ModelError::NothingToAsk
-            | ModelError::Elsewhere { .. }
             | ModelError::Misconfigured { .. } => delay,
         }
     }

@@ -78,7 +78,7 @@ pub struct Peers {
     pub(super) patience: Duration,
     looks: Looks,
     answers: PeerAnswerLimits,
-    pub(super) ears: Arc<Semaphore>,
+    pub(super) listeners: Arc<Semaphore>,
     pub(super) spawn: Spawn,
 }
 
@@ -100,7 +100,7 @@ impl Peers {
             .no_proxy()
             .dns_resolver(Arc::new(Gate(Arc::clone(&rules))))
             .build()?;
-        let ears = Arc::new(Semaphore::new(LISTENED_TO));
+        let listeners = Arc::new(Semaphore::new(LISTENED_TO));
         Ok(Self {
             anywhere: client().build()?,
             guarded,
@@ -109,7 +109,7 @@ impl Peers {
             patience: reach.patience,
             looks: reach.looks,
             answers: reach.answers,
-            ears,
+            listeners,
             spawn,
         })
     }

@@ -1,7 +1,7 @@
-//! An agent on another server that stands in for a language model here.
+//! An agent on another server, as a program here.
 //!
-//! One turn of it is a run there: what it is told first, or the answers to what it asked. Thread and run are found again
-//! by ids that follow from who asks: a server that dies meanwhile comes back to the run that is under way, and no second
+//! One turn of it is a run there: its order, or the answers to what it asked. Thread and run are found again
+//! by ids that follow from the run here: a server that dies meanwhile comes back to the run that is under way, and no second
 //! one is begun. What the other server makes of the time of its own death is its affair; here it is waited for with
 //! patience.
 
@@ -11,9 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::FutureExt;
-use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Map, Value, json};
-use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
@@ -21,38 +19,42 @@ use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
 use super::question::{self, is_asked};
 use super::workplace::{BACKOFF, NotBegun, Workplace, failure};
+use crate::definition::AfterCrash;
 use crate::domain::backoff::spread;
+use crate::domain::foreign::{admit_answer, admit_update};
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Question, settled_elsewhere};
+use crate::domain::limits::Spending;
+use crate::domain::machine::Failure;
 use crate::domain::run::{LEVELS, RunStatus};
-use crate::model::{Errand, Model, ModelError, ModelEvent, ModelRequest};
+use crate::domain::state::{State, Update};
 use crate::net::sse::Frames;
+use crate::tool::budget::LIMIT_EXCEEDED;
+use crate::tool::{Halt, Runnable, Scope};
 
-mod speech;
+mod stream;
 mod transcript;
 
-use speech::Speech;
-use transcript::transcript;
+use stream::MessageStream;
+use transcript::{Transcript, transcript};
 
 /// The class of most errors.
 const CLASS: &str = "RemoteAgentError";
-/// How many events may wait to be passed on.
-const ROOM: usize = 64;
 /// How often it is tried to tell the other server that work is not wanted any more.
-const DISMISSALS: u32 = 6;
+const CANCEL_ATTEMPTS: u32 = 6;
 /// How often answers are taken there that are not wanted.
 const REFUSALS: u32 = 3;
 
-/// An agent on another server.
+/// An agent on another server: a program that has the work done there.
 #[derive(Clone)]
-pub struct Delegate {
+pub struct RemoteAgent {
     peers: Peers,
     peer: Peer,
     graph_id: Arc<str>,
     step_limit: Option<u32>,
 }
 
-impl Delegate {
+impl RemoteAgent {
     /// The agent `graph_id` of this server, which may take so many steps.
     pub fn new(peers: Peers, peer: Peer, graph_id: &str, step_limit: Option<u32>) -> Self {
         Self {
@@ -65,53 +67,52 @@ impl Delegate {
 }
 
 #[async_trait]
-impl Model for Delegate {
-    fn identity(&self) -> (&str, &str) {
-        ("agent", &self.graph_id)
+impl Runnable for RemoteAgent {
+    /// The run there is found again, and no second one is begun.
+    fn after_crash(&self) -> AfterCrash {
+        AfterCrash::Repeat
     }
 
-    fn stands_in(&self) -> bool {
+    fn keeps_time(&self) -> bool {
         true
     }
 
-    async fn ask(
-        &self,
-        request: ModelRequest,
-    ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError> {
-        let Some(errand) = request.errand else {
-            return Err(ModelError::Misconfigured {
-                message: "nobody says who asks".to_owned(),
-            });
-        };
-        let told = request.messages.iter().rev().find(|message| message.is_human());
-        let told = told.map(|message| message.content.text()).unwrap_or_default();
-        let (say, heard) = mpsc::channel(ROOM);
-        let place = workplace(self.peer.clone(), errand.run);
-        let run = Mutex::default();
-        let asked = AtomicBool::default();
-        let turn = Turn {
-            place,
-            key: key_of(&errand),
-            to: self.clone(),
-            errand,
-            run,
-            asked,
-        };
-        let end = Arc::new(turn).take(told, Speech::new(say.clone()));
-        let work = async move { drop(say.send(end.await).await) }.boxed();
-        Ok(stream::unfold((heard, Some(work)), |(mut heard, mut work)| async move {
-            loop {
-                let Some(working) = &mut work else {
-                    return heard.recv().await.map(|event| (event, (heard, None)));
-                };
-                tokio::select! {
-                    biased;
-                    Some(event) = heard.recv() => return Some((event, (heard, work))),
-                    () = working => work = None,
-                }
+    async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt> {
+        // Like a model, it counts each time when it is asked, and the tokens that it says it used.
+        scope.budget.claim(Spending::ModelCall, scope.now()).await?;
+        let order = state.messages.iter().rev().find(|message| message.is_human());
+        let order = order.map(|message| message.content.text()).unwrap_or_default();
+        let turn = Arc::new(RemoteTurn::new(self.clone(), scope));
+        let ended = turn.take(order, MessageStream::new(Arc::clone(&scope.program))).await;
+        let result = match ended {
+            Ok(TurnResult::Done(result)) => result,
+            Ok(TurnResult::Questions(questions)) => return Err(Halt::Ask(questions)),
+            Err(failure) => {
+                tracing::warn!(agent = %scope.agent, run = %scope.run, error = %failure.message, "remote agent failed");
+                return Err(failure.into());
             }
-        })
-        .boxed())
+        };
+        let Transcript { before, mut answer } = *result;
+        let before = admitted(scope, before);
+        admit_answer(&mut answer);
+        answer.name = Some(scope.agent.clone());
+        scope
+            .budget
+            .add_tokens_of(before.messages.iter().map(AsRef::as_ref).chain([&answer]));
+        scope.budget.settle(scope.now()).await;
+        scope.program.write(before).await;
+        Ok(Update::messages([answer]))
+    }
+}
+
+/// What the agent wrote before its answer, if it is within the limits of what comes from outside.
+fn admitted(scope: &Scope, mut before: Update) -> Update {
+    match admit_update(&mut before) {
+        Ok(()) => before,
+        Err(exceeded) => {
+            tracing::warn!(agent = %scope.agent, run = %scope.run, %exceeded, "what a remote agent wrote was left out");
+            Update::none()
+        }
     }
 }
 
@@ -123,52 +124,71 @@ pub fn workplace(peer: Peer, run: RunId) -> Workplace {
     }
 }
 
-/// What tells one turn from the next, and is the same when the turn is taken again after a crash.
-fn key_of(errand: &Errand) -> String {
-    format!("{}-{}", errand.run, errand.questions)
+/// The result of a turn.
+enum TurnResult {
+    /// It is done.
+    Done(Box<Transcript>),
+    /// Humans have to answer these first.
+    Questions(Vec<Question>),
 }
 
 /// One turn: a run there.
-struct Turn {
-    to: Delegate,
-    errand: Arc<Errand>,
+struct RemoteTurn {
+    agent: RemoteAgent,
+    scope: Scope,
+    /// The run that has the work done; the same when it is run again after a crash.
+    caller: RunId,
     place: Workplace,
+    /// What tells one turn from the next, and is the same when the turn is taken again after a crash.
     key: String,
-    /// The run, once it is known.
+    /// The run there, once it is known.
     run: Mutex<Option<Uuid>>,
     /// Whether one was asked for: it may begin after the answer is not waited for any more.
     asked: AtomicBool,
 }
 
-impl Turn {
+impl RemoteTurn {
+    fn new(agent: RemoteAgent, scope: &Scope) -> Self {
+        let caller = scope.subagent.unwrap_or(scope.run);
+        Self {
+            place: workplace(agent.peer.clone(), caller),
+            key: format!("{caller}-{}", scope.program.asked),
+            agent,
+            scope: scope.clone(),
+            caller,
+            run: Mutex::default(),
+            asked: AtomicBool::default(),
+        }
+    }
+
     /// Has the work done, or goes on waiting for it. Whoever stops waiting for good has it stopped there as well.
-    async fn take(self: Arc<Self>, told: String, mut speech: Speech) -> Result<ModelEvent, ModelError> {
-        let mut dismissal = Dismissal {
+    async fn take(self: Arc<Self>, order: String, mut stream: MessageStream) -> Result<TurnResult, Failure> {
+        let mut guard = CancelGuard {
             turn: Arc::clone(&self),
             is_due: None,
         };
-        let working = self.work(told, &mut speech);
-        let ended = match self.errand.time {
+        let time_left = self.scope.budget.time_left(self.scope.now());
+        let working = self.work(order, &mut stream);
+        let ended = match time_left {
             None => working.await,
-            Some(time) => timeout(time, working).await.unwrap_or_else(|_| Err(self.out_of_time())),
+            Some((time, _)) => timeout(time, working).await.unwrap_or_else(|_| Err(self.out_of_time())),
         };
-        dismissal.is_due = Some(ended.is_err());
+        guard.is_due = Some(ended.is_err());
         ended
     }
 
-    async fn work(&self, told: String, speech: &mut Speech) -> Result<ModelEvent, ModelError> {
-        let run = match self.errand.answers.is_empty() {
-            true => {
-                self.asked.store(true, Ordering::Relaxed);
-                let begun = self
-                    .place
-                    .begin(&self.notes(), self.order(Some(told), &[]), self.key())
-                    .await;
-                begun.map_err(|not_begun| self.not_begun(&not_begun))?
-            }
-            false => self.answered(speech).await?,
+    async fn work(&self, order: String, stream: &mut MessageStream) -> Result<TurnResult, Failure> {
+        let run = if self.scope.answers.is_empty() {
+            self.asked.store(true, Ordering::Relaxed);
+            let begun = self
+                .place
+                .begin(&self.notes(), self.order(Some(order), &[]), self.key())
+                .await;
+            begun.map_err(|not_begun| self.not_begun(&not_begun))?
+        } else {
+            self.answered(stream).await?
         };
-        let (run, state) = self.outcome(run, speech).await?;
+        let (run, state) = self.outcome(run, stream).await?;
         match run.status {
             RunStatus::Success => {}
             RunStatus::Interrupted => return Err(self.failed("its run was cancelled there")),
@@ -178,18 +198,17 @@ impl Turn {
         }
         let questions = state.questions();
         if !questions.is_empty() {
-            return Ok(ModelEvent::Asks(
+            return Ok(TurnResult::Questions(
                 questions.into_iter().map(question::passed_on).collect(),
             ));
         }
-        let (heard, answer) = transcript(&state.values).map_err(|why| self.failed(why))?;
-        speech.heard(heard).await;
-        Ok(ModelEvent::Done(Box::new(answer)))
+        let result = transcript(&state.values).map_err(|why| self.failed(why))?;
+        Ok(TurnResult::Done(Box::new(result)))
     }
 
     /// Takes the answers there; returns the run that goes on with them. A question that is not asked there any more was
     /// settled there: then it is gone on with whatever came of that.
-    async fn answered(&self, speech: &mut Speech) -> Result<PeerRun, ModelError> {
+    async fn answered(&self, stream: &mut MessageStream) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
             let runs = self.patiently(|| self.place.runs()).await?;
@@ -199,12 +218,12 @@ impl Turn {
             let newest = runs.into_iter().next();
             if let Some(run) = newest.clone().filter(|run| !run.status.is_final()) {
                 // Somebody there was quicker.
-                self.wait_for(run, speech).await?;
+                self.wait_for(run, stream).await?;
                 continue;
             }
             let questions = self.state().await?.questions();
             let is_open = |question: &Question| questions.iter().any(|asked| is_asked(asked.id.as_deref(), question));
-            let answers = self.errand.answers.iter();
+            let answers = self.scope.answers.iter();
             let answers = answers.filter(|(question, answer)| *answer != settled_elsewhere() && is_open(question));
             let answers: Vec<_> = answers.cloned().collect();
             if answers.is_empty() {
@@ -222,9 +241,9 @@ impl Turn {
 
     /// What the work came to once nothing is at work there any more, and where the thread stands then. Somebody there may
     /// have gone on with what this run came to.
-    async fn outcome(&self, mut run: PeerRun, speech: &mut Speech) -> Result<(PeerRun, PeerState), ModelError> {
+    async fn outcome(&self, mut run: PeerRun, stream: &mut MessageStream) -> Result<(PeerRun, PeerState), Failure> {
         loop {
-            run = self.wait_for(run, speech).await?;
+            run = self.wait_for(run, stream).await?;
             let state = self.state().await?;
             match self.patiently(|| self.place.newest()).await? {
                 Some(newer) if newer.run_id != run.run_id => run = newer,
@@ -233,17 +252,17 @@ impl Turn {
         }
     }
 
-    async fn state(&self) -> Result<PeerState, ModelError> {
-        let state = self.patiently(|| self.to.peer.state(self.place.thread)).await?;
+    async fn state(&self) -> Result<PeerState, Failure> {
+        let state = self.patiently(|| self.agent.peer.state(self.place.thread)).await?;
         state.ok_or_else(|| self.failed("its thread is gone there"))
     }
 
     /// What tells this turn from others, and for how long it is tried to begin it.
     fn key(&self) -> (&str, Duration) {
-        (&self.key, self.to.peers.patience)
+        (&self.key, self.agent.peers.patience)
     }
 
-    fn not_begun(&self, not_begun: &NotBegun) -> ModelError {
+    fn not_begun(&self, not_begun: &NotBegun) -> Failure {
         self.asked.store(!not_begun.is_certain, Ordering::Relaxed);
         self.lost(&not_begun.error)
     }
@@ -251,12 +270,11 @@ impl Turn {
     /// A run there, with what it is told first or the answers to what it asked.
     fn order(&self, told: Option<String>, answers: &[(Question, Value)]) -> RunOrder {
         let mut metadata = self.notes();
-        if let Some(levels) = self.errand.levels {
-            metadata.insert(LEVELS.to_owned(), levels.into());
-        }
-        let steps = self.to.step_limit.into_iter().chain(self.errand.step_limit).min();
+        let levels = self.scope.budget.floor().saturating_sub(self.scope.depth);
+        metadata.insert(LEVELS.to_owned(), levels.into());
+        let steps = self.agent.step_limit.into_iter().chain(self.scope.step_limit).min();
         RunOrder {
-            assistant_id: self.to.graph_id.to_string(),
+            assistant_id: self.agent.graph_id.to_string(),
             input: told.map(|told| json!({"messages": [{"role": "user", "content": told}]})),
             command: (!answers.is_empty()).then(|| json!({"resume": question::resume(answers)})),
             metadata,
@@ -273,30 +291,30 @@ impl Turn {
 
     /// What those read who look at the thread there.
     fn notes(&self) -> Map<String, Value> {
-        let caller = &self.errand.caller;
+        let path = &self.scope.path;
         let notes = [
-            ("subagent_name", json!(caller.path.last())),
-            ("parent_thread_id", json!(caller.thread)),
-            ("parent_agent_path", json!(caller.path)),
+            ("subagent_name", json!(path.last())),
+            ("parent_thread_id", json!(self.scope.thread)),
+            ("parent_agent_path", json!(path)),
         ];
         notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
     /// Waits until the run is over. It is listened to if there is room, and else looked at now and then.
-    async fn wait_for(&self, mut run: PeerRun, speech: &mut Speech) -> Result<PeerRun, ModelError> {
-        let peer = &self.to.peer;
+    async fn wait_for(&self, mut run: PeerRun, stream: &mut MessageStream) -> Result<PeerRun, Failure> {
+        let peer = &self.agent.peer;
         let id = run.run_id;
         let before = self.run.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
         if before.is_some_and(|before| before != id) {
-            speech.begins_anew();
+            stream.restart();
         }
         let mut looks = 0;
         while !run.status.is_final() {
-            if let Ok(ear) = self.to.peers.ears.try_acquire() {
-                if self.listen(id, speech).await? {
+            if let Ok(listener) = self.agent.peers.listeners.try_acquire() {
+                if self.listen(id, stream).await? {
                     looks = 0;
                 }
-                drop(ear);
+                drop(listener);
             }
             let found = self.patiently(|| peer.run(self.place.thread, id)).await?;
             run = found.ok_or_else(|| self.failed("its run is not known there any more"))?;
@@ -310,16 +328,21 @@ impl Turn {
 
     /// Passes on what the run tells until it has nothing more to tell, or nothing arrives for too long: then it is looked
     /// whether the run is at work. False if nothing was heard at all.
-    async fn listen(&self, run: Uuid, speech: &mut Speech) -> Result<bool, ModelError> {
-        let Ok(mut response) = self.to.peer.listen(self.place.thread, run, speech.place()).await else {
+    async fn listen(&self, run: Uuid, stream: &mut MessageStream) -> Result<bool, Failure> {
+        let Ok(mut response) = self
+            .agent
+            .peer
+            .listen(self.place.thread, run, stream.last_event())
+            .await
+        else {
             return Ok(false);
         };
-        let limits = self.to.peer.answers;
+        let limits = self.agent.peer.answers;
         let mut frames = Frames::up_to(limits.max_event_bytes);
-        let mut heard = false;
+        let mut has_received = false;
         while let Ok(Some(bytes)) = response.next().await {
-            heard = true;
-            if !speech.receives(bytes.len(), limits.max_stream_bytes) {
+            has_received = true;
+            if !stream.receives(bytes.len(), limits.max_stream_bytes) {
                 let most = limits.max_stream_bytes;
                 let why = format!(
                     "it streamed more than {most} bytes in one turn (the setting `[answers] max_remote_stream_bytes`)"
@@ -327,15 +350,15 @@ impl Turn {
                 return Err(self.failed(&why));
             }
             for frame in frames.take(&bytes) {
-                speech.pass_on(frame).await;
+                stream.pass_on(frame).await;
             }
         }
-        Ok(heard)
+        Ok(has_received)
     }
 
     /// Why the run failed.
-    async fn reason(&self, status: RunStatus) -> Result<String, ModelError> {
-        let thread = self.patiently(|| self.to.peer.thread(self.place.thread)).await?;
+    async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
+        let thread = self.patiently(|| self.agent.peer.thread(self.place.thread)).await?;
         let what = if status == RunStatus::Timeout {
             "its run took too long there"
         } else {
@@ -346,18 +369,18 @@ impl Turn {
     }
 
     /// Asks until there is an answer, for as long as the owner has patience.
-    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, ModelError>
+    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, PeerError>>,
     {
         self.place
-            .patiently(self.to.peers.patience, ask)
+            .patiently(self.agent.peers.patience, ask)
             .await
             .map_err(|error| self.lost(&error))
     }
 
     /// That the other server is of no use, or was not for too long.
-    fn lost(&self, error: &PeerError) -> ModelError {
+    fn lost(&self, error: &PeerError) -> Failure {
         let is_given_up = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
         if is_given_up {
             self.given_up(error)
@@ -366,76 +389,66 @@ impl Turn {
         }
     }
 
-    fn failed(&self, why: &str) -> ModelError {
-        let graph_id = &self.to.graph_id;
-        let place = self.to.peer.place();
-        ModelError::Elsewhere {
-            class: CLASS.to_owned(),
-            message: format!("The agent `{graph_id}` at {place}: {why}."),
-        }
+    fn failed(&self, why: &str) -> Failure {
+        let graph_id = &self.agent.graph_id;
+        let place = self.agent.peer.place();
+        Failure::new(CLASS, format!("The agent `{graph_id}` at {place}: {why}."))
     }
 
-    fn given_up(&self, error: &PeerError) -> ModelError {
+    fn given_up(&self, error: &PeerError) -> Failure {
         self.failed(&format!(
             "{error}, for {} seconds (the setting `[peers] patience_s`)",
-            self.to.peers.patience.as_secs()
+            self.agent.peers.patience.as_secs()
         ))
     }
 
-    fn out_of_time(&self) -> ModelError {
-        let ModelError::Elsewhere { message, .. } =
-            self.failed("it had not come to an end when its time (`wall_s`) was over")
-        else {
-            return self.failed("its time is over");
-        };
-        ModelError::Elsewhere {
-            class: "LimitExceededError".to_owned(),
-            message,
-        }
+    fn out_of_time(&self) -> Failure {
+        let failure = self.failed("it had not come to an end when its time (`wall_s`) was over");
+        Failure::new(LIMIT_EXCEEDED, failure.message)
     }
 
-    /// Has the run stopped there, if there is one. False if one was asked for that cannot be seen yet.
-    async fn dismiss(&self) -> Result<bool, PeerError> {
+    /// Has the run cancelled there, if there is one. False if one was asked for that cannot be seen yet.
+    async fn cancel(&self) -> Result<bool, PeerError> {
         let known = *self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = match known {
             Some(run) => Some(run),
             None => self.place.find(&self.key).await?.map(|run| run.run_id),
         };
         match run {
-            Some(run) => self.to.peer.cancel(self.place.thread, run).await.map(|_| true),
+            Some(run) => self.agent.peer.cancel(self.place.thread, run).await.map(|_| true),
             None => Ok(!self.asked.load(Ordering::Relaxed)),
         }
     }
 }
 
-/// Sees to it that work there stops that is not wanted any more.
-struct Dismissal {
-    turn: Arc<Turn>,
+/// Has the run there cancelled when it is dropped and the work is not wanted any more.
+struct CancelGuard {
+    turn: Arc<RemoteTurn>,
     /// Whether the work is not wanted; not known while it is waited for.
     is_due: Option<bool>,
 }
 
-impl Drop for Dismissal {
+impl Drop for CancelGuard {
     fn drop(&mut self) {
-        let errand = &self.turn.errand;
+        let scope = &self.turn.scope;
         // A server that leaves only stops waiting.
         let is_due = self
             .is_due
-            .unwrap_or_else(|| errand.stop.is_cancelled() && !errand.leave.is_cancelled());
+            .unwrap_or_else(|| scope.stop.is_cancelled() && !scope.program.leave.is_cancelled());
         if !is_due {
             return;
         }
         let turn = Arc::clone(&self.turn);
-        let leave = errand.leave.clone();
-        let telling = async move {
+        let leave = scope.program.leave.clone();
+        let cancelling = async move {
             let mut pause = BACKOFF.first;
-            for _ in 0..DISMISSALS {
-                match turn.dismiss().await {
+            for _ in 0..CANCEL_ATTEMPTS {
+                match turn.cancel().await {
                     Ok(true) => return,
                     Ok(false) => {}
                     Err(error) => {
-                        let run = turn.errand.run;
-                        let place = turn.to.peer.place();
+                        let run = turn.caller;
+                        let place = turn.agent.peer.place();
                         tracing::warn!(%run, %place, %error, "could not have work stopped at another server");
                     }
                 }
@@ -443,7 +456,7 @@ impl Drop for Dismissal {
                 pause *= 3;
             }
         };
-        let telling = async move { leave.run_until_cancelled(telling).await.unwrap_or_default() };
-        (self.turn.to.peers.spawn)("dismissal", telling.boxed());
+        let cancelling = async move { leave.run_until_cancelled(cancelling).await.unwrap_or_default() };
+        (self.turn.agent.peers.spawn)("dismissal", cancelling.boxed());
     }
 }

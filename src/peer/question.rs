@@ -37,7 +37,7 @@ pub fn passed_on(interrupt: PeerInterrupt) -> Question {
         schema: schema.unwrap_or(own),
         value,
         calls,
-        passed_on: id,
+        key: id,
     }
 }
 
@@ -65,19 +65,19 @@ fn decisions(count: usize, configs: &[Value]) -> Value {
 /// that is asked there by now. Old servers have ids that are not known as such: one answer goes to them as it is.
 pub fn resume(answers: &[(Question, Value)]) -> Value {
     if let [(question, only)] = answers
-        && !question.passed_on.as_deref().is_some_and(is_id)
+        && !question.key.as_deref().is_some_and(is_id)
     {
         return only.clone();
     }
     let by_id = answers
         .iter()
-        .filter_map(|(question, answer)| Some((question.passed_on.clone()?, answer.clone())));
+        .filter_map(|(question, answer)| Some((question.key.clone()?, answer.clone())));
     Value::Object(by_id.collect::<Map<_, _>>())
 }
 
 /// Whether a question there is the one that was passed on as `question`. Very old servers give no ids: then it may be.
 pub fn is_asked(there: Option<&str>, question: &Question) -> bool {
-    match (there, question.passed_on.as_deref()) {
+    match (there, question.key.as_deref()) {
         (Some(there), Some(here)) => there == here,
         (_, _) => true,
     }
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(question.kind, QuestionKind::Question);
         assert_eq!(question.value.clone(), json!("Which one?"));
         assert_eq!(question.check(&json!("that one")), Ok(()));
-        assert_eq!(question.passed_on.as_deref(), Some("q1"));
+        assert_eq!(question.key.as_deref(), Some("q1"));
     }
 
     #[test]
@@ -121,12 +121,12 @@ mod tests {
         let first = asked(json!("a?"));
         let id = "0123456789abcdef0123456789abcdef";
         let named = Question {
-            passed_on: Some(id.to_owned()),
+            key: Some(id.to_owned()),
             ..first.clone()
         };
         assert_eq!(resume(&[(named, json!(1))]), json!({id: 1}));
         let second = Question {
-            passed_on: Some("q2".to_owned()),
+            key: Some("q2".to_owned()),
             ..first.clone()
         };
         assert_eq!(resume(&[(first.clone(), json!(1))]), json!(1));

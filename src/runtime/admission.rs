@@ -122,12 +122,7 @@ pub(super) async fn start_as(
     }
     let settings = settings(wish, &cast, &thread);
     if !house.has_checked_context(number, &cast.known.digest, &settings.context)
-        && let Some(Err(invalid)) = cast
-            .known
-            .agent
-            .context
-            .as_ref()
-            .map(|schema| schema.check(&settings.context))
+        && let Some(Err(invalid)) = cast.known.agent.context().map(|schema| schema.check(&settings.context))
     {
         return Ok(Err(invalid.into()));
     }
@@ -547,7 +542,7 @@ pub(super) fn check_ahead(wish: &Wish, cast: &Cast, house: &House) -> Result<(),
         .assistant
         .settings
         .laid_under(&wish.request.config, &wish.request.context);
-    match &known.agent.context {
+    match known.agent.context() {
         Some(schema) if !house.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)
         }

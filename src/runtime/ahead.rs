@@ -78,7 +78,7 @@ impl Runs {
             let sizes = self.0.sizes;
             let checking = tokio::task::spawn_blocking(move || -> Result<Map<String, Value>, Invalid> {
                 admission::check(&all[number], &known.agent, sizes)?;
-                if let Some(schema) = &known.agent.context {
+                if let Some(schema) = known.agent.context() {
                     schema.check(&context)?;
                 }
                 Ok(context)
@@ -99,7 +99,7 @@ impl Runs {
     /// with each of its runs.
     fn may_take_long(&self, wish: &Wish) -> bool {
         let agents = self.0.registry.agents();
-        let has_schema = |known: &Arc<Known>| known.agent.context.is_some();
+        let has_schema = |known: &Arc<Known>| known.agent.context().is_some();
         let is_checked = match &wish.assistant {
             AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_schema),
             // Which agent it has is not known without a look at it.

@@ -447,8 +447,7 @@ impl Runs {
         }
         let found = known
             .agent
-            .subagents
-            .as_ref()
+            .subagents()
             .and_then(|all| all.get(run.lineage.agent(), levels));
         Ok(found.map(|agent| agent.plan.clone()))
     }

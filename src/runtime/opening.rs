@@ -243,11 +243,11 @@ fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
         .as_ref()
         .map(Ancestry::limited)
         .unwrap_or_default();
-    let has_others = known.agent.subagents.as_ref().is_some_and(|roster| roster.refers());
+    let has_others = known.agent.subagents().is_some_and(|roster| roster.refers());
     let begins_tasks = has_others
         || Builtin::tools_of(BACKGROUND)
             .first()
-            .is_some_and(|tool| known.agent.toolbox.get(tool).is_some());
+            .is_some_and(|tool| known.agent.tool(tool).is_some());
     let own = known
         .agent
         .limits

@@ -5,13 +5,21 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::domain::limits::{Change, Limits, Spending, Usage};
+use crate::domain::machine::Failure;
+use crate::domain::message::{Message, Role};
 use crate::domain::time::Timestamp;
+use crate::tool::Halt;
 
 mod background;
 mod pool;
 
 pub use pool::{Pool, Refused};
+
+/// The class of the error that ends a run at a limit.
+pub const LIMIT_EXCEEDED: &str = "LimitExceededError";
 
 /// The maximum depth of a tree without a depth limit.
 const UNLIMITED_DEPTH: u32 = u32::MAX;
@@ -147,6 +155,13 @@ impl fmt::Display for Exceeded {
     }
 }
 
+/// A run ends that may not go on.
+impl From<Exceeded> for Halt {
+    fn from(exceeded: Exceeded) -> Self {
+        Self::Fail(Failure::new(LIMIT_EXCEEDED, exceeded.to_string()))
+    }
+}
+
 impl Budget {
     /// Creates the budget of a main agent; `whole` counts the usage of the whole tree.
     pub fn of_main(limits: Limits, meter: Arc<Meter>, whole: Meter) -> Self {
@@ -273,6 +288,14 @@ impl Budget {
         self.max_depth
     }
 
+    /// Adds the tokens that messages took, as far as they say.
+    pub fn add_tokens_of<'a>(&self, messages: impl IntoIterator<Item = &'a Message>) {
+        for message in messages {
+            let (input, output) = tokens(message);
+            self.add_tokens(input, output);
+        }
+    }
+
     /// Adds used tokens.
     pub fn add_tokens(&self, input: u64, output: u64) {
         for meter in [&*self.meter, &self.tree.meter] {
@@ -332,6 +355,19 @@ impl Budget {
     pub fn whole(&self) -> &Meter {
         &self.tree.meter
     }
+}
+
+/// The tokens that the provider says an answer took, of input and of output.
+fn tokens(message: &Message) -> (u64, u64) {
+    let Role::Ai {
+        usage_metadata: Some(usage),
+        ..
+    } = &message.role
+    else {
+        return (0, 0);
+    };
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64).unwrap_or(0);
+    (count("input_tokens"), count("output_tokens"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Things a model can call.
+//! Things a model can call, and programs that work in the place of a model.
 //!
 //! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
 //! starts a run, never commits, and speaks to clients only through [`Scope::voice`]: what it wants of the server, or wants to be
@@ -29,6 +29,7 @@ pub mod files;
 pub mod items;
 pub mod literal;
 pub mod mcp;
+pub mod program;
 pub mod remote;
 pub mod scope;
 pub mod slots;
@@ -37,6 +38,7 @@ pub mod voice;
 
 pub use arguments::ArgumentCheck;
 pub use items::Items;
+pub use program::Runnable;
 pub use scope::Scope;
 pub use slots::CallSlots;
 pub use voice::{Voice, Word};
@@ -126,10 +128,8 @@ impl Delegation {
 /// Why something did not run to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Halt {
-    /// A human has to answer first.
-    Ask(Box<Question>),
-    /// Humans have to answer all of these first. Only who stands in for a model asks so.
-    AskAll(Vec<Question>),
+    /// Humans have to answer all of these first: at least one.
+    Ask(Vec<Question>),
     /// It failed.
     Fail(Failure),
     /// The run was told to stop.
@@ -140,6 +140,12 @@ impl Halt {
     /// Whether it failed: the only kind of halt that a policy may catch or retry.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Fail(_))
+    }
+}
+
+impl From<Question> for Halt {
+    fn from(question: Question) -> Self {
+        Self::Ask(vec![question])
     }
 }
 

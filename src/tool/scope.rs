@@ -7,12 +7,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::definition::ContextScoping;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Interrupt, Question};
+use crate::domain::interrupt::Question;
 use crate::domain::size::SizeLimits;
 use crate::domain::time::{Clock, Timestamp};
 use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
+use crate::tool::program::ProgramScope;
 use crate::tool::{CallSlots, Items, Voice};
 
 /// The context of one agent of a run. Cheap to clone.
@@ -61,10 +62,14 @@ pub struct Scope {
     pub voice: Voice,
     /// The JSON Schema (`response_format`) that a program's result has to match, if the delegating agent requires one.
     pub form: Option<Arc<Value>>,
-    /// The answer to the interrupt that the hook or call raised before, when it runs again.
+    /// The answer to the question that the hook, call or program asked before, when it runs again; of several the first.
     pub answer: Option<Value>,
     /// The question that was answered.
     pub question: Option<Arc<Question>>,
+    /// All the questions that it asked together before, each with its answer.
+    pub answers: Arc<[(Question, Value)]>,
+    /// What a program is given besides.
+    pub program: Arc<ProgramScope>,
 }
 
 impl Scope {
@@ -83,17 +88,14 @@ impl Scope {
             .collect()
     }
 
-    /// Returns this scope with the answer to an interrupt.
-    pub fn answered(&self, answer: Option<Value>) -> Self {
-        Self { answer, ..self.clone() }
-    }
-
-    /// Returns this scope with the question and the answer of an interrupt.
-    pub fn answered_to(&self, interrupt: Option<&Interrupt>) -> Self {
-        let question = interrupt.map(|interrupt| Arc::new(interrupt.question.clone()));
+    /// Returns this scope for a hook, call or program that goes on with these answers, if there are any.
+    pub fn answered(&self, answers: Vec<(Question, Value)>) -> Self {
+        let first = answers.first();
         Self {
-            question,
-            ..self.answered(interrupt.and_then(|interrupt| interrupt.answer.clone()))
+            answer: first.map(|(_, answer)| answer.clone()),
+            question: first.map(|(question, _)| Arc::new(question.clone())),
+            answers: answers.into(),
+            ..self.clone()
         }
     }
 }
@@ -126,6 +128,8 @@ impl Scope {
             form: None,
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
         }
     }
 }

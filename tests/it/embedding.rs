@@ -115,6 +115,25 @@ on_both_engines! {
         assert_eq!(alice.transcript().await[2..], [r#"task: told: "that one""#, "ai: done"]);
     }
 
+    async fn a_program_may_ask_several_questions_and_goes_on_when_all_are_answered(server: TestServer) {
+        server.is_embedded().await;
+        let alice = server.human("built").await;
+        let run = alice.asks(script().calls(task("t1", "curious", "two")).says("done")).await;
+        run.finishes().await;
+        let questions = alice.questions().await;
+        assert_eq!(questions.len(), 2);
+        alice.resolves(&questions[1], json!({"response": "y"})).await;
+        crate::support::eventually(async || alice.questions().await.len() == 1).await;
+        server.is_stopped_and_started_again().await;
+        alice.resolves(&questions[0], json!({"response": "x"})).await;
+        crate::support::eventually(async || alice.status().await == "idle").await;
+        let said = alice.transcript().await;
+        let in_order = r#"task: told: a="x" b="y""#;
+        let reversed = r#"task: told: a="y" b="x""#;
+        assert!(said[2] == in_order || said[2] == reversed, "{said:#?}");
+        assert_eq!(said[3], "ai: done");
+    }
+
     async fn a_tool_written_in_rust_may_hand_its_work_to_a_subagent(server: TestServer) {
         server.is_embedded().await;
         let alice = server.human("built").await;

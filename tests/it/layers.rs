@@ -10,7 +10,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("definition", &["domain"]),
     ("model", &["domain", "definition", "net"]),
     ("net", &[]),
-    ("peer", &["domain", "definition", "model", "net"]),
+    ("peer", &["domain", "definition", "model", "net", "tool"]),
     ("tool", &["domain", "definition", "model", "net"]),
     ("middleware", &["domain", "definition", "model", "tool"]),
     (

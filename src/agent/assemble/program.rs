@@ -1,70 +1,109 @@
-//! Subagents that are programs: what an agent has besides, it has from its parent or not at all.
+//! Subagents that are programs, and those that are agents of other servers.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde_json::Map;
 
-use super::{STEP_LIMIT, Unusable, Workshop};
-use crate::agent::{Agent, Forks, Runnable, Shares};
-use crate::definition::{AgentDefinition, AnswerFormat, Mode, SubagentDefinition, SystemPrompt};
+use super::{STEP_LIMIT, Workshop};
+use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, Shares};
+use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, Mode, SubagentDefinition};
 use crate::domain::field::DeclaredFields;
-use crate::domain::machine::{Failure, Plan};
+use crate::domain::machine::{Failure, MODEL, Plan, RUNNABLE};
 use crate::domain::state::{State, Update};
 use crate::middleware::structured::native::NativeAnswer;
-use crate::model::ModelError;
-use crate::tool::{Halt, Scope, Toolbox};
+use crate::peer::RemoteAgent;
+use crate::tool::{Halt, Runnable, Scope};
 
 impl Workshop {
-    /// The agent of a subagent that is the program `name`.
+    /// The agent of a subagent that is the registered program `name`.
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
-        let found = self.runnables.get(name).cloned();
-        let declared = DeclaredFields::new(&parent.state);
-        let no_model = ModelError::Misconfigured {
-            message: format!("`{}` is a program", subagent.name),
+        let missing = || {
+            let message = format!("this server has no program `{name}`");
+            FailingProgram::new(Failure::new("RunnableNotFoundError", message), AfterCrash::default())
         };
-        Agent {
-            name: subagent.name.clone(),
-            model: Unusable::because(no_model),
-            settings: Map::new(),
-            system_prompt: SystemPrompt::default(),
-            stack: vec![],
-            plan: Plan {
-                step_limit: STEP_LIMIT,
-                rules: declared.rules(),
-                is_work: true,
-                ..Plan::default()
-            },
-            toolbox: Toolbox::default(),
-            checks: HashMap::new(),
-            fields: vec![],
-            context: None,
-            limits: subagent.limits.clone().unwrap_or_default(),
-            declared,
-            subagents: None,
-            forks: Forks::default(),
-            is_fork: subagent.mode == Mode::Fork,
-            shares: Shares::default(),
-            initial: subagent.beginning(),
-            url: None,
+        let own = AgentProgram {
+            runnable: self.runnables.get(name).cloned().unwrap_or_else(missing),
             form: subagent
                 .response_format
                 .as_ref()
                 .map(|format| NativeAnswer::new(&AnswerFormat::of(format))),
-            display_text: subagent.display_text.clone(),
-            runnable: Some(found.unwrap_or_else(|| Arc::new(Missing(name.to_owned())))),
-        }
+            remote: None,
+        };
+        agent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own)
+    }
+
+    /// The agent of a subagent that is the agent `graph_id` of the server at `url`. Clients see its work at the node of the
+    /// model.
+    pub(super) fn remote_agent(
+        &self,
+        subagent: &SubagentDefinition,
+        graph_id: &str,
+        url: &str,
+        is_owners: bool,
+    ) -> Agent {
+        let runnable: Arc<dyn Runnable> = match self.peers.peer(url, &subagent.headers.0, is_owners) {
+            Ok(peer) => Arc::new(RemoteAgent::new(
+                self.peers.clone(),
+                peer,
+                graph_id,
+                subagent.recursion_limit,
+            )),
+            Err(invalid) => {
+                let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
+                FailingProgram::new(Failure::new("ModelConfigurationError", message), AfterCrash::Repeat)
+            }
+        };
+        let own = AgentProgram {
+            runnable,
+            form: None,
+            remote: Some(RemoteIdentity {
+                graph_id: graph_id.to_owned(),
+                url: url.to_owned(),
+            }),
+        };
+        agent(subagent, MODEL, DeclaredFields::default(), own)
     }
 }
 
-/// Stands in for a program that the server does not have any more; says so when it is to work.
-struct Missing(String);
+/// The agent of a subagent that works at `node`.
+fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFields, own: AgentProgram) -> Agent {
+    Agent {
+        name: subagent.name.clone(),
+        plan: Plan {
+            step_limit: STEP_LIMIT,
+            rules: declared.rules(),
+            program: Some(node),
+            ..Plan::default()
+        },
+        limits: subagent.limits.clone().unwrap_or_default(),
+        declared,
+        is_fork: subagent.mode == Mode::Fork,
+        shares: Shares::default(),
+        display_text: subagent.display_text.clone(),
+        initial: subagent.beginning(),
+        kind: AgentKind::Program(own),
+    }
+}
+
+/// A program that cannot be had: says why when it is run.
+struct FailingProgram {
+    failure: Failure,
+    after_crash: AfterCrash,
+}
+
+impl FailingProgram {
+    fn new(failure: Failure, after_crash: AfterCrash) -> Arc<dyn Runnable> {
+        Arc::new(Self { failure, after_crash })
+    }
+}
 
 #[async_trait]
-impl Runnable for Missing {
+impl Runnable for FailingProgram {
+    fn after_crash(&self) -> AfterCrash {
+        self.after_crash
+    }
+
     async fn run(&self, _: &Scope, _: State) -> Result<Update, Halt> {
-        let message = format!("this server has no program `{}`", self.0);
-        Err(Failure::new("RunnableNotFoundError", message).into())
+        Err(self.failure.clone().into())
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::agent::assemble::plan;
 use crate::agent::roster::{Build, Roster};
-use crate::agent::{Agent, Shares};
+use crate::agent::{Agent, AgentKind, ModelLoop, Shares};
 use crate::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::call::Answer;
 use crate::domain::interrupt::{Question, QuestionKind};
@@ -155,13 +155,14 @@ impl Tool for Act {
         if self.asks() && scope.answer.is_none() {
             let kind = QuestionKind::Question;
             let calls = vec![call.id.clone()];
-            return Err(Halt::Ask(Box::new(Question {
+            return Err(Question {
                 kind,
                 value: json!(call.id),
                 schema: json!({}),
                 calls,
-                passed_on: None,
-            })));
+                key: None,
+            }
+            .into());
         }
         if Self::has_effect(name) {
             *self.world.effects.lock().unwrap().entry(call.id.clone()).or_default() += 1;
@@ -252,26 +253,25 @@ pub(super) fn agent_of(
         .collect();
     Agent {
         name: name.to_owned(),
-        model: Arc::new(Scripted::new("mock")),
-        settings: Map::new(),
-        system_prompt: "".into(),
         plan: plan(&stack, 10_000, Arc::default()),
         limits: crate::domain::limits::Limits::default(),
         declared: crate::domain::field::DeclaredFields::default(),
-        stack,
-        toolbox,
-        checks,
-        fields: vec![],
-        context: None,
-        subagents: roster,
-        forks: crate::agent::Forks::default(),
         is_fork: false,
         shares: Shares::default(),
         display_text: None,
         initial: vec![],
-        runnable: None,
-        form: None,
-        url: None,
+        kind: AgentKind::ModelLoop(Box::new(ModelLoop {
+            model: Ok(Arc::new(Scripted::new("mock"))),
+            settings: Map::new(),
+            system_prompt: "".into(),
+            stack,
+            toolbox,
+            checks,
+            fields: vec![],
+            context: None,
+            subagents: roster,
+            forks: crate::agent::Forks::default(),
+        })),
     }
 }
 
@@ -293,7 +293,13 @@ pub(super) fn roster(
 pub(super) fn careful(world: &Arc<World>) -> Vec<Arc<dyn Middleware>> {
     let bare = agent_of("", world, None, vec![]);
     let rules = BTreeMap::from([(PAY.to_owned(), ApprovalRule::Switch(true))]);
-    vec![Arc::new(Tally), Arc::new(Approval::new(rules, bare.toolbox.clone()))]
+    vec![
+        Arc::new(Tally),
+        Arc::new(Approval::new(
+            rules,
+            bare.model_loop().expect("it asks a model").toolbox.clone(),
+        )),
+    ]
 }
 
 /// A main agent that delegates `depth` levels down, counts its hooks and asks before it pays.

@@ -117,9 +117,9 @@ impl Doubtful {
             value: json!("really?"),
             schema: json!({}),
             calls: vec![],
-            passed_on: None,
+            key: None,
         };
-        scope.answer.clone().ok_or_else(|| Halt::Ask(Box::new(question())))
+        scope.answer.clone().ok_or_else(|| question().into())
     }
 }
 

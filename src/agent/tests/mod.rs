@@ -8,6 +8,7 @@ mod drawings;
 mod hooks;
 mod limits;
 mod memory;
+mod programs;
 mod runs;
 
 use std::collections::BTreeMap;
@@ -147,6 +148,8 @@ impl Stage {
             form: None,
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
         }
     }
 

@@ -132,7 +132,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         value: json!(1),
         schema: json!({}),
         calls: vec![],
-        passed_on: None,
+        key: None,
     };
     let id = crate::domain::id::InterruptId::of_task(task, 0);
     let asked = Interrupt {

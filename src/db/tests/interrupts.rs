@@ -16,7 +16,7 @@ fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
         value: json!("why?"),
         schema: json!({}),
         calls: vec!["c".to_owned()],
-        passed_on: None,
+        key: None,
     };
     let asker = Asker::Call("c".to_owned());
     Asked {

@@ -23,7 +23,7 @@ fn question() -> Question {
         value: json!("well?"),
         schema: json!({}),
         calls: vec![],
-        passed_on: None,
+        key: None,
     }
 }
 
@@ -88,7 +88,7 @@ fn next_tasks_are_named_by_node_without_silent_hooks() {
 fn each_open_call_is_a_task_with_its_interrupt_or_child() {
     let mut machine = in_tools(&["a", "b", "c"]);
     let child = RunId::mint();
-    machine.call_asked(0, question());
+    machine.call_asked(0, vec![question()]);
     machine.set_fate(1, Fate::Delegated { child, parked: true });
     machine.set_fate(
         2,
@@ -111,7 +111,7 @@ fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
         moment: Moment::BeforeModel,
         next: 0,
     };
-    let asked = machine.hook_asked(&plan(), question()).unwrap().clone();
+    let asked = machine.hook_asked(&plan(), vec![question()]).remove(0);
     assert_eq!(tasks(&machine)[0].node.as_str(), "A.before_model");
     assert_eq!(&tasks(&machine)[0].asks, &vec![asked.clone()]);
     machine.resolve(&asked.id, json!("yes"));
@@ -122,7 +122,7 @@ fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
 #[test]
 fn an_open_interrupt_survives_a_state_update() {
     let mut machine = in_tools(&["a", "b"]);
-    machine.call_asked(1, question());
+    machine.call_asked(1, vec![question()]);
     machine.noted(&Plan::default(), Update::field("x", json!(1)), CheckpointId::mint());
     let tasks = tasks(&machine);
     assert_eq!(tasks[0].asks.len(), 0);

@@ -46,6 +46,8 @@ impl Machine {
     /// Goes to where the loop goes after `node`.
     fn arrive_after(&mut self, plan: &Plan, node: &str) {
         match node {
+            // What a program writes is the end of the run.
+            _ if plan.program == Some(node) => self.position.phase = Phase::Ended,
             START => self.arrive(plan, Moment::BeforeAgent, 0),
             MODEL => self.arrive(plan, Moment::AfterModel, 0),
             TOOLS => self.arrive(plan, Moment::BeforeModel, 0),

@@ -13,7 +13,7 @@ pub const MODEL: &str = "model";
 /// The node that runs tool calls.
 pub const TOOLS: &str = "tools";
 
-/// The node of a program that does the whole work.
+/// The node of a registered program that does the whole work. A remote agent works at [`MODEL`].
 pub const RUNNABLE: &str = "runnable";
 
 /// The moments at which policies act.
@@ -57,8 +57,8 @@ pub struct Plan {
     pub step_limit: u32,
     /// How the declared fields are merged.
     pub rules: Rules,
-    /// Whether a program does the whole work, so that there are neither hooks nor a model.
-    pub is_work: bool,
+    /// The node of the program that does the whole work, when there is one in the place of hooks and a model.
+    pub program: Option<&'static str>,
 }
 
 impl Plan {

@@ -1,27 +1,47 @@
 //! The one step of an agent that is a program: it takes the whole state, and what it writes is the end of the run.
 
 use super::{
-    Asker, CheckpointId, Entry, Interrupt, Machine, Phase, Question, QuestionKind, RUNNABLE, Source, TaskId, Update,
-    Value,
+    Asker, CheckpointId, Entry, Interrupt, Machine, Phase, Question, QuestionKind, Source, TaskId, Update, Value,
 };
 
 impl Machine {
     /// Notes that the program is about to begin. Read back after a crash this means: its outcome is unknown.
     pub fn work_begins(&mut self) {
-        self.position.phase = Phase::Work { begun: true };
+        self.mark_work(true);
+    }
+
+    fn mark_work(&mut self, is_begun: bool) {
+        if let Phase::Work { begun, .. } = &mut self.position.phase {
+            *begun = is_begun;
+        }
+    }
+
+    /// The node of the program.
+    pub fn work_node(&self) -> &str {
+        match &self.position.phase {
+            Phase::Work { node, .. } => node,
+            Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Ended => "",
+        }
     }
 
     /// Whether the program was begun and nobody knows what came of it.
     pub fn work_was_begun(&self) -> bool {
-        self.position.phase == Phase::Work { begun: true }
+        matches!(self.position.phase, Phase::Work { begun: true, .. })
     }
 
-    /// The program asks a human, or somebody has to say what shall become of it. It is looked at again with the answer.
-    pub fn work_asked(&mut self, question: Question) -> Option<&Interrupt> {
-        let begun = question.kind == QuestionKind::UnknownOutcome;
-        self.position.phase = Phase::Work { begun };
+    /// The program asks humans, or somebody has to say what shall become of it. It is looked at again when all of it is
+    /// answered.
+    pub fn work_asked(&mut self, questions: Vec<Question>) -> Vec<Interrupt> {
+        let is_unknown = |question: &Question| question.kind == QuestionKind::UnknownOutcome;
+        self.mark_work(questions.iter().any(is_unknown));
         let task = self.work_task();
-        self.ask(task, Asker::Hook(RUNNABLE.to_owned()), question)
+        let asker = self.work_asker();
+        self.ask(task, asker, questions)
+    }
+
+    /// The program as one that asks.
+    pub fn work_asker(&self) -> Asker {
+        Asker::Hook(self.work_node().to_owned())
     }
 
     /// Takes the answer about the unknown outcome of the program, if there is one: it holds for this outcome and no later
@@ -32,19 +52,25 @@ impl Machine {
         self.position.asked.remove(at).answer
     }
 
+    /// The program wrote `update` on its way, before what it comes to.
+    pub fn work_wrote(&mut self, update: Update, id: CheckpointId) -> Entry {
+        self.state.apply(&update);
+        let node = self.work_node().to_owned();
+        self.enter(id, Source::Loop, &node, vec![update])
+    }
+
     /// The program came to its end and writes `update`.
     pub fn work_done(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
         self.forget_questions();
-        self.state.apply(&update);
-        let entry = self.enter(id, Source::Loop, RUNNABLE, vec![update]);
+        let entry = self.work_wrote(update, id);
         self.position.phase = Phase::Ended;
         entry
     }
 
     /// The task of the program: the same when it is run again.
     pub fn work_task(&self) -> TaskId {
-        TaskId::of_step(self.head, RUNNABLE, 0)
+        TaskId::of_step(self.head, self.work_node(), 0)
     }
 }
 
@@ -53,7 +79,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::machine::{Plan, Position, Step};
+    use crate::domain::machine::{MODEL, Plan, Position, RUNNABLE, Step};
     use crate::domain::message::Message;
 
     fn question(kind: QuestionKind) -> Question {
@@ -62,7 +88,7 @@ mod tests {
             value: json!("?"),
             schema: json!({}),
             calls: vec![],
-            passed_on: None,
+            key: None,
         }
     }
 
@@ -70,7 +96,7 @@ mod tests {
     fn a_program_runs_after_the_input_and_its_end_is_the_end() {
         let plan = Plan {
             step_limit: 9,
-            is_work: true,
+            program: Some(RUNNABLE),
             ..Plan::default()
         };
         let mut machine = Machine::default();
@@ -92,36 +118,69 @@ mod tests {
     fn a_question_of_the_program_leaves_no_doubt_and_one_about_it_does() {
         let plan = Plan {
             step_limit: 9,
-            is_work: true,
+            program: Some(RUNNABLE),
             ..Plan::default()
         };
         let mut machine = Machine {
             position: Position {
-                phase: Phase::Work { begun: true },
+                phase: Phase::Work {
+                    node: RUNNABLE.to_owned(),
+                    begun: true,
+                },
                 ..Position::default()
             },
             ..Machine::default()
         };
         let about = machine
-            .work_asked(question(QuestionKind::UnknownOutcome))
-            .expect("it is asked")
-            .id
-            .clone();
+            .work_asked(vec![question(QuestionKind::UnknownOutcome)])
+            .remove(0)
+            .id;
         assert_eq!(machine.next(&plan), Step::Park);
         assert_eq!(machine.work_was_begun(), true);
         assert!(machine.resolve(&about, json!("again")));
         assert_eq!(machine.take_verdict_on_work(), Some(json!("again")));
         assert_eq!(machine.take_verdict_on_work(), None, "it holds once");
-        let own = machine
-            .work_asked(question(QuestionKind::Question))
-            .expect("it is asked")
-            .id
-            .clone();
+        let own = machine.work_asked(vec![question(QuestionKind::Question)]).remove(0).id;
         assert!(machine.resolve(&own, json!("this")) && !machine.work_was_begun());
-        assert_eq!(
-            machine.answer_to(&Asker::Hook(RUNNABLE.to_owned())),
-            Some(&json!("this"))
-        );
+        let answers = machine.answers_to(&Asker::Hook(RUNNABLE.to_owned()));
+        assert_eq!(answers, [(question(QuestionKind::Question), json!("this"))]);
         assert_eq!(machine.next(&plan), Step::Work);
+    }
+
+    #[test]
+    fn a_program_that_asks_several_questions_goes_on_when_all_are_answered() {
+        let plan = Plan {
+            step_limit: 9,
+            program: Some(MODEL),
+            ..Plan::default()
+        };
+        let mut machine = Machine::default();
+        let ids = [CheckpointId::mint(), CheckpointId::mint()];
+        machine.begin(&plan, Update::messages([Message::human("go")]), ids);
+        assert_eq!(machine.work_task(), TaskId::of_step(machine.head, MODEL, 0));
+        let two = || vec![question(QuestionKind::Question), question(QuestionKind::ToolApproval)];
+        let asked = machine.work_asked(two());
+        assert_eq!(asked.len(), 2);
+        assert!(machine.resolve(&asked[1].id, json!("second")));
+        assert_eq!(machine.next(&plan), Step::Park);
+        assert!(machine.resolve(&asked[0].id, json!("first")));
+        assert_eq!(machine.next(&plan), Step::Work);
+        let given: Vec<Value> = machine
+            .answers_to(&machine.work_asker())
+            .into_iter()
+            .map(|(_, answer)| answer)
+            .collect();
+        assert_eq!(given, [json!("first"), json!("second")]);
+        let again = machine.work_asked(two());
+        assert!(
+            again
+                .iter()
+                .all(|asked| machine.open_questions().any(|open| open == asked))
+        );
+        assert_eq!(machine.open_questions().count(), 2);
+        assert_eq!(machine.position.questions, 4);
+        let on_the_way = machine.work_wrote(Update::messages([Message::ai("hm")]), CheckpointId::mint());
+        assert_eq!(on_the_way.node, MODEL);
+        assert_eq!(machine.position.taken, 0);
     }
 }

@@ -78,13 +78,16 @@ fn saying(calls: &[ToolCall]) -> State {
 }
 
 async fn hook(state: &State, answer: Option<Value>) -> Result<Reaction, Halt> {
-    let scope = Scope::sample(Timestamp(0)).answered(answer);
+    let scope = Scope {
+        answer,
+        ..Scope::sample(Timestamp(0))
+    };
     policy().hook(Moment::AfterModel, &scope, state).await
 }
 
 async fn question(state: &State) -> Question {
     match hook(state, None).await {
-        Err(Halt::Ask(question)) => *question,
+        Err(Halt::Ask(mut questions)) => questions.remove(0),
         other => panic!("{other:?}"),
     }
 }
@@ -228,10 +231,7 @@ async fn an_answer_that_does_not_fit_makes_the_same_question_again() {
         json!({"decisions": []}),
         json!({"decisions": [{"type": "odd"}]}),
     ] {
-        assert_eq!(
-            hook(&state, Some(answer)).await,
-            Err(Halt::Ask(Box::new(asked.clone())))
-        );
+        assert_eq!(hook(&state, Some(answer)).await, Err(Halt::Ask(vec![asked.clone()])));
     }
 }
 

@@ -56,7 +56,6 @@ async fn request(policy: &Skills, state: &State) -> ModelRequest {
             Ok(ModelAnswer {
                 message: Message::ai("ok"),
                 extra: Update::none(),
-                heard: Update::none(),
             })
         }
         .boxed()

@@ -175,7 +175,6 @@ mod tests {
             async move {
                 Ok(ModelAnswer {
                     message: Message::ai(says),
-                    heard: Update::none(),
                     extra: Update::none(),
                 })
             }

@@ -148,7 +148,6 @@ async fn the_model_must_call_a_tool() {
         async move {
             Ok(ModelAnswer {
                 message: Message::ai(text),
-                heard: Update::none(),
                 extra: Update::none(),
             })
         }

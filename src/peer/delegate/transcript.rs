@@ -1,4 +1,4 @@
-//! What an agent elsewhere came to, read from the state of its thread.
+//! The transcript of a remote agent, read from the state of its thread.
 
 use std::sync::Arc;
 
@@ -10,11 +10,19 @@ use crate::domain::state::Update;
 /// How much of what was said on the way is kept, in bytes of JSON; of more, only the answer is.
 const MOST_KEPT: usize = 1024 * 1024;
 
-/// What the agent wrote before its answer, and the answer: the last thing that its model said.
+/// What the agent wrote.
+pub(super) struct Transcript {
+    /// Before its answer.
+    pub(super) before: Update,
+    /// The last thing that its model said.
+    pub(super) answer: Message,
+}
+
+/// Reads what the agent wrote from the fields of its state.
 ///
 /// # Errors
 /// Says why there is none.
-pub(super) fn transcript(values: &Value) -> Result<(Update, Message), &'static str> {
+pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
     let messages = values.get("messages").and_then(Value::as_array);
     let messages = messages.ok_or("its final state has no `messages`")?;
     let told = messages
@@ -41,16 +49,16 @@ pub(super) fn transcript(values: &Value) -> Result<(Update, Message), &'static s
     }
     let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
     let kept = if size > MOST_KEPT { vec![] } else { said };
-    let mut heard = Update {
+    let mut before = Update {
         messages: kept.into_iter().map(Arc::new).collect(),
         ..Update::none()
     };
     if let Some(structured) = values.get("structured_response").filter(|value| !value.is_null()) {
-        heard
+        before
             .fields
             .insert("structured_response".to_owned(), structured.clone());
     }
-    Ok((heard, answer))
+    Ok(Transcript { before, answer })
 }
 
 #[cfg(test)]
@@ -72,29 +80,29 @@ mod tests {
             ],
             "structured_response": {"metal": "gold"},
         });
-        let (heard, answer) = transcript(&values).expect("an answer");
+        let Transcript { before, answer } = transcript(&values).expect("an answer");
         assert_eq!(answer.content.text(), "gold");
         assert_eq!(answer.id.as_deref(), Some("a2"));
         assert_eq!(answer.tool_calls().len(), 0);
-        assert_eq!(heard.messages.len(), 2);
-        assert_eq!(heard.fields["structured_response"], json!({"metal": "gold"}));
+        assert_eq!(before.messages.len(), 2);
+        assert_eq!(before.fields["structured_response"], json!({"metal": "gold"}));
     }
 
     #[test]
     fn a_state_without_messages_is_no_answer_and_one_without_an_answer_is_an_empty_one() {
         assert!(transcript(&json!({"result": 1})).is_err());
         assert!(transcript(&json!({"messages": "all"})).is_err());
-        let (heard, answer) =
+        let Transcript { before, answer } =
             transcript(&json!({"messages": [{"type": "human", "content": "?"}]})).expect("an empty one");
-        assert!(heard.is_empty() && answer.content.text().is_empty());
+        assert!(before.is_empty() && answer.content.text().is_empty());
     }
 
     #[test]
     fn of_a_conversation_without_measure_only_the_answer_is_kept() {
         let long = "x".repeat(MOST_KEPT);
         let values = json!({"messages": [{"type": "ai", "content": long}, {"type": "ai", "content": "done"}]});
-        let (heard, answer) = transcript(&values).expect("an answer");
-        assert_eq!(heard.messages.len(), 0);
+        let Transcript { before, answer } = transcript(&values).expect("an answer");
+        assert_eq!(before.messages.len(), 0);
         assert_eq!(answer.content.text(), "done".to_owned());
     }
 }

@@ -99,7 +99,7 @@ impl Runs {
             return Err(ResolveError::Stale("answered, or dropped, where it was asked"));
         }
         let pending = all.iter().filter(|asked| asked.status == AskedStatus::Pending).count();
-        let resume = match (pending, &found.interrupt.question.passed_on) {
+        let resume = match (pending, &found.interrupt.question.key) {
             (2.., Some(id)) => json!({id: answer}),
             (_, _) => resume(&[(found.interrupt.question.clone(), answer.clone())]),
         };

@@ -42,6 +42,8 @@ impl Worker {
             form: None,
             answer: None,
             question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::domain::background::LimitedTree;
 use crate::domain::id::RunId;
 use crate::domain::limits::{Change, Spending};
 use crate::domain::time::Timestamp;
+use crate::tool::Halt;
 
 /// The trees of runs that a run belongs to and whose limits apply beyond its thread. A charge counts in all of them.
 #[async_trait]
@@ -43,6 +44,16 @@ pub enum Refused {
 impl From<Exceeded> for Refused {
     fn from(exceeded: Exceeded) -> Self {
         Self::Exceeded(exceeded)
+    }
+}
+
+/// A run ends at a limit. It is left, and gone on with later, while it cannot be told what it may use.
+impl From<Refused> for Halt {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Exceeded(limit) => limit.into(),
+            Refused::Away => Self::Stopped,
+        }
     }
 }
 

@@ -76,11 +76,24 @@ async fn wrecked(_: Scope, state: State) -> Result<Update, Halt> {
     }
 }
 
-async fn asks(scope: Scope, _: State) -> Result<Update, Halt> {
+/// Asks one question, or two at once when it is told so.
+async fn asks(scope: Scope, state: State) -> Result<Update, Halt> {
+    let wants_two = order(&state) == "two";
+    if let (true, [(one, first), (other, second)]) = (wants_two, &scope.answers[..]) {
+        let key = |question: &Question| question.key.clone().unwrap_or_default();
+        return Ok(says(format!("told: {}={first} {}={second}", key(one), key(other))));
+    }
     if let Some(answer) = scope.answer {
         return Ok(says(format!("told: {answer}")));
     }
-    Err(Halt::Ask(Box::new(which())))
+    if !wants_two {
+        return Err(which().into());
+    }
+    let keyed = |key: &str| Question {
+        key: Some(key.to_owned()),
+        ..which()
+    };
+    Err(Halt::Ask(vec![keyed("a"), keyed("b")]))
 }
 
 /// Returns a question that is answered with a text.
@@ -91,7 +104,7 @@ fn which() -> Question {
         value: json!("which?"),
         schema,
         calls: vec![],
-        passed_on: None,
+        key: None,
     }
 }
 
@@ -175,7 +188,7 @@ impl Tool for OwnTool {
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         if self.0.name == "consult" {
-            let answer = scope.answer.as_ref().ok_or_else(|| Halt::Ask(Box::new(which())))?;
+            let answer = scope.answer.as_ref().ok_or_else(|| Halt::from(which()))?;
             let result = Message::tool(call, ToolStatus::Success, format!("consulted: {answer}"));
             return Ok(CallOutcome::Answer(Answer::message(result)));
         }

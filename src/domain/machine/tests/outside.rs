@@ -31,7 +31,7 @@ fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
 #[test]
 fn a_new_turn_leaves_behind_what_was_under_way() {
     let mut machine = in_tools(&["a"]);
-    machine.call_asked(0, question());
+    machine.call_asked(0, vec![question()]);
     machine.position.failure = Some(Failure::new("X", "y"));
     machine.begin(&plan(), Update::messages([Message::human("never mind")]), [id(), id()]);
     assert_eq!(
@@ -102,7 +102,7 @@ fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
 #[test]
 fn a_note_changes_the_state_and_not_the_place() {
     let mut machine = in_tools(&["a"]);
-    let asked = machine.call_asked(0, question()).unwrap().clone();
+    let asked = machine.call_asked(0, vec![question()]).remove(0);
     let position = machine.position.clone();
     machine.noted(&plan(), Update::field("x", json!(1)), id());
     assert_eq!(machine.state.fields["x"].clone(), json!(1));
@@ -124,7 +124,7 @@ fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
 #[test]
 fn who_is_sent_to_the_end_has_nothing_left_to_do() {
     let mut machine = in_tools(&["a"]);
-    machine.call_asked(0, question());
+    machine.call_asked(0, vec![question()]);
     machine.go_to(&plan(), &Destination::End);
     assert_eq!(machine.next(&plan()), Step::End);
     assert_eq!(machine.open_questions().count(), 0);
@@ -159,7 +159,7 @@ fn a_client_may_bring_calls_of_its_own() {
 #[test]
 fn who_is_sent_elsewhere_leaves_the_questions_behind() {
     let mut machine = standing(hooks(Moment::AfterModel, 0), [calling(&["a"])]);
-    machine.hook_asked(&plan(), question());
+    machine.hook_asked(&plan(), vec![question()]);
     machine.go_to(&plan(), &Destination::Model(None));
     machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
     assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 0));

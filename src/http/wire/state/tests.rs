@@ -166,7 +166,7 @@ fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
         value: json!("why?"),
         schema: json!({}),
         calls: vec![],
-        passed_on: None,
+        key: None,
     };
     let interrupt = Interrupt {
         id: InterruptId::of_task(task, 0),

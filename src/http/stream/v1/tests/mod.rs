@@ -225,11 +225,9 @@ impl Play {
             value: json!({"action_requests": [], "review_configs": []}),
             schema: json!({}),
             calls: vec!["c1".to_owned()],
-            passed_on: None,
+            key: None,
         };
-        let Some(asked) = agent.machine.hook_asked(&agent.plan, question).cloned() else {
-            panic!("no hook is next")
-        };
+        let asked = agent.machine.hook_asked(&agent.plan, vec![question]).remove(0);
         let standing = agent.machine.head.and_then(|head| self.standings.get_mut(&head));
         standing
             .into_iter()

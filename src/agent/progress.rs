@@ -1,4 +1,4 @@
-//! What tools and policies tell clients while they work is passed on.
+//! Progress: what tools and policies tell clients while they work is passed on.
 
 use super::Loop;
 use super::driver::Notes;
@@ -9,7 +9,7 @@ use crate::tool::Word;
 
 impl Loop<'_> {
     /// Does `work`, and stores and shows meanwhile what it tells clients.
-    pub(super) async fn hearing<T>(
+    pub(super) async fn with_progress<T>(
         &self,
         machine: &Machine,
         notes: &mut Notes,

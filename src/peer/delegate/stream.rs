@@ -1,31 +1,29 @@
-//! What an agent elsewhere says while it is at work, passed on piece by piece.
+//! The stream of an agent on another server: the messages that it says, passed on piece by piece.
+
+use std::sync::Arc;
 
 use serde_json::Value;
-use tokio::sync::mpsc;
 
+use crate::domain::event::Chunk;
 use crate::domain::json_limits::read_foreign;
 use crate::domain::message::Content;
-use crate::domain::state::Update;
-use crate::model::{ModelError, ModelEvent};
 use crate::net::sse::Frame;
+use crate::tool::program::ProgramScope;
 
-/// Passes on what is said.
-pub(super) struct Speech {
-    say: mpsc::Sender<Result<ModelEvent, ModelError>>,
-    /// The message under way.
-    message: Option<String>,
-    /// The last event that was passed on.
-    place: Option<String>,
+/// The messages of one turn, as far as they were received.
+pub(super) struct MessageStream {
+    program: Arc<ProgramScope>,
+    /// The id of the last event that was passed on.
+    last_event: Option<String>,
     /// How many bytes were received.
     received: usize,
 }
 
-impl Speech {
-    pub(super) fn new(say: mpsc::Sender<Result<ModelEvent, ModelError>>) -> Self {
+impl MessageStream {
+    pub(super) fn new(program: Arc<ProgramScope>) -> Self {
         Self {
-            say,
-            message: None,
-            place: None,
+            program,
+            last_event: None,
             received: 0,
         }
     }
@@ -36,20 +34,20 @@ impl Speech {
         self.received <= most
     }
 
-    /// The place in the stream up to which everything was passed on.
-    pub(super) fn place(&self) -> Option<&str> {
-        self.place.as_deref()
+    /// The id of the event up to which everything was passed on.
+    pub(super) fn last_event(&self) -> Option<&str> {
+        self.last_event.as_deref()
     }
 
     /// Another run is listened to, whose stream begins anew.
-    pub(super) fn begins_anew(&mut self) {
-        self.place = None;
+    pub(super) fn restart(&mut self) {
+        self.last_event = None;
     }
 
     /// Passes on what an event says, if it says anything.
     pub(super) async fn pass_on(&mut self, frame: Frame) {
         if frame.id.is_some() {
-            self.place = frame.id;
+            self.last_event = frame.id;
         }
         if frame.event != "messages" {
             return;
@@ -57,34 +55,20 @@ impl Speech {
         let Ok(Value::Array(pair)) = read_foreign(frame.data.as_bytes()) else {
             return;
         };
-        let Some((id, pieces)) = pair.first().and_then(pieces) else {
+        let Some((message, pieces)) = pair.first().and_then(pieces) else {
             return;
         };
-        if self.message.as_ref() != Some(&id) {
-            self.message = Some(id.clone());
-            self.send(ModelEvent::Message(id)).await;
+        // Clients learn of a message also when this event has nothing of it to show.
+        self.program.stream(&message, None).await;
+        for chunk in pieces {
+            self.program.stream(&message, Some(chunk)).await;
         }
-        for piece in pieces {
-            self.send(piece).await;
-        }
-    }
-
-    /// Passes on what was written before the answer.
-    pub(super) async fn heard(&mut self, update: Update) {
-        if !update.is_empty() {
-            self.send(ModelEvent::Heard(Box::new(update))).await;
-        }
-    }
-
-    async fn send(&self, event: ModelEvent) {
-        // Nobody listens any more when the work was stopped.
-        drop(self.say.send(Ok(event)).await);
     }
 }
 
 /// The message that pieces belong to, and the pieces: text, and calls. None for what no model says. A model that does not
 /// stream comes in one piece.
-fn pieces(message: &Value) -> Option<(String, Vec<ModelEvent>)> {
+fn pieces(message: &Value) -> Option<(String, Vec<Chunk>)> {
     let calls = match message.get("type")?.as_str()? {
         "AIMessageChunk" => "tool_call_chunks",
         "ai" => "tool_calls",
@@ -92,9 +76,7 @@ fn pieces(message: &Value) -> Option<(String, Vec<ModelEvent>)> {
     };
     let id = message.get("id")?.as_str()?.to_owned();
     let content: Content = serde_json::from_value(message.get("content")?.clone()).ok()?;
-    let text = Some(content.text())
-        .filter(|text| !text.is_empty())
-        .map(ModelEvent::Text);
+    let text = Some(content.text()).filter(|text| !text.is_empty()).map(Chunk::Text);
     let calls = message
         .get(calls)
         .and_then(Value::as_array)
@@ -112,7 +94,7 @@ fn pieces(message: &Value) -> Option<(String, Vec<ModelEvent>)> {
             Some(Value::Null) | None => String::new(),
             Some(args) => args.to_string(),
         };
-        ModelEvent::CallChunk {
+        Chunk::Call {
             index: index.unwrap_or(at),
             id: text("id"),
             name: text("name"),
@@ -125,39 +107,41 @@ fn pieces(message: &Value) -> Option<(String, Vec<ModelEvent>)> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::tool::program::ProgramOutput;
 
     #[tokio::test]
     async fn what_models_say_and_call_is_passed_on_and_nothing_else() {
-        let (say, mut heard) = mpsc::channel(16);
-        let mut speech = Speech::new(say);
+        let (program, mut output) = ProgramScope::new(0, CancellationToken::new());
+        let mut stream = MessageStream::new(Arc::new(program));
         let frame = |id: &str, message: Value| Frame {
             event: "messages".to_owned(),
             id: Some(id.to_owned()),
             data: json!([message, {}]).to_string(),
         };
-        speech
+        stream
             .pass_on(frame(
                 "1",
                 json!({"type": "AIMessageChunk", "id": "a", "content": "Hel"}),
             ))
             .await;
         let blocks = json!([{"type": "text", "text": "lo"}]);
-        speech
+        stream
             .pass_on(frame(
                 "2",
                 json!({"type": "AIMessageChunk", "id": "a", "content": blocks}),
             ))
             .await;
-        speech
+        stream
             .pass_on(frame(
                 "3",
                 json!({"type": "tool", "id": "t", "content": "42", "tool_call_id": "c"}),
             ))
             .await;
         let call = json!({"name": "dig", "args": {"deep": true}, "id": "c1", "type": "tool_call"});
-        speech
+        stream
             .pass_on(frame(
                 "4",
                 json!({"type": "ai", "id": "b", "content": "", "tool_calls": [call]}),
@@ -165,34 +149,34 @@ mod tests {
             .await;
         let chunks = json!([{"name": null, "args": "{\"de", "id": null, "index": 2}]);
         let chunk = json!({"type": "AIMessageChunk", "id": "b", "content": "", "tool_call_chunks": chunks});
-        speech.pass_on(frame("5", chunk)).await;
-        speech
+        stream.pass_on(frame("5", chunk)).await;
+        stream
             .pass_on(Frame {
                 event: "metadata".to_owned(),
                 id: None,
                 data: "{".to_owned(),
             })
             .await;
-        assert_eq!(speech.place(), Some("5"));
-        drop(speech);
+        assert_eq!(stream.last_event(), Some("5"));
+        drop(stream);
         let mut all = vec![];
-        while let Some(Ok(event)) = heard.recv().await {
-            all.push(event);
+        while let Some(ProgramOutput::Piece { message, chunk }) = output.recv().await {
+            all.extend(chunk.map(|chunk| (message, chunk)));
         }
-        let message = |id: &str| ModelEvent::Message(id.to_owned());
-        let text = |text: &str| ModelEvent::Text(text.to_owned());
-        let whole = ModelEvent::CallChunk {
+        let piece = |message: &str, chunk: Chunk| (message.to_owned(), chunk);
+        let text = |text: &str| piece("a", Chunk::Text(text.to_owned()));
+        let whole = Chunk::Call {
             index: 0,
             id: Some("c1".to_owned()),
             name: Some("dig".to_owned()),
             args: "{\"deep\":true}".to_owned(),
         };
-        let part = ModelEvent::CallChunk {
+        let part = Chunk::Call {
             index: 2,
             id: None,
             name: None,
             args: "{\"de".to_owned(),
         };
-        assert_eq!(all, [message("a"), text("Hel"), text("lo"), message("b"), whole, part]);
+        assert_eq!(all, [text("Hel"), text("lo"), piece("b", whole), piece("b", part)]);
     }
 }

@@ -1,0 +1,208 @@
+//! The stream of an answer: its pieces are passed on as they come, and what was said is remembered if it breaks off.
+
+use std::sync::Arc;
+
+use serde_json::{Map, json};
+
+use super::call_ids::CallIds;
+use super::journal::Journal;
+use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
+use crate::domain::json_limits::without_nul;
+use crate::domain::message::{Content, InvalidToolCall, Message, Role};
+
+/// The stream of one answer: of a model one message, of a remote agent one after the other.
+pub(super) struct AnswerStream<'a> {
+    /// Of the message under way.
+    head: Arc<AnswerHead>,
+    /// The id with which the stream began.
+    first: Arc<AnswerHead>,
+    ordinals: std::ops::RangeFrom<u32>,
+    journal: &'a dyn Journal,
+    /// Whether a message was begun and not ended.
+    is_open: bool,
+    /// Its text so far.
+    text: String,
+    /// What was thought before it.
+    reasoning: String,
+    /// Its calls so far, by their index.
+    calls: Vec<(usize, InvalidToolCall)>,
+    ids: CallIds,
+}
+
+impl<'a> AnswerStream<'a> {
+    /// Nothing has come yet of the answer of this `head`.
+    pub(super) fn new(head: AnswerHead, journal: &'a dyn Journal) -> Self {
+        let head = Arc::new(head);
+        Self {
+            first: Arc::clone(&head),
+            head,
+            ordinals: 0..,
+            journal,
+            is_open: false,
+            text: String::new(),
+            reasoning: String::new(),
+            calls: vec![],
+            ids: CallIds::default(),
+        }
+    }
+
+    /// The id of the message under way.
+    pub(super) fn message(&self) -> &str {
+        &self.head.message
+    }
+
+    /// Passes on a piece as it came from outside.
+    pub(super) fn push(&mut self, chunk: Chunk) {
+        let chunk = match chunk {
+            Chunk::Text(text) => Chunk::Text(without_nul(text)),
+            Chunk::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
+            Chunk::Call { index, id, name, args } => Chunk::Call {
+                index,
+                id: self.ids.of_piece(index, id.map(without_nul)),
+                name: name.map(without_nul),
+                args: without_nul(args),
+            },
+            Chunk::Begin | Chunk::End { .. } | Chunk::Void => chunk,
+        };
+        self.send(chunk);
+    }
+
+    fn send(&mut self, chunk: Chunk) {
+        self.is_open = !matches!(chunk, Chunk::End { .. } | Chunk::Void);
+        match &chunk {
+            Chunk::Text(text) => self.text.push_str(text),
+            Chunk::Reasoning(text) => self.reasoning.push_str(text),
+            Chunk::Call { index, id, name, args } => self.add_call(*index, id.as_ref(), name.as_ref(), args),
+            Chunk::Begin | Chunk::End { .. } | Chunk::Void => {}
+        }
+        let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
+        self.journal.say(Delta {
+            answer: Arc::clone(&self.head),
+            ordinal,
+            chunk,
+        });
+    }
+
+    fn add_call(&mut self, index: usize, id: Option<&String>, name: Option<&String>, args: &str) {
+        let at = self
+            .calls
+            .iter()
+            .position(|(known, _)| *known == index)
+            .unwrap_or_else(|| {
+                let kind = "invalid_tool_call".to_owned();
+                self.calls.push((
+                    index,
+                    InvalidToolCall {
+                        name: None,
+                        args: None,
+                        id: None,
+                        error: None,
+                        kind,
+                    },
+                ));
+                self.calls.len() - 1
+            });
+        let (_, call) = &mut self.calls[at];
+        call.id = id.cloned().or(call.id.take());
+        call.name = name.cloned().or(call.name.take());
+        call.args.get_or_insert_default().push_str(args);
+    }
+
+    /// Ends the message under way.
+    pub(super) fn end(&mut self) {
+        if self.is_open {
+            self.send(Chunk::End {
+                response_metadata: Map::new(),
+                usage: None,
+            });
+        }
+    }
+
+    /// The answer is whole. Of a remote agent, a part may not have been received: then the finished message is passed on
+    /// with its checkpoint.
+    pub(super) fn complete(&mut self, answer: &Message) {
+        let is_whole = || answer.id.as_ref() == Some(&self.head.message) && answer.content.text() == self.text;
+        if answer.id.is_none() || is_whole() {
+            self.send(end_of(answer));
+        }
+    }
+
+    /// What follows belongs to the message of this id.
+    pub(super) fn switch_to(&mut self, message: &str) {
+        let message = without_nul(message.to_owned());
+        if self.head.message == message {
+            return;
+        }
+        self.end();
+        let head = AnswerHead {
+            message,
+            ..AnswerHead::clone(&self.head)
+        };
+        let first = Arc::clone(&self.first);
+        *self = Self {
+            first,
+            ..Self::new(head, self.journal)
+        };
+        self.push(Chunk::Begin);
+    }
+
+    /// The answer breaks off. Returns what there is to remember of a message that was begun and will not be ended; nothing
+    /// when nothing of it came.
+    pub(super) fn break_off(self, failed: bool) -> Option<Fact> {
+        let Self {
+            head,
+            first,
+            journal,
+            is_open,
+            text,
+            reasoning,
+            calls,
+            ..
+        } = self;
+        if failed {
+            journal.say(Delta {
+                answer: first,
+                ordinal: u32::MAX,
+                chunk: Chunk::Void,
+            });
+        }
+        if !is_open || text.is_empty() && reasoning.is_empty() && calls.is_empty() {
+            return None;
+        }
+        // Their arguments are as unfinished as the message.
+        let invalid_tool_calls = calls.into_iter().map(|(_, call)| call).collect();
+        let role = Role::Ai {
+            tool_calls: vec![],
+            invalid_tool_calls,
+            usage_metadata: None,
+        };
+        let mut message = Message {
+            id: Some(head.message.clone()),
+            ..Message::new(role, Content::Text(text))
+        };
+        if !reasoning.is_empty() {
+            message
+                .additional_kwargs
+                .insert("reasoning_content".to_owned(), json!(reasoning));
+        }
+        let names = [("model_provider", &head.provider), ("model_name", &head.model)];
+        message
+            .response_metadata
+            .extend(names.map(|(name, value)| (name.to_owned(), json!(value))));
+        Some(Fact::BrokenOff {
+            message: Box::new(message),
+            failed,
+        })
+    }
+}
+
+fn end_of(message: &Message) -> Chunk {
+    let usage = match &message.role {
+        Role::Ai { usage_metadata, .. } => usage_metadata.clone(),
+        Role::Human | Role::System | Role::Tool { .. } | Role::Remove => None,
+    };
+    Chunk::End {
+        response_metadata: message.response_metadata.clone(),
+        usage,
+    }
+}

@@ -1,0 +1,124 @@
+//! Programs: any async function from a state to what it writes can be an agent.
+//!
+//! A runnable takes the place of model, policies and tools. Everything around it stays as with other subagents: its run is
+//! listed, streamed, limited and cancelled like theirs, its end is durable, and one that has ended is never run again. An
+//! agent on another server is such a program, too.
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::definition::AfterCrash;
+use crate::domain::event::Chunk;
+use crate::domain::state::{State, Update};
+use crate::tool::{Halt, Scope};
+
+/// How many outputs of a program may wait until the loop has taken them. A program that has more waits.
+const CAPACITY: usize = 64;
+
+/// A subagent that is a program. One can serve several subagents; [`Scope::agent`] tells as which it works.
+///
+/// An async function is one, too:
+///
+/// ```
+/// use adjutant::{Halt, Message, Runnable, Scope, State, Update};
+///
+/// async fn count(_: Scope, state: State) -> Result<Update, Halt> {
+///     let words: usize = state.messages.iter().map(|message| message.content.text().split_whitespace().count()).sum();
+///     Ok(Update::messages([Message::ai(format!("{words} words"))]))
+/// }
+///
+/// let runnable: Box<dyn Runnable> = Box::new(count);
+/// # drop(runnable);
+/// ```
+#[async_trait]
+pub trait Runnable: Send + Sync {
+    /// What is to be done about work that was under way when the server died: it is run again, a human is asked (the
+    /// default, since it may have had effects), or its caller is told that it failed.
+    fn after_crash(&self) -> AfterCrash {
+        AfterCrash::default()
+    }
+
+    /// Whether it ends by itself when [`Budget::time_left`](crate::tool::budget::Budget::time_left) is over, because it has
+    /// something to stop then. Any other is dropped.
+    fn keeps_time(&self) -> bool {
+        false
+    }
+
+    /// Does the work. The last message of `state` is the order; its files and fields are those that the caller shares.
+    ///
+    /// What comes back is written into the state and, as with every subagent, passes on to the caller where it is shared.
+    /// It has to hold at least one message. The caller reads `structured_response` if it is set, else the last thing that
+    /// the subagent said. With [`Scope::form`] set one of the two has to fit it, the text as JSON.
+    ///
+    /// The future is dropped when the run is told to stop, and, if the work may be repeated, when the server stops.
+    ///
+    /// # Errors
+    /// [`Halt::Fail`] is an error result for the caller. [`Halt::Ask`] parks the run: it is begun anew, with
+    /// [`Scope::answer`] and [`Scope::answers`] set, when everything is answered.
+    async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt>;
+}
+
+#[async_trait]
+impl<F, W> Runnable for F
+where
+    F: Fn(Scope, State) -> W + Send + Sync,
+    W: Future<Output = Result<Update, Halt>> + Send,
+{
+    async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt> {
+        self(scope.clone(), state).await
+    }
+}
+
+/// What the scope of a program holds besides.
+#[derive(Debug, Default)]
+pub struct ProgramScope {
+    /// How many questions it has asked so far: the same when it is run again after a crash.
+    pub asked: u32,
+    /// Tells that this server stops. Another process goes on with the run, so work elsewhere is left as it is.
+    pub leave: CancellationToken,
+    output: Option<mpsc::Sender<ProgramOutput>>,
+}
+
+/// What a program gives out while it works.
+#[derive(Debug)]
+pub(crate) enum ProgramOutput {
+    /// A piece of the message of this id. Followers see it at once; it is not stored.
+    Piece {
+        /// The id of the message.
+        message: String,
+        /// The piece; without one the message begins.
+        chunk: Option<Chunk>,
+    },
+    /// What it wrote before what it comes to: a checkpoint of its own, stored together with the end of the work.
+    Write(Update),
+}
+
+impl ProgramScope {
+    /// The scope of a program that has asked so many questions, and where its output arrives.
+    pub(crate) fn new(asked: u32, leave: CancellationToken) -> (Self, mpsc::Receiver<ProgramOutput>) {
+        let (sender, receiver) = mpsc::channel(CAPACITY);
+        let output = Some(sender);
+        (Self { asked, leave, output }, receiver)
+    }
+
+    /// Passes on a piece of the message of this id, or that it begins.
+    pub(crate) async fn stream(&self, message: &str, chunk: Option<Chunk>) {
+        let message = message.to_owned();
+        self.send(ProgramOutput::Piece { message, chunk }).await;
+    }
+
+    /// Writes `update` into the state before what the program comes to.
+    pub(crate) async fn write(&self, update: Update) {
+        if !update.is_empty() {
+            self.send(ProgramOutput::Write(update)).await;
+        }
+    }
+
+    async fn send(&self, output: ProgramOutput) {
+        if let Some(sender) = &self.output {
+            // Nobody receives any more when the work was stopped.
+            drop(sender.send(output).await);
+        }
+    }
+}
