@@ -61,7 +61,7 @@ pub(crate) async fn fresh_database() -> Option<Database> {
 impl Database {
     /// Drops the database. After a failed test it is kept for inspection.
     pub(crate) async fn discard(self) {
-        let mut conn = PgConnection::connect(&on(&self.url, "postgres"))
+        let mut conn = PgConnection::connect(&url_of_database(&self.url, "postgres"))
             .await
             .expect("the test server answers");
         let sql = format!("drop database if exists {} with (force)", self.name);
