@@ -10,7 +10,7 @@ use crate::domain::field::Visibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
-use crate::middleware::limits::NAME as COUNTED;
+use crate::definition::builtins::LIMITS as COUNTED;
 
 /// Where a drawing ends.
 const END: &str = "__end__";

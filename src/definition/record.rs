@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{AgentDefinition, Enclosed, FieldPath, Finding, Reading, Severity, read};
+use super::{AgentDefinition, Enclosed, FieldPath, Finding, Parsed, Severity, read};
 use crate::domain::id::Digest;
 use crate::domain::time::Timestamp;
 
