@@ -245,7 +245,7 @@ impl AgentDefinition {
 mod tests {
     use super::*;
 
-    fn told(text: serde_json::Value) -> Vec<String> {
+    fn told(text: Value) -> Vec<String> {
         let subagent: SubagentDefinition = serde_json::from_value(text).expect("a subagent");
         let agents = BTreeSet::from(["writer".to_owned()]);
         let findings = subagent.check_location(&FieldPath::default(), &agents);

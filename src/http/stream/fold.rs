@@ -184,7 +184,7 @@ mod tests {
                 value: json!(number),
                 schema: json!({}),
                 calls: vec![],
-                passed_on: None,
+                key: None,
             },
             answer: None,
         }

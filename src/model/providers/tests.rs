@@ -113,7 +113,7 @@ async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: Str
 }
 
 /// Creates a model of this kind, without retries, whose provider returns these replies.
-pub(super) async fn fake(kind: Protocol, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
+pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Model>, Fake) {
     let fake = Fake {
         replies: Arc::new(Mutex::new(replies.into())),
         ..Fake::default()

@@ -25,6 +25,7 @@ fn definition(url: String) -> ToolDefinition {
             "Bearer hush-hush".to_owned(),
         )])),
         timeout_s: 0.3,
+        max_retries: 0,
         after_crash: AfterCrash::Ask,
         on_error: OnError::Report,
     }

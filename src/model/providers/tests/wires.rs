@@ -36,7 +36,7 @@ const GOOGLE: [&str; 3] = [
 ];
 
 /// Returns the beginning of a valid answer: two pieces of text.
-fn beginning(kind: Protocol) -> &'static [&'static str] {
+fn beginning(kind: ProviderKind) -> &'static [&'static str] {
     match kind {
         ProviderKind::Anthropic => &ANTHROPIC[..4],
         ProviderKind::GoogleGenAi => &GOOGLE[..2],
@@ -282,7 +282,7 @@ async fn an_answer_cut_by_its_length_keeps_what_came() {
 }
 
 /// Returns the user messages of a request, each with its blocks.
-fn user_messages(kind: Protocol, body: &Value) -> Vec<Vec<String>> {
+fn user_messages(kind: ProviderKind, body: &Value) -> Vec<Vec<String>> {
     let (messages, blocks) = match kind {
         ProviderKind::GoogleGenAi => (&body["contents"], "parts"),
         _ => (&body["messages"], "content"),
