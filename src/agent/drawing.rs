@@ -6,11 +6,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::{Agent, AgentKind, AgentProgram};
+use crate::definition::builtins::LIMITS as COUNTED;
 use crate::domain::field::Visibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
-use crate::definition::builtins::LIMITS as COUNTED;
 
 /// Where a drawing ends.
 const END: &str = "__end__";

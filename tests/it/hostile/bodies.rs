@@ -44,108 +44,139 @@ fn metadata(bytes: usize) -> Value {
 }
 
 on_both_engines! {
-    async fn metadata_beyond_its_bound_is_refused_wherever_it_is_given(server: TestServer) {
-        let client = server.client();
-        let alice = server.human("agent").await;
-        let large = metadata((64 << 10) + 1);
-        let input = json!({"messages": [{"role": "user", "content": "hi"}]});
-        let run = json!({"assistant_id": "agent", "input": input, "metadata": large});
-        let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": input, "metadata": large});
-        let posts = [
-            ("/threads".to_owned(), json!({"metadata": large})),
-            (alice.path("/runs"), run.clone()),
-            (alice.path("/runs/stream"), run.clone()),
-            (alice.path("/runs"), json!({"assistant_id": "agent", "input": input, "config": {"metadata": large}})),
-            ("/runs".to_owned(), run.clone()),
-            ("/runs/batch".to_owned(), json!([run])),
-            ("/assistants".to_owned(), json!({"graph_id": "agent", "metadata": large})),
-            ("/runs/crons".to_owned(), cron.clone()),
-            (alice.path("/runs/crons"), cron),
-        ];
-        for (path, body) in posts {
-            let text = client.post(&path, body).await.refused(422);
-            assert!(text.contains("metadata: is larger than 65536 bytes"), "{path}: {text}");
-        }
-        let text = client.patch(&alice.path(""), json!({"metadata": large})).await.refused(422);
-        assert!(text.starts_with("metadata: is larger"), "{text}");
-        let assistant = client.post("/assistants", json!({"graph_id": "agent"})).await.ok();
-        let path = format!("/assistants/{}", assistant["assistant_id"].as_str().expect("an id"));
-        client.patch(&path, json!({"metadata": large})).await.refused(422);
-        client.patch(&alice.path(""), json!({"metadata": metadata(64 << 10)})).await.ok();
-        assert_eq!(alice.runs().await, Vec::<Value>::new());
-    }
+    metadata_beyond_its_bound_is_refused_wherever_it_is_given,
+    a_body_without_a_length_is_bounded_like_any_other,
+    a_body_that_does_not_come_is_given_up,
+    a_body_that_does_not_come_holds_up_no_restart,
+    bodies_under_way_are_bounded_together,
+}
 
-    async fn a_body_without_a_length_is_bounded_like_any_other(server: TestServer) {
-        let client = server.client();
-        let pieces = (0..64).map(|_| Ok::<_, std::io::Error>(vec![b' '; 64 << 10]));
-        let body = reqwest::Body::wrap_stream(stream::iter(pieces));
-        let request = client.request(Method::POST, "/threads").header("content-type", "application/json").body(body);
-        match request.send().await {
-            Ok(response) => assert_eq!(response.status(), 413),
-            // The server closed the connection while there was more to send.
-            Err(error) => assert!(error.is_request(), "{error:?}"),
-        }
-        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+async fn metadata_beyond_its_bound_is_refused_wherever_it_is_given(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let large = metadata((64 << 10) + 1);
+    let input = json!({"messages": [{"role": "user", "content": "hi"}]});
+    let run = json!({"assistant_id": "agent", "input": input, "metadata": large});
+    let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": input, "metadata": large});
+    let posts = [
+        ("/threads".to_owned(), json!({"metadata": large})),
+        (alice.path("/runs"), run.clone()),
+        (alice.path("/runs/stream"), run.clone()),
+        (
+            alice.path("/runs"),
+            json!({"assistant_id": "agent", "input": input, "config": {"metadata": large}}),
+        ),
+        ("/runs".to_owned(), run.clone()),
+        ("/runs/batch".to_owned(), json!([run])),
+        (
+            "/assistants".to_owned(),
+            json!({"graph_id": "agent", "metadata": large}),
+        ),
+        ("/runs/crons".to_owned(), cron.clone()),
+        (alice.path("/runs/crons"), cron),
+    ];
+    for (path, body) in posts {
+        let text = client.post(&path, body).await.refused(422);
+        assert!(text.contains("metadata: is larger than 65536 bytes"), "{path}: {text}");
     }
+    let text = client
+        .patch(&alice.path(""), json!({"metadata": large}))
+        .await
+        .refused(422);
+    assert!(text.starts_with("metadata: is larger"), "{text}");
+    let assistant = client.post("/assistants", json!({"graph_id": "agent"})).await.ok();
+    let path = format!("/assistants/{}", assistant["assistant_id"].as_str().expect("an id"));
+    client.patch(&path, json!({"metadata": large})).await.refused(422);
+    client
+        .patch(&alice.path(""), json!({"metadata": metadata(64 << 10)}))
+        .await
+        .ok();
+    assert_eq!(alice.runs().await, Vec::<Value>::new());
+}
 
-    async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
-        server.is_configured("body_timeout_s = 0.1").await;
-        let client = server.client();
-        let mut half = half_body(&client, "/threads", 100, b"{\"metadata\":").await;
-        let answer = timeout(SOON, rest(&mut half)).await.expect("it is not waited for");
-        assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
-        assert!(answer.contains("body_timeout"), "{answer}");
-        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+async fn a_body_without_a_length_is_bounded_like_any_other(server: TestServer) {
+    let client = server.client();
+    let pieces = (0..64).map(|_| Ok::<_, std::io::Error>(vec![b' '; 64 << 10]));
+    let body = reqwest::Body::wrap_stream(stream::iter(pieces));
+    let request = client
+        .request(Method::POST, "/threads")
+        .header("content-type", "application/json")
+        .body(body);
+    match request.send().await {
+        Ok(response) => assert_eq!(response.status(), 413),
+        // The server closed the connection while there was more to send.
+        Err(error) => assert!(error.is_request(), "{error:?}"),
     }
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+}
 
-    async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
-        let client = server.client();
-        let mut halves = vec![];
-        for path in ["/threads", "/runs/wait", "/store/items", "/threads/search"] {
-            halves.push(half_body(&client, path, 100, b"{").await);
-        }
-        client.post("/threads", json!({})).await.ok();
-        timeout(SOON, server.is_stopped_and_started_again()).await.expect("nobody waits for half bodies");
-        for half in &mut halves {
-            let answer = rest(half).await;
-            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{answer}");
-        }
-        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 1);
-    }
+async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
+    server.is_configured("body_timeout_s = 0.1").await;
+    let client = server.client();
+    let mut half = half_body(&client, "/threads", 100, b"{\"metadata\":").await;
+    let answer = timeout(SOON, rest(&mut half)).await.expect("it is not waited for");
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    assert!(answer.contains("body_timeout"), "{answer}");
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+}
 
-    async fn bodies_under_way_are_bounded_together(server: TestServer) {
-        server.is_configured("max_body_bytes_total = 2097152").await;
-        let client = server.client();
-        let large = 2_000_000;
-        let half = half_body(&client, "/threads", large, &vec![b' '; large - 1]).await;
-        let other = json!({"metadata": metadata(60_000), "supersteps": [{"updates": [{"values": {"messages": "x".repeat(200_000)}}]}]});
-        eventually(async || {
-            let reply = client.post("/threads", other.clone()).await;
-            if reply.status == 503 {
-                assert_eq!(reply.body["code"], "bodies_busy");
-                assert_eq!(reply.header("retry-after"), Some("1"));
-            }
-            reply.status == 503
-        })
-        .await;
-        client.get("/ok").await.ok();
-        client.post("/threads/count", json!({})).await.ok();
-        // Commands over a socket count among them.
-        let thread = client.thread().await;
-        let url = client.base().replacen("http", "ws", 1);
-        let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events")).await.expect("a line");
-        let said = json!({"id": 1, "method": "agent.getTree", "params": {"x": "y".repeat(200_000)}});
-        socket.send(Message::text(said.to_string())).await.expect("the line is open");
-        let heard = loop {
-            if let Message::Text(text) = socket.next().await.expect("the line is open").expect("it works") {
-                break text.to_string();
-            }
-        };
-        assert!(heard.contains("503: The server is busy with the bodies of other requests"), "{heard}");
-        drop(socket);
-        drop(half);
-        eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
+async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
+    let client = server.client();
+    let mut halves = vec![];
+    for path in ["/threads", "/runs/wait", "/store/items", "/threads/search"] {
+        halves.push(half_body(&client, path, 100, b"{").await);
     }
+    client.post("/threads", json!({})).await.ok();
+    timeout(SOON, server.is_stopped_and_started_again())
+        .await
+        .expect("nobody waits for half bodies");
+    for half in &mut halves {
+        let answer = rest(half).await;
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{answer}");
+    }
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 1);
+}
+
+async fn bodies_under_way_are_bounded_together(server: TestServer) {
+    server.is_configured("max_body_bytes_total = 2097152").await;
+    let client = server.client();
+    let large = 2_000_000;
+    let half = half_body(&client, "/threads", large, &vec![b' '; large - 1]).await;
+    let other = json!({"metadata": metadata(60_000), "supersteps": [{"updates": [{"values": {"messages": "x".repeat(200_000)}}]}]});
+    eventually(async || {
+        let reply = client.post("/threads", other.clone()).await;
+        if reply.status == 503 {
+            assert_eq!(reply.body["code"], "bodies_busy");
+            assert_eq!(reply.header("retry-after"), Some("1"));
+        }
+        reply.status == 503
+    })
+    .await;
+    client.get("/ok").await.ok();
+    client.post("/threads/count", json!({})).await.ok();
+    // Commands over a socket count among them.
+    let thread = client.thread().await;
+    let url = client.base().replacen("http", "ws", 1);
+    let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events"))
+        .await
+        .expect("a line");
+    let said = json!({"id": 1, "method": "agent.getTree", "params": {"x": "y".repeat(200_000)}});
+    socket
+        .send(Message::text(said.to_string()))
+        .await
+        .expect("the line is open");
+    let heard = loop {
+        if let Message::Text(text) = socket.next().await.expect("the line is open").expect("it works") {
+            break text.to_string();
+        }
+    };
+    assert!(
+        heard.contains("503: The server is busy with the bodies of other requests"),
+        "{heard}"
+    );
+    drop(socket);
+    drop(half);
+    eventually(async || client.post("/threads", other.clone()).await.status == 200).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

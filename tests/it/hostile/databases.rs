@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::postgres_door::PostgresDoor;
+use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, script};
 
 /// From now on a statement may take this long, in seconds.
@@ -123,7 +123,7 @@ async fn a_locked_table_of_postgres_is_waited_for_no_longer_than_a_statement_may
 async fn a_postgres_that_falls_silent_is_told_in_time_and_everything_goes_on_when_it_speaks_again() {
     play(Engine::Postgres, async |server: TestServer| {
         let straight = server.database_url();
-        let Some(door) = PostgresDoor::before(&straight, "nothing") else {
+        let Some(door) = PostgresProxy::before(&straight, "nothing") else {
             return;
         };
         // A statement may take 1.5 s with the way there and back, so requests are given up in the midst of their reads.
@@ -265,71 +265,86 @@ async fn a_file_that_cannot_be_opened_is_named_with_the_reason() {
 }
 
 on_both_engines! {
-    async fn the_check_of_the_database_writes_a_row(server: TestServer) {
-        const SQL: &str = "select written_at from probes where probe = 1";
-        let client = server.client();
-        let written = async || {
-            let url = server.database_url();
-            let found: Option<i64> = match server.engine {
-                Engine::Sqlite => {
-                    let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
-                    sqlx::query_scalar(SQL).fetch_optional(&mut conn).await.expect("the table")
-                }
-                Engine::Postgres => {
-                    let mut conn = PgConnection::connect(&url).await.expect("a connection");
-                    sqlx::query_scalar(SQL).fetch_optional(&mut conn).await.expect("the table")
-                }
-            };
-            found.unwrap_or_default()
-        };
-        let before = written().await;
-        client.get("/ok?check_db=1").await.ok();
-        let first = written().await;
-        assert!(first > before);
-        client.get("/ok?check_db=1").await.ok();
-        assert!(written().await > first);
-    }
+    the_check_of_the_database_writes_a_row,
+    copying_a_long_thread_keeps_nobody_waiting_and_the_copy_is_whole,
+}
 
-    async fn copying_a_long_thread_keeps_nobody_waiting_and_the_copy_is_whole(server: TestServer) {
-        let alice = server.human("agent").await;
-        alice.says("hello").await;
-        let client = server.client();
-        for at in 0..30 {
-            let message = json!({"role": "user", "id": format!("m{}", at % 3), "content": "x".repeat(1_000_000)});
-            let write = json!({"values": {"messages": [message]}, "as_node": "model"});
-            client.post(&alice.path("/state"), write).await.ok();
-        }
-        let copying = async {
-            let begun = Instant::now();
-            let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
-            (copy, begun.elapsed())
-        };
-        let (done, is_done) = tokio::sync::watch::channel(false);
-        let writing = async {
-            let mut slowest = Duration::ZERO;
-            while !*is_done.borrow() {
-                let begun = Instant::now();
-                client.post("/threads", json!({"metadata": {"other": true}})).await.ok();
-                slowest = slowest.max(begun.elapsed());
+async fn the_check_of_the_database_writes_a_row(server: TestServer) {
+    const SQL: &str = "select written_at from probes where probe = 1";
+    let client = server.client();
+    let written = async || {
+        let url = server.database_url();
+        let found: Option<i64> = match server.engine {
+            Engine::Sqlite => {
+                let mut conn = SqliteConnection::connect(&url).await.expect("a connection");
+                sqlx::query_scalar(SQL)
+                    .fetch_optional(&mut conn)
+                    .await
+                    .expect("the table")
             }
-            slowest
-        };
-        let copying = async {
-            let copied = copying.await;
-            done.send_replace(true);
-            copied
-        };
-        let ((copy, took), slowest) = futures::join!(copying, writing);
-        assert!(slowest < took / 2, "a write waited {slowest:?} for a copy that took {took:?}");
-        let history = |thread: Value| {
-            let client = client.clone();
-            async move {
-                let path = format!("/threads/{}/history?limit=100&select=metadata", thread.as_str().unwrap());
-                client.get(&path).await.ok().as_array().expect("a list").len()
+            Engine::Postgres => {
+                let mut conn = PgConnection::connect(&url).await.expect("a connection");
+                sqlx::query_scalar(SQL)
+                    .fetch_optional(&mut conn)
+                    .await
+                    .expect("the table")
             }
         };
-        let original = alice.record().await["thread_id"].clone();
-        assert_eq!(history(copy["thread_id"].clone()).await, history(original).await);
-        assert_eq!(copy["values"], alice.state().await["values"]);
+        found.unwrap_or_default()
+    };
+    let before = written().await;
+    client.get("/ok?check_db=1").await.ok();
+    let first = written().await;
+    assert!(first > before);
+    client.get("/ok?check_db=1").await.ok();
+    assert!(written().await > first);
+}
+
+async fn copying_a_long_thread_keeps_nobody_waiting_and_the_copy_is_whole(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let client = server.client();
+    for at in 0..30 {
+        let message = json!({"role": "user", "id": format!("m{}", at % 3), "content": "x".repeat(1_000_000)});
+        let write = json!({"values": {"messages": [message]}, "as_node": "model"});
+        client.post(&alice.path("/state"), write).await.ok();
     }
+    let copying = async {
+        let begun = Instant::now();
+        let copy = client.post(&alice.path("/copy"), json!({})).await.ok();
+        (copy, begun.elapsed())
+    };
+    let (done, is_done) = tokio::sync::watch::channel(false);
+    let writing = async {
+        let mut slowest = Duration::ZERO;
+        while !*is_done.borrow() {
+            let begun = Instant::now();
+            client.post("/threads", json!({"metadata": {"other": true}})).await.ok();
+            slowest = slowest.max(begun.elapsed());
+        }
+        slowest
+    };
+    let copying = async {
+        let copied = copying.await;
+        done.send_replace(true);
+        copied
+    };
+    let ((copy, took), slowest) = futures::join!(copying, writing);
+    assert!(
+        slowest < took / 2,
+        "a write waited {slowest:?} for a copy that took {took:?}"
+    );
+    let history = |thread: Value| {
+        let client = client.clone();
+        async move {
+            let path = format!(
+                "/threads/{}/history?limit=100&select=metadata",
+                thread.as_str().unwrap()
+            );
+            client.get(&path).await.ok().as_array().expect("a list").len()
+        }
+    };
+    let original = alice.record().await["thread_id"].clone();
+    assert_eq!(history(copy["thread_id"].clone()).await, history(original).await);
+    assert_eq!(copy["values"], alice.state().await["values"]);
 }

@@ -38,87 +38,167 @@ fn mailer() -> Value {
 }
 
 on_both_engines! {
-    async fn clients_define_no_agents_unless_the_configuration_says_so(server: TestServer) {
-        let client = server.client();
-        client.put("/agents/mine", mailer()).await.ok();
-        allows(&server, "").await;
-        let refusal = client.put("/agents/other", mailer()).await;
-        assert_eq!(refusal.status, 403);
-        assert_eq!(&refusal.body["code"], &json!("agents_api_disabled"));
-        assert!(refusal.body["detail"].as_str().is_some_and(|text| text.contains("[agents_api]")), "{refusal:?}");
-        assert_eq!(client.delete("/agents/mine").await.status, 403);
-        let verdict = client.post("/agents/validate", json!({"definition": mailer()})).await.ok();
-        assert_eq!(verdict["valid"], false);
-        // What was defined before is there and cannot run.
-        assert_eq!(client.get("/agents/mine").await.ok()["usable"], false);
-        let body = json!({"assistant_id": "mine", "input": {"messages": [{"role": "user", "content": "hello"}]}});
-        assert!(client.post("/runs", body).await.status >= 400);
-        assert_eq!(server.human("agent").await.says("hello").await["messages"].as_array().unwrap().len(), 2);
-    }
+    clients_define_no_agents_unless_the_configuration_says_so,
+    definitions_of_clients_use_only_what_they_may,
+    validation_refuses_the_webhooks_that_would_be_refused_when_sent,
+    headers_come_from_the_configuration_and_never_from_clients,
+    the_settings_of_a_model_cannot_replace_the_request,
+}
 
-    async fn definitions_of_clients_use_only_what_they_may(server: TestServer) {
-        allows(&server, "[agents_api]\nenabled = true\ntools = [\"lookup\"]\nmodels = [\"scripted:lab\"]").await;
-        let subagent = |more: Value| {
-            let mut all = json!({"name": "helper", "description": "Helps with this and that."});
-            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            all
-        };
-        let with = |more: Value| {
-            let mut all = json!({"model": "scripted:lab"});
-            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            all
-        };
-        let cases = [
-            (mailer(), "tools[0]"),
-            (json!({"model": "fake_openai:m-1"}), "model"),
-            (with(json!({"default_tools": ["send_email"]})), "general_purpose_subagent.tools[0]"),
-            (with(json!({"default_model": "scripted:other"})), "general_purpose_subagent.model"),
-            (with(json!({"general_purpose_subagent": {"tools": ["send_email"]}})), "general_purpose_subagent.tools[0]"),
-            (with(json!({"subagents": [subagent(json!({"tools": ["send_email"]}))]})), "subagents[0].tools[0]"),
-            (with(json!({"subagents": [subagent(json!({"model": "scripted:other"}))]})), "subagents[0].model"),
-            (with(json!({"subagents": [subagent(json!({"graph_id": "agent"}))]})), "subagents[0].graph_id"),
-            (with(json!({"skills": ["/s"], "skill_tools": ["send_email"]})), "skill_tools[0]"),
-        ];
-        for (definition, field) in cases {
-            assert_eq!(wrong_fields(&server, &definition).await, [field], "{definition}");
-        }
-        let client = server.client();
-        client.put("/agents/good", with(json!({"tools": ["lookup"]}))).await.ok();
-        let alice = server.human("good").await;
-        alice.says(script().calls(json!({"id": "c1", "name": "lookup", "args": {"query": "x"}})).says("done")).await;
-        assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
-    }
+async fn clients_define_no_agents_unless_the_configuration_says_so(server: TestServer) {
+    let client = server.client();
+    client.put("/agents/mine", mailer()).await.ok();
+    allows(&server, "").await;
+    let refusal = client.put("/agents/other", mailer()).await;
+    assert_eq!(refusal.status, 403);
+    assert_eq!(&refusal.body["code"], &json!("agents_api_disabled"));
+    assert!(
+        refusal.body["detail"]
+            .as_str()
+            .is_some_and(|text| text.contains("[agents_api]")),
+        "{refusal:?}"
+    );
+    assert_eq!(client.delete("/agents/mine").await.status, 403);
+    let verdict = client
+        .post("/agents/validate", json!({"definition": mailer()}))
+        .await
+        .ok();
+    assert_eq!(verdict["valid"], false);
+    // What was defined before is there and cannot run.
+    assert_eq!(client.get("/agents/mine").await.ok()["usable"], false);
+    let body = json!({"assistant_id": "mine", "input": {"messages": [{"role": "user", "content": "hello"}]}});
+    assert!(client.post("/runs", body).await.status >= 400);
+    assert_eq!(
+        server.human("agent").await.says("hello").await["messages"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+}
 
-    async fn validation_refuses_the_webhooks_that_would_be_refused_when_sent(server: TestServer) {
-        let subagent = json!({"name": "far", "description": "Works in the background.", "graph_id": "agent",
+async fn definitions_of_clients_use_only_what_they_may(server: TestServer) {
+    allows(
+        &server,
+        "[agents_api]\nenabled = true\ntools = [\"lookup\"]\nmodels = [\"scripted:lab\"]",
+    )
+    .await;
+    let subagent = |more: Value| {
+        let mut all = json!({"name": "helper", "description": "Helps with this and that."});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    let with = |more: Value| {
+        let mut all = json!({"model": "scripted:lab"});
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all
+    };
+    let cases = [
+        (mailer(), "tools[0]"),
+        (json!({"model": "fake_openai:m-1"}), "model"),
+        (
+            with(json!({"default_tools": ["send_email"]})),
+            "general_purpose_subagent.tools[0]",
+        ),
+        (
+            with(json!({"default_model": "scripted:other"})),
+            "general_purpose_subagent.model",
+        ),
+        (
+            with(json!({"general_purpose_subagent": {"tools": ["send_email"]}})),
+            "general_purpose_subagent.tools[0]",
+        ),
+        (
+            with(json!({"subagents": [subagent(json!({"tools": ["send_email"]}))]})),
+            "subagents[0].tools[0]",
+        ),
+        (
+            with(json!({"subagents": [subagent(json!({"model": "scripted:other"}))]})),
+            "subagents[0].model",
+        ),
+        (
+            with(json!({"subagents": [subagent(json!({"graph_id": "agent"}))]})),
+            "subagents[0].graph_id",
+        ),
+        (
+            with(json!({"skills": ["/s"], "skill_tools": ["send_email"]})),
+            "skill_tools[0]",
+        ),
+    ];
+    for (definition, field) in cases {
+        assert_eq!(wrong_fields(&server, &definition).await, [field], "{definition}");
+    }
+    let client = server.client();
+    client
+        .put("/agents/good", with(json!({"tools": ["lookup"]})))
+        .await
+        .ok();
+    let alice = server.human("good").await;
+    alice
+        .says(
+            script()
+                .calls(json!({"id": "c1", "name": "lookup", "args": {"query": "x"}}))
+                .says("done"),
+        )
+        .await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
+}
+
+async fn validation_refuses_the_webhooks_that_would_be_refused_when_sent(server: TestServer) {
+    let subagent = json!({"name": "far", "description": "Works in the background.", "graph_id": "agent",
             "webhook": "http://169.254.169.254/latest"});
-        let definition = json!({"model": "scripted:lab", "subagents": [subagent]});
-        assert_eq!(wrong_fields(&server, &definition).await, ["subagents[0].webhook"]);
-    }
+    let definition = json!({"model": "scripted:lab", "subagents": [subagent]});
+    assert_eq!(wrong_fields(&server, &definition).await, ["subagents[0].webhook"]);
+}
 
-    async fn headers_come_from_the_configuration_and_never_from_clients(server: TestServer) {
-        let remote = |headers: Value| {
-            let subagent = json!({"name": "far", "description": "Works on another server.", "graph_id": "agent",
+async fn headers_come_from_the_configuration_and_never_from_clients(server: TestServer) {
+    let remote = |headers: Value| {
+        let subagent = json!({"name": "far", "description": "Works on another server.", "graph_id": "agent",
                 "url": "https://agents.example.org", "headers": headers});
-            json!({"model": "scripted:lab", "subagents": [subagent]})
-        };
-        assert_eq!(wrong_fields(&server, &remote(json!({"x-key": "hush"}))).await, ["subagents[0].headers"]);
-        for name in ["host", "content-length", "transfer-encoding", "connection", "te", "Proxy-Authorization"] {
-            let told = wrong_fields(&server, &remote(json!({name: "x"}))).await;
-            assert!(told.iter().any(|field| field.contains(name)), "{name}: {told:?}");
-        }
+        json!({"model": "scripted:lab", "subagents": [subagent]})
+    };
+    assert_eq!(
+        wrong_fields(&server, &remote(json!({"x-key": "hush"}))).await,
+        ["subagents[0].headers"]
+    );
+    for name in [
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "te",
+        "Proxy-Authorization",
+    ] {
+        let told = wrong_fields(&server, &remote(json!({name: "x"}))).await;
+        assert!(told.iter().any(|field| field.contains(name)), "{name}: {told:?}");
     }
+}
 
-    async fn the_settings_of_a_model_cannot_replace_the_request(server: TestServer) {
-        for name in ["model", "messages", "tools", "stream", "tool_choice", "functions", "system", "contents", "n"] {
-            let definition = json!({"model": "fake_openai:m-1", "model_settings": {name: []}});
-            assert_eq!(wrong_fields(&server, &definition).await, [format!("model_settings.{name}")]);
-        }
-        let subagent = json!({"name": "helper", "description": "Helps with this and that.",
-            "model_settings": {"messages": []}});
-        let definition = json!({"model": "fake_openai:m-1", "subagents": [subagent]});
-        assert_eq!(wrong_fields(&server, &definition).await, ["subagents[0].model_settings.messages"]);
-        let good = json!({"model": "fake_openai:m-1", "model_settings": {"temperature": 0.5, "max_tokens": 9}});
-        server.client().put("/agents/good", good).await.ok();
+async fn the_settings_of_a_model_cannot_replace_the_request(server: TestServer) {
+    for name in [
+        "model",
+        "messages",
+        "tools",
+        "stream",
+        "tool_choice",
+        "functions",
+        "system",
+        "contents",
+        "n",
+    ] {
+        let definition = json!({"model": "fake_openai:m-1", "model_settings": {name: []}});
+        assert_eq!(
+            wrong_fields(&server, &definition).await,
+            [format!("model_settings.{name}")]
+        );
     }
+    let subagent = json!({"name": "helper", "description": "Helps with this and that.",
+            "model_settings": {"messages": []}});
+    let definition = json!({"model": "fake_openai:m-1", "subagents": [subagent]});
+    assert_eq!(
+        wrong_fields(&server, &definition).await,
+        ["subagents[0].model_settings.messages"]
+    );
+    let good = json!({"model": "fake_openai:m-1", "model_settings": {"temperature": 0.5, "max_tokens": 9}});
+    server.client().put("/agents/good", good).await.ok();
 }

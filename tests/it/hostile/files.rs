@@ -5,85 +5,162 @@ use serde_json::{Value, json};
 use crate::support::{TestServer, call, on_both_engines, script, transcript};
 
 on_both_engines! {
-    async fn a_file_does_not_grow_beyond_its_bound_however_often_it_is_edited(server: TestServer) {
-        server.moves_into_a_process().await;
-        let before = server.peak_memory().await;
-        let alice = server.human("plain").await;
-        let grow = |id: &str| {
-            call(id, "edit_file", json!({"file_path": "/a", "old_string": "a", "new_string": "a".repeat(30),
-                "replace_all": true}))
-        };
-        let write = call("c0", "write_file", json!({"file_path": "/a", "content": "a".repeat(1000)}));
-        let plan = script().calls(write).calls(grow("c1")).calls(grow("c2")).calls(grow("c3")).calls(grow("c4"));
-        let said = transcript(&alice.says(plan.says("done")).await);
-        assert!(said[6].starts_with("edit_file: Replaced 30000 occurrences"), "{}", said[6]);
-        for at in [8, 10] {
-            assert!(said[at].contains("would become 27000000 bytes long"), "{}", said[at]);
-        }
-        assert_eq!(said[11], "ai: done");
-        let file = alice.state().await["values"]["files"]["/a"]["content"].as_str().map(str::len);
-        assert_eq!(file, Some(900_000));
-        let grown = server.peak_memory().await - before;
-        assert!(grown < 256, "it grew by {grown} MiB");
-    }
+    a_file_does_not_grow_beyond_its_bound_however_often_it_is_edited,
+    a_file_that_is_too_large_is_refused_when_a_tool_or_a_client_writes_it,
+    a_state_that_is_full_takes_no_more_results_and_the_run_goes_on,
+    the_bounds_of_files_and_states_are_settings,
+}
 
-    async fn a_file_that_is_too_large_is_refused_when_a_tool_or_a_client_writes_it(server: TestServer) {
-        server.configuration_changes("max_body_bytes = 2097152", "max_body_bytes = 16777216");
-        server.is_stopped_and_started_again().await;
-        let large = "x".repeat(4 * 1024 * 1024 + 1);
-        let files = json!({"/large.txt": {"content": large}});
-        let client = server.client();
-        let run = json!({"assistant_id": "plain", "input": {"messages": [], "files": files}});
-        let refusal = client.post("/runs/wait", run).await.refused(422);
-        assert!(refusal.contains("/large.txt") && refusal.contains("4194304"), "{refusal}");
-        let thread = client.thread().await;
-        let written = client.post(&format!("/threads/{thread}/state"), json!({"values": {"files": files}})).await;
-        assert!(written.refused(422).contains("/large.txt"));
-        // A result so long becomes a file.
-        let alice = server.human("plain").await;
-        let plan = script().calls(call("c1", "big", json!({"chars": 5_000_000}))).says("done");
-        let said = transcript(&alice.says(plan).await);
-        assert!(said[2].contains("was not taken") && said[2].contains("4194304"), "{}", &said[2][..300.min(said[2].len())]);
-        assert_eq!(said[3], "ai: done");
+async fn a_file_does_not_grow_beyond_its_bound_however_often_it_is_edited(server: TestServer) {
+    server.moves_into_a_process().await;
+    let before = server.peak_memory().await;
+    let alice = server.human("plain").await;
+    let grow = |id: &str| {
+        call(
+            id,
+            "edit_file",
+            json!({"file_path": "/a", "old_string": "a", "new_string": "a".repeat(30),
+                "replace_all": true}),
+        )
+    };
+    let write = call(
+        "c0",
+        "write_file",
+        json!({"file_path": "/a", "content": "a".repeat(1000)}),
+    );
+    let plan = script()
+        .calls(write)
+        .calls(grow("c1"))
+        .calls(grow("c2"))
+        .calls(grow("c3"))
+        .calls(grow("c4"));
+    let said = transcript(&alice.says(plan.says("done")).await);
+    assert!(
+        said[6].starts_with("edit_file: Replaced 30000 occurrences"),
+        "{}",
+        said[6]
+    );
+    for at in [8, 10] {
+        assert!(said[at].contains("would become 27000000 bytes long"), "{}", said[at]);
     }
+    assert_eq!(said[11], "ai: done");
+    let file = alice.state().await["values"]["files"]["/a"]["content"]
+        .as_str()
+        .map(str::len);
+    assert_eq!(file, Some(900_000));
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 256, "it grew by {grown} MiB");
+}
 
-    async fn a_state_that_is_full_takes_no_more_results_and_the_run_goes_on(server: TestServer) {
-        let alice = server.human("plain").await;
-        let big = (0..10).map(|at| call(&format!("c{at}"), "big", json!({"chars": 3_900_000})));
-        let said = transcript(&alice.says(script().calls_all(big).says("done")).await);
-        let refused = said.iter().filter(|line| line.contains("was not taken")).count();
-        assert_eq!(refused, 2, "{:#?}", said.iter().map(|line| line.chars().take(200).collect::<String>()).collect::<Vec<_>>());
-        assert_eq!(said.last().map(String::as_str), Some("ai: done"));
-        let more = script().calls(call("d1", "big", json!({"chars": 3_900_000}))).says("full");
-        let said = transcript(&alice.says(more).await);
-        assert!(said.iter().any(|line| line.contains("33554432")), "it has room");
-        assert_eq!(said.last().map(String::as_str), Some("ai: full"));
-        let files = alice.state().await["values"]["files"].as_object().map(serde_json::Map::len);
-        assert_eq!(files, Some(8));
-        let _: Value = alice.record().await;
-    }
+async fn a_file_that_is_too_large_is_refused_when_a_tool_or_a_client_writes_it(server: TestServer) {
+    server.configuration_changes("max_body_bytes = 2097152", "max_body_bytes = 16777216");
+    server.is_stopped_and_started_again().await;
+    let large = "x".repeat(4 * 1024 * 1024 + 1);
+    let files = json!({"/large.txt": {"content": large}});
+    let client = server.client();
+    let run = json!({"assistant_id": "plain", "input": {"messages": [], "files": files}});
+    let refusal = client.post("/runs/wait", run).await.refused(422);
+    assert!(
+        refusal.contains("/large.txt") && refusal.contains("4194304"),
+        "{refusal}"
+    );
+    let thread = client.thread().await;
+    let written = client
+        .post(&format!("/threads/{thread}/state"), json!({"values": {"files": files}}))
+        .await;
+    assert!(written.refused(422).contains("/large.txt"));
+    // A result so long becomes a file.
+    let alice = server.human("plain").await;
+    let plan = script()
+        .calls(call("c1", "big", json!({"chars": 5_000_000})))
+        .says("done");
+    let said = transcript(&alice.says(plan).await);
+    assert!(
+        said[2].contains("was not taken") && said[2].contains("4194304"),
+        "{}",
+        &said[2][..300.min(said[2].len())]
+    );
+    assert_eq!(said[3], "ai: done");
+}
 
-    async fn the_bounds_of_files_and_states_are_settings(server: TestServer) {
-        server.configuration_changes("[runtime]\n", "[runtime]\nmax_file_bytes = 1000\nmax_state_bytes = 20000\n");
-        server.is_stopped_and_started_again().await;
-        let client = server.client();
-        let alice = server.human("plain").await;
-        let write = |id: &str, length: usize| {
-            call(id, "write_file", json!({"file_path": format!("/{id}"), "content": "a".repeat(length)}))
-        };
-        let plan = script().calls(write("c1", 1001)).calls(write("c2", 1000));
-        let said = transcript(&alice.says(plan.calls(call("c3", "big", json!({"chars": 30_000}))).says("done")).await);
-        assert!(said[2].contains("would become 1001 bytes long; at most 1000 are allowed"), "{}", said[2]);
-        assert!(said[4].contains("Updated file"), "{}", said[4]);
-        assert!(said[6].contains("was not taken") && said[6].contains("20000 bytes"), "{}", said[6]);
-        assert_eq!(said[7], "ai: done");
-        let files = json!({"/f": {"content": "x".repeat(1001)}});
-        let run = json!({"assistant_id": "plain", "input": {"messages": [], "files": files}});
-        let refusal = client.post("/runs/wait", run).await.refused(422);
-        assert!(refusal.contains("/f") && refusal.contains("at most 1000"), "{refusal}");
-        let write = json!({"values": {"files": files}});
-        assert!(client.post(&alice.path("/state"), write).await.refused(422).contains("at most 1000"));
-        let write = json!({"values": {"messages": [{"role": "user", "content": "x".repeat(20_000)}]}});
-        assert!(client.post(&alice.path("/state"), write).await.refused(422).contains("larger than 20000 bytes"));
-    }
+async fn a_state_that_is_full_takes_no_more_results_and_the_run_goes_on(server: TestServer) {
+    let alice = server.human("plain").await;
+    let big = (0..10).map(|at| call(&format!("c{at}"), "big", json!({"chars": 3_900_000})));
+    let said = transcript(&alice.says(script().calls_all(big).says("done")).await);
+    let refused = said.iter().filter(|line| line.contains("was not taken")).count();
+    assert_eq!(
+        refused,
+        2,
+        "{:#?}",
+        said.iter()
+            .map(|line| line.chars().take(200).collect::<String>())
+            .collect::<Vec<_>>()
+    );
+    assert_eq!(said.last().map(String::as_str), Some("ai: done"));
+    let more = script()
+        .calls(call("d1", "big", json!({"chars": 3_900_000})))
+        .says("full");
+    let said = transcript(&alice.says(more).await);
+    assert!(said.iter().any(|line| line.contains("33554432")), "it has room");
+    assert_eq!(said.last().map(String::as_str), Some("ai: full"));
+    let files = alice.state().await["values"]["files"]
+        .as_object()
+        .map(serde_json::Map::len);
+    assert_eq!(files, Some(8));
+    let _: Value = alice.record().await;
+}
+
+async fn the_bounds_of_files_and_states_are_settings(server: TestServer) {
+    server.configuration_changes(
+        "[runtime]\n",
+        "[runtime]\nmax_file_bytes = 1000\nmax_state_bytes = 20000\n",
+    );
+    server.is_stopped_and_started_again().await;
+    let client = server.client();
+    let alice = server.human("plain").await;
+    let write = |id: &str, length: usize| {
+        call(
+            id,
+            "write_file",
+            json!({"file_path": format!("/{id}"), "content": "a".repeat(length)}),
+        )
+    };
+    let plan = script().calls(write("c1", 1001)).calls(write("c2", 1000));
+    let said = transcript(
+        &alice
+            .says(plan.calls(call("c3", "big", json!({"chars": 30_000}))).says("done"))
+            .await,
+    );
+    assert!(
+        said[2].contains("would become 1001 bytes long; at most 1000 are allowed"),
+        "{}",
+        said[2]
+    );
+    assert!(said[4].contains("Updated file"), "{}", said[4]);
+    assert!(
+        said[6].contains("was not taken") && said[6].contains("20000 bytes"),
+        "{}",
+        said[6]
+    );
+    assert_eq!(said[7], "ai: done");
+    let files = json!({"/f": {"content": "x".repeat(1001)}});
+    let run = json!({"assistant_id": "plain", "input": {"messages": [], "files": files}});
+    let refusal = client.post("/runs/wait", run).await.refused(422);
+    assert!(refusal.contains("/f") && refusal.contains("at most 1000"), "{refusal}");
+    let write = json!({"values": {"files": files}});
+    assert!(
+        client
+            .post(&alice.path("/state"), write)
+            .await
+            .refused(422)
+            .contains("at most 1000")
+    );
+    let write = json!({"values": {"messages": [{"role": "user", "content": "x".repeat(20_000)}]}});
+    assert!(
+        client
+            .post(&alice.path("/state"), write)
+            .await
+            .refused(422)
+            .contains("larger than 20000 bytes")
+    );
 }

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::background::{boss, knows_an_outcome, start, the_task};
+use crate::agents::background_tasks::{boss, knows_an_outcome, start, the_task};
 use crate::support::client::{Client, Reply, reply};
-use crate::support::ear::Ear;
+use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines, script};
 
 /// A value that nests so deeply.
@@ -214,7 +214,7 @@ async fn odd_runs_without_a_thread(client: &Client, dice: &mut Dice) -> Vec<Stri
 }
 
 /// A run of whose end, and of whose odd values and notes, somebody is told. Returns where that is shown.
-async fn an_odd_report(server: &TestServer, dice: &mut Dice, ear: &Ear) -> Vec<String> {
+async fn an_odd_report(server: &TestServer, dice: &mut Dice, ear: &WebhookReceiver) -> Vec<String> {
     let client = server.client();
     let mut paths = vec![];
     for name in ["input", "metadata"] {
@@ -281,166 +281,267 @@ async fn all_is_shown(client: &Client, paths: &[String]) {
 }
 
 on_both_engines! {
-    async fn documents_that_nest_too_deeply_are_refused_at_every_door(server: TestServer) {
-        let client = server.client();
-        for (method, path, body) in doors(&client, &nested(MAX_DEPTH)).await {
-            let refused = send(&client, &method, &path, &body).await.refused(422);
-            assert_eq!(refused, "body: nests deeper than 64 levels", "{method} {path}");
-        }
-        let definition = json!({"definition": {"model": "scripted:lab", "response_format": nested(MAX_DEPTH)}});
-        assert_eq!(client.post("/agents/validate", definition).await.refused(422), "body: nests deeper than 64 levels");
-        assert_eq!(client.post("/runs/crons/search", json!({})).await.ok(), json!([]), "nothing is stored");
-    }
+    documents_that_nest_too_deeply_are_refused_at_every_door,
+    documents_of_too_many_values_are_refused_at_every_door,
+    the_character_zero_is_refused_at_every_door_and_its_field_is_named,
+    commands_over_a_socket_meet_the_same_limits,
+    numbers_and_texts_that_json_cannot_hold_are_refused,
+    what_was_accepted_can_be_read_back,
+    arguments_of_a_model_that_nest_too_deeply_are_a_call_that_cannot_be_read,
+    an_answer_of_a_tool_that_nests_too_deeply_is_an_error_result,
+}
 
-    async fn documents_of_too_many_values_are_refused_at_every_door(server: TestServer) {
-        let client = server.client();
-        for (method, path, body) in doors(&client, &json!(vec![0; 200_001])).await {
-            let refused = send(&client, &method, &path, &body).await.refused(422);
-            assert_eq!(refused, "body: holds more than 200000 values", "{method} {path}");
-        }
+async fn documents_that_nest_too_deeply_are_refused_at_every_door(server: TestServer) {
+    let client = server.client();
+    for (method, path, body) in doors(&client, &nested(MAX_DEPTH)).await {
+        let refused = send(&client, &method, &path, &body).await.refused(422);
+        assert_eq!(refused, "body: nests deeper than 64 levels", "{method} {path}");
     }
+    let definition = json!({"definition": {"model": "scripted:lab", "response_format": nested(MAX_DEPTH)}});
+    assert_eq!(
+        client.post("/agents/validate", definition).await.refused(422),
+        "body: nests deeper than 64 levels"
+    );
+    assert_eq!(
+        client.post("/runs/crons/search", json!({})).await.ok(),
+        json!([]),
+        "nothing is stored"
+    );
+}
 
-    async fn the_character_zero_is_refused_at_every_door_and_its_field_is_named(server: TestServer) {
-        let client = server.client();
-        for (method, path, body) in doors(&client, &json!({"inner": ["fine", "a\u{0}b"]})).await {
-            // They name the field in their own way.
-            if path.starts_with("/agents/validate") || method == Method::PUT && path == "/agents/odd" {
-                continue;
+async fn documents_of_too_many_values_are_refused_at_every_door(server: TestServer) {
+    let client = server.client();
+    for (method, path, body) in doors(&client, &json!(vec![0; 200_001])).await {
+        let refused = send(&client, &method, &path, &body).await.refused(422);
+        assert_eq!(refused, "body: holds more than 200000 values", "{method} {path}");
+    }
+}
+
+async fn the_character_zero_is_refused_at_every_door_and_its_field_is_named(server: TestServer) {
+    let client = server.client();
+    for (method, path, body) in doors(&client, &json!({"inner": ["fine", "a\u{0}b"]})).await {
+        // They name the field in their own way.
+        if path.starts_with("/agents/validate") || method == Method::PUT && path == "/agents/odd" {
+            continue;
+        }
+        let refused = send(&client, &method, &path, &body).await.refused(422);
+        let place = if path == "/runs/batch" {
+            "[0].inner[1]"
+        } else {
+            "odd.inner[1]"
+        };
+        assert_eq!(
+            refused,
+            format!("{place}: contains the character U+0000, which cannot be stored"),
+            "{method} {path}"
+        );
+    }
+    let odd = json!({"model": "scripted:lab", "system_prompt": "a\u{0}b"});
+    let refused = client.put("/agents/odd", odd).await.refused(422);
+    assert!(
+        refused.contains("system_prompt: contains the character U+0000"),
+        "{refused}"
+    );
+    let thread = client.thread().await;
+    for path in [
+        "/store/items?namespace=a%00&key=k".to_owned(),
+        format!("/threads/{thread}/runs?status=a%00b"),
+        format!("/threads/{thread}/interrupts/a%00b"),
+        "/assistants/a%00b/schemas".to_owned(),
+    ] {
+        let refused = client.get(&path).await.refused(422);
+        assert!(refused.contains("U+0000"), "{path}: {refused}");
+    }
+}
+
+async fn commands_over_a_socket_meet_the_same_limits(server: TestServer) {
+    let client = server.client();
+    let thread = server.client().thread().await;
+    let url = client.base().replacen("http", "ws", 1);
+    let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events"))
+        .await
+        .expect("a line");
+    for (odd, expected) in [
+        (nested(MAX_DEPTH), "nests deeper than 64 levels"),
+        (json!(vec![0; 200_001]), "holds more than 200000 values"),
+        (json!("a\u{0}"), "odd: contains the character U+0000"),
+    ] {
+        let said = json!({"id": 1, "method": "run.start", "params": {}, "odd": odd});
+        socket
+            .send(Message::text(said.to_string()))
+            .await
+            .expect("the line is open");
+        let heard = loop {
+            if let Message::Text(text) = socket.next().await.expect("the line is open").expect("it works") {
+                break text.to_string();
             }
-            let refused = send(&client, &method, &path, &body).await.refused(422);
-            let place = if path == "/runs/batch" { "[0].inner[1]" } else { "odd.inner[1]" };
-            assert_eq!(refused, format!("{place}: contains the character U+0000, which cannot be stored"), "{method} {path}");
-        }
-        let odd = json!({"model": "scripted:lab", "system_prompt": "a\u{0}b"});
-        let refused = client.put("/agents/odd", odd).await.refused(422);
-        assert!(refused.contains("system_prompt: contains the character U+0000"), "{refused}");
-        let thread = client.thread().await;
-        for path in ["/store/items?namespace=a%00&key=k".to_owned(), format!("/threads/{thread}/runs?status=a%00b"),
-            format!("/threads/{thread}/interrupts/a%00b"), "/assistants/a%00b/schemas".to_owned()] {
-            let refused = client.get(&path).await.refused(422);
-            assert!(refused.contains("U+0000"), "{path}: {refused}");
-        }
+        };
+        assert!(heard.contains(expected), "{heard}");
     }
+    assert_eq!(client.get(&format!("/threads/{thread}/runs")).await.ok(), json!([]));
+}
 
-    async fn commands_over_a_socket_meet_the_same_limits(server: TestServer) {
-        let client = server.client();
-        let thread = server.client().thread().await;
-        let url = client.base().replacen("http", "ws", 1);
-        let (mut socket, _) = connect_async(format!("{url}/threads/{thread}/stream/events")).await.expect("a line");
-        for (odd, expected) in [
-            (nested(MAX_DEPTH), "nests deeper than 64 levels"),
-            (json!(vec![0; 200_001]), "holds more than 200000 values"),
-            (json!("a\u{0}"), "odd: contains the character U+0000"),
+async fn numbers_and_texts_that_json_cannot_hold_are_refused(server: TestServer) {
+    let client = server.client();
+    for odd in ["1e400", "-1e999", "\"\\ud800\"", "NaN", "01", "\"\u{0}\""] {
+        let request = client
+            .request(Method::POST, "/threads")
+            .header("content-type", "application/json");
+        let refused = reply(request.body(format!("{{\"metadata\": {{\"a\": {odd}}}}}"))).await;
+        assert!(matches!(refused.status, 400 | 422), "{odd}: {refused:?}");
+    }
+}
+
+async fn what_was_accepted_can_be_read_back(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let client = server.client();
+    let mut dice = Dice(11);
+    let ear = WebhookReceiver::opens().await;
+    let mut paths = vec![];
+    for round in 0..8 {
+        let made = client
+            .post("/threads", body(&mut dice, json!({"metadata": {}}), "/metadata"))
+            .await
+            .ok();
+        let thread = format!("/threads/{}", made["thread_id"].as_str().unwrap());
+        let frame = json!({"supersteps": [{"updates": [{"as_node": "__start__", "values": {}}]}]});
+        let place = "/supersteps/0/updates/0/values";
+        let copied = client.post("/threads", body(&mut dice, frame, place)).await.ok();
+        client
+            .patch(&thread, body(&mut dice, json!({"metadata": {}}), "/metadata"))
+            .await
+            .ok();
+        let wish = |name: &str| json!({"assistant_id": "agent", name: {}, "after_seconds": 3600});
+        for name in ["input", "context", "config", "metadata"] {
+            let run = client
+                .post(
+                    &format!("{thread}/runs"),
+                    body(&mut dice, wish(name), &format!("/{name}")),
+                )
+                .await
+                .ok();
+            paths.push(format!("{thread}/runs/{}", run["run_id"].as_str().unwrap()));
+        }
+        let frame = json!({"assistant_id": "agent", "command": {"update": {}}});
+        let settled = client
+            .post(&format!("{thread}/runs"), body(&mut dice, frame, "/command/update"))
+            .await
+            .ok();
+        paths.push(format!("{thread}/runs/{}", settled["run_id"].as_str().unwrap()));
+        let other = client.thread().await;
+        let input = body(&mut dice, json!({"assistant_id": "agent", "input": {}}), "/input");
+        assert_eq!(
+            client.post(&format!("/threads/{other}/runs/wait"), input).await.status,
+            200
+        );
+        client
+            .post(
+                &format!("/threads/{other}/state"),
+                body(&mut dice, json!({"values": {}}), "/values"),
+            )
+            .await
+            .ok();
+        for name in ["metadata", "context", "config"] {
+            let frame = json!({"graph_id": "agent", "name": format!("odd {round} {name}"), name: {}});
+            let made = client
+                .post("/assistants", body(&mut dice, frame, &format!("/{name}")))
+                .await
+                .ok();
+            paths.push(format!("/assistants/{}", made["assistant_id"].as_str().unwrap()));
+            let frame = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", name: {}});
+            let made = client
+                .post("/runs/crons", body(&mut dice, frame, &format!("/{name}")))
+                .await
+                .ok();
+            paths.push(format!("/runs/crons/{}", made["cron_id"].as_str().unwrap()));
+        }
+        let frame = json!({"namespace": ["odd"], "key": format!("k{round}"), "value": {}});
+        client.put("/store/items", body(&mut dice, frame, "/value")).await.ok();
+        paths.push(format!("/store/items?namespace=odd&key=k{round}"));
+        paths.extend(an_odd_agent(&client, &mut dice, round).await);
+        paths.extend(odd_runs_without_a_thread(&client, &mut dice).await);
+        paths.extend(an_odd_report(&server, &mut dice, &ear).await);
+        paths.extend(an_odd_background_task(&server, &mut dice).await);
+        for thread in [
+            thread,
+            format!("/threads/{}", copied["thread_id"].as_str().unwrap()),
+            format!("/threads/{other}"),
         ] {
-            let said = json!({"id": 1, "method": "run.start", "params": {}, "odd": odd});
-            socket.send(Message::text(said.to_string())).await.expect("the line is open");
-            let heard = loop {
-                if let Message::Text(text) = socket.next().await.expect("the line is open").expect("it works") {
-                    break text.to_string();
-                }
-            };
-            assert!(heard.contains(expected), "{heard}");
-        }
-        assert_eq!(client.get(&format!("/threads/{thread}/runs")).await.ok(), json!([]));
-    }
-
-    async fn numbers_and_texts_that_json_cannot_hold_are_refused(server: TestServer) {
-        let client = server.client();
-        for odd in ["1e400", "-1e999", "\"\\ud800\"", "NaN", "01", "\"\u{0}\""] {
-            let request = client.request(Method::POST, "/threads").header("content-type", "application/json");
-            let refused = reply(request.body(format!("{{\"metadata\": {{\"a\": {odd}}}}}"))).await;
-            assert!(matches!(refused.status, 400 | 422), "{odd}: {refused:?}");
+            paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| format!("{thread}{rest}")));
         }
     }
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let args = json!({"to": "bob", "body": "x", "odd": nested(MAX_DEPTH - 12)});
+    let edits = json!([{"type": "edit", "edited_action": {"name": "send_email", "args": args}}]);
+    alice.decides(&alice.question().await, edits).await.finishes().await;
+    assert_eq!(
+        server.tools.calls_of("send_email")[0]["args"]["odd"],
+        nested(MAX_DEPTH - 12)
+    );
+    paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| alice.path(rest)));
+    all_is_shown(&client, &paths).await;
+    server.is_stopped_and_started_again().await;
+    all_is_shown(&client, &paths).await;
+    assert_eq!(client.post("/runs/cancel", json!({"status": "all"})).await.status, 204);
+}
 
-    async fn what_was_accepted_can_be_read_back(server: TestServer) {
-        server.is_configured_with(&boss("")).await;
-        let client = server.client();
-        let mut dice = Dice(11);
-        let ear = Ear::opens().await;
-        let mut paths = vec![];
-        for round in 0..8 {
-            let made = client.post("/threads", body(&mut dice, json!({"metadata": {}}), "/metadata")).await.ok();
-            let thread = format!("/threads/{}", made["thread_id"].as_str().unwrap());
-            let frame = json!({"supersteps": [{"updates": [{"as_node": "__start__", "values": {}}]}]});
-            let place = "/supersteps/0/updates/0/values";
-            let copied = client.post("/threads", body(&mut dice, frame, place)).await.ok();
-            client.patch(&thread, body(&mut dice, json!({"metadata": {}}), "/metadata")).await.ok();
-            let wish = |name: &str| json!({"assistant_id": "agent", name: {}, "after_seconds": 3600});
-            for name in ["input", "context", "config", "metadata"] {
-                let run = client.post(&format!("{thread}/runs"), body(&mut dice, wish(name), &format!("/{name}"))).await.ok();
-                paths.push(format!("{thread}/runs/{}", run["run_id"].as_str().unwrap()));
-            }
-            let frame = json!({"assistant_id": "agent", "command": {"update": {}}});
-            let settled = client.post(&format!("{thread}/runs"), body(&mut dice, frame, "/command/update")).await.ok();
-            paths.push(format!("{thread}/runs/{}", settled["run_id"].as_str().unwrap()));
-            let other = client.thread().await;
-            let input = body(&mut dice, json!({"assistant_id": "agent", "input": {}}), "/input");
-            assert_eq!(client.post(&format!("/threads/{other}/runs/wait"), input).await.status, 200);
-            client.post(&format!("/threads/{other}/state"), body(&mut dice, json!({"values": {}}), "/values")).await.ok();
-            for name in ["metadata", "context", "config"] {
-                let frame = json!({"graph_id": "agent", "name": format!("odd {round} {name}"), name: {}});
-                let made = client.post("/assistants", body(&mut dice, frame, &format!("/{name}"))).await.ok();
-                paths.push(format!("/assistants/{}", made["assistant_id"].as_str().unwrap()));
-                let frame = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", name: {}});
-                let made = client.post("/runs/crons", body(&mut dice, frame, &format!("/{name}"))).await.ok();
-                paths.push(format!("/runs/crons/{}", made["cron_id"].as_str().unwrap()));
-            }
-            let frame = json!({"namespace": ["odd"], "key": format!("k{round}"), "value": {}});
-            client.put("/store/items", body(&mut dice, frame, "/value")).await.ok();
-            paths.push(format!("/store/items?namespace=odd&key=k{round}"));
-            paths.extend(an_odd_agent(&client, &mut dice, round).await);
-            paths.extend(odd_runs_without_a_thread(&client, &mut dice).await);
-            paths.extend(an_odd_report(&server, &mut dice, &ear).await);
-            paths.extend(an_odd_background_task(&server, &mut dice).await);
-            for thread in [thread, format!("/threads/{}", copied["thread_id"].as_str().unwrap()), format!("/threads/{other}")] {
-                paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| format!("{thread}{rest}")));
-            }
-        }
-        let alice = server.human("agent").await;
-        alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
-        let args = json!({"to": "bob", "body": "x", "odd": nested(MAX_DEPTH - 12)});
-        let edits = json!([{"type": "edit", "edited_action": {"name": "send_email", "args": args}}]);
-        alice.decides(&alice.question().await, edits).await.finishes().await;
-        assert_eq!(server.tools.calls_of("send_email")[0]["args"]["odd"], nested(MAX_DEPTH - 12));
-        paths.extend(["", "/state", "/history", "/runs", "/interrupts"].map(|rest| alice.path(rest)));
-        all_is_shown(&client, &paths).await;
-        server.is_stopped_and_started_again().await;
-        all_is_shown(&client, &paths).await;
-        assert_eq!(client.post("/runs/cancel", json!({"status": "all"})).await.status, 204);
-    }
+async fn arguments_of_a_model_that_nest_too_deeply_are_a_call_that_cannot_be_read(server: TestServer) {
+    let alice = server.human("agent").await;
+    let calls = [
+        call("c1", "lookup", json!({"query": "x", "more": nested(MAX_DEPTH)})),
+        call("c\u{0}2", "lookup", json!({"query": "a\u{0}b"})),
+    ];
+    alice.says(script().calls_all(calls).says("sorry")).await;
+    let said = alice.transcript().await;
+    assert!(
+        said.iter().any(|line| line.contains("nests deeper than 64 levels")),
+        "{said:#?}"
+    );
+    assert!(said.contains(&"lookup: found a\u{fffd}b".to_owned()), "{said:#?}");
+    assert_eq!(said.last().unwrap(), "ai: sorry");
+    server.is_stopped_and_started_again().await;
+    let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
+    all_is_shown(&server.client(), &paths).await;
+    assert_eq!(
+        alice.says("hello").await["messages"]
+            .as_array()
+            .unwrap()
+            .last()
+            .unwrap()["content"],
+        "echo: hello"
+    );
+}
 
-    async fn arguments_of_a_model_that_nest_too_deeply_are_a_call_that_cannot_be_read(server: TestServer) {
-        let alice = server.human("agent").await;
-        let calls = [call("c1", "lookup", json!({"query": "x", "more": nested(MAX_DEPTH)})), call("c\u{0}2", "lookup", json!({"query": "a\u{0}b"}))];
-        alice.says(script().calls_all(calls).says("sorry")).await;
-        let said = alice.transcript().await;
-        assert!(said.iter().any(|line| line.contains("nests deeper than 64 levels")), "{said:#?}");
-        assert!(said.contains(&"lookup: found a\u{fffd}b".to_owned()), "{said:#?}");
-        assert_eq!(said.last().unwrap(), "ai: sorry");
-        server.is_stopped_and_started_again().await;
-        let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
-        all_is_shown(&server.client(), &paths).await;
-        assert_eq!(alice.says("hello").await["messages"].as_array().unwrap().last().unwrap()["content"], "echo: hello");
-    }
-
-    async fn an_answer_of_a_tool_that_nests_too_deeply_is_an_error_result(server: TestServer) {
-        let tool = format!("[tools.nested]\nkind = \"http\"\ndescription = \"Nests.\"\nurl = \"{}/nested\"\n\
-                parameters = {{ type = \"object\", properties = {{ levels = {{ type = \"integer\" }} }} }}\n", server.tools.base);
-        let agent = "[agents.nester]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You nest.\"\ntools = [\"nested\"]\n";
-        server.is_configured_with(&format!("{tool}{agent}")).await;
-        let alice = server.human("nester").await;
-        let nest = |id: &str, levels: usize| call(id, "nested", json!({"levels": levels}));
-        let text = script().calls(nest("c1", MAX_DEPTH)).calls(nest("c2", MAX_DEPTH + 1)).calls(nest("c3", 125)).calls(nest("c4", 5000)).says("done");
-        alice.says(text).await;
-        let said = alice.transcript().await;
-        let results: Vec<_> = said.iter().filter(|line| line.starts_with("nested")).collect();
-        assert_eq!(results[0], "nested: made\u{fffd}", "{said:#?}");
-        assert!(results[1..].iter().all(|line| line.contains("nests deeper than 64 levels")), "{said:#?}");
-        assert_eq!(results.len(), 4);
-        assert_eq!(said.last().unwrap().as_str(), "ai: done");
-        server.is_stopped_and_started_again().await;
-        let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
-        all_is_shown(&server.client(), &paths).await;
-    }
+async fn an_answer_of_a_tool_that_nests_too_deeply_is_an_error_result(server: TestServer) {
+    let tool = format!(
+        "[tools.nested]\nkind = \"http\"\ndescription = \"Nests.\"\nurl = \"{}/nested\"\n\
+                parameters = {{ type = \"object\", properties = {{ levels = {{ type = \"integer\" }} }} }}\n",
+        server.tools.base
+    );
+    let agent = "[agents.nester]\nmodel = \"scripted:lab\"\nsystem_prompt = \"You nest.\"\ntools = [\"nested\"]\n";
+    server.is_configured_with(&format!("{tool}{agent}")).await;
+    let alice = server.human("nester").await;
+    let nest = |id: &str, levels: usize| call(id, "nested", json!({"levels": levels}));
+    let text = script()
+        .calls(nest("c1", MAX_DEPTH))
+        .calls(nest("c2", MAX_DEPTH + 1))
+        .calls(nest("c3", 125))
+        .calls(nest("c4", 5000))
+        .says("done");
+    alice.says(text).await;
+    let said = alice.transcript().await;
+    let results: Vec<_> = said.iter().filter(|line| line.starts_with("nested")).collect();
+    assert_eq!(results[0], "nested: made\u{fffd}", "{said:#?}");
+    assert!(
+        results[1..]
+            .iter()
+            .all(|line| line.contains("nests deeper than 64 levels")),
+        "{said:#?}"
+    );
+    assert_eq!(results.len(), 4);
+    assert_eq!(said.last().unwrap().as_str(), "ai: done");
+    server.is_stopped_and_started_again().await;
+    let paths = ["", "/state", "/history", "/runs"].map(|rest| alice.path(rest));
+    all_is_shown(&server.client(), &paths).await;
 }

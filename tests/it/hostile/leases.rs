@@ -8,73 +8,91 @@ use reqwest::Method;
 use serde_json::json;
 use sqlx::{Connection, SqliteConnection, raw_sql};
 
-use crate::support::postgres_door::{Commits, PostgresDoor};
+use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script};
 
 /// What a run leaves behind that called `slow` once and then said "done".
 const STORY: [&str; 4] = ["human: …", "ai calls slow", "slow: at last", "ai: done"];
 
 on_both_engines! {
-    async fn a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashes(server: TestServer) {
-        server.tools.hold("lookup");
-        let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
-        for restarts in 1..=10 {
-            server.tools.called("lookup", restarts).await;
-            server.is_stopped_and_started_again().await;
-        }
-        server.tools.let_go("lookup");
-        run.finishes().await;
-        assert_eq!(run.status().await, "success");
-        assert_eq!(alice.transcript().await, ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
-    }
+    a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashes,
+    the_stream_of_a_run_breaks_off_when_the_server_leaves,
+    the_stream_of_a_thread_breaks_off_when_the_server_leaves,
+}
 
-    async fn the_stream_of_a_run_breaks_off_when_the_server_leaves(server: TestServer) {
-        server.tools.hold("lookup");
-        let alice = server.human("plain").await;
-        let wish = alice.wish(script().calls(lookup("l1", "x")).says("done"), json!({"stream_resumable": true}));
-        let request = server.client().request(Method::POST, &alice.path("/runs/stream")).json(&wish);
+async fn a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashes(server: TestServer) {
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
+    for restarts in 1..=10 {
+        server.tools.called("lookup", restarts).await;
+        server.is_stopped_and_started_again().await;
+    }
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    assert_eq!(run.status().await, "success");
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
+    );
+}
+
+async fn the_stream_of_a_run_breaks_off_when_the_server_leaves(server: TestServer) {
+    server.tools.hold("lookup");
+    let alice = server.human("plain").await;
+    let wish = alice.wish(
+        script().calls(lookup("l1", "x")).says("done"),
+        json!({"stream_resumable": true}),
+    );
+    let request = server
+        .client()
+        .request(Method::POST, &alice.path("/runs/stream"))
+        .json(&wish);
+    let mut response = request.send().await.expect("it answers");
+    server.tools.called("lookup", 1).await;
+    let reads = async {
+        loop {
+            match response.chunk().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return "came to its end",
+                Err(_) => return "broke off",
+            }
+        }
+    };
+    let (end, ()) = tokio::join!(reads, server.is_stopped_and_started_again());
+    assert_eq!(end, "broke off");
+    // The run goes on, and so does who reads on.
+    server.tools.let_go("lookup");
+    let run = alice.run(&alice.runs().await[0]);
+    let frames = run.is_joined(Some("-1")).await.rest().await;
+    assert!(
+        frames
+            .last()
+            .is_some_and(|frame| frame.data.to_string().contains("done")),
+        "{frames:?}"
+    );
+    assert_eq!(run.status().await, "success");
+}
+
+async fn the_stream_of_a_thread_breaks_off_when_the_server_leaves(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("plain").await;
+    for path in ["/stream", "/stream?stream_mode=lifecycle"] {
+        let request = server.client().request(Method::GET, &alice.path(path));
         let mut response = request.send().await.expect("it answers");
-        server.tools.called("lookup", 1).await;
-        let reads = async {
-            loop {
-                match response.chunk().await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => return "came to its end",
-                    Err(_) => return "broke off",
-                }
+        alice.says("hello").await;
+        let first = response.chunk().await.expect("it is there");
+        assert!(first.is_some(), "{path}: it does not end before");
+        // SIGTERM; what the process had to say until its end can still be read.
+        server.moves_into_a_process().await;
+        let end = loop {
+            match response.chunk().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break "came to its end",
+                Err(_) => break "broke off",
             }
         };
-        let (end, ()) = tokio::join!(reads, server.is_stopped_and_started_again());
-        assert_eq!(end, "broke off");
-        // The run goes on, and so does who reads on.
-        server.tools.let_go("lookup");
-        let run = alice.run(&alice.runs().await[0]);
-        let frames = run.is_joined(Some("-1")).await.rest().await;
-        assert!(frames.last().is_some_and(|frame| frame.data.to_string().contains("done")), "{frames:?}");
-        assert_eq!(run.status().await, "success");
-    }
-
-    async fn the_stream_of_a_thread_breaks_off_when_the_server_leaves(server: TestServer) {
-        server.moves_into_a_process().await;
-        let alice = server.human("plain").await;
-        for path in ["/stream", "/stream?stream_mode=lifecycle"] {
-            let request = server.client().request(Method::GET, &alice.path(path));
-            let mut response = request.send().await.expect("it answers");
-            alice.says("hello").await;
-            let first = response.chunk().await.expect("it is there");
-            assert!(first.is_some(), "{path}: it does not end before");
-            // SIGTERM; what the process had to say until its end can still be read.
-            server.moves_into_a_process().await;
-            let end = loop {
-                match response.chunk().await {
-                    Ok(Some(_)) => {}
-                    Ok(None) => break "came to its end",
-                    Err(_) => break "broke off",
-                }
-            };
-            assert_eq!(end, "broke off", "{path}");
-        }
+        assert_eq!(end, "broke off", "{path}");
     }
 }
 
@@ -214,7 +232,7 @@ async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
 async fn stores_the_result_once_while(commits: Commits, lost: usize) {
     play(Engine::Postgres, async |server: TestServer| {
         let straight = server.database_url();
-        let Some(door) = PostgresDoor::before(&straight, "at last") else {
+        let Some(door) = PostgresProxy::before(&straight, "at last") else {
             return;
         };
         server.configuration_changes(&straight, &door.url);

@@ -113,131 +113,158 @@ async fn lines_lost(server: &TestServer) -> f64 {
 }
 
 on_both_engines! {
-    async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told(server: TestServer) {
-        server.goes_away().await;
-        let (process, log) = Process::with_a_pipe(&server, "info");
-        drop(log);
-        let alice = server.human("plain").await;
-        let failing = alice.asks(script().fails(400)).await;
-        failing.finishes().await;
-        assert_eq!(failing.status().await, "error");
-        alice.says(script().says("well")).await;
-        assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: well"));
-        eventually(async || lines_lost(&server).await >= 1.0).await;
-        process.signal("TERM");
-        assert!(process.ends().await.success(), "it was told to stop, and stopped");
-        server.is_stopped_and_started_again().await;
-    }
+    a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told,
+    a_full_disk_under_the_log_keeps_no_server_from_starting,
+    a_log_that_is_not_read_holds_no_request_up,
+    a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log,
+    a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of,
+    a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log,
+    an_essential_task_that_ends_ends_the_server_with_a_reason,
+}
 
-    async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestServer) {
-        server.goes_away().await;
-        let process = Process::with_a_full_disk(&server).await;
-        let client = server.client();
-        let listens = async || client.request(reqwest::Method::GET, "/ok").send().await.is_ok();
-        eventually(listens).await;
-        let run = server.human("plain").await.asks(script().fails(400)).await;
-        run.finishes().await;
-        assert_eq!(run.status().await, "error");
-        process.signal("TERM");
-        assert!(process.ends().await.success());
-        server.is_stopped_and_started_again().await;
-    }
+async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told(server: TestServer) {
+    server.goes_away().await;
+    let (process, log) = Process::with_a_pipe(&server, "info");
+    drop(log);
+    let alice = server.human("plain").await;
+    let failing = alice.asks(script().fails(400)).await;
+    failing.finishes().await;
+    assert_eq!(failing.status().await, "error");
+    alice.says(script().says("well")).await;
+    assert_eq!(alice.transcript().await.last().map(String::as_str), Some("ai: well"));
+    eventually(async || lines_lost(&server).await >= 1.0).await;
+    process.signal("TERM");
+    assert!(process.ends().await.success(), "it was told to stop, and stopped");
+    server.is_stopped_and_started_again().await;
+}
 
-    async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
-        server.goes_away().await;
-        let (process, log) = Process::with_a_pipe(&server, "trace");
-        // Far more than a pipe holds, and nobody reads it.
-        let asks = async {
-            for _ in 0..200 {
-                server.client().post("/threads/search", json!({"limit": 1})).await.ok();
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), asks).await.expect("the requests are answered");
-        process.signal("TERM");
-        assert!(process.ends().await.success());
-        drop(log);
-        server.is_stopped_and_started_again().await;
-    }
+async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestServer) {
+    server.goes_away().await;
+    let process = Process::with_a_full_disk(&server).await;
+    let client = server.client();
+    let listens = async || client.request(reqwest::Method::GET, "/ok").send().await.is_ok();
+    eventually(listens).await;
+    let run = server.human("plain").await.asks(script().fails(400)).await;
+    run.finishes().await;
+    assert_eq!(run.status().await, "error");
+    process.signal("TERM");
+    assert!(process.ends().await.success());
+    server.is_stopped_and_started_again().await;
+}
 
-    async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
-        server.goes_away().await;
-        let (process, mut log) = Process::with_a_pipe(&server, "info");
-        server.tools.hold("slow");
-        let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
-        server.tools.called("slow", 1).await;
-        process.signal("TERM");
-        let mut said = String::new();
-        while !said.contains("stopping") {
-            assert_ne!(log.read_line(&mut said).expect("text"), 0, "{said}");
+async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
+    server.goes_away().await;
+    let (process, log) = Process::with_a_pipe(&server, "trace");
+    // Far more than a pipe holds, and nobody reads it.
+    let asks = async {
+        for _ in 0..200 {
+            server.client().post("/threads/search", json!({"limit": 1})).await.ok();
         }
-        process.signal("TERM");
-        let status = process.ends().await;
-        std::io::Read::read_to_string(&mut log, &mut said).expect("text");
-        assert_eq!(status.code(), Some(1), "{said}");
-        assert!(said.contains("it was stopped at once by a second SIGTERM"), "{said}");
-        server.tools.let_go("slow");
-        server.is_stopped_and_started_again().await;
-        run.finishes().await;
-    }
+    };
+    tokio::time::timeout(Duration::from_secs(60), asks)
+        .await
+        .expect("the requests are answered");
+    process.signal("TERM");
+    assert!(process.ends().await.success());
+    drop(log);
+    server.is_stopped_and_started_again().await;
+}
 
-    async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of(server: TestServer) {
-        server.goes_away().await;
-        let (process, mut log) = Process::with_a_pipe(&server, "info");
-        let client = server.client();
-        server.tools.hold("slow");
-        let text = script().calls(call("s1", "slow", json!({}))).fails(400).to_string();
-        let input = json!({"messages": [{"role": "user", "content": text}]});
-        let run = client.post("/runs", json!({"assistant_id": "plain", "input": input})).await.ok();
-        server.tools.called("slow", 1).await;
-        let thread = run["thread_id"].as_str().expect("an id");
-        // Whoever listens keeps the thread for a while.
-        let listens = client.get_stream(&format!("/threads/{thread}/stream"), None).await;
-        server.tools.let_go("slow");
-        let path = format!("/threads/{thread}/runs/{}", run["run_id"].as_str().expect("an id"));
-        eventually(async || client.get(&path).await.body["status"] == "error").await;
-        process.signal("TERM");
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut log, &mut said).expect("text");
-        drop(listens);
-        assert!(process.ends().await.success(), "{said}");
-        assert!(!said.contains("could not remove"), "{said}");
-        server.is_stopped_and_started_again().await;
+async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
+    server.goes_away().await;
+    let (process, mut log) = Process::with_a_pipe(&server, "info");
+    server.tools.hold("slow");
+    let alice = server.human("plain").await;
+    let run = alice
+        .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+        .await;
+    server.tools.called("slow", 1).await;
+    process.signal("TERM");
+    let mut said = String::new();
+    while !said.contains("stopping") {
+        assert_ne!(log.read_line(&mut said).expect("text"), 0, "{said}");
     }
+    process.signal("TERM");
+    let status = process.ends().await;
+    std::io::Read::read_to_string(&mut log, &mut said).expect("text");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("it was stopped at once by a second SIGTERM"), "{said}");
+    server.tools.let_go("slow");
+    server.is_stopped_and_started_again().await;
+    run.finishes().await;
+}
 
-    async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
-        server.configuration_changes("[server]\n", "[server]\nshutdown_s = 0.5\n");
-        server.goes_away().await;
-        let (process, mut log) = Process::with_a_pipe(&server, "info");
-        server.tools.hold("slow");
-        let alice = server.human("plain").await;
-        let run = alice.asks(script().calls(call("s1", "slow", json!({}))).says("done")).await;
-        server.tools.called("slow", 1).await;
-        process.signal("TERM");
-        let status = process.ends().await;
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut log, &mut said).expect("text");
-        assert_eq!(status.code(), Some(1), "{said}");
-        assert!(said.contains("the deadline of 0.5 s was reached"), "{said}");
-        server.tools.let_go("slow");
-        server.configuration_changes("shutdown_s = 0.5\n", "");
-        server.is_stopped_and_started_again().await;
-        run.finishes().await;
-    }
+async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of(server: TestServer) {
+    server.goes_away().await;
+    let (process, mut log) = Process::with_a_pipe(&server, "info");
+    let client = server.client();
+    server.tools.hold("slow");
+    let text = script().calls(call("s1", "slow", json!({}))).fails(400).to_string();
+    let input = json!({"messages": [{"role": "user", "content": text}]});
+    let run = client
+        .post("/runs", json!({"assistant_id": "plain", "input": input}))
+        .await
+        .ok();
+    server.tools.called("slow", 1).await;
+    let thread = run["thread_id"].as_str().expect("an id");
+    // Whoever listens keeps the thread for a while.
+    let listens = client.get_stream(&format!("/threads/{thread}/stream"), None).await;
+    server.tools.let_go("slow");
+    let path = format!("/threads/{thread}/runs/{}", run["run_id"].as_str().expect("an id"));
+    eventually(async || client.get(&path).await.body["status"] == "error").await;
+    process.signal("TERM");
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut log, &mut said).expect("text");
+    drop(listens);
+    assert!(process.ends().await.success(), "{said}");
+    assert!(!said.contains("could not remove"), "{said}");
+    server.is_stopped_and_started_again().await;
+}
 
-    async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {
-        server.goes_away().await;
-        let clock = Arc::new(BreakableClock(AtomicBool::new(false)));
-        let builder = Adjutant::builder().config_file(server.configuration()).clock(Arc::clone(&clock) as Arc<dyn Clock>);
-        let app = builder.start().await.expect("it starts");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let serving = Shutdown::default().spawn("server", app.serve(listener));
-        clock.0.store(true, Ordering::SeqCst);
-        let ended = tokio::time::timeout(Duration::from_secs(60), serving).await.expect("it ends by itself");
-        let error = ended.expect("it does not panic").expect("it is not dropped").expect_err("it says why");
-        assert!(error.to_string().contains("ended: it panicked: the clock is broken"), "{error}");
-        server.is_stopped_and_started_again().await;
-    }
+async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
+    server.configuration_changes("[server]\n", "[server]\nshutdown_s = 0.5\n");
+    server.goes_away().await;
+    let (process, mut log) = Process::with_a_pipe(&server, "info");
+    server.tools.hold("slow");
+    let alice = server.human("plain").await;
+    let run = alice
+        .asks(script().calls(call("s1", "slow", json!({}))).says("done"))
+        .await;
+    server.tools.called("slow", 1).await;
+    process.signal("TERM");
+    let status = process.ends().await;
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut log, &mut said).expect("text");
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("the deadline of 0.5 s was reached"), "{said}");
+    server.tools.let_go("slow");
+    server.configuration_changes("shutdown_s = 0.5\n", "");
+    server.is_stopped_and_started_again().await;
+    run.finishes().await;
+}
+
+async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {
+    server.goes_away().await;
+    let clock = Arc::new(BreakableClock(AtomicBool::new(false)));
+    let builder = Adjutant::builder()
+        .config_file(server.configuration())
+        .clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    let app = builder.start().await.expect("it starts");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let serving = Shutdown::default().spawn("server", app.serve(listener));
+    clock.0.store(true, Ordering::SeqCst);
+    let ended = tokio::time::timeout(Duration::from_secs(60), serving)
+        .await
+        .expect("it ends by itself");
+    let error = ended
+        .expect("it does not panic")
+        .expect("it is not dropped")
+        .expect_err("it says why");
+    assert!(
+        error.to_string().contains("ended: it panicked: the clock is broken"),
+        "{error}"
+    );
+    server.is_stopped_and_started_again().await;
 }
 
 /// A clock on which whoever looks panics, once it is broken.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::wild::Wild;
+use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::{TestServer, eventually, on_both_engines, script, transcript};
 
 /// Bounds that a test reaches soon.
@@ -10,8 +10,8 @@ const SMALL: &str = "[answers]\nmax_model_bytes = 100000\nmax_line_bytes = 20000
     first_token_s = 0.5\nbetween_tokens_s = 0.5\n";
 
 /// The server asks models that misbehave in these ways.
-async fn wild(server: &TestServer, ways: &[&str], answers: &str) -> Wild {
-    let wild = Wild::start().await;
+async fn wild(server: &TestServer, ways: &[&str], answers: &str) -> MisbehavingServer {
+    let wild = MisbehavingServer::start().await;
     server
         .is_configured_with(&format!("{answers}\n{}", wild.models(ways)))
         .await;
@@ -33,79 +33,99 @@ async fn others_work(server: &TestServer) {
 }
 
 on_both_engines! {
-    async fn what_never_ends_is_an_error_and_is_not_asked_for_again(server: TestServer) {
-        let ways = ["words", "arguments", "line"];
-        let wild = wild(&server, &ways, SMALL).await;
-        for way in ways {
-            let error = error_of(&server, way).await;
-            assert_eq!(error["error"], "ModelAnswerTooLargeError", "{way}: {error}");
-            assert!(error["message"].as_str().unwrap().contains("00000 bytes"), "{way}: {error}");
-            assert_eq!(wild.asked(&format!("/{way}")), 1, "{way}");
-        }
-        others_work(&server).await;
-    }
+    what_never_ends_is_an_error_and_is_not_asked_for_again,
+    a_model_that_hangs_ends_in_time_and_is_not_waited_for_again,
+    a_run_is_cancelled_at_once_whatever_the_model_does,
+    endless_answers_and_endless_errors_take_little_memory,
+    a_redirect_of_a_model_is_not_followed,
+    subagents_of_one_run_take_turns_and_do_not_wait_for_each_other_in_vain,
+}
 
-    async fn a_model_that_hangs_ends_in_time_and_is_not_waited_for_again(server: TestServer) {
-        let ways = ["silent", "halfway", "signs"];
-        let wild = wild(&server, &ways, SMALL).await;
-        for way in ways {
-            let error = error_of(&server, way).await;
-            assert_eq!(error["error"], "ModelTimeoutError", "{way}: {error}");
-            assert!(error["message"].as_str().unwrap().contains("0.5 s"), "{way}: {error}");
-            assert_eq!(wild.asked(&format!("/{way}")), 1, "{way}");
-        }
-        others_work(&server).await;
+async fn what_never_ends_is_an_error_and_is_not_asked_for_again(server: TestServer) {
+    let ways = ["words", "arguments", "line"];
+    let wild = wild(&server, &ways, SMALL).await;
+    for way in ways {
+        let error = error_of(&server, way).await;
+        assert_eq!(error["error"], "ModelAnswerTooLargeError", "{way}: {error}");
+        assert!(
+            error["message"].as_str().unwrap().contains("00000 bytes"),
+            "{way}: {error}"
+        );
+        assert_eq!(wild.asked(&format!("/{way}")), 1, "{way}");
     }
+    others_work(&server).await;
+}
 
-    async fn a_run_is_cancelled_at_once_whatever_the_model_does(server: TestServer) {
-        let ways = ["words", "line", "silent", "error"];
-        let bounds = "[answers]\nmax_model_bytes = 100000000000\nmax_line_bytes = 1000000000\nmax_error_bytes = 1000000000\n";
-        let wild = wild(&server, &ways, bounds).await;
-        for way in ways {
-            let run = server.human(way).await.asks("hello").await;
-            eventually(async || wild.asked(&format!("/{way}")) > 0).await;
-            run.is_cancelled("interrupt").await.ok();
-            assert_eq!(run.status().await, "interrupted", "{way}");
-        }
-        others_work(&server).await;
+async fn a_model_that_hangs_ends_in_time_and_is_not_waited_for_again(server: TestServer) {
+    let ways = ["silent", "halfway", "signs"];
+    let wild = wild(&server, &ways, SMALL).await;
+    for way in ways {
+        let error = error_of(&server, way).await;
+        assert_eq!(error["error"], "ModelTimeoutError", "{way}: {error}");
+        assert!(error["message"].as_str().unwrap().contains("0.5 s"), "{way}: {error}");
+        assert_eq!(wild.asked(&format!("/{way}")), 1, "{way}");
     }
+    others_work(&server).await;
+}
 
-    async fn endless_answers_and_endless_errors_take_little_memory(server: TestServer) {
-        let ways = ["words", "arguments", "line", "error"];
-        let _wild = wild(&server, &ways, "[answers]\nmax_model_bytes = 1000000\nfirst_token_s = 20\n").await;
-        server.moves_into_a_process().await;
-        others_work(&server).await;
-        let before = server.peak_memory().await;
-        for way in ways {
-            let error = error_of(&server, way).await;
-            assert!(error.is_object(), "{way}");
-        }
-        let grown = server.peak_memory().await - before;
-        assert!(grown < 128, "it grew by {grown} MiB");
-        others_work(&server).await;
+async fn a_run_is_cancelled_at_once_whatever_the_model_does(server: TestServer) {
+    let ways = ["words", "line", "silent", "error"];
+    let bounds =
+        "[answers]\nmax_model_bytes = 100000000000\nmax_line_bytes = 1000000000\nmax_error_bytes = 1000000000\n";
+    let wild = wild(&server, &ways, bounds).await;
+    for way in ways {
+        let run = server.human(way).await.asks("hello").await;
+        eventually(async || wild.asked(&format!("/{way}")) > 0).await;
+        run.is_cancelled("interrupt").await.ok();
+        assert_eq!(run.status().await, "interrupted", "{way}");
     }
+    others_work(&server).await;
+}
 
-    async fn a_redirect_of_a_model_is_not_followed(server: TestServer) {
-        let wild = wild(&server, &["elsewhere"], SMALL).await;
-        let error = error_of(&server, "elsewhere").await;
-        assert_eq!(error["error"], "ModelRefusedError", "{error}");
-        assert!(error["message"].as_str().unwrap().contains("307"), "{error}");
-        assert_eq!(wild.asked("/elsewhere"), 1);
-        assert_eq!(wild.asked("/target"), 0);
+async fn endless_answers_and_endless_errors_take_little_memory(server: TestServer) {
+    let ways = ["words", "arguments", "line", "error"];
+    let _wild = wild(
+        &server,
+        &ways,
+        "[answers]\nmax_model_bytes = 1000000\nfirst_token_s = 20\n",
+    )
+    .await;
+    server.moves_into_a_process().await;
+    others_work(&server).await;
+    let before = server.peak_memory().await;
+    for way in ways {
+        let error = error_of(&server, way).await;
+        assert!(error.is_object(), "{way}");
     }
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 128, "it grew by {grown} MiB");
+    others_work(&server).await;
+}
 
-    async fn subagents_of_one_run_take_turns_and_do_not_wait_for_each_other_in_vain(server: TestServer) {
-        server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 1\nmax_calls = 1\n");
-        server.is_stopped_and_started_again().await;
-        let alice = server.human("agent").await;
-        let work = |at: usize| {
-            let looks = crate::support::lookup(&format!("l{at}"), "x");
-            crate::support::task(&format!("t{at}"), "researcher", script().calls(looks).says(&format!("found {at}")))
-        };
-        let said = transcript(&alice.says(script().calls_all((0..5).map(work)).says("done")).await);
-        let results: Vec<String> = (0..5).map(|at| format!("task: found {at}")).collect();
-        assert_eq!(said[2..7], results[..], "{said:#?}");
-        assert_eq!(said[7], "ai: done");
-        assert_eq!(json!(server.tools.calls_of("lookup").len()), json!(5));
-    }
+async fn a_redirect_of_a_model_is_not_followed(server: TestServer) {
+    let wild = wild(&server, &["elsewhere"], SMALL).await;
+    let error = error_of(&server, "elsewhere").await;
+    assert_eq!(error["error"], "ModelRefusedError", "{error}");
+    assert!(error["message"].as_str().unwrap().contains("307"), "{error}");
+    assert_eq!(wild.asked("/elsewhere"), 1);
+    assert_eq!(wild.asked("/target"), 0);
+}
+
+async fn subagents_of_one_run_take_turns_and_do_not_wait_for_each_other_in_vain(server: TestServer) {
+    server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 1\nmax_calls = 1\n");
+    server.is_stopped_and_started_again().await;
+    let alice = server.human("agent").await;
+    let work = |at: usize| {
+        let looks = crate::support::lookup(&format!("l{at}"), "x");
+        crate::support::task(
+            &format!("t{at}"),
+            "researcher",
+            script().calls(looks).says(&format!("found {at}")),
+        )
+    };
+    let said = transcript(&alice.says(script().calls_all((0..5).map(work)).says("done")).await);
+    let results: Vec<String> = (0..5).map(|at| format!("task: found {at}")).collect();
+    assert_eq!(said[2..7], results[..], "{said:#?}");
+    assert_eq!(said[7], "ai: done");
+    assert_eq!(json!(server.tools.calls_of("lookup").len()), json!(5));
 }

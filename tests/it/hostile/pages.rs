@@ -104,108 +104,163 @@ async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
 }
 
 on_both_engines! {
-    async fn a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoint(server: TestServer) {
-        let client = server.client();
-        let before = client.post("/assistants/count", json!({})).await.ok();
-        let all = unsafe_endpoints(&client).await;
-        for endpoint in all.iter().filter(|endpoint| endpoint.takes_body) {
-            for kind in [Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("multipart/form-data; boundary=x"), None] {
-                let headers: Vec<(&str, &str)> = kind.map(|kind| ("content-type", kind)).into_iter().collect();
-                let reply = send(&client, endpoint, &headers, r#"{"status": "all"}"#).await;
-                assert_eq!(reply.body["code"], "unsupported_media_type", "{} {} {kind:?}", endpoint.method, endpoint.path);
-                assert!(reply.refused(415).starts_with("Content-Type: must be application/json"));
-            }
-        }
-        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
-        assert_eq!(client.post("/assistants/count", json!({})).await.ok(), before);
-    }
+    a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoint,
+    json_has_many_content_types_and_an_empty_body_needs_none,
+    a_name_in_the_authority_of_http2_is_checked_like_any_other,
+    a_page_of_another_origin_changes_nothing_by_any_endpoint,
+    a_foreign_page_cannot_stop_a_run_by_a_get_and_a_client_can,
+    a_socket_opens_for_pages_of_this_machine_and_for_no_others,
+    a_page_that_shows_a_chat_works_from_this_machine,
+}
 
-    async fn json_has_many_content_types_and_an_empty_body_needs_none(server: TestServer) {
-        let client = server.client();
-        let alice = server.human("agent").await;
-        for kind in ["application/json; charset=utf-8", "Application/JSON", "application/merge-patch+json"] {
-            let request = client.request(Method::PATCH, &alice.path("")).header("content-type", kind);
-            assert_eq!(reply(request.body(r#"{"metadata": {}}"#)).await.status, 200, "{kind}");
-        }
-        assert_eq!(reply(client.request(Method::POST, &alice.path("/copy"))).await.status, 200, "it needs no body");
-        assert_eq!(reply(client.request(Method::POST, "/threads")).await.status, 422, "it needs a body");
-    }
-
-    async fn a_name_in_the_authority_of_http2_is_checked_like_any_other(server: TestServer) {
-        let client = server.client();
-        for foreign in ["rebind.evil.example", "rebind.evil.example:8123", "localhost.evil.example", "user@localhost"] {
-            assert_eq!(status_by_http2(&client, foreign).await, 421, "{foreign}");
-        }
-        for own in ["localhost", "localhost:8123", "127.0.0.1:1", "[::1]"] {
-            assert_ne!(status_by_http2(&client, own).await, 421, "{own}");
+async fn a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoint(server: TestServer) {
+    let client = server.client();
+    let before = client.post("/assistants/count", json!({})).await.ok();
+    let all = unsafe_endpoints(&client).await;
+    for endpoint in all.iter().filter(|endpoint| endpoint.takes_body) {
+        for kind in [
+            Some("text/plain"),
+            Some("application/x-www-form-urlencoded"),
+            Some("multipart/form-data; boundary=x"),
+            None,
+        ] {
+            let headers: Vec<(&str, &str)> = kind.map(|kind| ("content-type", kind)).into_iter().collect();
+            let reply = send(&client, endpoint, &headers, r#"{"status": "all"}"#).await;
+            assert_eq!(
+                reply.body["code"], "unsupported_media_type",
+                "{} {} {kind:?}",
+                endpoint.method, endpoint.path
+            );
+            assert!(reply.refused(415).starts_with("Content-Type: must be application/json"));
         }
     }
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+    assert_eq!(client.post("/assistants/count", json!({})).await.ok(), before);
+}
 
-    async fn a_page_of_another_origin_changes_nothing_by_any_endpoint(server: TestServer) {
-        let client = server.client();
-        for endpoint in unsafe_endpoints(&client).await {
-            for origin in [EVIL, "null", "http://localhost.evil.example"] {
-                let headers = [("origin", origin), ("content-type", "application/json")];
-                let reply = send(&client, &endpoint, &headers, "{}").await;
-                assert_eq!(reply.body["code"], "foreign_origin", "{} {} {origin}", endpoint.method, endpoint.path);
-                assert_eq!(reply.header("access-control-allow-origin"), None);
-                let text = reply.refused(403);
-                assert!(text.contains("cors_origins") && text.contains(origin), "{text}");
-            }
+async fn json_has_many_content_types_and_an_empty_body_needs_none(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    for kind in [
+        "application/json; charset=utf-8",
+        "Application/JSON",
+        "application/merge-patch+json",
+    ] {
+        let request = client
+            .request(Method::PATCH, &alice.path(""))
+            .header("content-type", kind);
+        assert_eq!(reply(request.body(r#"{"metadata": {}}"#)).await.status, 200, "{kind}");
+    }
+    assert_eq!(
+        reply(client.request(Method::POST, &alice.path("/copy"))).await.status,
+        200,
+        "it needs no body"
+    );
+    assert_eq!(
+        reply(client.request(Method::POST, "/threads")).await.status,
+        422,
+        "it needs a body"
+    );
+}
+
+async fn a_name_in_the_authority_of_http2_is_checked_like_any_other(server: TestServer) {
+    let client = server.client();
+    for foreign in [
+        "rebind.evil.example",
+        "rebind.evil.example:8123",
+        "localhost.evil.example",
+        "user@localhost",
+    ] {
+        assert_eq!(status_by_http2(&client, foreign).await, 421, "{foreign}");
+    }
+    for own in ["localhost", "localhost:8123", "127.0.0.1:1", "[::1]"] {
+        assert_ne!(status_by_http2(&client, own).await, 421, "{own}");
+    }
+}
+
+async fn a_page_of_another_origin_changes_nothing_by_any_endpoint(server: TestServer) {
+    let client = server.client();
+    for endpoint in unsafe_endpoints(&client).await {
+        for origin in [EVIL, "null", "http://localhost.evil.example"] {
+            let headers = [("origin", origin), ("content-type", "application/json")];
+            let reply = send(&client, &endpoint, &headers, "{}").await;
+            assert_eq!(
+                reply.body["code"], "foreign_origin",
+                "{} {} {origin}",
+                endpoint.method, endpoint.path
+            );
+            assert_eq!(reply.header("access-control-allow-origin"), None);
+            let text = reply.refused(403);
+            assert!(text.contains("cors_origins") && text.contains(origin), "{text}");
         }
-        assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
     }
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
+}
 
-    async fn a_foreign_page_cannot_stop_a_run_by_a_get_and_a_client_can(server: TestServer) {
-        let alice = server.human("agent").await;
-        server.tools.hold("lookup");
-        let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
-        server.tools.called("lookup", 1).await;
-        let client = server.client();
-        for path in [format!("{}/join?cancel_on_disconnect=true", run.path), format!("{}/stream?cancel_on_disconnect=1", run.path)] {
-            for headers in [&[("origin", EVIL)][..], &[("sec-fetch-site", "cross-site")], &[("sec-fetch-site", "same-site")]] {
-                let reply = get(&client, &path, headers).await;
-                assert_eq!(reply.body["code"], "foreign_origin", "{path} {headers:?}");
-                reply.refused(403);
-            }
+async fn a_foreign_page_cannot_stop_a_run_by_a_get_and_a_client_can(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    let client = server.client();
+    for path in [
+        format!("{}/join?cancel_on_disconnect=true", run.path),
+        format!("{}/stream?cancel_on_disconnect=1", run.path),
+    ] {
+        for headers in [
+            &[("origin", EVIL)][..],
+            &[("sec-fetch-site", "cross-site")],
+            &[("sec-fetch-site", "same-site")],
+        ] {
+            let reply = get(&client, &path, headers).await;
+            assert_eq!(reply.body["code"], "foreign_origin", "{path} {headers:?}");
+            reply.refused(403);
         }
-        assert_eq!(run.status().await, "running");
-        // A page of this machine, and a program: they look and leave, which is what stops the run.
-        let page = client.request(Method::GET, &format!("{}/stream?cancel_on_disconnect=true", run.path));
-        let page = page.header("origin", "http://localhost:3000").header("sec-fetch-site", "cross-site");
-        let page = page.send().await.expect("an answer");
-        assert_eq!(page.status(), StatusCode::OK);
-        drop(page);
-        eventually(async || run.status().await == "interrupted").await;
-        server.tools.let_go("lookup");
     }
+    assert_eq!(run.status().await, "running");
+    // A page of this machine, and a program: they look and leave, which is what stops the run.
+    let page = client.request(Method::GET, &format!("{}/stream?cancel_on_disconnect=true", run.path));
+    let page = page
+        .header("origin", "http://localhost:3000")
+        .header("sec-fetch-site", "cross-site");
+    let page = page.send().await.expect("an answer");
+    assert_eq!(page.status(), StatusCode::OK);
+    drop(page);
+    eventually(async || run.status().await == "interrupted").await;
+    server.tools.let_go("lookup");
+}
 
-    async fn a_socket_opens_for_pages_of_this_machine_and_for_no_others(server: TestServer) {
-        let client = server.client();
-        assert_eq!(socket_refused(&client, EVIL).await, Some(403));
-        assert_eq!(socket_refused(&client, "null").await, Some(403));
-        assert_eq!(socket_refused(&client, "http://localhost:3000").await, None);
-        server.is_configured("cors_origins = [\"https://evil.example\"]").await;
-        assert_eq!(socket_refused(&client, EVIL).await, None);
-        assert_eq!(socket_refused(&client, "http://localhost:3000").await, Some(403));
-    }
+async fn a_socket_opens_for_pages_of_this_machine_and_for_no_others(server: TestServer) {
+    let client = server.client();
+    assert_eq!(socket_refused(&client, EVIL).await, Some(403));
+    assert_eq!(socket_refused(&client, "null").await, Some(403));
+    assert_eq!(socket_refused(&client, "http://localhost:3000").await, None);
+    server.is_configured("cors_origins = [\"https://evil.example\"]").await;
+    assert_eq!(socket_refused(&client, EVIL).await, None);
+    assert_eq!(socket_refused(&client, "http://localhost:3000").await, Some(403));
+}
 
-    async fn a_page_that_shows_a_chat_works_from_this_machine(server: TestServer) {
-        let viewer = Viewer::of_new(&server);
-        let path = format!("/threads/{}/commands", viewer.thread);
-        let start = json!({"id": 1, "method": "run.start", "params":
+async fn a_page_that_shows_a_chat_works_from_this_machine(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let path = format!("/threads/{}/commands", viewer.thread);
+    let start = json!({"id": 1, "method": "run.start", "params":
             {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}}});
-        let command = |origin: &str| server.client().request(Method::POST, &path).header("origin", origin).json(&start);
-        reply(command(EVIL)).await.refused(403);
-        assert_eq!(server.client().post("/threads/count", json!({})).await.ok(), 0);
-        assert_eq!(reply(command("http://localhost:3000")).await.ok()["type"], "success");
-        let runs = format!("/threads/{}/runs", viewer.thread);
-        eventually(async || {
-            let found: Value = server.client().get(&runs).await.ok();
-            found[0]["status"] == "success"
-        })
-        .await;
-    }
+    let command = |origin: &str| {
+        server
+            .client()
+            .request(Method::POST, &path)
+            .header("origin", origin)
+            .json(&start)
+    };
+    reply(command(EVIL)).await.refused(403);
+    assert_eq!(server.client().post("/threads/count", json!({})).await.ok(), 0);
+    assert_eq!(reply(command("http://localhost:3000")).await.ok()["type"], "success");
+    let runs = format!("/threads/{}/runs", viewer.thread);
+    eventually(async || {
+        let found: Value = server.client().get(&runs).await.ok();
+        found[0]["status"] == "success"
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

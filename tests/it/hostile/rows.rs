@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query, query_as};
 
-use crate::background::{boss, knows_an_outcome, start, the_task};
-use crate::peers::Peer;
-use crate::remote_tasks::chief;
+use crate::agents::background_tasks::{boss, knows_an_outcome, start, the_task};
+use crate::remote::awaited::Peer;
+use crate::remote::background_tasks::chief;
 use crate::support::client::{Client, Reply};
-use crate::support::ear::Ear;
+use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
 /// What is written in the place of JSON.
@@ -114,7 +114,7 @@ async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
 /// Rows in all tables: threads that are done and that wait for a human, one whose question was answered by a later run,
 /// runs that wait for their turn, background tasks here and on another server, reports that did not arrive, and all the
 /// rest. Returns the threads.
-async fn seed(server: &TestServer, ear: &Ear) -> Vec<String> {
+async fn seed(server: &TestServer, ear: &WebhookReceiver) -> Vec<String> {
     let client = server.client();
     let done = server.human("agent").await;
     let asks = server.human("agent").await;
@@ -229,7 +229,7 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
 }
 
 /// Everybody else is served: runs at once and later, crons, lists, reports, background tasks, and the sweeper.
-async fn others_are_served(server: &TestServer, ear: &Ear, what: &str, threads: &[String]) {
+async fn others_are_served(server: &TestServer, ear: &WebhookReceiver, what: &str, threads: &[String]) {
     let client = server.client();
     let now = server.human("agent").await;
     let later = server.human("agent").await;
@@ -287,7 +287,7 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
 
 /// Breaks each column in turn, then all of them at once. Returns those that there are.
 async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
-    let ear = Ear::opens().await;
+    let ear = WebhookReceiver::opens().await;
     let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;
     let mut threads = seed(server, &ear).await;
     let mut poisoned = vec![];
@@ -329,171 +329,260 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
 }
 
 on_both_engines! {
-    async fn a_run_that_cannot_be_read_is_ended_and_holds_up_nobody(server: TestServer) {
-        let alice = server.human("agent").await;
-        let bob = server.human("agent").await;
-        let client = server.client();
-        let poisoned = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
-        let of_bob = bob.starts(bob.wish("after it", json!({"after_seconds": 3600}))).await;
-        let changed = format!("update runs set request = '{}' where run_id = {}", unreadable(), id_of(&server, &poisoned.id));
-        assert_eq!(sql(&server, changed).await, 1);
-        assert_eq!(client.get(&alice.path("/runs")).await.ok().as_array().map(Vec::len), Some(1), "it is listed");
-        sql(&server, format!("update runs set due_at = 1 where run_id = {}", id_of(&server, &poisoned.id))).await;
-        sql(&server, format!("update runs set due_at = 2 where run_id = {}", id_of(&server, &of_bob.id))).await;
-        of_bob.finishes().await;
-        assert_eq!(of_bob.status().await, "success");
-        eventually(async || poisoned.status().await == "error").await;
-        let thread = alice.record().await;
-        assert_eq!(thread["status"], "error", "{thread}");
-        assert!(thread.to_string().contains("UnreadableRunError"), "it is told why: {thread}");
-        assert_eq!(transcript(&alice.says("again").await).last().unwrap(), "ai: echo: again", "the thread is free");
-        client.delete(&poisoned.path).await.ok();
-        client.get(&poisoned.path).await.refused(404);
-        client.delete(&alice.path("")).await.ok();
-    }
+    a_run_that_cannot_be_read_is_ended_and_holds_up_nobody,
+    runs_that_cannot_be_read_can_be_cancelled_and_deleted,
+    a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over,
+    a_run_whose_state_cannot_be_read_fails_at_once,
+    a_history_that_cannot_be_read_does_not_stop_the_sweeper,
+    what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone,
+    runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted,
+    whichever_column_cannot_be_read_everybody_else_is_served,
+    whichever_column_holds_no_json_at_all_everybody_else_is_served,
+}
 
-    async fn runs_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
-        let client = server.client();
-        for way in ["cancel", "all", "run", "thread"] {
-            let alice = server.human("agent").await;
-            let run = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
-            for column in ["request", "metadata", "path"] {
-                poison(&server, "runs", column).await;
-            }
-            match way {
-                "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),
-                "all" => _ = client.post("/runs/cancel", json!({"status": "all"})).await.ok(),
-                "run" => _ = client.delete(&run.path).await.ok(),
-                _ => _ = client.delete(&alice.path("")).await.ok(),
-            }
-            match way {
-                "run" => client.get(&run.path).await.refused(404).truncate(0),
-                "thread" => client.get(&alice.path("")).await.refused(404).truncate(0),
-                _ => assert_eq!(run.status().await, "interrupted"),
-            }
+async fn a_run_that_cannot_be_read_is_ended_and_holds_up_nobody(server: TestServer) {
+    let alice = server.human("agent").await;
+    let bob = server.human("agent").await;
+    let client = server.client();
+    let poisoned = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
+    let of_bob = bob.starts(bob.wish("after it", json!({"after_seconds": 3600}))).await;
+    let changed = format!(
+        "update runs set request = '{}' where run_id = {}",
+        unreadable(),
+        id_of(&server, &poisoned.id)
+    );
+    assert_eq!(sql(&server, changed).await, 1);
+    assert_eq!(
+        client.get(&alice.path("/runs")).await.ok().as_array().map(Vec::len),
+        Some(1),
+        "it is listed"
+    );
+    sql(
+        &server,
+        format!(
+            "update runs set due_at = 1 where run_id = {}",
+            id_of(&server, &poisoned.id)
+        ),
+    )
+    .await;
+    sql(
+        &server,
+        format!(
+            "update runs set due_at = 2 where run_id = {}",
+            id_of(&server, &of_bob.id)
+        ),
+    )
+    .await;
+    of_bob.finishes().await;
+    assert_eq!(of_bob.status().await, "success");
+    eventually(async || poisoned.status().await == "error").await;
+    let thread = alice.record().await;
+    assert_eq!(thread["status"], "error", "{thread}");
+    assert!(
+        thread.to_string().contains("UnreadableRunError"),
+        "it is told why: {thread}"
+    );
+    assert_eq!(
+        transcript(&alice.says("again").await).last().unwrap(),
+        "ai: echo: again",
+        "the thread is free"
+    );
+    client.delete(&poisoned.path).await.ok();
+    client.get(&poisoned.path).await.refused(404);
+    client.delete(&alice.path("")).await.ok();
+}
+
+async fn runs_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
+    let client = server.client();
+    for way in ["cancel", "all", "run", "thread"] {
+        let alice = server.human("agent").await;
+        let run = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
+        for column in ["request", "metadata", "path"] {
+            poison(&server, "runs", column).await;
+        }
+        match way {
+            "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),
+            "all" => _ = client.post("/runs/cancel", json!({"status": "all"})).await.ok(),
+            "run" => _ = client.delete(&run.path).await.ok(),
+            _ => _ = client.delete(&alice.path("")).await.ok(),
+        }
+        match way {
+            "run" => client.get(&run.path).await.refused(404).truncate(0),
+            "thread" => client.get(&alice.path("")).await.refused(404).truncate(0),
+            _ => assert_eq!(run.status().await, "interrupted"),
         }
     }
+}
 
-    async fn a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over(server: TestServer) {
-        server.moves_into_a_process().await;
-        server.tools.hold("lookup");
+async fn a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over(server: TestServer) {
+    server.moves_into_a_process().await;
+    server.tools.hold("lookup");
+    let alice = server.human("agent").await;
+    let bob = server.human("agent").await;
+    let text = || script().calls(lookup("c1", "x")).says("done");
+    let poisoned = alice.asks(text()).await;
+    let other = bob.asks(text()).await;
+    server.tools.called("lookup", 2).await;
+    let changed = format!(
+        "update runs set request = '{}' where run_id = {}",
+        unreadable(),
+        id_of(&server, &poisoned.id)
+    );
+    assert_eq!(sql(&server, changed).await, 1);
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    other.finishes().await;
+    assert_eq!(other.status().await, "success");
+    eventually(async || poisoned.status().await == "error").await;
+    assert_eq!(alice.status().await, "error");
+}
+
+async fn a_run_whose_state_cannot_be_read_fails_at_once(server: TestServer) {
+    for column in ["position", "writes"] {
         let alice = server.human("agent").await;
-        let bob = server.human("agent").await;
-        let text = || script().calls(lookup("c1", "x")).says("done");
-        let poisoned = alice.asks(text()).await;
-        let other = bob.asks(text()).await;
-        server.tools.called("lookup", 2).await;
-        let changed = format!("update runs set request = '{}' where run_id = {}", unreadable(), id_of(&server, &poisoned.id));
-        assert_eq!(sql(&server, changed).await, 1);
-        server.is_killed_and_started_again().await;
-        server.tools.let_go("lookup");
-        other.finishes().await;
-        assert_eq!(other.status().await, "success");
-        eventually(async || poisoned.status().await == "error").await;
-        assert_eq!(alice.status().await, "error");
-    }
-
-    async fn a_run_whose_state_cannot_be_read_fails_at_once(server: TestServer) {
-        for column in ["position", "writes"] {
-            let alice = server.human("agent").await;
-            alice.says("hello").await;
-            assert!(poison(&server, "checkpoints", column).await > 0);
-            // What was summed up is remembered.
-            server.is_stopped_and_started_again().await;
-            let run = alice.asks("more").await;
-            eventually(async || run.status().await == "error").await;
-            let record = alice.record().await;
-            assert!(record.to_string().contains("UnreadableRunError"), "{record}");
-            assert_eq!(run.record().await["status"], "error");
-            assert_eq!(server.client().post("/threads/search", json!({})).await.status, 200);
-            server.client().delete(&alice.path("")).await.ok();
-        }
-    }
-
-    async fn a_history_that_cannot_be_read_does_not_stop_the_sweeper(server: TestServer) {
-        let alice = server.human("agent").await;
-        let client = server.client();
         alice.says("hello").await;
+        assert!(poison(&server, "checkpoints", column).await > 0);
+        // What was summed up is remembered.
+        server.is_stopped_and_started_again().await;
+        let run = alice.asks("more").await;
+        eventually(async || run.status().await == "error").await;
+        let record = alice.record().await;
+        assert!(record.to_string().contains("UnreadableRunError"), "{record}");
+        assert_eq!(run.record().await["status"], "error");
+        assert_eq!(server.client().post("/threads/search", json!({})).await.status, 200);
+        server.client().delete(&alice.path("")).await.ok();
+    }
+}
+
+async fn a_history_that_cannot_be_read_does_not_stop_the_sweeper(server: TestServer) {
+    let alice = server.human("agent").await;
+    let client = server.client();
+    alice.says("hello").await;
+    poison(&server, "checkpoints", "position").await;
+    poison(&server, "checkpoints", "writes").await;
+    server.is_stopped_and_started_again().await;
+    let expired = "update threads set ttl = 60000000, ttl_strategy = 'keep_latest', expires_at = 1";
+    sql(&server, expired).await;
+    let short = client
+        .post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}}))
+        .await
+        .ok();
+    let short = format!("/threads/{}", short["thread_id"].as_str().unwrap());
+    eventually(async || client.get(&short).await.status == 404).await;
+    let kept = client
+        .post(
+            "/threads/prune",
+            json!({"thread_ids": [alice.thread], "strategy": "keep_latest"}),
+        )
+        .await;
+    assert_eq!(kept.ok()["pruned_count"], 0);
+    client.delete(&alice.path("")).await.ok();
+}
+
+async fn what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone(server: TestServer) {
+    let alice = server.human("agent").await;
+    let client = server.client();
+    server.tools.hold("lookup");
+    let below = script()
+        .calls(mail("m1", "bob"))
+        .calls(lookup("l1", "x"))
+        .says("sent by child");
+    alice
+        .says(script().calls(task("t1", "mailer", below)).says("done"))
+        .await;
+    let run = alice.approves(&alice.question().await).await;
+    server.tools.called("lookup", 1).await;
+    assert!(poison(&server, "interrupts", "before").await > 0);
+    assert!(poison(&server, "checkpoints", "before").await > 0);
+    assert_eq!(run.is_cancelled("rollback").await.status, 200);
+    client.get(&run.path).await.refused(404);
+    server.tools.let_go("lookup");
+    let bob = server.human("agent").await;
+    let after = alice.asks("again").await;
+    assert_eq!(transcript(&bob.says("hello").await).last().unwrap(), "ai: echo: hello");
+    after.finishes().await;
+    assert!(
+        matches!(after.status().await.as_str(), "success" | "error"),
+        "it comes to an end"
+    );
+    client.delete(&alice.path("")).await.ok();
+}
+
+async fn runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
+    let client = server.client();
+    let ear = WebhookReceiver::opens().await;
+    for way in ["cancel", "all", "run", "thread"] {
+        let alice = server.human("agent").await;
+        alice.says("hello").await;
+        let later = json!({"after_seconds": 3600, "webhook": ear.base});
+        let run = alice.starts(alice.wish("never", later)).await;
         poison(&server, "checkpoints", "position").await;
         poison(&server, "checkpoints", "writes").await;
+        // What was summed up is remembered.
         server.is_stopped_and_started_again().await;
-        let expired = "update threads set ttl = 60000000, ttl_strategy = 'keep_latest', expires_at = 1";
-        sql(&server, expired).await;
-        let short = client.post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}})).await.ok();
-        let short = format!("/threads/{}", short["thread_id"].as_str().unwrap());
-        eventually(async || client.get(&short).await.status == 404).await;
-        let kept = client.post("/threads/prune", json!({"thread_ids": [alice.thread], "strategy": "keep_latest"})).await;
-        assert_eq!(kept.ok()["pruned_count"], 0);
-        client.delete(&alice.path("")).await.ok();
-    }
-
-    async fn what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone(server: TestServer) {
-        let alice = server.human("agent").await;
-        let client = server.client();
-        server.tools.hold("lookup");
-        let below = script().calls(mail("m1", "bob")).calls(lookup("l1", "x")).says("sent by child");
-        alice.says(script().calls(task("t1", "mailer", below)).says("done")).await;
-        let run = alice.approves(&alice.question().await).await;
-        server.tools.called("lookup", 1).await;
-        assert!(poison(&server, "interrupts", "before").await > 0);
-        assert!(poison(&server, "checkpoints", "before").await > 0);
-        assert_eq!(run.is_cancelled("rollback").await.status, 200);
-        client.get(&run.path).await.refused(404);
-        server.tools.let_go("lookup");
-        let bob = server.human("agent").await;
-        let after = alice.asks("again").await;
-        assert_eq!(transcript(&bob.says("hello").await).last().unwrap(), "ai: echo: hello");
-        after.finishes().await;
-        assert!(matches!(after.status().await.as_str(), "success" | "error"), "it comes to an end");
-        client.delete(&alice.path("")).await.ok();
-    }
-
-    async fn runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
-        let client = server.client();
-        let ear = Ear::opens().await;
-        for way in ["cancel", "all", "run", "thread"] {
-            let alice = server.human("agent").await;
-            alice.says("hello").await;
-            let later = json!({"after_seconds": 3600, "webhook": ear.base});
-            let run = alice.starts(alice.wish("never", later)).await;
-            poison(&server, "checkpoints", "position").await;
-            poison(&server, "checkpoints", "writes").await;
-            // What was summed up is remembered.
-            server.is_stopped_and_started_again().await;
-            match way {
-                "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),
-                "all" => _ = client.post("/runs/cancel", json!({"status": "all"})).await.ok(),
-                "run" => _ = client.delete(&run.path).await.ok(),
-                _ => _ = client.delete(&alice.path("")).await.ok(),
-            }
-            match way {
-                "run" => client.get(&run.path).await.refused(404).truncate(0),
-                "thread" => client.get(&alice.path("")).await.refused(404).truncate(0),
-                _ => assert_eq!(run.status().await, "interrupted"),
-            }
+        match way {
+            "cancel" => _ = client.post(&format!("{}/cancel", run.path), json!({})).await.ok(),
+            "all" => _ = client.post("/runs/cancel", json!({"status": "all"})).await.ok(),
+            "run" => _ = client.delete(&run.path).await.ok(),
+            _ => _ = client.delete(&alice.path("")).await.ok(),
+        }
+        match way {
+            "run" => client.get(&run.path).await.refused(404).truncate(0),
+            "thread" => client.get(&alice.path("")).await.refused(404).truncate(0),
+            _ => assert_eq!(run.status().await, "interrupted"),
         }
     }
+}
 
-    async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
-        let poisoned = breaks_each_column(&server, Poison::TooDeep).await;
-        for expected in [
-            ("assistants", "config"), ("assistants", "metadata"), ("background_tasks", "ancestry"),
-            ("checkpoints", "before"),
-            ("checkpoints", "position"), ("checkpoints", "writes"), ("crons", "payload"), ("crons", "request"),
-            ("definitions", "body"), ("deliveries", "body"), ("events", "body"), ("idempotency_keys", "body"),
-            ("interrupts", "before"), ("interrupts", "interrupt"), ("items", "value"), ("remote_runs", "seen"), ("remote_runs", "used"),
-            ("runs", "metadata"), ("runs", "path"), ("runs", "request"), ("threads", "config"), ("threads", "metadata"),
-        ] {
-            assert!(poisoned.iter().any(|(table, column)| (table.as_str(), column.as_str()) == expected), "{expected:?}");
-        }
+async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
+    let poisoned = breaks_each_column(&server, Poison::TooDeep).await;
+    for expected in [
+        ("assistants", "config"),
+        ("assistants", "metadata"),
+        ("background_tasks", "ancestry"),
+        ("checkpoints", "before"),
+        ("checkpoints", "position"),
+        ("checkpoints", "writes"),
+        ("crons", "payload"),
+        ("crons", "request"),
+        ("definitions", "body"),
+        ("deliveries", "body"),
+        ("events", "body"),
+        ("idempotency_keys", "body"),
+        ("interrupts", "before"),
+        ("interrupts", "interrupt"),
+        ("items", "value"),
+        ("remote_runs", "seen"),
+        ("remote_runs", "used"),
+        ("runs", "metadata"),
+        ("runs", "path"),
+        ("runs", "request"),
+        ("threads", "config"),
+        ("threads", "metadata"),
+    ] {
+        assert!(
+            poisoned
+                .iter()
+                .any(|(table, column)| (table.as_str(), column.as_str()) == expected),
+            "{expected:?}"
+        );
     }
+}
 
-    async fn whichever_column_holds_no_json_at_all_everybody_else_is_served(server: TestServer) {
-        let poisoned = breaks_each_column(&server, Poison::NoJson).await;
-        assert!(poisoned.iter().any(|(table, _)| table == "background_tasks"), "{poisoned:?}");
-        let of_sqlite = poisoned.iter().any(|(table, column)| table == "threads" && column == "metadata");
-        assert_eq!(of_sqlite, server.engine == Engine::Sqlite, "Postgres keeps its own columns of JSON whole");
-    }
+async fn whichever_column_holds_no_json_at_all_everybody_else_is_served(server: TestServer) {
+    let poisoned = breaks_each_column(&server, Poison::NoJson).await;
+    assert!(
+        poisoned.iter().any(|(table, _)| table == "background_tasks"),
+        "{poisoned:?}"
+    );
+    let of_sqlite = poisoned
+        .iter()
+        .any(|(table, column)| table == "threads" && column == "metadata");
+    assert_eq!(
+        of_sqlite,
+        server.engine == Engine::Sqlite,
+        "Postgres keeps its own columns of JSON whole"
+    );
 }
 
 /// How the id of a row is written in a statement.

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::schemas::doubling;
-use crate::support::wild::Wild;
 use crate::support::{TestServer, call, on_both_engines, script, transcript};
 
 /// A definition with these fields besides.
@@ -19,84 +19,121 @@ fn definition(more: Value) -> Value {
 }
 
 on_both_engines! {
-    async fn a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_client_brings(server: TestServer) {
-        server.moves_into_a_process().await;
-        let client = server.client();
-        let before = server.peak_memory().await;
-        let begun = Instant::now();
-        for (field, more) in [
-            ("context_schema", json!({"context_schema": doubling(24)})),
-            ("state.notes.schema", json!({"state": {"notes": {"schema": doubling(24)}}})),
-            ("response_format", json!({"response_format": doubling(24)})),
-        ] {
-            let refusal = client.put("/agents/trap", definition(more)).await.refused(422);
-            assert!(refusal.contains(field) && refusal.contains("too large"), "{field}: {refusal}");
-        }
-        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-        let grown = server.peak_memory().await - before;
-        assert!(grown < 64, "it grew by {grown} MiB");
-    }
+    a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_client_brings,
+    a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refused_fast,
+    a_tool_of_an_mcp_server_whose_schema_doubles_is_left_out_and_the_others_stay,
+    a_form_that_a_tool_asks_of_a_subagent_and_that_doubles_is_an_error_result,
+    a_schema_that_doubles_in_a_configuration_is_a_mistake_with_its_place,
+}
 
-    async fn a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refused_fast(server: TestServer) {
-        server.moves_into_a_process().await;
-        let client = server.client();
-        let before = server.peak_memory().await;
-        client.put("/agents/many", definition(json!({"context_schema": doubling(7)}))).await.ok();
-        let begun = Instant::now();
-        let many: Vec<u32> = vec![7; 20_000];
-        for context in [json!({"a": 1}), json!({"a": many})] {
-            let run = json!({"assistant_id": "many", "input": {"messages": []}, "context": context});
-            let refusal = client.post("/runs/wait", run).await.refused(422);
-            assert!(refusal.contains("context"), "{refusal}");
-        }
-        let run = json!({"assistant_id": "many", "input": {"messages": [{"role": "user", "content": "x"}]},
-            "context": {"a": "fits", "b": many}});
-        client.post("/runs/wait", run).await.ok();
-        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-        let grown = server.peak_memory().await - before;
-        assert!(grown < 128, "it grew by {grown} MiB");
-    }
-
-    async fn a_tool_of_an_mcp_server_whose_schema_doubles_is_left_out_and_the_others_stay(server: TestServer) {
-        let wild = Wild::start().await;
-        let section = format!(
-            "[mcp_servers.wild]\nurl = \"{}/mcp\"\n[agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\n\
-             tools = [\"wild/*\"]\n",
-            wild.base
+async fn a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_client_brings(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    let before = server.peak_memory().await;
+    let begun = Instant::now();
+    for (field, more) in [
+        ("context_schema", json!({"context_schema": doubling(24)})),
+        (
+            "state.notes.schema",
+            json!({"state": {"notes": {"schema": doubling(24)}}}),
+        ),
+        ("response_format", json!({"response_format": doubling(24)})),
+    ] {
+        let refusal = client.put("/agents/trap", definition(more)).await.refused(422);
+        assert!(
+            refusal.contains(field) && refusal.contains("too large"),
+            "{field}: {refusal}"
         );
-        server.is_configured_with(&section).await;
-        let alice = server.human("reader").await;
-        let plan = script().calls(call("c1", "wild__good", json!({}))).calls(call("c2", "wild__trap", json!({"a": 1})));
-        let said = transcript(&alice.says(plan.says("done")).await);
-        assert_eq!(said[2], "wild__good: called");
-        assert!(said[4].contains("wild__trap is not a valid tool"), "{}", said[4]);
     }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 64, "it grew by {grown} MiB");
+}
 
-    async fn a_form_that_a_tool_asks_of_a_subagent_and_that_doubles_is_an_error_result(server: TestServer) {
-        let wild = Wild::start().await;
-        let section = format!(
-            "[tools.delegate]\nkind = \"http\"\ndescription = \"Delegates.\"\nurl = \"{}/delegate\"\n\
+async fn a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refused_fast(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    let before = server.peak_memory().await;
+    client
+        .put("/agents/many", definition(json!({"context_schema": doubling(7)})))
+        .await
+        .ok();
+    let begun = Instant::now();
+    let many: Vec<u32> = vec![7; 20_000];
+    for context in [json!({"a": 1}), json!({"a": many})] {
+        let run = json!({"assistant_id": "many", "input": {"messages": []}, "context": context});
+        let refusal = client.post("/runs/wait", run).await.refused(422);
+        assert!(refusal.contains("context"), "{refusal}");
+    }
+    let run = json!({"assistant_id": "many", "input": {"messages": [{"role": "user", "content": "x"}]},
+            "context": {"a": "fits", "b": many}});
+    client.post("/runs/wait", run).await.ok();
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 128, "it grew by {grown} MiB");
+}
+
+async fn a_tool_of_an_mcp_server_whose_schema_doubles_is_left_out_and_the_others_stay(server: TestServer) {
+    let wild = MisbehavingServer::start().await;
+    let section = format!(
+        "[mcp_servers.wild]\nurl = \"{}/mcp\"\n[agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\n\
+             tools = [\"wild/*\"]\n",
+        wild.base
+    );
+    server.is_configured_with(&section).await;
+    let alice = server.human("reader").await;
+    let plan = script()
+        .calls(call("c1", "wild__good", json!({})))
+        .calls(call("c2", "wild__trap", json!({"a": 1})));
+    let said = transcript(&alice.says(plan.says("done")).await);
+    assert_eq!(said[2], "wild__good: called");
+    assert!(said[4].contains("wild__trap is not a valid tool"), "{}", said[4]);
+}
+
+async fn a_form_that_a_tool_asks_of_a_subagent_and_that_doubles_is_an_error_result(server: TestServer) {
+    let wild = MisbehavingServer::start().await;
+    let section = format!(
+        "[tools.delegate]\nkind = \"http\"\ndescription = \"Delegates.\"\nurl = \"{}/delegate\"\n\
              parameters = {{ type = \"object\" }}\n\
              [agents.boss]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Lead.\"\ntools = [\"delegate\"]\n\
              [[agents.boss.subagents]]\nname = \"helper\"\ndescription = \"Helps.\"\nsystem_prompt = \"Help.\"\n",
-            wild.base
-        );
-        server.is_configured_with(&section).await;
-        let alice = server.human("boss").await;
-        let said = transcript(&alice.says(script().calls(call("c1", "delegate", json!({}))).says("done")).await);
-        assert!(said[2].contains("too large"), "{said:#?}");
-        assert_eq!(said[3], "ai: done");
-    }
+        wild.base
+    );
+    server.is_configured_with(&section).await;
+    let alice = server.human("boss").await;
+    let said = transcript(
+        &alice
+            .says(script().calls(call("c1", "delegate", json!({}))).says("done"))
+            .await,
+    );
+    assert!(said[2].contains("too large"), "{said:#?}");
+    assert_eq!(said[3], "ai: done");
+}
 
-    async fn a_schema_that_doubles_in_a_configuration_is_a_mistake_with_its_place(server: TestServer) {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = folder.path().join("adjutant.toml");
-        let schema = doubling(24).to_string();
-        std::fs::write(&place, format!("[storage]\nurl = {:?}\n[tools.trap]\nkind = \"http\"\ndescription = \"x\"\n\
-            url = \"http://127.0.0.1:1/\"\nparameters = {}\n", server.database_url(), toml_of(&schema))).expect("written");
-        let problems = adjutant::Adjutant::builder().config_file(&place).load().err().expect("it is refused").to_string();
-        assert!(problems.contains("tools.trap.parameters") && problems.contains("too large"), "{problems}");
-    }
+async fn a_schema_that_doubles_in_a_configuration_is_a_mistake_with_its_place(server: TestServer) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("adjutant.toml");
+    let schema = doubling(24).to_string();
+    std::fs::write(
+        &place,
+        format!(
+            "[storage]\nurl = {:?}\n[tools.trap]\nkind = \"http\"\ndescription = \"x\"\n\
+            url = \"http://127.0.0.1:1/\"\nparameters = {}\n",
+            server.database_url(),
+            toml_of(&schema)
+        ),
+    )
+    .expect("written");
+    let problems = adjutant::Adjutant::builder()
+        .config_file(&place)
+        .load()
+        .err()
+        .expect("it is refused")
+        .to_string();
+    assert!(
+        problems.contains("tools.trap.parameters") && problems.contains("too large"),
+        "{problems}"
+    );
 }
 
 /// JSON as an inline table of TOML.

@@ -67,61 +67,93 @@ async fn opens(request: RequestBuilder) -> Response {
 }
 
 on_both_engines! {
-    async fn every_answer_that_lasts_counts_whoever_it_claims_to_be_for(server: TestServer) {
-        server.is_configured("max_streams_per_client = 1").await;
-        server.tools.hold("lookup");
-        let client = server.client();
-        let alice = server.human("agent").await;
-        let run = alice.starts(held()).await;
-        server.tools.called("lookup", 1).await;
-        for (kind, first) in lasting(&server, &alice.thread, &run.id) {
-            let open = opens(first).await;
-            assert_eq!(open.status(), 200, "{kind}");
-            let runs = alice.runs().await.len();
-            let threads = client.post("/threads/count", json!({})).await.ok();
-            for (other, second) in lasting(&server, &alice.thread, &run.id) {
-                let key = uuid::Uuid::new_v4().to_string();
-                let refused = reply(second.header("x-api-key", &key).header("authorization", format!("Bearer {key}"))).await;
-                assert_eq!(refused.status, 429, "{kind}, then {other}: {refused:?}");
-                assert_eq!(refused.header("retry-after"), Some("1"));
-                assert_eq!(refused.body["code"], "too_many_streams");
-            }
-            let url = client.base().replacen("http", "ws", 1);
-            let socket = connect_async(format!("{url}/threads/{}/stream/events", alice.thread)).await;
-            let is_refused = matches!(&socket, Err(Error::Http(response)) if response.status() == 429);
-            assert!(is_refused, "{kind}, then a socket");
-            assert_eq!(alice.runs().await.len(), runs, "a request that was refused started nothing");
-            assert_eq!(client.post("/threads/count", json!({})).await.ok(), threads);
-            drop(open);
+    every_answer_that_lasts_counts_whoever_it_claims_to_be_for,
+    a_client_with_too_many_streams_shuts_nobody_else_out,
+    a_key_of_one_client_does_not_get_another_one_its_answer,
+}
+
+async fn every_answer_that_lasts_counts_whoever_it_claims_to_be_for(server: TestServer) {
+    server.is_configured("max_streams_per_client = 1").await;
+    server.tools.hold("lookup");
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let run = alice.starts(held()).await;
+    server.tools.called("lookup", 1).await;
+    for (kind, first) in lasting(&server, &alice.thread, &run.id) {
+        let open = opens(first).await;
+        assert_eq!(open.status(), 200, "{kind}");
+        let runs = alice.runs().await.len();
+        let threads = client.post("/threads/count", json!({})).await.ok();
+        for (other, second) in lasting(&server, &alice.thread, &run.id) {
+            let key = uuid::Uuid::new_v4().to_string();
+            let refused = reply(
+                second
+                    .header("x-api-key", &key)
+                    .header("authorization", format!("Bearer {key}")),
+            )
+            .await;
+            assert_eq!(refused.status, 429, "{kind}, then {other}: {refused:?}");
+            assert_eq!(refused.header("retry-after"), Some("1"));
+            assert_eq!(refused.body["code"], "too_many_streams");
         }
-        server.tools.let_go("lookup");
+        let url = client.base().replacen("http", "ws", 1);
+        let socket = connect_async(format!("{url}/threads/{}/stream/events", alice.thread)).await;
+        let is_refused = matches!(&socket, Err(Error::Http(response)) if response.status() == 429);
+        assert!(is_refused, "{kind}, then a socket");
+        assert_eq!(
+            alice.runs().await.len(),
+            runs,
+            "a request that was refused started nothing"
+        );
+        assert_eq!(client.post("/threads/count", json!({})).await.ok(), threads);
+        drop(open);
     }
+    server.tools.let_go("lookup");
+}
 
-    async fn a_client_with_too_many_streams_shuts_nobody_else_out(server: TestServer) {
-        server.is_configured("max_streams_per_client = 1").await;
-        let alice = server.human("agent").await;
-        let url = format!("{}{}", server.client().base(), alice.path("/stream"));
-        let first = client_at("127.0.0.1").get(&url).send().await.expect("an answer");
-        assert_eq!(first.status(), 200);
-        assert_eq!(client_at("127.0.0.1").get(&url).send().await.expect("an answer").status(), 429);
-        assert_eq!(client_at("127.0.0.2").get(&url).send().await.expect("an answer").status(), 200);
-    }
+async fn a_client_with_too_many_streams_shuts_nobody_else_out(server: TestServer) {
+    server.is_configured("max_streams_per_client = 1").await;
+    let alice = server.human("agent").await;
+    let url = format!("{}{}", server.client().base(), alice.path("/stream"));
+    let first = client_at("127.0.0.1").get(&url).send().await.expect("an answer");
+    assert_eq!(first.status(), 200);
+    assert_eq!(
+        client_at("127.0.0.1")
+            .get(&url)
+            .send()
+            .await
+            .expect("an answer")
+            .status(),
+        429
+    );
+    assert_eq!(
+        client_at("127.0.0.2")
+            .get(&url)
+            .send()
+            .await
+            .expect("an answer")
+            .status(),
+        200
+    );
+}
 
-    async fn a_key_of_one_client_does_not_get_another_one_its_answer(server: TestServer) {
-        let url = format!("{}/threads", server.client().base());
-        let make = async |address: &str| {
-            let request = client_at(address).post(&url).header("idempotency-key", "k1").json(&json!({}));
-            let response = request.send().await.expect("an answer");
-            assert_eq!(response.status(), 200);
-            let is_replayed = response.headers().contains_key("idempotent-replayed");
-            let thread: Value = response.json().await.expect("a thread");
-            (thread["thread_id"].clone(), is_replayed)
-        };
-        let (alices, _) = make("127.0.0.1").await;
-        let (bobs, is_replayed) = make("127.0.0.2").await;
-        assert_ne!(alices, bobs);
-        assert!(!is_replayed);
-        assert_eq!(make("127.0.0.1").await, (alices, true));
-        assert_eq!(make("127.0.0.2").await, (bobs, true));
-    }
+async fn a_key_of_one_client_does_not_get_another_one_its_answer(server: TestServer) {
+    let url = format!("{}/threads", server.client().base());
+    let make = async |address: &str| {
+        let request = client_at(address)
+            .post(&url)
+            .header("idempotency-key", "k1")
+            .json(&json!({}));
+        let response = request.send().await.expect("an answer");
+        assert_eq!(response.status(), 200);
+        let is_replayed = response.headers().contains_key("idempotent-replayed");
+        let thread: Value = response.json().await.expect("a thread");
+        (thread["thread_id"].clone(), is_replayed)
+    };
+    let (alices, _) = make("127.0.0.1").await;
+    let (bobs, is_replayed) = make("127.0.0.2").await;
+    assert_ne!(alices, bobs);
+    assert!(!is_replayed);
+    assert_eq!(make("127.0.0.1").await, (alices, true));
+    assert_eq!(make("127.0.0.2").await, (bobs, true));
 }

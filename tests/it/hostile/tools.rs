@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::script::Script;
-use crate::support::wild::Wild;
 use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, transcript};
 
 /// The server has a tool for each of these ways of misbehaving.
-async fn wild(server: &TestServer, ways: &[&str]) -> Wild {
-    let wild = Wild::start().await;
+async fn wild(server: &TestServer, ways: &[&str]) -> MisbehavingServer {
+    let wild = MisbehavingServer::start().await;
     let tool = |way: &&str| {
         format!(
             "[tools.{way}]\nkind = \"http\"\ndescription = \"Wild.\"\nurl = \"{}/{way}\"\ntimeout_s = 20\n\
@@ -48,136 +48,195 @@ async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
 }
 
 on_both_engines! {
-    async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
-        let tools = ["zeros", "endless"];
-        let _wild = wild(&server, &tools).await;
-        server.moves_into_a_process().await;
-        let before = server.peak_memory().await;
-        for said in results(&server, &tools).await {
-            assert!(said.contains("longer than 8388608 bytes"), "{said}");
-        }
-        let grown = server.peak_memory().await - before;
-        assert!(grown < 128, "it grew by {grown} MiB");
-    }
+    answers_that_are_too_long_are_error_results_and_take_little_memory,
+    a_tool_that_hangs_is_an_error_result_which_names_the_setting,
+    a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_setting,
+    calls_of_one_answer_take_turns_and_their_results_keep_their_order,
+    an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come,
+    a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second,
+    programs_that_an_mcp_server_has_started_end_with_it,
+}
 
-    async fn a_tool_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
-        let tools = ["silent", "halfway"];
-        let _wild = wild(&server, &tools).await;
-        server.configuration_changes("[runtime]\n", HASTE);
-        server.is_stopped_and_started_again().await;
-        let said = results(&server, &tools).await;
-        assert!(said[0].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"), "{}", said[0]);
-        assert!(said[1].contains("nothing arrived for 2.5 s (the setting `[answers] between_bytes_s`)"), "{}", said[1]);
+async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
+    let tools = ["zeros", "endless"];
+    let _wild = wild(&server, &tools).await;
+    server.moves_into_a_process().await;
+    let before = server.peak_memory().await;
+    for said in results(&server, &tools).await {
+        assert!(said.contains("longer than 8388608 bytes"), "{said}");
     }
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 128, "it grew by {grown} MiB");
+}
 
-    async fn a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
-        let wild = Wild::start().await;
-        let servers: String = ["silent", "halfway"]
-            .map(|way| format!("[mcp_servers.{way}]\nurl = \"{}/mcp-{way}\"\n", wild.base))
-            .concat();
-        let agent = "[agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"silent/*\", \"halfway/*\"]\n";
-        server.is_configured_with(&format!("{servers}{agent}")).await;
-        server.configuration_changes("[runtime]\n", HASTE);
-        server.is_stopped_and_started_again().await;
-        let said = results(&server, &["silent__good", "halfway__good"]).await;
-        assert!(said[0].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"), "{}", said[0]);
-        assert!(said[1].contains("nothing arrived for 2.5 s (the setting `[answers] between_bytes_s`)"), "{}", said[1]);
-    }
+async fn a_tool_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
+    let tools = ["silent", "halfway"];
+    let _wild = wild(&server, &tools).await;
+    server.configuration_changes("[runtime]\n", HASTE);
+    server.is_stopped_and_started_again().await;
+    let said = results(&server, &tools).await;
+    assert!(
+        said[0].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"),
+        "{}",
+        said[0]
+    );
+    assert!(
+        said[1].contains("nothing arrived for 2.5 s (the setting `[answers] between_bytes_s`)"),
+        "{}",
+        said[1]
+    );
+}
 
-    async fn calls_of_one_answer_take_turns_and_their_results_keep_their_order(server: TestServer) {
-        server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 3\n");
-        server.is_stopped_and_started_again().await;
-        server.tools.hold("slow");
-        let alice = server.human("plain").await;
-        let slow = (0..10).map(|at| call(&format!("c{at}"), "slow", json!({"at": at})));
-        let run = alice.asks(script().calls_all(slow).says("done")).await;
-        server.tools.called("slow", 3).await;
-        // A whole other run comes and goes meanwhile.
-        let bob = server.human("plain").await;
-        bob.says(script().calls(crate::support::lookup("l1", "x")).says("done")).await;
-        assert_eq!(server.tools.calls_of("slow").len(), 3);
-        server.tools.let_go("slow");
-        run.finishes().await;
-        let state = alice.state().await;
-        let messages = state["values"]["messages"].as_array().unwrap();
-        let answered: Vec<&Value> = messages[2..12].iter().map(|message| &message["tool_call_id"]).collect();
-        assert_eq!(json!(answered), json!((0..10).map(|at| format!("c{at}")).collect::<Vec<_>>()));
-        assert_eq!(server.tools.calls_of("slow").len(), 10);
-    }
+async fn a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
+    let wild = MisbehavingServer::start().await;
+    let servers: String = ["silent", "halfway"]
+        .map(|way| format!("[mcp_servers.{way}]\nurl = \"{}/mcp-{way}\"\n", wild.base))
+        .concat();
+    let agent =
+        "[agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"silent/*\", \"halfway/*\"]\n";
+    server.is_configured_with(&format!("{servers}{agent}")).await;
+    server.configuration_changes("[runtime]\n", HASTE);
+    server.is_stopped_and_started_again().await;
+    let said = results(&server, &["silent__good", "halfway__good"]).await;
+    assert!(
+        said[0].contains("nothing arrived for 1.5 s (the setting `[answers] first_byte_s`)"),
+        "{}",
+        said[0]
+    );
+    assert!(
+        said[1].contains("nothing arrived for 2.5 s (the setting `[answers] between_bytes_s`)"),
+        "{}",
+        said[1]
+    );
+}
 
-    async fn an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come(server: TestServer) {
-        for way in [mcp::Way::Stdio, mcp::Way::Http] {
-            let before = std::fs::read_to_string(server.configuration()).expect("a configuration");
-            let Some(_docs) = mcp::docs(&server, way, "").await else { return };
-            let alice = server.human("librarian").await;
-            let echo = call("c2", "docs__echo", json!({"text": "still there"}));
-            let said = transcript(&alice.says(script().calls(call("c1", "docs__huge", json!({}))).calls(echo).says("done")).await);
-            assert!(said[2].starts_with("docs__huge failed:"), "{way:?}: {said:#?}");
-            assert!(said[2].len() < 10_000, "{way:?}");
-            assert_eq!(said[4..], ["docs__echo: still there", "ai: done"], "{way:?}");
-            std::fs::write(server.configuration(), before).expect("it can change");
-            server.is_stopped_and_started_again().await;
-        }
-    }
+async fn calls_of_one_answer_take_turns_and_their_results_keep_their_order(server: TestServer) {
+    server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 3\n");
+    server.is_stopped_and_started_again().await;
+    server.tools.hold("slow");
+    let alice = server.human("plain").await;
+    let slow = (0..10).map(|at| call(&format!("c{at}"), "slow", json!({"at": at})));
+    let run = alice.asks(script().calls_all(slow).says("done")).await;
+    server.tools.called("slow", 3).await;
+    // A whole other run comes and goes meanwhile.
+    let bob = server.human("plain").await;
+    bob.says(script().calls(crate::support::lookup("l1", "x")).says("done"))
+        .await;
+    assert_eq!(server.tools.calls_of("slow").len(), 3);
+    server.tools.let_go("slow");
+    run.finishes().await;
+    let state = alice.state().await;
+    let messages = state["values"]["messages"].as_array().unwrap();
+    let answered: Vec<&Value> = messages[2..12].iter().map(|message| &message["tool_call_id"]).collect();
+    assert_eq!(
+        json!(answered),
+        json!((0..10).map(|at| format!("c{at}")).collect::<Vec<_>>())
+    );
+    assert_eq!(server.tools.calls_of("slow").len(), 10);
+}
 
-    async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second(server: TestServer) {
-        let Some(program) = mcp::program(&server) else { return };
-        let command = program["command"].as_str().unwrap();
-        let script_of_it = program["args"][0].as_str().unwrap();
-        let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
-        // The one who floods ends with the program, of whose group it is.
-        let line = format!(
-            "while :; do for n in 1 2 3 4 5 6 7 8 9; do echo '{changed}'; done; sleep 0.01; done & exec {command} {script_of_it} {}", server.tools.base
+async fn an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come(server: TestServer) {
+    for way in [mcp::McpTransport::Stdio, mcp::McpTransport::Http] {
+        let before = std::fs::read_to_string(server.configuration()).expect("a configuration");
+        let Some(_docs) = mcp::docs(&server, way, "").await else {
+            return;
+        };
+        let alice = server.human("librarian").await;
+        let echo = call("c2", "docs__echo", json!({"text": "still there"}));
+        let said = transcript(
+            &alice
+                .says(
+                    script()
+                        .calls(call("c1", "docs__huge", json!({})))
+                        .calls(echo)
+                        .says("done"),
+                )
+                .await,
         );
-        let path = std::env::var("PATH").unwrap_or_default();
-        server.is_configured_with(&format!(
+        assert!(said[2].starts_with("docs__huge failed:"), "{way:?}: {said:#?}");
+        assert!(said[2].len() < 10_000, "{way:?}");
+        assert_eq!(said[4..], ["docs__echo: still there", "ai: done"], "{way:?}");
+        std::fs::write(server.configuration(), before).expect("it can change");
+        server.is_stopped_and_started_again().await;
+    }
+}
+
+async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second(server: TestServer) {
+    let Some(program) = mcp::program(&server) else { return };
+    let command = program["command"].as_str().unwrap();
+    let script_of_it = program["args"][0].as_str().unwrap();
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    // The one who floods ends with the program, of whose group it is.
+    let line = format!(
+        "while :; do for n in 1 2 3 4 5 6 7 8 9; do echo '{changed}'; done; sleep 0.01; done & exec {command} {script_of_it} {}",
+        server.tools.base
+    );
+    let path = std::env::var("PATH").unwrap_or_default();
+    server
+        .is_configured_with(&format!(
             "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\n\
              env = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n\
              [agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\ntools = [\"docs/*\"]\n"
-        )).await;
-        server.moves_into_a_process().await;
-        let asked = async || {
-            let alice = server.human("reader").await;
-            let said = transcript(&alice.says(script().calls(call("c1", "docs__lists", json!({}))).says("done")).await);
-            said[2].strip_prefix("docs__lists: ").and_then(|times| times.parse::<u64>().ok())
-        };
-        // On a busy machine its tools come later than the server begins.
-        eventually(async || asked().await.is_some()).await;
-        let begun = Instant::now();
-        let first = asked().await.expect("a number");
-        let memory = server.peak_memory().await;
-        eventually(async || {
-            server.client().get("/ok?check_db=1").await.ok();
-            asked().await.is_some_and(|times| times >= first + 3)
-        }).await;
-        let more = asked().await.expect("a number") - first;
-        let took = begun.elapsed().as_secs();
-        // A whole list is two questions here, and the first second has begun before.
-        assert!(more <= 2 * (took + 2), "it was asked {more} times in {took} s");
-        let grown = server.peak_memory().await - memory;
-        assert!(grown < 64, "it grew by {grown} MiB");
-    }
-
-    async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {
-        let Some(program) = mcp::program(&server) else { return };
-        let place = std::env::temp_dir().join(format!("adjutant-grandchild-{}", server.client().base().replace(['/', ':'], "-")));
-        let command = program["command"].as_str().unwrap();
-        let script = program["args"][0].as_str().unwrap();
-        let line = format!("sleep 1000 & echo $! > {}; exec {command} {script} {}", place.display(), server.tools.base);
-        let path = std::env::var("PATH").unwrap_or_default();
-        let section = format!(
-            "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n"
+        ))
+        .await;
+    server.moves_into_a_process().await;
+    let asked = async || {
+        let alice = server.human("reader").await;
+        let said = transcript(
+            &alice
+                .says(script().calls(call("c1", "docs__lists", json!({}))).says("done"))
+                .await,
         );
-        server.is_configured_with(&section).await;
-        let pid = std::fs::read_to_string(&place).expect("it has begun").trim().to_owned();
-        let is_alive = || {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
-        };
-        assert!(is_alive());
-        server.configuration_changes(&section, "");
-        server.is_stopped_and_started_again().await;
-        eventually(async || !is_alive()).await;
-        std::fs::remove_file(&place).expect("it was there");
-    }
+        said[2]
+            .strip_prefix("docs__lists: ")
+            .and_then(|times| times.parse::<u64>().ok())
+    };
+    // On a busy machine its tools come later than the server begins.
+    eventually(async || asked().await.is_some()).await;
+    let begun = Instant::now();
+    let first = asked().await.expect("a number");
+    let memory = server.peak_memory().await;
+    eventually(async || {
+        server.client().get("/ok?check_db=1").await.ok();
+        asked().await.is_some_and(|times| times >= first + 3)
+    })
+    .await;
+    let more = asked().await.expect("a number") - first;
+    let took = begun.elapsed().as_secs();
+    // A whole list is two questions here, and the first second has begun before.
+    assert!(more <= 2 * (took + 2), "it was asked {more} times in {took} s");
+    let grown = server.peak_memory().await - memory;
+    assert!(grown < 64, "it grew by {grown} MiB");
+}
+
+async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {
+    let Some(program) = mcp::program(&server) else { return };
+    let place = std::env::temp_dir().join(format!(
+        "adjutant-grandchild-{}",
+        server.client().base().replace(['/', ':'], "-")
+    ));
+    let command = program["command"].as_str().unwrap();
+    let script = program["args"][0].as_str().unwrap();
+    let line = format!(
+        "sleep 1000 & echo $! > {}; exec {command} {script} {}",
+        place.display(),
+        server.tools.base
+    );
+    let path = std::env::var("PATH").unwrap_or_default();
+    let section = format!(
+        "[mcp_servers.docs]\ncommand = \"sh\"\nargs = [\"-c\", {line:?}]\nenv = {{ PATH = {path:?}, DOCS_KEY = \"d0cs\" }}\n"
+    );
+    server.is_configured_with(&section).await;
+    let pid = std::fs::read_to_string(&place).expect("it has begun").trim().to_owned();
+    let is_alive = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ")
+            .next()
+            .is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    };
+    assert!(is_alive());
+    server.configuration_changes(&section, "");
+    server.is_stopped_and_started_again().await;
+    eventually(async || !is_alive()).await;
+    std::fs::remove_file(&place).expect("it was there");
 }

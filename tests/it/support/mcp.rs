@@ -33,7 +33,7 @@ interrupt_on = {}
 
 /// The transports of the test server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum McpTransport {
     /// A program that adjutant starts.
     Stdio,
     /// A running server behind HTTP.
@@ -41,28 +41,28 @@ pub(crate) enum Way {
 }
 
 /// The MCP server; dropping it stops a server behind HTTP.
-pub(crate) struct Docs {
+pub(crate) struct McpDocsServer {
     running: Option<Child>,
     port: u16,
     tools: String,
 }
 
 /// Configures the MCP server `docs` and agents that use it; `None` without Python. `more` is added to its section.
-pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Docs> {
+pub(crate) async fn docs(server: &TestServer, way: McpTransport, more: &str) -> Option<McpDocsServer> {
     let python = python()?;
-    let mut docs = Docs {
+    let mut docs = McpDocsServer {
         running: None,
         port: 0,
         tools: server.tools.base.clone(),
     };
     let place = match way {
-        Way::Stdio => format!(
+        McpTransport::Stdio => format!(
             "command = {:?}\nargs = [{:?}, \"${{ADJUTANT_TEST_NOTHING:-{}}}\"]\nenv = {{ DOCS_KEY = \"d0cs\" }}",
             python,
             script(),
             docs.tools
         ),
-        Way::Http => {
+        McpTransport::Http => {
             docs.starts();
             format!(
                 "url = \"http://127.0.0.1:{}/mcp\"\nheaders = {{ x-key = \"s3cret\" }}",
@@ -77,9 +77,9 @@ pub(crate) async fn docs(server: &TestServer, way: Way, more: &str) -> Option<Do
 }
 
 /// Starts a server behind HTTP that is not configured yet; `None` without Python.
-pub(crate) fn behind_http(server: &TestServer) -> Option<Docs> {
+pub(crate) fn behind_http(server: &TestServer) -> Option<McpDocsServer> {
     python()?;
-    let mut docs = Docs {
+    let mut docs = McpDocsServer {
         running: None,
         port: 0,
         tools: server.tools.base.clone(),
@@ -115,7 +115,7 @@ fn python() -> Option<&'static str> {
     }
 }
 
-impl Docs {
+impl McpDocsServer {
     /// Returns the URL with this path: `/mcp`, or `/sse` for the older transport.
     pub(crate) fn address(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)
@@ -159,7 +159,7 @@ impl Docs {
     }
 }
 
-impl Drop for Docs {
+impl Drop for McpDocsServer {
     fn drop(&mut self) {
         if let Some(mut child) = self.running.take() {
             let _ = child.kill();

@@ -2,14 +2,14 @@
 
 pub(crate) mod actors;
 pub(crate) mod client;
-pub(crate) mod door;
-pub(crate) mod ear;
 pub(crate) mod mcp;
+pub(crate) mod misbehaving_server;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
-pub(crate) mod postgres_door;
+pub(crate) mod postgres_proxy;
 pub(crate) mod program;
 pub(crate) mod provider;
+pub(crate) mod proxy;
 #[path = "../../support/schemas.rs"]
 pub(crate) mod schemas;
 pub(crate) mod script;
@@ -17,7 +17,7 @@ pub(crate) mod server;
 pub(crate) mod sse;
 pub(crate) mod tools;
 pub(crate) mod viewer;
-pub(crate) mod wild;
+pub(crate) mod webhook_receiver;
 
 pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
@@ -46,9 +46,7 @@ pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
 
 /// Defines two tests for each function, one on each engine.
 macro_rules! on_both_engines {
-    ($($(#[$note:meta])* async fn $name:ident($server:ident: TestServer) $body:block)*) => {
-        $($(#[$note])* async fn $name($server: TestServer) $body)*
-
+    ($($name:ident),* $(,)?) => {
         mod on_sqlite {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
@@ -65,3 +63,16 @@ macro_rules! on_both_engines {
     };
 }
 pub(crate) use on_both_engines;
+
+/// Makes a test of each function that needs several servers on one database, which only Postgres has.
+macro_rules! on_postgres {
+    ($($name:ident),* $(,)?) => {
+        mod only_on_postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                $crate::support::play($crate::support::Engine::Postgres, super::$name).await;
+            })*
+        }
+    };
+}
+pub(crate) use on_postgres;

@@ -29,7 +29,7 @@ pub(crate) enum Turn {
 
 /// A received request.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct ModelCall {
     /// The path.
     pub(crate) path: String,
     /// The key, in whichever place the protocol has it.
@@ -49,7 +49,7 @@ pub(crate) struct Provider {
 #[derive(Debug, Default)]
 struct ProviderState {
     turns: VecDeque<Turn>,
-    asked: Vec<Asked>,
+    asked: Vec<ModelCall>,
 }
 
 impl Provider {
@@ -69,7 +69,7 @@ impl Provider {
     }
 
     /// Returns the requests so far.
-    pub(crate) fn asked(&self) -> Vec<Asked> {
+    pub(crate) fn asked(&self) -> Vec<ModelCall> {
         self.state.lock().unwrap().asked.clone()
     }
 }
@@ -87,7 +87,7 @@ async fn serve(State(state): State<Arc<Mutex<ProviderState>>>, uri: Uri, headers
     let path = uri.path().to_owned();
     let turn = {
         let mut state = state.lock().unwrap();
-        state.asked.push(Asked {
+        state.asked.push(ModelCall {
             path: path.clone(),
             key,
             body,

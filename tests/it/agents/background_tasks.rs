@@ -1,0 +1,661 @@
+//! Work in the background: begun, looked at, added to, stopped, and told of when it is over.
+
+use serde_json::{Value, json};
+
+use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
+
+/// An agent `boss` with these lines of its own, and its background agents `writer` and `courier`.
+pub(crate) fn boss(more: &str) -> String {
+    format!(
+        r#"
+        [agents.boss]
+        model = "scripted:lab"
+        system_prompt = "You are the boss."
+        tools = ["lookup"]
+        {more}
+
+        [[agents.boss.subagents]]
+        name = "writer"
+        description = "Writes long texts in the background."
+        graph_id = "scribe"
+
+        [[agents.boss.subagents]]
+        name = "courier"
+        description = "Delivers messages in the background."
+        graph_id = "scribe"
+        update_strategy = "enqueue"
+        notify_parent = false
+
+        [agents.scribe]
+        model = "scripted:lab"
+        system_prompt = "You are the scribe."
+        tools = ["lookup", "send_email"]
+        interrupt_on = {{ send_email = true }}
+        "#
+    )
+}
+
+/// The beginning of a task: `description` is all that the agent is told, so its script.
+pub(crate) fn start(id: &str, agent: &str, description: impl ToString) -> Value {
+    call(
+        id,
+        "start_async_task",
+        json!({"description": description.to_string(), "subagent_type": agent}),
+    )
+}
+
+/// A call about a task.
+pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
+    call(id, tool, json!({"task_id": task["task_id"]}))
+}
+
+/// What the state knows of the tasks, in the order of their beginning.
+async fn tasks(human: &Human) -> Vec<Value> {
+    let values = human.state().await["values"].clone();
+    let mut tasks: Vec<Value> = values["async_tasks"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(_, task)| task.clone())
+        .collect();
+    tasks.sort_by_key(|task| task["created_at"].to_string());
+    tasks
+}
+
+pub(crate) async fn the_task(human: &Human) -> Value {
+    let tasks = tasks(human).await;
+    let [task] = tasks.as_slice() else {
+        panic!("not one task: {tasks:#?}")
+    };
+    task.clone()
+}
+
+/// The messages that tell what became of tasks.
+pub(crate) async fn notifications(human: &Human) -> Vec<Value> {
+    let values = human.state().await["values"].clone();
+    let messages = values["messages"].as_array().expect("messages").clone();
+    let mark = |message: &Value| message["additional_kwargs"]["deepagents_notification"].clone();
+    messages.iter().map(mark).filter(|mark| !mark.is_null()).collect()
+}
+
+/// Returns when an agent knows what came of one task, be it that it was woken or that it was still at work, and is done.
+pub(crate) async fn knows_an_outcome(human: &Human) {
+    eventually(async || human.status().await == "idle" && notifications(human).await.len() == 1).await;
+}
+
+/// Returns when the thread has so many runs and all are over.
+pub(crate) async fn has_run(human: &Human, times: usize) -> Vec<Value> {
+    let is_over = |run: &Value| run["status"] != "pending" && run["status"] != "running";
+    eventually(async || {
+        let runs = human.runs().await;
+        assert!(runs.len() <= times, "more than {times}: {runs:#?}");
+        runs.len() == times && runs.iter().all(is_over)
+    })
+    .await;
+    human.runs().await
+}
+
+/// The thread of a task as its agent's own.
+pub(crate) fn worker(human: &Human, task: &Value) -> Human {
+    human.on(task["thread_id"].as_str().expect("an id"))
+}
+
+/// Somebody whose boss has begun a task that waits for its tool.
+async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Value) {
+    server.is_configured_with(&boss(more)).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    alice
+        .says(script().calls(start("a1", agent, work)).says("it is under way"))
+        .await;
+    let task = the_task(&alice).await;
+    server.tools.called("lookup", 1).await;
+    (alice, task)
+}
+
+/// The answer of a call about a task, as the model reads it.
+pub(crate) async fn answered(human: &Human, call: Value) -> String {
+    let tool = call["name"].as_str().expect("a call has a name").to_owned();
+    let said = transcript(&human.says(script().calls(call).says("so it is")).await);
+    // Behind it may stand what came of other work meanwhile.
+    said.iter()
+        .rfind(|line| line.starts_with(&tool))
+        .unwrap_or_else(|| panic!("no answer of {tool} {said:#?}"))
+        .clone()
+}
+
+on_both_engines! {
+    a_task_is_begun_without_waiting_for_it_and_its_end_wakes_the_agent,
+    an_agent_at_work_is_told_before_it_asks_its_model_again,
+    a_task_is_looked_at_and_what_the_agent_has_seen_is_not_told_again,
+    a_further_message_breaks_the_work_off_and_is_answered,
+    a_further_message_can_wait_for_its_turn_but_only_one,
+    a_task_is_cancelled_and_one_that_is_over_stays_what_it_was,
+    a_task_that_waits_for_a_human_shows_its_question_and_goes_on_with_the_answer,
+    a_task_that_waits_can_be_given_up_and_nobody_is_asked_any_more,
+    what_cannot_be_done_is_said,
+    the_tools_stay_when_there_is_nobody_to_delegate_to,
+    a_task_goes_on_when_the_run_that_began_it_is_cancelled,
+    the_context_of_the_run_reaches_the_task,
+    a_run_shows_what_it_has_begun_in_the_background,
+    tasks_beyond_a_limit_are_error_results,
+    tasks_of_tasks_have_a_bottom,
+    a_whole_tree_of_tasks_is_limited_together,
+}
+
+async fn a_task_is_begun_without_waiting_for_it_and_its_end_wakes_the_agent(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "writer", "").await;
+    let id = task["task_id"].as_str().unwrap();
+    let begun = format!(
+        "start_async_task: Started the background task {id} with `writer`. Its result comes by itself; do not wait for it."
+    );
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls start_async_task", &begun, "ai: it is under way"]
+    );
+    let expected = json!({"task_id": id, "agent_name": "writer", "thread_id": id, "run_id": task["run_id"],
+            "status": "running", "created_at": task["created_at"], "last_checked_at": task["created_at"],
+            "last_updated_at": task["created_at"]});
+    assert_eq!(task, expected);
+    assert!(task["created_at"].as_str().unwrap().ends_with('Z'), "{task}");
+    let thread = worker(&alice, &task).record().await;
+    assert_eq!(thread["status"], "busy");
+    assert_eq!(thread["metadata"]["subagent_name"], "writer");
+    assert_eq!(thread["metadata"]["parent_thread_id"], alice.thread);
+    assert_eq!(
+        thread["metadata"]["parent_assistant_id"],
+        alice.record().await["metadata"]["assistant_id"]
+    );
+    server.tools.let_go("lookup");
+    let woken = has_run(&alice, 2).await[0].clone();
+    assert_eq!(woken["metadata"]["background_tasks"], json!([id]));
+    let run = &task["run_id"];
+    assert_eq!(
+        notifications(&alice).await,
+        [json!({"task_id": id, "agent_name": "writer", "status": "success", "run_id": run})]
+    );
+    let said = alice.transcript().await;
+    let told = format!(
+        "human: [Message of the server, not of the user] The background task {id} of `writer` is done (status: success).\n\nIts result:\nthe long text"
+    );
+    assert_eq!(said[4], told);
+    assert!(said[5].starts_with("ai: echo: [Message of the server"), "{said:#?}");
+    assert_eq!(said.len(), 6);
+    assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
+}
+
+async fn an_agent_at_work_is_told_before_it_asks_its_model_again(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let run = alice
+        .asks(
+            script()
+                .calls_all([start("a1", "writer", "say it"), lookup("l1", "x")])
+                .says("unused"),
+        )
+        .await;
+    server.tools.called("lookup", 1).await;
+    let found = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "idle"});
+    eventually(async || server.client().post("/threads/count", found.clone()).await.ok() == 1).await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    assert_eq!(notifications(&alice).await.len(), 1);
+    let said = alice.transcript().await;
+    assert!(
+        said[4].starts_with("human: [Message of the server, not of the user]"),
+        "{said:#?}"
+    );
+    assert!(said[4].ends_with("Its result:\necho: say it"), "{said:#?}");
+    // The server has nothing to tell any more.
+    let again = server.human("boss").await;
+    again
+        .says(script().calls(start("a2", "writer", "quick")).says("yes"))
+        .await;
+    eventually(async || notifications(&again).await.len() == 1).await;
+    assert_eq!(alice.runs().await.len(), 1);
+    assert_eq!(notifications(&alice).await.len(), 1);
+}
+
+async fn a_task_is_looked_at_and_what_the_agent_has_seen_is_not_told_again(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "courier", "").await;
+    let seen = answered(&alice, about("k1", "check_async_task", &task)).await;
+    let note = "The result comes by itself when the task is done.";
+    assert_eq!(
+        seen,
+        format!(
+            "check_async_task: {}",
+            json!({"status": "running", "thread_id": task["thread_id"], "note": note})
+        )
+    );
+    server.tools.let_go("lookup");
+    eventually(async || worker(&alice, &task).status().await == "idle").await;
+    // It is not to be woken, so it finds the news when it is asked for something.
+    let seen = transcript(
+        &alice
+            .says(script().calls(about("k2", "check_async_task", &task)).says("so"))
+            .await,
+    );
+    assert!(
+        seen.iter().any(|line| line.contains("Its result:\nthe long text")),
+        "{seen:#?}"
+    );
+    assert_eq!(notifications(&alice).await.len(), 1);
+    let result = json!({"status": "success", "thread_id": task["thread_id"], "result": "the long text"});
+    assert_eq!(
+        answered(&alice, about("k3", "check_async_task", &task)).await,
+        format!("check_async_task: {result}")
+    );
+    let listed = answered(
+        &alice,
+        call("k4", "list_async_tasks", json!({"status_filter": "success"})),
+    )
+    .await;
+    assert_eq!(
+        listed,
+        format!(
+            "list_async_tasks: - {} (courier): success",
+            task["task_id"].as_str().unwrap()
+        )
+    );
+    let none = answered(
+        &alice,
+        call("k5", "list_async_tasks", json!({"status_filter": "running"})),
+    )
+    .await;
+    assert_eq!(none, "list_async_tasks: There are no such background tasks.");
+    assert_eq!(notifications(&alice).await.len(), 1);
+}
+
+async fn a_further_message_breaks_the_work_off_and_is_answered(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "writer", "").await;
+    let more = call(
+        "u1",
+        "update_async_task",
+        json!({"task_id": task["task_id"], "message": "something else"}),
+    );
+    let text = answered(&alice, more).await;
+    assert_eq!(
+        text,
+        format!(
+            "update_async_task: The background task {} was given the message.",
+            task["task_id"].as_str().unwrap()
+        )
+    );
+    // It is told in the run under way, if that takes so long, or in one of its own.
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let newer = the_task(&alice).await;
+    assert_eq!(&newer["superseded_run_ids"], &json!([task["run_id"]]));
+    assert_eq!(&newer["status"], &json!("success"));
+    let runs = worker(&alice, &task).runs().await;
+    assert_eq!(&runs[0]["run_id"], &newer["run_id"]);
+    assert_eq!(&runs[1]["status"], &json!("interrupted"));
+    let told = notifications(&alice).await;
+    assert_eq!(told.len(), 1);
+    assert_eq!(&told[0]["run_id"], &newer["run_id"]);
+    server.tools.let_go("lookup");
+}
+
+async fn a_further_message_can_wait_for_its_turn_but_only_one(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "courier", "").await;
+    let more = |id: &str| {
+        call(
+            id,
+            "update_async_task",
+            json!({"task_id": task["task_id"], "message": "and then"}),
+        )
+    };
+    let said = transcript(
+        &alice
+            .says(script().calls(more("u1")).calls(more("u2")).says("well"))
+            .await,
+    );
+    assert!(
+        said[said.len() - 4].starts_with("update_async_task: The background task"),
+        "{said:#?}"
+    );
+    assert!(
+        said[said.len() - 2].starts_with("update_async_task failed: A message to this task waits already"),
+        "{said:#?}"
+    );
+    server.tools.let_go("lookup");
+    let work = worker(&alice, &task);
+    has_run(&work, 2).await;
+    assert_eq!(work.transcript().await.last().unwrap(), "ai: echo: and then");
+}
+
+async fn a_task_is_cancelled_and_one_that_is_over_stays_what_it_was(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "writer", "").await;
+    let id = task["task_id"].as_str().unwrap();
+    let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
+    assert_eq!(
+        text,
+        format!("cancel_async_task: The background task {id} is cancelled.")
+    );
+    assert_eq!(worker(&alice, &task).runs().await[0]["status"], "interrupted");
+    assert_eq!(the_task(&alice).await["status"], "cancelled");
+    server.tools.let_go("lookup");
+    let bob = server.human("boss").await;
+    bob.says(script().calls(start("a1", "courier", "quick")).says("yes"))
+        .await;
+    let quick = the_task(&bob).await;
+    eventually(async || worker(&bob, &quick).status().await == "idle").await;
+    bob.says("is there any news?").await;
+    let said = answered(&bob, about("k1", "cancel_async_task", &quick)).await;
+    let over = format!(
+        "The background task {} was over before: success. Nothing was cancelled.",
+        quick["task_id"].as_str().unwrap()
+    );
+    assert_eq!(said, format!("cancel_async_task: {over}"));
+    assert_eq!(notifications(&alice).await.len(), 0);
+    assert_eq!(notifications(&bob).await.len(), 1);
+}
+
+async fn a_task_that_waits_for_a_human_shows_its_question_and_goes_on_with_the_answer(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(mail("m1", "a@b.c"))
+        .says("it is sent");
+    alice
+        .says(script().calls(start("a1", "writer", work)).says("it is under way"))
+        .await;
+    server.tools.let_go("lookup");
+    has_run(&alice, 2).await;
+    let task = the_task(&alice).await;
+    assert_eq!(&task["status"], &json!("waiting"));
+    assert_eq!(notifications(&alice).await.len(), 1);
+    let work = worker(&alice, &task);
+    let question = work.question().await;
+    let text = answered(&alice, about("k1", "check_async_task", &task)).await;
+    let seen: Value = serde_json::from_str(text.strip_prefix("check_async_task: ").unwrap()).unwrap();
+    assert_eq!(&seen["status"], &json!("waiting"));
+    assert_eq!(&seen["interrupts"][0]["id"], &json!(question.id()));
+    assert_eq!(
+        seen["interrupts"][0]["value"]["action_requests"][0]["name"],
+        "send_email"
+    );
+    work.resolves(&question, json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .ok();
+    has_run(&alice, 4).await;
+    let told: Vec<Value> = notifications(&alice)
+        .await
+        .iter()
+        .map(|told| told["status"].clone())
+        .collect();
+    assert_eq!(told, ["waiting", "success"]);
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
+    assert_eq!(the_task(&alice).await["status"], "success");
+}
+
+async fn a_task_that_waits_can_be_given_up_and_nobody_is_asked_any_more(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).calls(mail("m1", "a@b.c"));
+    alice
+        .says(script().calls(start("a1", "writer", work)).says("yes"))
+        .await;
+    server.tools.let_go("lookup");
+    has_run(&alice, 2).await;
+    let task = the_task(&alice).await;
+    let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
+    assert!(text.ends_with("is cancelled."), "{text}");
+    let work = worker(&alice, &task);
+    eventually(async || work.questions().await.is_empty() && work.status().await == "idle").await;
+    assert_eq!(the_task(&alice).await["status"].clone(), json!("cancelled"));
+    assert_eq!(server.tools.calls_of("send_email").len(), 0);
+}
+
+async fn what_cannot_be_done_is_said(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    let said = answered(&alice, start("a1", "painter", "x")).await;
+    assert_eq!(
+        said,
+        "start_async_task failed: There is no background agent `painter`; there are `writer`, `courier`. Nothing was started."
+    );
+    for tool in ["check_async_task", "cancel_async_task"] {
+        let said = answered(&alice, call("k1", tool, json!({"task_id": "nobody's"}))).await;
+        assert_eq!(
+            said,
+            format!("{tool} failed: There is no background task `nobody's` here.")
+        );
+    }
+    // A task of another conversation is out of reach, whatever a client writes into the state.
+    let bob = server.human("boss").await;
+    bob.says(script().calls(start("a1", "courier", "quick")).says("yes"))
+        .await;
+    let task = the_task(&bob).await;
+    let id = task["task_id"].as_str().unwrap().to_owned();
+    let tasks = json!({"async_tasks": {id.clone(): task.clone()}});
+    server
+        .client()
+        .post(&alice.path("/state"), json!({"values": tasks}))
+        .await
+        .ok();
+    let said = answered(&alice, about("k2", "check_async_task", &task)).await;
+    assert_eq!(
+        said,
+        "check_async_task failed: This task was not begun in this conversation."
+    );
+}
+
+async fn the_tools_stay_when_there_is_nobody_to_delegate_to(server: TestServer) {
+    server
+        .is_configured_with(&boss("general_purpose_subagent = { enabled = false }"))
+        .await;
+    let alice = server.human("boss").await;
+    let said = transcript(&alice.says(script().turn(json!({"echo_tools": true}))).await);
+    let tools = "cancel_async_task,check_async_task,delete,edit_file,glob,grep,list_async_tasks,lookup,ls,read_file,start_async_task,update_async_task,write_file";
+    assert_eq!(said.last().unwrap(), &format!("ai: TOOLS<<{tools}>>"));
+    let said = transcript(&alice.says(script().turn(json!({"echo_system": true}))).await);
+    assert!(
+        said.last()
+            .unwrap()
+            .contains("- writer: Writes long texts in the background."),
+        "{said:#?}"
+    );
+}
+
+async fn a_task_goes_on_when_the_run_that_began_it_is_cancelled(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    let run = alice
+        .asks(
+            script()
+                .calls(start("a1", "writer", work))
+                .calls(lookup("l2", "y"))
+                .says("unused"),
+        )
+        .await;
+    server.tools.called("lookup", 2).await;
+    run.is_cancelled("interrupt").await;
+    let task = the_task(&alice).await;
+    assert_eq!(worker(&alice, &task).status().await, "busy");
+    server.tools.let_go("lookup");
+    eventually(async || worker(&alice, &task).status().await == "idle").await;
+    // A conversation that was stopped is not gone on with by itself; what came of the task is told with the next message.
+    assert_eq!(alice.runs().await.len(), 1);
+    alice.says("what now?").await;
+    assert_eq!(notifications(&alice).await.len(), 1);
+}
+
+async fn the_context_of_the_run_reaches_the_task(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    let work = script().calls(lookup("l1", "x")).says("done");
+    let text = script().calls(start("a1", "courier", work)).says("yes");
+    alice
+        .starts(alice.wish(text, json!({"context": {"user": "alice"}})))
+        .await
+        .finishes()
+        .await;
+    server.tools.called("lookup", 1).await;
+    assert_eq!(server.tools.calls_of("lookup")[0]["context"], json!({"user": "alice"}));
+    eventually(async || {
+        let task = the_task(&alice).await;
+        worker(&alice, &task).status().await == "idle"
+    })
+    .await;
+}
+
+async fn a_run_shows_what_it_has_begun_in_the_background(server: TestServer) {
+    let (alice, task) = with_a_task(&server, "courier", "").await;
+    let run = alice.runs().await[0]["run_id"].as_str().unwrap().to_owned();
+    let tree = async || {
+        server
+            .client()
+            .get(&alice.path(&format!("/runs/{run}/tree")))
+            .await
+            .ok()["background_tasks"]
+            .clone()
+    };
+    let shown = tree().await;
+    let expected = json!([{"task_id": task["task_id"], "thread_id": task["thread_id"], "agent_name": "courier",
+            "graph_id": "scribe", "task_call_id": "a1", "begun_by": null, "run_id": task["run_id"],
+            "status": "running", "created_at": shown[0]["created_at"]}]);
+    assert_eq!(shown, expected);
+    server.tools.let_go("lookup");
+    eventually(async || tree().await[0]["status"] == "success").await;
+}
+
+async fn tasks_beyond_a_limit_are_error_results(server: TestServer) {
+    let (alice, _) = with_a_task(
+        &server,
+        "courier",
+        "limits = { children_total = 2, children_at_once = 2 }",
+    )
+    .await;
+    let quick = |id: &str| start(id, "courier", "quick");
+    let held = |id: &str| start(id, "courier", script().calls(lookup("l1", id)).says("done"));
+    let said = transcript(
+        &alice
+            .says(script().calls_all([held("b1"), held("b2")]).says("so"))
+            .await,
+    );
+    let refused = |limit: &str, line: &&String| {
+        line.starts_with(&format!(
+            "start_async_task failed: The limit `{limit}` = 2 of this run is reached."
+        ))
+    };
+    assert_eq!(
+        said.iter().filter(|line| refused("children_at_once", line)).count(),
+        1,
+        "the task of the turn before counts: {said:#?}"
+    );
+    server.tools.called("lookup", 2).await;
+    server.tools.let_go("lookup");
+    let wanted = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "idle"});
+    eventually(async || server.client().post("/threads/count", wanted.clone()).await.ok() == 2).await;
+    alice.says("what is new?").await;
+    let said = transcript(
+        &alice
+            .says(script().calls_all([quick("c1"), quick("c2"), quick("c3")]).says("so"))
+            .await,
+    );
+    assert_eq!(
+        said.iter()
+            .filter(|line| refused("children_total", line) || refused("children_at_once", line))
+            .count(),
+        2,
+        "{said:#?}"
+    );
+    eventually(async || {
+        server
+            .client()
+            .post("/threads/count", json!({"status": "busy"}))
+            .await
+            .ok()
+            == 0
+    })
+    .await;
+    assert_eq!(server.client().post("/threads/count", wanted).await.ok(), 4);
+    assert_eq!(alice.run(&alice.runs().await[0]).record().await["usage"]["children"], 2);
+}
+
+async fn tasks_of_tasks_have_a_bottom(server: TestServer) {
+    let looped = |name: &str, more: &str| {
+        format!(
+            "[agents.{name}]\nmodel = \"scripted:lab\"\n{more}\n[[agents.{name}.subagents]]\nname = \"again\"\n\
+                 description = \"Does the same again, one level down.\"\ngraph_id = \"{name}\"\nnotify_parent = false\n"
+        )
+    };
+    server
+        .is_configured_with(&format!(
+            "{}{}",
+            looped("echoer", ""),
+            looped("shallow", "limits = { depth = 2 }")
+        ))
+        .await;
+    let below = |levels: usize| {
+        (0..levels).fold("the bottom".to_owned(), |below, n| {
+            script()
+                .calls(start(&format!("a{n}"), "again", below))
+                .says("so")
+                .to_string()
+        })
+    };
+    for (agent, deepest) in [("echoer", 4), ("shallow", 2)] {
+        let before = server
+            .client()
+            .post("/threads/count", json!({}))
+            .await
+            .ok()
+            .as_u64()
+            .unwrap();
+        let alice = server.human(agent).await;
+        alice.says(below(7)).await;
+        eventually(async || server.client().post("/threads/count", json!({})).await.ok() == before + 1 + deepest).await;
+        eventually(async || {
+            server
+                .client()
+                .post("/threads/count", json!({"status": "busy"}))
+                .await
+                .ok()
+                == 0
+        })
+        .await;
+        assert_eq!(
+            server.client().post("/threads/count", json!({})).await.ok(),
+            before + 1 + deepest
+        );
+    }
+}
+
+async fn a_whole_tree_of_tasks_is_limited_together(server: TestServer) {
+    server
+        .is_configured_with(
+            "[agents.root]\nmodel = \"scripted:lab\"\nlimits = { tree = { children_total = 3 } }\n\
+             [[agents.root.subagents]]\nname = \"branch\"\ndescription = \"Begins more of its kind.\"\n\
+             graph_id = \"branch\"\nnotify_parent = false\n\
+             [agents.branch]\nmodel = \"scripted:lab\"\n[[agents.branch.subagents]]\nname = \"branch\"\n\
+             description = \"Begins more of its kind.\"\ngraph_id = \"branch\"\nnotify_parent = false\n",
+        )
+        .await;
+    let alice = server.human("root").await;
+    let two = |below: &str| {
+        script()
+            .calls_all([start("a1", "branch", below), start("a2", "branch", below)])
+            .says("so")
+            .to_string()
+    };
+    alice.says(two(&two("leaf"))).await;
+    let wanted = json!({"metadata": {"subagent_name": "branch"}});
+    eventually(async || {
+        server
+            .client()
+            .post("/threads/count", json!({"status": "busy"}))
+            .await
+            .ok()
+            == 0
+    })
+    .await;
+    assert_eq!(server.client().post("/threads/count", wanted).await.ok(), 3);
+}

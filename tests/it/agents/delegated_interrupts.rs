@@ -1,0 +1,263 @@
+//! A human decides about the calls of subagents, several of which may wait at the same time.
+
+use serde_json::{Map, Value, json};
+
+use crate::support::actors::Question;
+use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
+
+/// Two mailers at work side by side, and a researcher beside them.
+fn two_mailers() -> String {
+    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+    let research = script().calls(lookup("c1", "x")).says("it is x");
+    script()
+        .calls_all([
+            task("t1", "mailer", mailer("m1", "ann")),
+            task("t2", "researcher", research),
+            task("t3", "mailer", mailer("m2", "bob")),
+        ])
+        .says("all done")
+        .to_string()
+}
+
+/// The two questions, the one about ann first.
+async fn both(human: &Human) -> [Question; 2] {
+    let mut questions = human.questions().await;
+    questions.sort_by_key(|question| question.0["task_call_id"].to_string());
+    questions.try_into().expect("two questions")
+}
+
+fn approval() -> Value {
+    json!({"decisions": [{"type": "approve"}]})
+}
+
+const DONE: [&str; 6] = [
+    "human: …",
+    "ai calls task, task, task",
+    "task: ann knows",
+    "task: it is x",
+    "task: bob knows",
+    "ai: all done",
+];
+
+on_both_engines! {
+    a_subagent_asks_through_the_thread_of_its_parent,
+    a_rejection_inside_a_subagent_is_its_own_affair,
+    subagents_side_by_side_ask_together_and_are_answered_together,
+    one_of_two_questions_can_be_answered_alone,
+    a_list_answers_the_questions_in_the_order_in_which_they_were_asked,
+    an_answer_that_could_be_for_either_is_refused_with_their_ids,
+    one_invalid_answer_of_two_stores_neither,
+    both_questions_can_be_resolved_as_resources_one_after_the_other,
+    a_question_three_levels_down_finds_its_way,
+    a_new_message_drops_the_questions_of_all_subagents,
+    a_question_outlives_the_death_of_the_process,
+    a_question_outlives_a_restart_in_good_order,
+}
+
+async fn a_subagent_asks_through_the_thread_of_its_parent(server: TestServer) {
+    let alice = server.human("agent").await;
+    let text = script()
+        .calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent")))
+        .says("done");
+    let values = alice.says(text).await;
+    let state = alice.state().await;
+    let question = alice.question().await;
+    assert_eq!(values["__interrupt__"][0]["id"], question.id());
+    assert_eq!(&state["next"], &json!(["tools"]));
+    assert_eq!(&state["interrupts"][0]["id"], &json!(question.id()));
+    assert_eq!(question.agent(), "mailer");
+    assert_eq!(alice.status().await.as_str(), "interrupted");
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", "task: sent", "ai: done"]
+    );
+}
+
+async fn a_rejection_inside_a_subagent_is_its_own_affair(server: TestServer) {
+    let alice = server.human("agent").await;
+    let text = script()
+        .calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("not sent")))
+        .says("done");
+    alice.says(text).await;
+    alice.rejects(&alice.question().await, "no").await.finishes().await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", "task: not sent", "ai: done"]
+    );
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+}
+
+async fn subagents_side_by_side_ask_together_and_are_answered_together(server: TestServer) {
+    let alice = server.human("agent").await;
+    let values = alice.says(two_mailers()).await;
+    assert_eq!(values["__interrupt__"].as_array().map(Vec::len), Some(2), "{values}");
+    let state = alice.state().await;
+    assert_eq!(state["next"], json!(["tools", "tools"]));
+    assert_eq!(state["interrupts"].as_array().map(Vec::len), Some(2));
+    let questions = both(&alice).await;
+    assert_ne!(questions[0].id(), questions[1].id());
+    let answers: Map<String, Value> = questions.iter().map(|q| (q.id().to_owned(), approval())).collect();
+    alice.resumes(Value::Object(answers)).await.finishes().await;
+    assert_eq!(alice.transcript().await, DONE);
+    assert_eq!(server.tools.keys_of("send_email").len(), 2);
+    assert_eq!(server.tools.keys_of("lookup").len(), 1);
+}
+
+async fn one_of_two_questions_can_be_answered_alone(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let [ann, bob] = both(&alice).await;
+    alice.approves(&bob).await.finishes().await;
+    assert_eq!(alice.status().await.as_str(), "interrupted");
+    assert_eq!(alice.question().await.id(), ann.id());
+    assert_eq!(alice.question().await, ann);
+    assert_eq!(server.tools.calls_of("send_email")[0]["args"]["to"], "bob");
+    alice.resumes(approval()).await.finishes().await;
+    assert_eq!(alice.transcript().await, DONE);
+    assert_eq!(server.tools.keys_of("send_email").len(), 2);
+    assert_eq!(server.tools.keys_of("lookup").len(), 1);
+}
+
+async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(server: TestServer) {
+    let yes = json!({"type": "approve"});
+    let no = json!({"type": "reject", "message": "no"});
+    for list in [
+        json!([no, yes]),
+        json!([{"decisions": [no]}, {"decisions": [yes]}]),
+        json!([[no], [yes]]),
+    ] {
+        let alice = server.human("agent").await;
+        alice.says(two_mailers()).await;
+        let [_, second] = both(&alice).await;
+        let before = server.tools.calls_of("send_email").len();
+        let wrong = alice.tries_to_resume(json!([yes])).await.refused(422);
+        assert!(
+            wrong.contains("a list of 2 decisions") && wrong.contains("it has 1 entries"),
+            "{wrong}"
+        );
+        alice.resumes(list).await.finishes().await;
+        let sent = server.tools.calls_of("send_email").split_off(before);
+        assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0]["args"]["to"], second.requests()[0]["args"]["to"]);
+    }
+    // One question is answered by the decisions alone, too.
+    let alice = server.human("agent").await;
+    let text = script()
+        .calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent")))
+        .says("done");
+    alice.says(text).await;
+    alice.resumes(json!([yes])).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", "task: sent", "ai: done"]
+    );
+}
+
+async fn an_answer_that_could_be_for_either_is_refused_with_their_ids(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let questions = both(&alice).await;
+    let reply = alice.tries_to_resume(approval()).await;
+    assert!(matches!(reply.status, 400..500), "{reply:?}");
+    let told = reply.body.to_string();
+    assert!(questions.iter().all(|question| told.contains(question.id())), "{told}");
+    assert_eq!(both(&alice).await, questions);
+    assert_eq!(alice.status().await, "interrupted");
+}
+
+async fn one_invalid_answer_of_two_stores_neither(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let questions = both(&alice).await;
+    let [ann, bob] = &questions;
+    let answers = json!({ann.id(): approval(), bob.id(): {"decisions": []}});
+    alice.tries_to_resume(answers).await.refused(422);
+    assert_eq!(both(&alice).await, questions);
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+}
+
+async fn both_questions_can_be_resolved_as_resources_one_after_the_other(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let [ann, bob] = both(&alice).await;
+    let first = alice.resolves(&ann, approval()).await.ok();
+    let second = alice.resolves(&bob, approval()).await.ok();
+    alice.run(&first).finishes().await;
+    alice.run(&second).finishes().await;
+    assert_eq!(alice.transcript().await, DONE);
+    assert_eq!(server.tools.keys_of("send_email").len(), 2);
+}
+
+async fn a_question_three_levels_down_finds_its_way(server: TestServer) {
+    let alice = server.human("deep").await;
+    let bottom = script().calls(mail("m1", "bob")).says("sent");
+    let middle = script().calls(task("t2", "researcher", bottom)).says("they sent it");
+    alice
+        .says(script().calls(task("t1", "researcher", middle)).says("done"))
+        .await;
+    let question = alice.question().await;
+    assert_eq!(
+        question.0["agent_path"],
+        json!(["deep-agent", "researcher", "researcher"])
+    );
+    assert_eq!(question.0["task_call_id"], "t2");
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", "task: they sent it", "ai: done"]
+    );
+}
+
+async fn a_new_message_drops_the_questions_of_all_subagents(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let run = alice.run(&alice.runs().await[0]);
+    alice.says("forget it").await;
+    assert_eq!(alice.questions().await, vec![]);
+    assert_eq!(alice.status().await.as_str(), "idle");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+    for child in run.children().await {
+        assert!(child["status"] != "running" && child["status"] != "pending", "{child}");
+    }
+    let said = alice.transcript().await;
+    assert!(
+        said.iter()
+            .filter(|line| line.starts_with("task failed: Tool call task"))
+            .count()
+            >= 2,
+        "{said:?}"
+    );
+    assert_eq!(said.last().unwrap(), "ai: echo: forget it");
+}
+
+async fn a_question_outlives_the_death_of_the_process(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    let questions = both(&alice).await;
+    server.is_killed_and_started_again().await;
+    assert_eq!(both(&alice).await, questions);
+    let [ann, bob] = &questions;
+    alice.approves(ann).await.finishes().await;
+    server.is_killed_and_started_again().await;
+    alice.approves(bob).await.finishes().await;
+    assert_eq!(alice.transcript().await, DONE);
+    assert_eq!(server.tools.keys_of("send_email").len(), 2);
+    assert_eq!(server.tools.keys_of("lookup").len(), 1);
+}
+
+async fn a_question_outlives_a_restart_in_good_order(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(two_mailers()).await;
+    server.is_stopped_and_started_again().await;
+    let answers = both(&alice)
+        .await
+        .map(|question| (question.id().to_owned(), approval()));
+    alice
+        .resumes(Value::Object(answers.into_iter().collect()))
+        .await
+        .finishes()
+        .await;
+    assert_eq!(alice.transcript().await, DONE);
+}

@@ -1,0 +1,404 @@
+//! A program that embeds the server brings tools, policies, models and subagents of its own.
+
+use serde_json::{Value, json};
+
+use crate::support::actors::Run;
+use crate::support::{Human, TestServer, call, on_both_engines, script, task};
+
+#[path = "../../../examples/embedding.rs"]
+#[expect(dead_code, reason = "its `main` is not called here")]
+mod example;
+
+/// Hands `work` to `subagent` by a tool written in Rust.
+fn hand_over(id: &str, subagent: &str, work: &str) -> Value {
+    call(id, "hand_over", json!({"to": subagent, "work": work}))
+}
+
+/// A digger that is at work when the process dies.
+async fn killed_at_work(server: &TestServer, digger: &str) -> (Human, Run) {
+    server.is_embedded().await;
+    server.moves_into_a_process().await;
+    let alice = server.human("built").await;
+    server.tools.hold("dig");
+    let run = alice
+        .asks(script().calls(task("t1", digger, "deep")).says("done"))
+        .await;
+    server.tools.called("dig", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("dig");
+    (alice, run)
+}
+
+on_both_engines! {
+    a_program_is_a_subagent_and_one_may_serve_several,
+    a_program_is_heard_in_streams_under_the_name_of_its_subagent,
+    what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_servers,
+    a_program_reads_and_writes_what_its_caller_shares,
+    a_program_may_ask_a_human_and_goes_on_with_the_answer,
+    a_program_may_ask_several_questions_and_goes_on_when_all_are_answered,
+    a_tool_written_in_rust_may_hand_its_work_to_a_subagent,
+    the_limits_hold_for_programs_and_for_tools_written_in_rust,
+    models_and_policies_of_the_program_are_used_by_name_and_agents_may_be_defined_in_code,
+    a_definition_brought_by_a_client_may_name_a_program_that_is_registered_and_no_other,
+    a_program_at_work_stops_with_its_run_and_alone,
+    work_that_was_under_way_when_the_server_died_is_a_question,
+    a_human_may_say_what_became_of_work_that_was_under_way,
+    work_that_may_be_repeated_is,
+    work_that_is_not_to_be_repeated_is_an_error_result,
+    a_program_that_has_ended_is_never_run_again,
+}
+
+async fn a_program_is_a_subagent_and_one_may_serve_several(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let calls = [task("t1", "parrot", "one"), task("t2", "magpie", "two")];
+    let run = alice.asks(script().calls_all(calls).says("done")).await;
+    run.finishes().await;
+    let said = [
+        "task: built/parrot heard: one",
+        "task: built/magpie heard: two",
+        "ai: done",
+    ];
+    assert_eq!(alice.transcript().await[2..], said);
+    let children = run.children().await;
+    let told: Vec<Value> = children
+        .iter()
+        .map(|child| json!([child["agent_name"], child["status"], child["depth"]]))
+        .collect();
+    assert_eq!(told, [json!(["parrot", "success", 1]), json!(["magpie", "success", 1])]);
+    let child = alice.run(&children[0]);
+    let state = server.client().get(&format!("{}/state", child.path)).await.ok();
+    assert_eq!(
+        crate::support::transcript(&state["values"]),
+        ["human: one", "ai: built/parrot heard: one"]
+    );
+    let body = json!({"limit": 9, "checkpoint": {"checkpoint_ns": child.record().await["checkpoint_ns"]}});
+    let history = server.client().post(&alice.path("/history"), body).await.ok();
+    assert_eq!(history.as_array().map(Vec::len), Some(3), "{history:#}");
+    assert_eq!(history[1]["next"], json!(["runnable"]));
+}
+
+async fn a_program_is_heard_in_streams_under_the_name_of_its_subagent(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let modes = json!({"stream_mode": ["updates", "custom", "messages-tuple", "tasks"], "stream_subgraphs": true});
+    let events = alice
+        .listens(script().calls(task("t1", "parrot", "one")).says("done"), modes)
+        .await
+        .rest()
+        .await;
+    let of_child = |name: &str| -> Vec<Value> {
+        let start = format!("{name}|tools:");
+        events
+            .iter()
+            .filter(|event| event.event.starts_with(&start))
+            .map(|event| event.data.clone())
+            .collect()
+    };
+    assert_eq!(of_child("custom"), [json!({"from": "parrot"})]);
+    let said = "built/parrot heard: one";
+    assert_eq!(of_child("updates")[0]["runnable"]["messages"][0]["content"], said);
+    let [message, metadata] = [0, 1].map(|at| of_child("messages")[0][at].clone());
+    assert_eq!(&message["content"], &json!(said));
+    assert_eq!(&message["type"], &json!("ai"));
+    assert_eq!(&message["name"], &json!("parrot"));
+    assert_eq!(&metadata["lc_agent_name"], &json!("parrot"));
+    assert_eq!(&metadata["langgraph_node"], &json!("runnable"));
+    let tasks = of_child("tasks");
+    assert_eq!(&tasks[0]["name"], &json!("runnable"), "{tasks:#?}");
+    assert_eq!(&tasks[1]["name"], &json!("runnable"), "{tasks:#?}");
+}
+
+async fn what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_servers(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let calls = [
+        task("t1", "mute", "x"),
+        task("t2", "wrecked", "private"),
+        task("t3", "wrecked", "no luck"),
+        task("t4", "wrecked", "panic"),
+        task("t5", "parrot", "x"),
+    ];
+    alice.says(script().calls_all(calls).says("done")).await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with(
+            "task failed: The subagent `mute` failed (RunnableResultError): what it gave back has no `messages`"
+        ),
+        "{said:#?}"
+    );
+    assert!(
+        said[3].contains("writes the field `_own`, which belongs to the server"),
+        "{said:#?}"
+    );
+    assert!(
+        said[4].starts_with("task failed: The subagent `wrecked` failed (WreckedError): no luck"),
+        "{said:#?}"
+    );
+    assert!(
+        said[5].starts_with("task failed: The subagent `wrecked` failed (RunnablePanicError)"),
+        "{said:#?}"
+    );
+    assert_eq!(said[6..], ["task: built/parrot heard: x", "ai: done"]);
+}
+
+async fn a_program_reads_and_writes_what_its_caller_shares(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let write = call("w1", "write_file", json!({"file_path": "/old.txt", "content": "old"}));
+    let text = script()
+        .calls(write)
+        .calls(task("t1", "scribe", "x"))
+        .calls(task("t2", "scribe", "x"))
+        .says("done");
+    let values = alice.says(text).await;
+    let said = crate::support::transcript(&values);
+    assert_eq!(said[4], r#"task: seen: ["/old.txt"], notes: null"#);
+    assert_eq!(said[6], r#"task: seen: ["/new.txt"], notes: ["from the scribe"]"#);
+    assert_eq!(values["notes"], json!(["from the scribe", "from the scribe"]));
+    assert_eq!(
+        values["files"],
+        json!({}),
+        "the second took away what the first had written"
+    );
+}
+
+async fn a_program_may_ask_a_human_and_goes_on_with_the_answer(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let run = alice
+        .asks(script().calls(task("t1", "curious", "x")).says("done"))
+        .await;
+    run.finishes().await;
+    let question = alice.question().await;
+    assert_eq!(question.agent(), "curious");
+    assert_eq!(&question.0["value"], &json!("which?"));
+    server.is_stopped_and_started_again().await;
+    let refused = alice.resolves(&question, json!({"response": 7})).await;
+    assert_eq!(refused.status, 422);
+    alice.resolves(&question, json!({"response": "that one"})).await;
+    crate::support::eventually(async || alice.status().await == "idle").await;
+    assert_eq!(alice.transcript().await[2..], [r#"task: told: "that one""#, "ai: done"]);
+}
+
+async fn a_program_may_ask_several_questions_and_goes_on_when_all_are_answered(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let run = alice
+        .asks(script().calls(task("t1", "curious", "two")).says("done"))
+        .await;
+    run.finishes().await;
+    let questions = alice.questions().await;
+    assert_eq!(questions.len(), 2);
+    alice.resolves(&questions[1], json!({"response": "y"})).await;
+    crate::support::eventually(async || alice.questions().await.len() == 1).await;
+    server.is_stopped_and_started_again().await;
+    alice.resolves(&questions[0], json!({"response": "x"})).await;
+    crate::support::eventually(async || alice.status().await == "idle").await;
+    let said = alice.transcript().await;
+    let in_order = r#"task: told: a="x" b="y""#;
+    let reversed = r#"task: told: a="y" b="x""#;
+    assert!(said[2] == in_order || said[2] == reversed, "{said:#?}");
+    assert_eq!(said[3], "ai: done");
+}
+
+async fn a_tool_written_in_rust_may_hand_its_work_to_a_subagent(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let calls = [hand_over("h1", "parrot", "one"), hand_over("h2", "nobody", "two")];
+    let run = alice
+        .asks(
+            script()
+                .calls_all(calls)
+                .calls(call("b1", "boom", json!({})))
+                .says("done"),
+        )
+        .await;
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert_eq!(
+        said[2..4],
+        [
+            "hand_over: built/parrot heard: one",
+            "hand_over failed: There is no subagent `nobody` here."
+        ]
+    );
+    assert!(
+        said[5].starts_with("boom failed: The call to `boom` failed"),
+        "{said:#?}"
+    );
+    assert_eq!(said[6], "ai: done");
+    let children = run.children().await;
+    assert_eq!(children.len(), 1);
+    assert_eq!(&children[0]["task_call_id"], &json!("h1"));
+}
+
+async fn the_limits_hold_for_programs_and_for_tools_written_in_rust(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("tight").await;
+    alice
+        .says(
+            script()
+                .calls(hand_over("h1", "parrot", "one"))
+                .calls(task("t1", "parrot", "two"))
+                .says("done"),
+        )
+        .await;
+    let said = alice.transcript().await;
+    assert_eq!(said[2], "hand_over: tight/parrot heard: one");
+    assert!(
+        said[4].starts_with("task failed: The limit `children_total` = 1 of this run is reached."),
+        "{said:#?}"
+    );
+}
+
+async fn models_and_policies_of_the_program_are_used_by_name_and_agents_may_be_defined_in_code(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    let values = alice
+        .says(script().calls(task("t1", "thinker", "why")).says("done"))
+        .await;
+    assert_eq!(crate::support::transcript(&values)[2], "task: echo of the house: why");
+    assert_eq!(values["messages"][1]["additional_kwargs"]["stamp"], "built");
+    let bob = server.human("coded").await;
+    bob.says("hello").await;
+    assert_eq!(bob.transcript().await, ["human: hello", "ai: echo of the house: hello"]);
+    let shown = server.client().get("/agents/coded").await.ok();
+    assert_eq!(shown["file"], "the program");
+}
+
+async fn a_definition_brought_by_a_client_may_name_a_program_that_is_registered_and_no_other(server: TestServer) {
+    server.is_embedded().await;
+    let subagent = |runnable: &str| json!({"name": "parrot", "description": "Repeats all.", "runnable": runnable});
+    let body = |runnable: &str| json!({"model": "scripted:x", "subagents": [subagent(runnable)]});
+    let refused = server.client().put("/agents/brought", body("ech")).await;
+    assert_eq!(refused.status, 422);
+    assert!(
+        refused
+            .body
+            .to_string()
+            .contains("there is no program `ech`; did you mean `echo`?"),
+        "{}",
+        refused.body
+    );
+    server.client().put("/agents/brought", body("echo")).await.ok();
+    let alice = server.human("brought").await;
+    alice.says(script().calls(task("t1", "parrot", "x")).says("done")).await;
+    assert_eq!(alice.transcript().await[2], "task: brought/parrot heard: x");
+}
+
+async fn a_program_at_work_stops_with_its_run_and_alone(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("built").await;
+    server.tools.hold("dig");
+    let calls = [task("t1", "digger", "x"), task("t2", "parrot", "y")];
+    let run = alice.asks(script().calls_all(calls).says("done")).await;
+    server.tools.called("dig", 1).await;
+    let digger = run
+        .children()
+        .await
+        .into_iter()
+        .find(|child| child["agent_name"] == "digger")
+        .unwrap();
+    alice.run(&digger).is_cancelled("interrupt").await.ok();
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(said[2].contains("was cancelled by request"), "{said:#?}");
+    assert_eq!(said[3..], ["task: built/parrot heard: y", "ai: done"]);
+    let run = alice.asks(script().calls(task("t3", "digger", "x")).says("done")).await;
+    server.tools.called("dig", 2).await;
+    run.is_cancelled("interrupt").await.ok();
+    assert_eq!(run.children().await[0]["status"], "interrupted");
+    server.tools.let_go("dig");
+}
+
+async fn work_that_was_under_way_when_the_server_died_is_a_question(server: TestServer) {
+    let (alice, run) = killed_at_work(&server, "digger").await;
+    run.finishes().await;
+    let question = alice.question().await;
+    assert_eq!(&question.0["kind"], &json!("unknown_outcome"));
+    assert_eq!(question.agent(), "digger");
+    assert_eq!(&question.requests()[0]["name"], &json!("digger"));
+    assert_eq!(&question.requests()[0]["tool_call_id"], &json!("t1"));
+    assert_eq!(server.tools.calls_of("dig").len(), 1);
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(alice.transcript().await[2..], ["task: dug", "ai: done"]);
+    let keys = server.tools.keys_of("dig");
+    assert_eq!(keys.len(), 2);
+    assert_eq!(&keys[0], &keys[1]);
+}
+
+async fn a_human_may_say_what_became_of_work_that_was_under_way(server: TestServer) {
+    let (alice, run) = killed_at_work(&server, "digger").await;
+    run.finishes().await;
+    let question = alice.question().await;
+    let told = json!([{"type": "respond", "message": "it was dug"}]);
+    alice.decides(&question, told).await.finishes().await;
+    assert_eq!(alice.transcript().await[2..], ["task: it was dug", "ai: done"]);
+    assert_eq!(server.tools.calls_of("dig").len(), 1);
+}
+
+async fn work_that_may_be_repeated_is(server: TestServer) {
+    let (alice, run) = killed_at_work(&server, "mole").await;
+    run.finishes().await;
+    assert_eq!(alice.transcript().await[2..], ["task: dug", "ai: done"]);
+    assert_eq!(server.tools.calls_of("dig").len(), 2);
+}
+
+async fn work_that_is_not_to_be_repeated_is_an_error_result(server: TestServer) {
+    let (alice, run) = killed_at_work(&server, "miner").await;
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("task failed: The subagent `miner` failed (UnknownOutcomeError)"),
+        "{said:#?}"
+    );
+    assert_eq!(server.tools.calls_of("dig").len(), 1);
+}
+
+async fn a_program_that_has_ended_is_never_run_again(server: TestServer) {
+    server.is_embedded().await;
+    server.moves_into_a_process().await;
+    let alice = server.human("built").await;
+    server.tools.hold("lookup");
+    let calls = [task("t1", "mole", "x"), crate::support::lookup("c1", "x")];
+    let run = alice.asks(script().calls_all(calls).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    crate::support::eventually(async || run.children().await.iter().any(|child| child["status"] == "success")).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    assert_eq!(alice.transcript().await[2], "task: dug");
+    assert_eq!(server.tools.calls_of("dig").len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_example_serves_over_a_socket() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let text = example::CONFIGURATION.replace(
+        "sqlite://desk.db",
+        &format!("sqlite://{}/desk.db", folder.path().display()),
+    );
+    let server = example::desk().config_text(text).start().await.expect("it starts");
+    let shutdown = server.shutdown().clone();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let client = crate::support::client::Client::new(&format!("http://{}", listener.local_addr().unwrap()));
+    let serving = adjutant::Shutdown::default().spawn("server", server.serve(listener));
+    let wish = json!({"assistant_id": "desk", "input": {"messages": [{"role": "user", "content": "Count the words of this."}]}});
+    let values = client.post("/runs/wait", wish).await.ok();
+    let said = crate::support::transcript(&values);
+    assert_eq!(
+        said[1..],
+        [
+            "ai calls count_words",
+            "count_words: 5 words",
+            "ai: That makes 5 words."
+        ]
+    );
+    shutdown.begin();
+    serving
+        .await
+        .expect("no panic")
+        .expect("not dropped")
+        .expect("a good end");
+}

@@ -1,0 +1,219 @@
+//! The file tools, over the state of the thread.
+
+use serde_json::{Value, json};
+
+use crate::support::script::Script;
+use crate::support::{Human, TestServer, call, on_both_engines, script};
+
+fn write(id: &str, path: &str, content: &str) -> Value {
+    call(id, "write_file", json!({"file_path": path, "content": content}))
+}
+
+/// The files of the thread with their contents.
+async fn files(human: &Human) -> Value {
+    let values = human.state().await["values"].clone();
+    let files = values["files"].as_object().cloned().unwrap_or_default();
+    files
+        .into_iter()
+        .map(|(path, file)| (path, file["content"].clone()))
+        .collect()
+}
+
+/// Makes the calls one after the other and returns their results.
+async fn results(human: &Human, calls: impl IntoIterator<Item = Value>) -> Vec<String> {
+    let is_new = human.record().await["values"].is_null();
+    let before = if is_new { 0 } else { human.transcript().await.len() };
+    human
+        .says(calls.into_iter().fold(script(), Script::calls).says("done"))
+        .await;
+    let said = human.transcript().await;
+    said[before..]
+        .iter()
+        .filter(|line| !line.starts_with("ai") && !line.starts_with("human"))
+        .cloned()
+        .collect()
+}
+
+on_both_engines! {
+    files_are_written_read_changed_found_and_deleted,
+    files_stay_from_turn_to_turn,
+    files_can_be_given_with_the_input,
+    mistakes_are_told_with_what_would_be_right,
+    paths_that_lead_out_are_refused,
+    of_two_changes_to_one_file_in_one_message_only_the_first_is_made,
+    a_result_too_long_for_a_conversation_becomes_a_file,
+    the_report_of_a_subagent_can_be_too_long_as_well,
+}
+
+async fn files_are_written_read_changed_found_and_deleted(server: TestServer) {
+    let alice = server.human("plain").await;
+    let said = results(
+        &alice,
+        [
+            write("c1", "/notes/a.txt", "one\ntwo\nthree"),
+            write("c2", "/notes/b.md", "two again"),
+            call(
+                "c3",
+                "read_file",
+                json!({"file_path": "/notes/a.txt", "offset": 1, "limit": 1}),
+            ),
+            call(
+                "c4",
+                "edit_file",
+                json!({"file_path": "/notes/a.txt", "old_string": "one", "new_string": "1"}),
+            ),
+            call("c5", "ls", json!({"path": "/notes"})),
+            call("c6", "glob", json!({"pattern": "*.md"})),
+            call("c7", "grep", json!({"pattern": "two", "output_mode": "count"})),
+            call("c8", "delete", json!({"file_path": "/notes/b.md"})),
+        ],
+    )
+    .await;
+    assert_eq!(said.len(), 8);
+    assert_eq!(said[0], "write_file: Updated file /notes/a.txt");
+    assert_eq!(said[2], "read_file: @@ lines 2-2 of 3 | next offset 2 @@\ntwo");
+    assert_eq!(said[4], "ls: ['/notes/a.txt', '/notes/b.md']");
+    assert_eq!(said[5], "glob: ['/notes/b.md']");
+    assert!(
+        said[6].contains("/notes/a.txt: 1") && said[6].contains("/notes/b.md: 1"),
+        "{}",
+        said[6]
+    );
+    assert_eq!(said[7], "delete: Deleted /notes/b.md");
+    assert_eq!(files(&alice).await, json!({"/notes/a.txt": "1\ntwo\nthree"}));
+}
+
+async fn files_stay_from_turn_to_turn(server: TestServer) {
+    let alice = server.human("plain").await;
+    results(&alice, [write("c1", "/a.txt", "one")]).await;
+    let said = results(&alice, [call("c2", "read_file", json!({"file_path": "/a.txt"}))]).await;
+    assert_eq!(said, ["read_file: @@ lines 1-1 of 1 @@\none"]);
+}
+
+async fn files_can_be_given_with_the_input(server: TestServer) {
+    let alice = server.human("plain").await;
+    let text = script()
+        .calls(call("c1", "read_file", json!({"file_path": "/given.txt"})))
+        .says("done");
+    let mut body = alice.wish(text, json!({}));
+    body["input"]["files"] = json!({"/given.txt": {"content": "as given", "encoding": "utf-8"}});
+    alice.starts(body).await.finishes().await;
+    assert_eq!(alice.transcript().await[2], "read_file: @@ lines 1-1 of 1 @@\nas given");
+}
+
+async fn mistakes_are_told_with_what_would_be_right(server: TestServer) {
+    let alice = server.human("plain").await;
+    let edit = |id: &str, old: &str, all: bool| {
+        call(
+            id,
+            "edit_file",
+            json!({"file_path": "/a.txt", "old_string": old, "new_string": "x", "replace_all": all}),
+        )
+    };
+    let said = results(
+        &alice,
+        [
+            write("c1", "/a.txt", "same same"),
+            edit("c2", "same", false),
+            edit("c3", "other", false),
+            call("c4", "read_file", json!({"file_path": "/nowhere.txt"})),
+            call("c5", "read_file", json!({"file_path": "/a.txt", "offset": 7})),
+            edit("c6", "same", true),
+        ],
+    )
+    .await;
+    assert!(
+        said[1].starts_with("edit_file failed:") && said[1].contains('2'),
+        "{}",
+        said[1]
+    );
+    assert!(said[2].starts_with("edit_file failed:"), "{}", said[2]);
+    assert!(
+        said[3].starts_with("read_file failed:") && said[3].contains("/nowhere.txt"),
+        "{}",
+        said[3]
+    );
+    assert!(
+        said[4].starts_with("read_file failed:") && said[4].contains('1'),
+        "{}",
+        said[4]
+    );
+    assert!(said[5].starts_with("edit_file: "), "{}", said[5]);
+    assert_eq!(files(&alice).await, json!({"/a.txt": "x x"}));
+}
+
+async fn paths_that_lead_out_are_refused(server: TestServer) {
+    let alice = server.human("plain").await;
+    let paths = ["/../etc/passwd", "~/secret", "C:\\secret", "/a/../../b"];
+    let calls = paths
+        .iter()
+        .enumerate()
+        .map(|(at, path)| write(&format!("c{at}"), path, "x"));
+    let said = results(&alice, calls).await;
+    assert!(
+        said.iter().all(|line| line.starts_with("write_file failed:")),
+        "{said:#?}"
+    );
+    assert_eq!(files(&alice).await, json!({}));
+}
+
+async fn of_two_changes_to_one_file_in_one_message_only_the_first_is_made(server: TestServer) {
+    let alice = server.human("plain").await;
+    let calls = [
+        write("c1", "/a.txt", "first"),
+        write("c2", "a.txt", "second"),
+        write("c3", "/b.txt", "other"),
+    ];
+    alice.says(script().calls_all(calls).says("done")).await;
+    let said = alice.transcript().await;
+    assert_eq!(said[2], "write_file: Updated file /a.txt");
+    assert!(
+        said[3].starts_with("write_file failed: Error: another call of the same message"),
+        "{}",
+        said[3]
+    );
+    assert_eq!(said[4], "write_file: Updated file /b.txt");
+    assert_eq!(files(&alice).await, json!({"/a.txt": "first", "/b.txt": "other"}));
+}
+
+async fn a_result_too_long_for_a_conversation_becomes_a_file(server: TestServer) {
+    let alice = server.human("plain").await;
+    alice
+        .says(
+            script()
+                .calls(call("b/1", "big", json!({"chars": 100_000})))
+                .says("done"),
+        )
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].len() < 10_000, "{} characters", said[2].len());
+    assert!(
+        said[2].contains("100000 characters") && said[2].contains("/large_tool_results/b_1"),
+        "{}",
+        said[2]
+    );
+    let files = files(&alice).await;
+    assert_eq!(files["/large_tool_results/b_1"].as_str().map(str::len), Some(100_000));
+}
+
+async fn the_report_of_a_subagent_can_be_too_long_as_well(server: TestServer) {
+    let alice = server.human("agent").await;
+    let long = "y".repeat(90_000);
+    alice
+        .says(
+            script()
+                .calls(crate::support::task("t1", "researcher", script().says(&long)))
+                .says("done"),
+        )
+        .await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("task: ") && said[2].contains("/large_tool_results/t1"),
+        "{:.300}",
+        said[2]
+    );
+    assert_eq!(
+        files(&alice).await["/large_tool_results/t1"].as_str().map(str::len),
+        Some(90_000)
+    );
+}

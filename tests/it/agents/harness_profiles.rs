@@ -1,0 +1,133 @@
+//! What goes for all agents that think with a certain model.
+
+use serde_json::json;
+
+use crate::support::provider::Turn;
+use crate::support::{TestServer, call, on_both_engines, script, task};
+
+const PROFILES: &str = r#"
+[profiles.scripted]
+base_system_prompt = "Be exact."
+system_prompt_suffix = "Sign your work."
+excluded_tools = ["grep"]
+
+[profiles.scripted.general_purpose_subagent]
+system_prompt = "You do everything."
+
+[profiles."scripted:small"]
+system_prompt_suffix = "Be brief."
+extra_middleware = ["TodoListMiddleware"]
+
+[profiles.fake_openai]
+tool_description_overrides = { ls = "Shows what lies in a folder.", lookup = "Asks the oracle." }
+model_settings = { temperature = 0.25 }
+
+[agents.crew]
+model = "scripted:big"
+system_prompt = "You lead."
+
+[[agents.crew.subagents]]
+name = "small"
+description = "Thinks with a small model."
+system_prompt = "You are small."
+model = "scripted:small"
+
+[[agents.crew.subagents]]
+name = "large"
+description = "Thinks as its parent."
+system_prompt = "You are large."
+"#;
+
+on_both_engines! {
+    each_agent_has_the_profile_of_its_own_model,
+    a_tool_that_is_excluded_is_refused_and_named_nowhere,
+    providers_get_the_words_and_settings_of_the_profile,
+}
+
+async fn each_agent_has_the_profile_of_its_own_model(server: TestServer) {
+    server.is_configured_with(PROFILES).await;
+    let alice = server.human("crew").await;
+    let told = script().turn(json!({"echo_system": true})).to_string();
+    let calls = ["small", "large", "general-purpose"].map(|who| task(who, who, &told));
+    alice
+        .says(script().calls_all(calls).turn(json!({"echo_system": true})))
+        .await;
+    let said = alice.transcript().await;
+    let lead = |text: &str| format!("task: SYSTEM<<{text}");
+    assert!(
+        said[2].starts_with(&lead("You are small.\n\nBe exact.\n\nBe brief.")),
+        "{}",
+        said[2]
+    );
+    assert!(
+        said[3].starts_with(&lead("You are large.\n\nBe exact.\n\nSign your work.")),
+        "{}",
+        said[3]
+    );
+    assert!(
+        said[4].starts_with(&lead("You do everything.\n\nSign your work.")),
+        "{}",
+        said[4]
+    );
+    assert!(
+        said[5].starts_with("ai: SYSTEM<<You lead.\n\nBe exact.\n\nSign your work."),
+        "{}",
+        said[5]
+    );
+
+    let bob = server.human("crew").await;
+    let told = script().turn(json!({"echo_tools": true})).to_string();
+    let calls = ["small", "large", "general-purpose"].map(|who| task(who, who, &told));
+    bob.says(script().calls_all(calls).turn(json!({"echo_tools": true})))
+        .await;
+    let said = bob.transcript().await;
+    let plans: Vec<bool> = said[2..6].iter().map(|tools| tools.contains("write_todos")).collect();
+    assert_eq!(plans, [true, false, false, false]);
+    assert!(
+        said[2..6]
+            .iter()
+            .all(|tools| tools.contains("glob") && !tools.contains("grep")),
+        "{said:#?}"
+    );
+}
+
+async fn a_tool_that_is_excluded_is_refused_and_named_nowhere(server: TestServer) {
+    server.is_configured_with(PROFILES).await;
+    let alice = server.human("crew").await;
+    alice
+        .says(script().calls(call("c1", "grep", json!({"pattern": "x"}))).says("done"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].contains("grep is not a valid tool, try one of ["),
+        "{}",
+        said[2]
+    );
+    assert!(!said[2].contains(", grep"), "{}", said[2]);
+
+    let mine = json!({"model": "scripted:other", "tools": ["lookup"], "excluded_tools": ["lookup", "ls"]});
+    server.client().put("/agents/own", mine).await.ok();
+    let bob = server.human("own").await;
+    bob.says(script().turn(json!({"echo_tools": true}))).await;
+    let tools = bob.transcript().await[1].clone();
+    assert!(
+        !tools.contains("lookup") && !tools.contains("ls,") && tools.contains("glob"),
+        "{tools}"
+    );
+}
+
+async fn providers_get_the_words_and_settings_of_the_profile(server: TestServer) {
+    server.is_configured_with(PROFILES).await;
+    let alice = server.human("openai").await;
+    server.models.will([Turn::Says("hello")]);
+    alice.says("hello").await;
+    let asked = server.models.asked().pop().unwrap().body;
+    for part in [
+        "Shows what lies in a folder.",
+        "Asks the oracle.",
+        "\"temperature\":0.25",
+    ] {
+        assert!(asked.contains(part), "{part} is missing in {asked}");
+    }
+    assert!(!asked.contains("Look a fact up."), "{asked}");
+}

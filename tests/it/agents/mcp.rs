@@ -1,0 +1,452 @@
+//! Tools of MCP servers are tools like others, whether the server is a program or behind HTTP.
+
+use serde_json::{Value, json};
+
+use crate::support::mcp::{McpTransport, docs};
+use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
+
+/// A call of a tool of the server `docs`.
+fn docs_call(id: &str, tool: &str, args: Value) -> Value {
+    call(id, &format!("docs__{tool}"), args)
+}
+
+/// The process of a server that is a program.
+fn process_in(said: &[String]) -> String {
+    let line = said.iter().find_map(|line| line.strip_prefix("docs__process: "));
+    line.unwrap_or_else(|| panic!("no process in {said:#?}")).to_owned()
+}
+
+fn kill(process: &str) {
+    let killed = std::process::Command::new("kill")
+        .args(["-9", process])
+        .status()
+        .expect("kill");
+    assert!(killed.success());
+}
+
+/// What both kinds of servers can do.
+async fn everything_works(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let calls = [
+        docs_call("c1", "echo", json!({"text": "hello"})),
+        docs_call("c2", "count", json!({"text": "one two"})),
+        docs_call("c3", "echo", json!({"txt": "hello"})),
+        docs_call("c4", "broken", json!({})),
+        docs_call(
+            "c5",
+            "spawn",
+            json!({"work": script().says("helped").to_string(), "to": "helper"}),
+        ),
+        docs_call("c6", "picture", json!({})),
+    ];
+    let text = script().calls_all(calls).turn(json!({"echo_tools": true}));
+    let values = alice.says(text).await;
+    let said = transcript(&values);
+    assert_eq!(said[2..4], ["docs__echo: hello", r#"docs__count: {"words":2}"#]);
+    assert!(
+        said[4].starts_with("docs__echo failed:") && said[4].contains("`text`: is required, but missing"),
+        "{}",
+        said[4]
+    );
+    assert!(said[5].contains("docs__broken is not a valid tool"), "{}", said[5]);
+    assert_eq!(said[6], "docs__spawn: helped");
+    let messages = values["messages"].as_array().unwrap();
+    assert_eq!(messages[3]["artifact"], json!({"words": 2}));
+    let image = json!({"type": "image", "base64": "AAAA", "mime_type": "image/png"});
+    assert_eq!(
+        messages[7]["content"],
+        json!([{"type": "text", "text": "a dot"}, image])
+    );
+    let offered = said.last().unwrap();
+    let odd = offered
+        .split(&['<', ',', '>'][..])
+        .find(|name| name.starts_with("docs__read_file_"))
+        .unwrap()
+        .to_owned();
+    assert!(
+        offered.contains("docs__whoami") && !offered.contains("broken"),
+        "{offered}"
+    );
+    assert!(
+        !offered.contains("docs__long"),
+        "a tool that can only be called as a task: {offered}"
+    );
+    let run = &alice.runs().await[0];
+    assert_eq!(alice.run(run).children().await[0]["task_call_id"], "c5");
+
+    let bob = server.human("librarian").await;
+    let calls = [call("c1", &odd, json!({})), docs_call("c2", "whoami", json!({}))];
+    let body = bob.wish(
+        script().calls_all(calls).says("done"),
+        json!({"context": {"user": "u1"}}),
+    );
+    let run = bob.starts(body).await;
+    run.finishes().await;
+    let said = bob.transcript().await;
+    assert_eq!(said[2], format!("{odd}: read"));
+    let told: Value = serde_json::from_str(said[3].strip_prefix("docs__whoami: ").unwrap()).unwrap();
+    assert_eq!(&told["tool_call_id"], &json!("c2"));
+    assert_eq!(&told["agent_name"], &json!("librarian"));
+    assert_eq!(&told["context"], &json!({"user": "u1"}));
+    assert_eq!(&told["thread_id"], &json!(bob.thread));
+    assert_eq!(&told["run_id"], &json!(run.id));
+}
+
+/// A tool that delegates may bring the instructions of the subagent.
+async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let work = script().turn(json!({"echo_system": true})).to_string();
+    let spawn =
+        |id: &str, prompt: Value| docs_call(id, "spawn", json!({"work": work, "to": "helper", "prompt": prompt}));
+    alice
+        .says(
+            script()
+                .calls_all([spawn("c1", json!("You count sheep.")), spawn("c2", Value::Null)])
+                .says("done"),
+        )
+        .await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("docs__spawn: SYSTEM<<You count sheep.") && !said[2].contains("You help."),
+        "{}",
+        said[2]
+    );
+    assert!(said[3].starts_with("docs__spawn: SYSTEM<<You help."), "{}", said[3]);
+}
+
+/// New tools come while the server runs.
+async fn tools_come_and_go(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    alice
+        .says(script().calls(docs_call("c1", "grow", json!({}))).says("done"))
+        .await;
+    eventually(async || {
+        let said = transcript(
+            &alice
+                .says(script().calls(docs_call("c2", "late", json!({}))).says("done"))
+                .await,
+        );
+        said.iter().any(|line| line == "docs__late: better")
+    })
+    .await;
+}
+
+/// A call that takes too long is an error result, and the server is told that nobody waits.
+async fn a_late_answer_is_not_waited_for(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "timeout_s = 0.3").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    server.tools.hold("dig");
+    let said = transcript(
+        &alice
+            .says(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+            .await,
+    );
+    assert_eq!(
+        said[2],
+        "docs__dig failed: The call to `docs__dig` failed: `dig` of the MCP server `docs`: there was no answer within 0.3 s (its `timeout_s`)"
+    );
+    server.tools.called("cancelled", 1).await;
+    server.tools.let_go("dig");
+}
+
+/// A run that is cancelled takes its call back.
+async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    server.tools.hold("dig");
+    let run = alice
+        .asks(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+        .await;
+    server.tools.called("dig", 1).await;
+    run.is_cancelled("interrupt").await.ok();
+    server.tools.called("cancelled", 1).await;
+    server.tools.let_go("dig");
+}
+
+/// A call that was under way when adjutant died is subject to the rule of its server.
+async fn the_rule_of_the_server_decides_after_a_crash(server: &TestServer, way: McpTransport) {
+    let Some(_docs) = docs(server, way, "after_crash = \"fail\"").await else {
+        return;
+    };
+    server.moves_into_a_process().await;
+    let alice = server.human("librarian").await;
+    server.tools.hold("dig");
+    let run = alice
+        .asks(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+        .await;
+    server.tools.called("dig", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("dig");
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("docs__dig failed: The server stopped while this call was running"),
+        "{said:#?}"
+    );
+    assert_eq!(server.tools.calls_of("dig").len(), 1);
+}
+
+on_both_engines! {
+    the_tools_of_a_program_are_tools_like_others,
+    the_tools_of_a_server_behind_http_are_tools_like_others,
+    a_program_may_bring_tools_while_it_runs,
+    a_server_behind_http_may_bring_tools_while_it_runs,
+    a_program_that_takes_too_long_is_told_so,
+    a_server_behind_http_that_takes_too_long_is_told_so,
+    who_cancels_a_run_cancels_its_call_of_a_program,
+    who_cancels_a_run_cancels_its_call_behind_http,
+    a_call_of_a_program_under_way_at_a_crash_is_not_made_twice,
+    a_call_behind_http_under_way_at_a_crash_is_not_made_twice,
+    a_program_that_dies_in_a_call_is_started_again_for_the_next,
+    a_server_behind_http_may_die_come_back_and_forget_its_sessions,
+    what_is_too_long_or_an_error_is_told_to_the_model,
+    a_program_sees_its_own_variables_and_none_of_the_servers,
+    clients_may_name_configured_servers_and_bring_none,
+    a_server_that_is_not_there_keeps_nobody_from_starting,
+    a_delegation_of_a_program_may_bring_instructions,
+    a_delegation_from_behind_http_may_bring_instructions,
+}
+
+async fn the_tools_of_a_program_are_tools_like_others(server: TestServer) {
+    everything_works(&server, McpTransport::Stdio).await;
+}
+
+async fn the_tools_of_a_server_behind_http_are_tools_like_others(server: TestServer) {
+    everything_works(&server, McpTransport::Http).await;
+}
+
+async fn a_program_may_bring_tools_while_it_runs(server: TestServer) {
+    tools_come_and_go(&server, McpTransport::Stdio).await;
+}
+
+async fn a_server_behind_http_may_bring_tools_while_it_runs(server: TestServer) {
+    tools_come_and_go(&server, McpTransport::Http).await;
+}
+
+async fn a_program_that_takes_too_long_is_told_so(server: TestServer) {
+    a_late_answer_is_not_waited_for(&server, McpTransport::Stdio).await;
+}
+
+async fn a_server_behind_http_that_takes_too_long_is_told_so(server: TestServer) {
+    a_late_answer_is_not_waited_for(&server, McpTransport::Http).await;
+}
+
+async fn who_cancels_a_run_cancels_its_call_of_a_program(server: TestServer) {
+    a_cancelled_run_takes_its_call_back(&server, McpTransport::Stdio).await;
+}
+
+async fn who_cancels_a_run_cancels_its_call_behind_http(server: TestServer) {
+    a_cancelled_run_takes_its_call_back(&server, McpTransport::Http).await;
+}
+
+async fn a_call_of_a_program_under_way_at_a_crash_is_not_made_twice(server: TestServer) {
+    the_rule_of_the_server_decides_after_a_crash(&server, McpTransport::Stdio).await;
+}
+
+async fn a_call_behind_http_under_way_at_a_crash_is_not_made_twice(server: TestServer) {
+    the_rule_of_the_server_decides_after_a_crash(&server, McpTransport::Http).await;
+}
+
+async fn a_program_that_dies_in_a_call_is_started_again_for_the_next(server: TestServer) {
+    let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let said = transcript(
+        &alice
+            .says(script().calls(docs_call("p1", "process", json!({}))).says("done"))
+            .await,
+    );
+    server.tools.hold("dig");
+    let calls = [docs_call("c1", "dig", json!({})), crate::support::lookup("c2", "x")];
+    let run = alice
+        .asks(
+            script()
+                .calls_all(calls)
+                .calls(docs_call("p2", "process", json!({})))
+                .says("done"),
+        )
+        .await;
+    server.tools.called("dig", 1).await;
+    kill(&process_in(&said));
+    run.finishes().await;
+    server.tools.let_go("dig");
+    let later = alice.transcript().await[said.len()..].to_vec();
+    assert_eq!(
+        later[2],
+        "docs__dig failed: The call to `docs__dig` failed: `dig` of the MCP server `docs`: the server broke off before it answered"
+    );
+    assert_eq!(later[3], "lookup: found x");
+    assert_ne!(process_in(&later), process_in(&said));
+}
+
+async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: TestServer) {
+    let Some(mut docs) = docs(&server, McpTransport::Http, "start_timeout_s = 1.0").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    server.tools.hold("dig");
+    let run = alice
+        .asks(script().calls(docs_call("c1", "dig", json!({}))).says("done"))
+        .await;
+    server.tools.called("dig", 1).await;
+    docs.dies();
+    run.finishes().await;
+    server.tools.let_go("dig");
+    assert!(
+        alice.transcript().await[2].ends_with("the server broke off before it answered"),
+        "{:?}",
+        alice.transcript().await
+    );
+    let echo = || {
+        script()
+            .calls(docs_call("e1", "echo", json!({"text": "still here"})))
+            .says("done")
+    };
+    let said = transcript(&alice.says(echo()).await);
+    assert!(
+        said[said.len() - 2].ends_with("the server is not available"),
+        "{said:#?}"
+    );
+    docs.starts();
+    let said = transcript(&alice.says(echo()).await);
+    assert_eq!(said[said.len() - 2], "docs__echo: still here");
+    docs.forgets();
+    let said = transcript(&alice.says(echo()).await);
+    assert_eq!(said[said.len() - 2], "docs__echo: still here");
+}
+
+async fn what_is_too_long_or_an_error_is_told_to_the_model(server: TestServer) {
+    let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    alice
+        .says(
+            script()
+                .calls(docs_call("c1", "fail", json!({"why": "no luck"})))
+                .says("done"),
+        )
+        .await;
+    let question = alice.question().await;
+    assert_eq!(&question.requests()[0]["name"], &json!("docs__fail"));
+    assert_eq!(question.agent(), "librarian");
+    let edited = json!([{"type": "edit", "edited_action": {"name": "docs__fail", "args": {"why": "bad luck"}}}]);
+    alice.decides(&question, edited).await.finishes().await;
+    let said = alice.transcript().await;
+    assert!(
+        said[2].ends_with("`fail` of the MCP server `docs`: bad luck"),
+        "{said:#?}"
+    );
+    let said = transcript(
+        &alice
+            .says(script().calls(docs_call("c2", "huge", json!({}))).says("done"))
+            .await,
+    );
+    assert!(said[said.len() - 2].starts_with("docs__huge failed:"), "{said:#?}");
+    let helped = script()
+        .calls(docs_call("c4", "echo", json!({"text": "x"})))
+        .turn(json!({"echo_tools": true}));
+    let calls = script()
+        .calls(task("t1", "helper", helped))
+        .turn(json!({"echo_last_tool": true}));
+    alice.says(calls).await;
+    let question = alice.question().await;
+    assert_eq!(&question.requests()[0]["name"], &json!("docs__echo"));
+    assert_eq!(question.agent(), "helper");
+    alice.approves(&question).await.finishes().await;
+    let said = alice.transcript().await;
+    let tools = said.iter().find(|line| line.contains("TOOLS<<")).unwrap();
+    assert!(tools.contains("docs__echo") && !tools.contains("docs__dig"), "{tools}");
+}
+
+async fn a_program_sees_its_own_variables_and_none_of_the_servers(server: TestServer) {
+    let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    let said = transcript(
+        &alice
+            .says(script().calls(docs_call("c1", "environment", json!({}))).says("done"))
+            .await,
+    );
+    assert!(
+        said[2].ends_with(" d0cs") && said[2].contains("PATH") && !said[2].contains("CARGO"),
+        "{}",
+        said[2]
+    );
+}
+
+async fn clients_may_name_configured_servers_and_bring_none(server: TestServer) {
+    let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
+        return;
+    };
+    let client = server.client();
+    let body = |tool: &str| json!({"model": "scripted:lab", "tools": [tool]});
+    let refused = client.put("/agents/brought", body("dosc/*")).await;
+    assert_eq!(refused.status, 422);
+    assert!(
+        refused
+            .body
+            .to_string()
+            .contains("there is no MCP server `dosc`; did you mean `docs`?"),
+        "{}",
+        refused.body
+    );
+    let own = json!({"model": "scripted:lab", "mcp_servers": {"own": {"command": "sh"}}});
+    assert_eq!(client.put("/agents/brought", own).await.status, 422);
+    client.put("/agents/brought", body("docs/echo")).await.ok();
+    let alice = server.human("brought").await;
+    let said = transcript(
+        &alice
+            .says(
+                script()
+                    .calls(docs_call("c1", "echo", json!({"text": "x"})))
+                    .says("done"),
+            )
+            .await,
+    );
+    assert_eq!(said[2], "docs__echo: x");
+}
+
+async fn a_server_that_is_not_there_keeps_nobody_from_starting(server: TestServer) {
+    server
+        .is_configured_with(
+            r#"
+            [mcp_servers.gone]
+            command = "/no/such/program"
+            [agents.waiter]
+            model = "scripted:lab"
+            tools = ["gone/*"]
+        "#,
+        )
+        .await;
+    let alice = server.human("waiter").await;
+    let said = transcript(
+        &alice
+            .says(script().calls(call("c1", "gone__dig", json!({}))).says("done"))
+            .await,
+    );
+    assert!(said[2].contains("gone__dig is not a valid tool"), "{said:#?}");
+}
+
+async fn a_delegation_of_a_program_may_bring_instructions(server: TestServer) {
+    a_delegation_may_bring_instructions(&server, McpTransport::Stdio).await;
+}
+
+async fn a_delegation_from_behind_http_may_bring_instructions(server: TestServer) {
+    a_delegation_may_bring_instructions(&server, McpTransport::Http).await;
+}

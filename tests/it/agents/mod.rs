@@ -1,0 +1,34 @@
+//! What agents do: delegation, interrupts, tools, files, limits, middleware.
+
+pub(crate) mod background_tasks;
+mod cancelled_trees;
+mod cancelled_while_waiting;
+mod delegated_interrupts;
+mod embedding;
+mod file_permissions;
+mod files;
+mod folder_mcp_servers;
+mod forks;
+mod harness_profiles;
+mod inheritance;
+mod initial_messages;
+mod interrupts;
+mod limits;
+mod mcp;
+mod memory;
+mod memory_files;
+mod models;
+mod nested_background_tasks;
+mod prompt_blocks;
+mod random_trees;
+mod registered_subagents;
+mod response_schemas;
+mod shared_state;
+mod skills;
+mod state_fields;
+mod structured_responses;
+mod subagents;
+mod task_dialects;
+mod todos;
+mod tools;
+mod tree_limits;

@@ -1,0 +1,312 @@
+//! Every kind of provider, over its own protocol.
+
+use serde_json::{Value, json};
+
+use crate::support::provider::Turn;
+use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
+
+/// The agents that speak each protocol, the path they ask, and the key they send.
+const PROTOCOLS: [(&str, &str, Option<&str>); 4] = [
+    ("openai", "/openai/v1/chat/completions", Some("secret-openai")),
+    ("anthropic", "/anthropic/v1/messages", Some("secret-anthropic")),
+    (
+        "google_genai",
+        "/google/v1beta/models/m-1:streamGenerateContent",
+        Some("secret-google"),
+    ),
+    ("ollama", "/ollama/v1/chat/completions", None),
+];
+
+on_both_engines! {
+    each_protocol_carries_a_conversation_with_tools,
+    each_protocol_streams_its_pieces,
+    a_message_after_a_failed_run_reaches_the_provider_as_one_of_its_own,
+    a_provider_that_is_overrun_is_asked_again,
+    a_refusal_is_not_tried_again_and_does_not_show_what_the_provider_said,
+    an_answer_that_breaks_off_is_an_error_and_never_a_short_answer,
+    a_missing_key_is_named_when_it_is_needed,
+    without_messages_and_instructions_no_provider_is_asked_and_none_is_blamed,
+    a_scripted_answer_that_breaks_off_fails_the_run,
+    a_failure_that_passes_is_not_noticed,
+    a_form_is_filled_in_by_the_main_agent_too,
+    what_no_provider_can_be_sent_is_refused_before_it_is_stored,
+    a_run_that_cannot_be_sent_what_is_in_its_thread_names_the_message_and_the_block,
+    the_names_of_files_reach_the_provider,
+}
+
+async fn each_protocol_carries_a_conversation_with_tools(server: TestServer) {
+    for (agent, path, key) in PROTOCOLS {
+        let alice = server.human(agent).await;
+        let asked_before = server.models.asked().len();
+        server
+            .models
+            .will([Turn::LooksUp(vec!["x", "y"]), Turn::Says("x and y")]);
+        let values = alice.says("what are x and y?").await;
+        let said = [
+            "human: what are x and y?",
+            "ai calls lookup, lookup",
+            "lookup: found x",
+            "lookup: found y",
+            "ai: x and y",
+        ];
+        assert_eq!(transcript(&values), said, "{agent}");
+        let asked = server.models.asked().split_off(asked_before);
+        assert_eq!(asked.len(), 2, "{agent}");
+        for request in &asked {
+            assert_eq!(request.path.as_str(), path);
+            assert_eq!(request.key.as_deref(), key);
+            assert!(request.body.contains("You speak "), "{}", request.body);
+        }
+        assert!(
+            !asked[0].body.contains("found x") && asked[1].body.contains("found x"),
+            "{}",
+            asked[1].body
+        );
+        let usage = &values["messages"][4]["usage_metadata"];
+        assert_eq!(&usage["input_tokens"], &json!(9), "{agent}");
+        assert_eq!(&usage["output_tokens"], &json!(4), "{agent}");
+    }
+}
+
+async fn each_protocol_streams_its_pieces(server: TestServer) {
+    for (agent, _, _) in PROTOCOLS {
+        let alice = server.human(agent).await;
+        server.models.will([Turn::Says("one two three")]);
+        let frames = alice
+            .listens("count", json!({"stream_mode": "messages-tuple"}))
+            .await
+            .rest()
+            .await;
+        let pieces = frames.iter().filter(|frame| frame.data[0]["type"] == "AIMessageChunk");
+        let text: String = pieces
+            .clone()
+            .filter_map(|frame| frame.data[0]["content"].as_str())
+            .collect();
+        assert_eq!(text, "one two three", "{agent}");
+        assert!(
+            pieces.filter(|frame| frame.data[0]["content"] != "").count() > 1,
+            "{agent}"
+        );
+    }
+}
+
+async fn a_message_after_a_failed_run_reaches_the_provider_as_one_of_its_own(server: TestServer) {
+    let alice = server.human("openai").await;
+    server.models.will([Turn::Refuses(400, None)]);
+    alice.says("what is x?").await;
+    server.models.will([Turn::Says("I see")]);
+    alice.says("and what is y?").await;
+    let asked = server.models.asked().pop().unwrap();
+    let body: Value = serde_json::from_str(&asked.body).unwrap();
+    let messages = body["messages"].as_array().unwrap();
+    let said: Vec<&Value> = messages
+        .iter()
+        .filter(|m| m["role"] == "user")
+        .map(|m| &m["content"])
+        .collect();
+    assert_eq!(said, ["what is x?", "and what is y?"], "{}", asked.body);
+    assert_eq!(messages.len(), 3, "{}", asked.body);
+}
+
+async fn a_provider_that_is_overrun_is_asked_again(server: TestServer) {
+    for (agent, _, _) in PROTOCOLS {
+        let alice = server.human(agent).await;
+        server.models.will([
+            Turn::Refuses(429, Some("0")),
+            Turn::Refuses(503, None),
+            Turn::Says("at last"),
+        ]);
+        assert_eq!(
+            transcript(&alice.says("hello").await),
+            ["human: hello", "ai: at last"],
+            "{agent}"
+        );
+    }
+}
+
+async fn a_refusal_is_not_tried_again_and_does_not_show_what_the_provider_said(server: TestServer) {
+    for (agent, _, _) in PROTOCOLS {
+        let alice = server.human(agent).await;
+        let asked_before = server.models.asked().len();
+        server.models.will([Turn::Refuses(400, None)]);
+        let error = alice.says("hello").await["__error__"].clone();
+        assert!(
+            error["message"].as_str().unwrap().contains("refused the request"),
+            "{agent}: {error}"
+        );
+        assert_eq!(server.models.asked().len(), asked_before + 1, "{agent}");
+    }
+}
+
+async fn an_answer_that_breaks_off_is_an_error_and_never_a_short_answer(server: TestServer) {
+    for (agent, _, _) in PROTOCOLS {
+        let alice = server.human(agent).await;
+        server.models.will([Turn::BreaksOff]);
+        let values = alice.says("hello").await;
+        assert!(values["__error__"].is_object(), "{agent}: {values}");
+        assert_eq!(alice.transcript().await, ["human: hello"], "{agent}");
+        server.models.will([Turn::Says("here I am")]);
+        let body = json!({"input": null});
+        alice.starts(body).await.finishes().await;
+        assert_eq!(alice.transcript().await, ["human: hello", "ai: here I am"], "{agent}");
+    }
+}
+
+async fn a_missing_key_is_named_when_it_is_needed(server: TestServer) {
+    let alice = server.human("keyless").await;
+    let error = alice.says("hello").await["__error__"].clone();
+    assert!(
+        error["message"].as_str().unwrap().contains("ADJUTANT_TEST_NO_SUCH_KEY"),
+        "{error}"
+    );
+    assert_eq!(server.models.asked().len(), 0);
+}
+
+async fn without_messages_and_instructions_no_provider_is_asked_and_none_is_blamed(server: TestServer) {
+    server
+        .is_configured_with("[agents.silent]\nmodel = \"fake_openai:m-1\"\n")
+        .await;
+    let asked_before = server.models.asked().len();
+    for input in [json!({}), json!({"messages": []})] {
+        let wish = json!({"assistant_id": "silent", "input": input});
+        let error = server.client().post("/runs/wait", wish).await.ok()["__error__"].clone();
+        assert_eq!(error["error"], "EmptyInputError", "{error}");
+        assert!(
+            error["message"]
+                .as_str()
+                .unwrap()
+                .contains("there is nothing to ask the model"),
+            "{error}"
+        );
+    }
+    assert_eq!(server.models.asked().len(), asked_before);
+}
+
+async fn a_scripted_answer_that_breaks_off_fails_the_run(server: TestServer) {
+    let alice = server.human("agent").await;
+    let values = alice
+        .says(script().turn(json!({"text": "one two", "drop": true})))
+        .await;
+    assert!(values["__error__"].is_object(), "{values}");
+    assert_eq!(alice.transcript().await, ["human: …"]);
+}
+
+async fn a_failure_that_passes_is_not_noticed(server: TestServer) {
+    let alice = server.human("agent").await;
+    let turn = json!({"fail_first": 2, "status": 503, "tool_calls": [lookup("c1", "x")]});
+    let said = transcript(&alice.says(script().turn(turn).says("done")).await);
+    assert_eq!(said, ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
+}
+
+async fn a_form_is_filled_in_by_the_main_agent_too(server: TestServer) {
+    let alice = server.human("finder").await;
+    let finding = crate::support::call("f1", "Finding", json!({"summary": "it is so"}));
+    alice.says(script().calls(finding).says("not reached")).await;
+    assert_eq!(
+        alice.state().await["values"]["structured_response"],
+        json!({"summary": "it is so"})
+    );
+    assert_eq!(alice.transcript().await.len(), 3);
+    alice.says(script().turn(json!({"text": "talk"}))).await;
+    assert_eq!(alice.state().await["values"]["structured_response"], Value::Null);
+}
+
+async fn what_no_provider_can_be_sent_is_refused_before_it_is_stored(server: TestServer) {
+    let client = server.client();
+    let word = json!({"type": "text", "text": "look"});
+    let office = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
+    let blocks = [
+        json!({"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}),
+        json!({"type": "file", "base64": "AAAA", "mime_type": office}),
+        json!({"type": "hologram", "data": "x"}),
+    ];
+    for agent in ["openai", "anthropic", "agent"] {
+        let alice = server.human(agent).await;
+        for block in &blocks {
+            let message = json!({"role": "user", "content": [word, block]});
+            let messages = json!({"messages": [{"role": "user", "content": "hello"}, message]});
+            let update = json!({"assistant_id": agent, "command": {"update": messages}});
+            let named = "messages[1].content[1]: a content block of type";
+            for body in [json!({"assistant_id": agent, "input": messages}), update] {
+                let detail = client.post(&alice.path("/runs"), body).await.refused(422);
+                assert!(
+                    detail.contains(named) && detail.contains(block["type"].as_str().unwrap()),
+                    "{detail}"
+                );
+            }
+        }
+        assert_eq!(alice.runs().await.len(), 0);
+        assert_eq!(alice.history().await.len(), 0);
+    }
+    // What a provider may take is tried.
+    let audio = json!([{"type": "audio", "base64": "UklGRg==", "mime_type": "audio/wav"}]);
+    let input = json!({"messages": [{"role": "user", "content": audio}]});
+    let bob = server.human("openai").await;
+    server.models.will([Turn::Says("heard"), Turn::Says("so it is")]);
+    bob.starts(json!({"input": input})).await.finishes().await;
+    assert_eq!(transcript(&bob.says("is it?").await).last().unwrap(), "ai: so it is");
+    let write = json!({"values": {"messages": [{"role": "user", "content": [blocks[0]]}]}});
+    let detail = client.post(&bob.path("/state"), write).await.refused(422);
+    assert!(detail.starts_with("messages[0].content[0]: "), "{detail}");
+}
+
+async fn a_run_that_cannot_be_sent_what_is_in_its_thread_names_the_message_and_the_block(server: TestServer) {
+    let client = server.client();
+    let content =
+        json!([{"type": "text", "text": "see"}, {"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}]);
+    let message = json!({"role": "user", "id": "h1", "content": content});
+    // No agent is named that could be asked.
+    let steps = json!([{"updates": [{"values": {"messages": [message]}, "as_node": "__input__"}]}]);
+    let thread = client.post("/threads", json!({"supersteps": steps})).await.ok();
+    let path = format!("/threads/{}/runs/wait", thread["thread_id"].as_str().unwrap());
+    let body = json!({"assistant_id": "openai", "input": {"messages": [{"role": "user", "content": "well?"}]}});
+    let error = client.post(&path, body).await.ok()["__error__"].clone();
+    assert_eq!(error["error"], "UnsupportedContentError", "{error}");
+    let said = error["message"].as_str().unwrap();
+    assert!(
+        said.contains("`messages[0].content[1]`, in the message `h1`") && said.contains("`video`"),
+        "{said}"
+    );
+    assert_eq!(server.models.asked().len(), 0);
+}
+
+async fn the_names_of_files_reach_the_provider(server: TestServer) {
+    let file = |more: Value| {
+        let mut block = json!({"type": "file", "base64": "JVBERi0=", "mime_type": "application/pdf"});
+        block.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        block
+    };
+    let nested =
+        json!({"type": "file", "file": {"filename": "c.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}});
+    let blocks = json!([{"type": "text", "text": "see"}, file(json!({"filename": "a \"b\".pdf"})), file(json!({})),
+            file(json!({"metadata": {"filename": "b.pdf"}})), nested]);
+    let sent = async |agent: &str| -> Value {
+        let alice = server.human(agent).await;
+        server.models.will([Turn::Says("seen")]);
+        alice
+            .starts(json!({"input": {"messages": [{"role": "user", "content": blocks}]}}))
+            .await
+            .finishes()
+            .await;
+        serde_json::from_str(&server.models.asked().last().unwrap().body).unwrap()
+    };
+    let names = |body: &Value, at: &str| -> Vec<Value> {
+        let messages = body["messages"].as_array().unwrap();
+        let said = messages.iter().find(|message| message["role"] == "user").unwrap()["content"]
+            .as_array()
+            .unwrap();
+        said[1..]
+            .iter()
+            .map(|block| block.pointer(at).cloned().unwrap_or_default())
+            .collect()
+    };
+    let named = [
+        json!("a \"b\".pdf"),
+        json!("document.pdf"),
+        json!("b.pdf"),
+        json!("c.pdf"),
+    ];
+    assert_eq!(names(&sent("openai").await, "/file/filename"), named);
+    let named = [json!("a \"b\".pdf"), Value::Null, json!("b.pdf"), json!("c.pdf")];
+    assert_eq!(names(&sent("anthropic").await, "/title"), named);
+}

@@ -1,0 +1,180 @@
+//! What an agent and its subagents share, and what they keep to themselves.
+
+use serde_json::{Value, json};
+
+use crate::support::{Human, TestServer, call, on_both_engines, script, task};
+
+fn write(id: &str, path: &str, content: &str) -> Value {
+    call(id, "write_file", json!({"file_path": path, "content": content}))
+}
+
+fn read(id: &str, path: &str) -> Value {
+    call(id, "read_file", json!({"file_path": path}))
+}
+
+fn note(id: &str, update: Value) -> Value {
+    call(id, "note", json!({"update": update}))
+}
+
+/// The files of the thread with their contents.
+async fn files(human: &Human) -> Value {
+    let values = human.state().await["values"].clone();
+    let files = values["files"].as_object().cloned().unwrap_or_default();
+    files
+        .into_iter()
+        .map(|(path, file)| (path, file["content"].clone()))
+        .collect()
+}
+
+/// An echo of the last result, as the subagent's report.
+fn report() -> Value {
+    json!({"echo_last_tool": true})
+}
+
+on_both_engines! {
+    files_go_down_to_subagents_and_their_files_come_up,
+    a_file_that_a_subagent_deletes_is_gone_for_its_parent,
+    of_two_subagents_that_write_one_file_the_later_call_wins,
+    a_field_set_by_a_subagent_arrives_and_one_left_alone_stays,
+    what_a_subagent_did_not_touch_does_not_undo_what_happened_meanwhile,
+    the_words_of_a_subagent_stay_below,
+    each_delegation_begins_without_memory,
+    todos_are_everybodys_own,
+    private_fields_never_appear,
+}
+
+async fn files_go_down_to_subagents_and_their_files_come_up(server: TestServer) {
+    let alice = server.human("agent").await;
+    let work = script()
+        .calls_all([read("r1", "/in.txt"), write("w2", "/out.txt", "below")])
+        .says("written");
+    let text = script()
+        .calls(write("w1", "/in.txt", "above"))
+        .calls(task("t1", "researcher", work))
+        .says("done");
+    alice.says(text).await;
+    assert_eq!(files(&alice).await, json!({"/in.txt": "above", "/out.txt": "below"}));
+}
+
+async fn a_file_that_a_subagent_deletes_is_gone_for_its_parent(server: TestServer) {
+    let alice = server.human("agent").await;
+    let work = script()
+        .calls(call("d1", "delete", json!({"file_path": "/b.txt"})))
+        .says("deleted");
+    let text = script()
+        .calls_all([write("w1", "/a.txt", "a"), write("w2", "/b.txt", "b")])
+        .calls(task("t1", "researcher", work))
+        .says("done");
+    alice.says(text).await;
+    assert_eq!(files(&alice).await, json!({"/a.txt": "a"}));
+}
+
+async fn of_two_subagents_that_write_one_file_the_later_call_wins(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let late = script()
+        .calls(crate::support::lookup("c1", "x"))
+        .calls(write("w1", "/f.txt", "first call"))
+        .says("1");
+    let early = script().calls(write("w2", "/f.txt", "second call")).says("2");
+    let run = alice
+        .asks(
+            script()
+                .calls_all([task("t1", "researcher", late), task("t2", "researcher", early)])
+                .says("done"),
+        )
+        .await;
+    server.tools.called("lookup", 1).await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    assert_eq!(files(&alice).await, json!({"/f.txt": "second call"}));
+}
+
+async fn a_field_set_by_a_subagent_arrives_and_one_left_alone_stays(server: TestServer) {
+    let alice = server.human("agent").await;
+    let work = script().calls(note("n2", json!({"topic": "birds"}))).says("set");
+    let text = script()
+        .calls(note("n1", json!({"topic": "fish", "place": "lake"})))
+        .calls(task("t1", "researcher", work))
+        .says("done");
+    alice.says(text).await;
+    let values = alice.state().await["values"].clone();
+    assert_eq!(&values["topic"], &json!("birds"));
+    assert_eq!(&values["place"], &json!("lake"));
+}
+
+async fn what_a_subagent_did_not_touch_does_not_undo_what_happened_meanwhile(server: TestServer) {
+    let alice = server.human("agent").await;
+    let sets = script().calls(note("n1", json!({"topic": "birds"}))).says("set");
+    let looks = script().calls(crate::support::lookup("c1", "x")).says("looked");
+    let text = script()
+        .calls(note("n0", json!({"topic": "fish"})))
+        .calls_all([task("t1", "researcher", sets), task("t2", "researcher", looks)])
+        .says("done");
+    alice.says(text).await;
+    assert_eq!(alice.state().await["values"]["topic"], "birds");
+}
+
+async fn the_words_of_a_subagent_stay_below(server: TestServer) {
+    let alice = server.human("agent").await;
+    let work = script()
+        .turn(json!({"text": "thinking aloud", "tool_calls": [read("r1", "/no.txt")]}))
+        .says("report");
+    alice
+        .says(script().calls(task("t1", "researcher", work)).says("done"))
+        .await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", "task: report", "ai: done"]
+    );
+    assert!(
+        !alice.state().await["values"]["messages"][2]
+            .to_string()
+            .contains("thinking aloud")
+    );
+}
+
+async fn each_delegation_begins_without_memory(server: TestServer) {
+    let alice = server.human("agent").await;
+    let work = script().turn(json!({"echo_messages": true}));
+    let text = script()
+        .calls(task("t1", "researcher", &work))
+        .calls(task("t2", "researcher", &work))
+        .says("done");
+    alice.says(text).await;
+    let said = alice.transcript().await;
+    assert_eq!(said[2].as_str(), "task: ROLES<<user>>");
+    assert_eq!(said[4].as_str(), "task: ROLES<<user>>");
+}
+
+async fn todos_are_everybodys_own(server: TestServer) {
+    let alice = server.human("planner").await;
+    let todos = |id: &str, what: &str| {
+        call(
+            id,
+            "write_todos",
+            json!({"todos": [{"content": what, "status": "pending"}]}),
+        )
+    };
+    let work = script().calls(todos("d2", "mine")).turn(report());
+    let text = script()
+        .calls(todos("d1", "ours"))
+        .calls(task("t1", "helper", work))
+        .says("done");
+    alice.says(text).await;
+    assert_eq!(
+        alice.state().await["values"]["todos"],
+        json!([{"content": "ours", "status": "pending"}])
+    );
+    assert!(alice.transcript().await[4].contains("mine"));
+}
+
+async fn private_fields_never_appear(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice
+        .says(script().calls(note("n1", json!({"_secret": 1}))).says("done"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("note failed:"), "{said:?}");
+    assert_eq!(alice.state().await["values"].get("_secret"), None);
+}

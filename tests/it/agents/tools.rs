@@ -1,0 +1,279 @@
+//! Tools: checked before they are called, reported when they fail, never called twice.
+
+use serde_json::{Value, json};
+
+use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
+
+/// A tool that is busy for two calls with the same key, as three agents may call it.
+fn busy_tools(base: &str) -> String {
+    let tool = |name: &str, more: &str| {
+        format!(
+            "[tools.{name}]\ndescription = \"Is busy twice.\"\nurl = \"{base}/busy\"\n\
+             parameters = {{ type = \"object\" }}\n{more}\n"
+        )
+    };
+    let tools = [
+        tool("patient", "max_retries = 2"),
+        tool("curt", "max_retries = 1"),
+        tool("plainly", ""),
+    ];
+    let agent = "[agents.caller]\nmodel = \"scripted:x\"\ntools = [\"patient\", \"curt\", \"plainly\"]\n";
+    format!("{}{agent}", tools.concat())
+}
+
+on_both_engines! {
+    a_call_is_made_again_with_its_key_as_often_as_the_tool_allows,
+    results_far_back_are_left_out_of_what_the_model_is_sent_and_stay_in_the_state,
+    wrong_arguments_are_named_field_by_field_and_nothing_is_called,
+    a_failing_tool_is_reported_and_its_siblings_go_on,
+    a_tool_whose_failure_ends_the_run_ends_it,
+    a_tool_that_takes_too_long_is_reported,
+    an_unknown_tool_is_answered_with_those_there_are,
+    arguments_that_are_no_json_are_answered_and_the_loop_goes_on,
+    a_call_says_who_makes_it_and_which_call_it_is,
+    the_calls_of_one_answer_run_side_by_side,
+    a_finished_call_is_not_repeated_when_the_process_dies,
+    a_call_of_unknown_outcome_is_asked_about,
+    blocks_and_artifacts_of_a_tool_stay_what_they_are,
+}
+
+async fn a_call_is_made_again_with_its_key_as_often_as_the_tool_allows(server: TestServer) {
+    server.is_configured_with(&busy_tools(&server.tools.base)).await;
+    let alice = server.human("caller").await;
+    let calls = ["patient", "curt", "plainly"].map(|name| call(name, name, json!({})));
+    alice.says(script().calls_all(calls).says("done")).await;
+    let said = alice.transcript().await;
+    assert_eq!(said[2], "patient: free again");
+    assert!(
+        said[3].contains("curt failed") && said[3].contains("status 429"),
+        "{}",
+        said[3]
+    );
+    assert!(
+        said[4].contains("plainly failed") && said[4].contains("status 503"),
+        "{}",
+        said[4]
+    );
+    assert_eq!(server.tools.keys_of("patient"), ["patient"; 3]);
+    assert_eq!(server.tools.keys_of("curt"), ["curt"; 2]);
+    assert_eq!(server.tools.keys_of("plainly"), ["plainly"]);
+}
+
+async fn results_far_back_are_left_out_of_what_the_model_is_sent_and_stay_in_the_state(server: TestServer) {
+    let agent = |name: &str, settings: &str| {
+        let listed = format!("{{ name = \"ContextEditingMiddleware\", {settings} }}");
+        format!("[agents.{name}]\nmodel = \"scripted:x\"\ntools = [\"lookup\"]\nmiddleware = [{listed}]\n")
+    };
+    let forgetful = agent("forgetful", "trigger = 1, keep = 0");
+    server
+        .is_configured_with(&format!("{forgetful}{}", agent("mindful", "keep = 0")))
+        .await;
+    let script = || {
+        script()
+            .calls(lookup("c1", "otters and much more"))
+            .turn(json!({"echo_last_tool": true}))
+    };
+    let alice = server.human("forgetful").await;
+    alice.says(script()).await;
+    let said = alice.transcript().await;
+    assert_eq!(said[2], "lookup: found otters and much more");
+    assert_eq!(said[3], "ai: LAST_TOOL<<[cleared]>>");
+    let bob = server.human("mindful").await;
+    bob.says(script()).await;
+    assert_eq!(bob.transcript().await[3], "ai: LAST_TOOL<<found otters and much more>>");
+}
+
+async fn wrong_arguments_are_named_field_by_field_and_nothing_is_called(server: TestServer) {
+    let alice = server.human("agent").await;
+    let wrong = call("m1", "lookup", json!({"query": 7}));
+    alice
+        .says(script().calls_all([wrong, call("m2", "fail", json!({}))]).says("sorry"))
+        .await;
+    let said = alice.transcript().await;
+    let text = "lookup failed: Error: the arguments of `lookup` do not fit its schema. Nothing was run.\n\
+            - `query`: must be string, but is integer\nCorrect them and call again.";
+    assert_eq!(said[2], text);
+    assert!(said[3].contains("- `why`: is required, but missing"), "{}", said[3]);
+    assert_eq!(said[4], "ai: sorry");
+    assert!(server.tools.calls_of("lookup").is_empty());
+    assert!(server.tools.calls_of("fail").is_empty());
+}
+
+async fn a_failing_tool_is_reported_and_its_siblings_go_on(server: TestServer) {
+    let alice = server.human("plain").await;
+    let calls = [call("f1", "fail", json!({"why": "on purpose"})), lookup("c1", "x")];
+    alice.says(script().calls_all(calls).says("I see")).await;
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("fail failed:"), "{}", said[2]);
+    assert!(said[2].contains("500") && said[2].contains("on purpose"), "{}", said[2]);
+    assert_eq!(said[3..], ["lookup: found x", "ai: I see"]);
+    assert_eq!(alice.status().await, "idle");
+}
+
+async fn a_tool_whose_failure_ends_the_run_ends_it(server: TestServer) {
+    let alice = server.human("plain").await;
+    let values = alice
+        .says(
+            script()
+                .calls(call("f1", "fail_hard", json!({"why": "on purpose"})))
+                .says("never"),
+        )
+        .await;
+    assert!(
+        values["__error__"]["message"].as_str().unwrap().contains("on purpose"),
+        "{values}"
+    );
+    assert_eq!(alice.status().await, "error");
+    assert_eq!(
+        crate::support::transcript(&alice.says("again").await).last().unwrap(),
+        "ai: echo: again"
+    );
+}
+
+async fn a_tool_that_takes_too_long_is_reported(server: TestServer) {
+    let alice = server.human("plain").await;
+    server.tools.hold("hasty");
+    alice
+        .says(script().calls(call("h1", "hasty", json!({}))).says("too slow"))
+        .await;
+    server.tools.let_go("hasty");
+    let said = alice.transcript().await;
+    assert!(
+        said[2].starts_with("hasty failed:") && said[2].contains("did not answer within 0.2 s"),
+        "{}",
+        said[2]
+    );
+    assert_eq!(said[3], "ai: too slow");
+}
+
+async fn an_unknown_tool_is_answered_with_those_there_are(server: TestServer) {
+    let alice = server.human("plain").await;
+    alice
+        .says(script().calls(call("n1", "nosuch", json!({}))).says("sorry"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("nosuch failed:"), "{}", said[2]);
+    assert!(
+        said[2].contains("lookup") && !said[2].contains("send_email"),
+        "{}",
+        said[2]
+    );
+    assert_eq!(said[3], "ai: sorry");
+}
+
+async fn arguments_that_are_no_json_are_answered_and_the_loop_goes_on(server: TestServer) {
+    let alice = server.human("plain").await;
+    let broken = json!({"id": "b1", "name": "lookup", "args": "{\"query\": "});
+    alice
+        .says(script().calls(broken).calls(lookup("c1", "x")).says("mended"))
+        .await;
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("lookup failed:"), "{said:?}");
+    assert_eq!(
+        said[said.len() - 3..],
+        ["ai calls lookup", "lookup: found x", "ai: mended"]
+    );
+    assert_eq!(server.tools.keys_of("lookup").len(), 1);
+}
+
+async fn a_call_says_who_makes_it_and_which_call_it_is(server: TestServer) {
+    let alice = server.human("plain").await;
+    let body = alice.wish(
+        script().calls(lookup("c1", "x")).says("done"),
+        json!({"context": {"user": "u1"}}),
+    );
+    let run = alice.starts(body).await;
+    run.finishes().await;
+    let expected = json!({
+        "name": "lookup", "args": {"query": "x"}, "tool_call_id": "c1", "agent_name": "plain-agent",
+        "agent_path": ["plain-agent"], "thread_id": alice.thread, "run_id": run.id, "context": {"user": "u1"},
+        "key": "c1",
+    });
+    assert_eq!(server.tools.calls_of("lookup"), [expected]);
+}
+
+async fn the_calls_of_one_answer_run_side_by_side(server: TestServer) {
+    let alice = server.human("plain").await;
+    server.tools.hold("lookup");
+    let run = alice
+        .asks(
+            script()
+                .calls_all(["c1", "c2", "c3"].map(|id| lookup(id, id)))
+                .says("done"),
+        )
+        .await;
+    server.tools.called("lookup", 3).await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    let said = ["lookup: found c1", "lookup: found c2", "lookup: found c3", "ai: done"];
+    assert_eq!(alice.transcript().await[2..], said);
+}
+
+async fn a_finished_call_is_not_repeated_when_the_process_dies(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let calls = [
+        task(
+            "t1",
+            "researcher",
+            script().calls(call("n1", "note", json!({"update": {}}))).says("noted"),
+        ),
+        task("t2", "researcher", script().calls(lookup("c1", "x")).says("found")),
+    ];
+    let run = alice.asks(script().calls_all(calls).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    server.tools.called("note", 1).await;
+    let mut stream = run.is_joined(Some("-1")).await;
+    drop(stream.next().await);
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    let said = [
+        "human: …",
+        "ai calls task, task",
+        "task: noted",
+        "task: found",
+        "ai: done",
+    ];
+    assert_eq!(alice.transcript().await, said);
+    let keys = server.tools.keys_of("lookup");
+    assert!(keys.iter().all(|key| key == "c1"), "{keys:?}");
+}
+
+async fn a_call_of_unknown_outcome_is_asked_about(server: TestServer) {
+    server.moves_into_a_process().await;
+    let alice = server.human("agent").await;
+    server.tools.hold("send_email");
+    let run = alice
+        .asks(script().calls(crate::support::mail("m1", "bob")).says("sent"))
+        .await;
+    run.finishes().await;
+    let resumed = alice.approves(&alice.question().await).await;
+    server.tools.called("send_email", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("send_email");
+    resumed.finishes().await;
+    let question = alice.question().await;
+    assert_eq!(question.0["kind"], "unknown_outcome");
+    assert_eq!(question.requests()[0]["tool_call_id"], "m1");
+    let answer = json!([{"type": "respond", "message": "it was sent"}]);
+    alice.decides(&question, answer).await.finishes().await;
+    assert_eq!(alice.transcript().await[2..], ["send_email: it was sent", "ai: sent"]);
+    assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+}
+
+async fn blocks_and_artifacts_of_a_tool_stay_what_they_are(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice
+        .says(
+            script()
+                .calls(call("n1", "note", json!({"update": {"topic": "fish"}})))
+                .says("done"),
+        )
+        .await;
+    let values = alice.state().await["values"].clone();
+    assert_eq!(&values["topic"], &json!("fish"));
+    assert_eq!(&values["messages"][2]["content"], &json!("noted"));
+    assert_eq!(values["messages"][2]["artifact"], Value::Null);
+}

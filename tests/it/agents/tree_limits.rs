@@ -1,0 +1,242 @@
+//! The limits of a tree hold for all that works for it, on whatever thread: a conversation and its background tasks together.
+
+use serde_json::{Value, json};
+
+use crate::agents::background_tasks::{boss, start, the_task, worker};
+use crate::support::actors::Run;
+use crate::support::{Human, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, script, task};
+
+/// Somebody whose boss works under these limits, and has begun a task that does this work.
+async fn begins(server: &TestServer, tree: &str, work: impl ToString) -> (Human, Run, Human) {
+    server
+        .is_configured_with(&boss(&format!("limits = {{ tree = {{ {tree} }} }}")))
+        .await;
+    let alice = server.human("boss").await;
+    let run = alice
+        .asks(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    run.finishes().await;
+    let courier = worker(&alice, &the_task(&alice).await);
+    (alice, run, courier)
+}
+
+async fn is_over(human: &Human) -> Value {
+    eventually(async || !["busy", "interrupted"].contains(&human.status().await.as_str())).await;
+    human.runs().await[0].clone()
+}
+
+const TOGETHER: &str = "of this run and its subagents together is reached.";
+
+on_both_engines! {
+    calls_of_tools_count_in_the_tree_wherever_they_are_made,
+    questions_to_models_count_in_the_tree_and_the_conversation_feels_it_too,
+    tokens_count_in_the_tree_wherever_they_are_used,
+    time_at_work_is_that_of_all_and_cuts_off_what_is_under_way,
+    subagents_of_a_task_count_among_those_of_the_tree,
+    a_subagent_of_a_task_takes_a_place_beside_the_task,
+    nothing_counts_twice_and_nothing_is_forgotten_when_the_process_dies,
+    a_task_that_waited_for_a_human_goes_on_counting,
+    the_limit_of_steps_is_handed_down_to_background_tasks,
+}
+
+on_postgres! {
+    servers_on_one_database_count_together,
+}
+
+async fn calls_of_tools_count_in_the_tree_wherever_they_are_made(server: TestServer) {
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(lookup("l2", "y"))
+        .says("written");
+    let (_, _, courier) = begins(&server, "tool_calls = 2", work).await;
+    is_over(&courier).await;
+    let said = courier.transcript().await;
+    assert!(said[2].starts_with("lookup: found"), "{said:#?}");
+    assert!(
+        said[4].starts_with(&format!("lookup failed: The limit `tool_calls` = 2 {TOGETHER}")),
+        "{said:#?}"
+    );
+    assert_eq!(said.last().unwrap().as_str(), "ai: written");
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
+}
+
+async fn questions_to_models_count_in_the_tree_and_the_conversation_feels_it_too(server: TestServer) {
+    server
+        .is_configured_with(&boss("limits = { tree = { model_calls = 4 } }"))
+        .await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("written");
+    let text = script()
+        .calls(start("a1", "courier", work))
+        .calls(lookup("c1", "x"))
+        .says("done");
+    let run = alice.asks(text).await;
+    server.tools.called("lookup", 2).await;
+    // Two questions of the boss, one of the courier; there is one left.
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    let courier = worker(&alice, &the_task(&alice).await);
+    let end = is_over(&courier).await;
+    let ended = [run.status().await, end["status"].as_str().unwrap().to_owned()];
+    assert_eq!(ended.iter().filter(|status| *status == "error").count(), 1, "{ended:?}");
+    let failed = if ended[0] == "error" {
+        alice.record().await
+    } else {
+        courier.record().await
+    };
+    assert!(failed["error"].to_string().contains("LimitExceededError"), "{failed:#}");
+    assert_eq!(run.record().await["tree_usage"]["model_calls"], 4);
+}
+
+async fn tokens_count_in_the_tree_wherever_they_are_used(server: TestServer) {
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(lookup("l2", "y"))
+        .says("written");
+    let (_, run, courier) = begins(&server, "tokens = 160", work).await;
+    let end = is_over(&courier).await;
+    let used = run.record().await["tree_usage"].clone();
+    assert_eq!(end["status"], "error", "{used}");
+    let error = courier.record().await["error"].clone();
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("The limit `tokens` = 160 {TOGETHER}")),
+        "{error}"
+    );
+}
+
+async fn time_at_work_is_that_of_all_and_cuts_off_what_is_under_way(server: TestServer) {
+    server.tools.hold("lookup");
+    let work = script().calls(lookup("l1", "x")).says("written");
+    let (_, _, courier) = begins(&server, "wall_s = 2.5", work).await;
+    let end = is_over(&courier).await;
+    server.tools.let_go("lookup");
+    assert_eq!(end["status"], "error");
+    let said = courier.transcript().await;
+    assert!(
+        said[2].contains("`wall_s` = 2.5") && said[2].contains("was cut off"),
+        "{said:#?}"
+    );
+    let record = courier.run(&end).record().await;
+    assert!(record["usage"]["seconds"].as_f64().unwrap() < 30.0, "{record:#}");
+}
+
+async fn subagents_of_a_task_count_among_those_of_the_tree(server: TestServer) {
+    let helps = |id: &str| task(id, "general-purpose", "help");
+    let work = script().calls(helps("t1")).calls(helps("t2")).says("written");
+    let (_, run, courier) = begins(&server, "children_total = 2", work).await;
+    is_over(&courier).await;
+    let said = courier.transcript().await;
+    assert!(
+        !said[2].contains("failed") && said[4].contains(&format!("`children_total` = 2 {TOGETHER}")),
+        "{said:#?}"
+    );
+    assert_eq!(run.record().await["tree_usage"]["children"], 2);
+}
+
+async fn a_subagent_of_a_task_takes_a_place_beside_the_task(server: TestServer) {
+    let helps = |id: &str| task(id, "general-purpose", "help");
+    let work = script().calls_all([helps("t1"), helps("t2")]).says("written");
+    let (_, _, courier) = begins(&server, "children_at_once = 2", work).await;
+    is_over(&courier).await;
+    let said = courier.transcript().await;
+    let refused = said
+        .iter()
+        .filter(|line| line.contains(&format!("`children_at_once` = 2 {TOGETHER}")))
+        .count();
+    assert_eq!(refused, 1, "the task is one, one of its subagents the other: {said:#?}");
+}
+
+async fn nothing_counts_twice_and_nothing_is_forgotten_when_the_process_dies(server: TestServer) {
+    server
+        .is_configured_with(&boss("limits = { tree = { tool_calls = 3 } }"))
+        .await;
+    server.moves_into_a_process().await;
+    let alice = server.human("boss").await;
+    server.tools.hold("lookup");
+    let work = script()
+        .calls(lookup("l1", "x"))
+        .calls(lookup("l2", "y"))
+        .calls(lookup("l3", "z"))
+        .says("written");
+    let run = alice
+        .asks(script().calls(start("a1", "courier", work)).says("it is under way"))
+        .await;
+    run.finishes().await;
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    let courier = worker(&alice, &the_task(&alice).await);
+    is_over(&courier).await;
+    let said = courier.transcript().await;
+    assert!(
+        said[2].starts_with("lookup: found") && said[4].starts_with("lookup: found"),
+        "{said:#?}"
+    );
+    assert!(
+        said[6].starts_with(&format!("lookup failed: The limit `tool_calls` = 3 {TOGETHER}")),
+        "{said:#?}"
+    );
+    assert_eq!(run.record().await["tree_usage"]["tool_calls"], 3);
+}
+
+async fn a_task_that_waited_for_a_human_goes_on_counting(server: TestServer) {
+    let work = script()
+        .calls(mail("m1", "bob"))
+        .calls(lookup("l1", "x"))
+        .says("written");
+    let (_, _, courier) = begins(&server, "tool_calls = 2", work).await;
+    eventually(async || courier.status().await == "interrupted").await;
+    server.is_stopped_and_started_again().await;
+    let approval = json!({"decisions": [{"type": "approve"}]});
+    assert_eq!(courier.resolves(&courier.question().await, approval).await.status, 202);
+    is_over(&courier).await;
+    let said = courier.transcript().await;
+    assert!(said[2].starts_with("send_email: sent"), "{said:#?}");
+    assert!(
+        said[4].starts_with(&format!("lookup failed: The limit `tool_calls` = 2 {TOGETHER}")),
+        "{said:#?}"
+    );
+}
+
+async fn servers_on_one_database_count_together(server: TestServer) {
+    server
+        .is_configured_with(&boss("limits = { tree = { tool_calls = 5 } }"))
+        .await;
+    let other = server.gets_a_twin().await;
+    let alice = server.human("boss").await;
+    let looks = || {
+        (0..4)
+            .fold(script(), |script, n| script.calls(lookup(&format!("l{n}"), "x")))
+            .says("written")
+    };
+    let begun = script()
+        .calls_all([start("a1", "courier", looks()), start("a2", "courier", looks())])
+        .says("under way");
+    let run = alice.asks(begun).await;
+    run.finishes().await;
+    let quiet = json!({"status": "busy", "limit": 1});
+    eventually(async || other.client.post("/threads/search", quiet.clone()).await.ok() == json!([])).await;
+    assert_eq!(server.tools.calls_of("lookup").len(), 3);
+    assert_eq!(run.record().await["tree_usage"]["tool_calls"], 5);
+    other.leaves().await;
+}
+
+async fn the_limit_of_steps_is_handed_down_to_background_tasks(server: TestServer) {
+    server.is_configured_with(&boss("")).await;
+    let alice = server.human("boss").await;
+    let long = (0..10)
+        .fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x")))
+        .says("written");
+    let text = script().calls(start("a1", "courier", long)).says("it is under way");
+    alice
+        .starts(alice.wish(text, json!({"config": {"recursion_limit": 9}})))
+        .await
+        .finishes()
+        .await;
+    let courier = worker(&alice, &the_task(&alice).await);
+    assert_eq!(is_over(&courier).await["status"], "error");
+    assert_eq!(courier.record().await["error"]["error"], "GraphRecursionError");
+}

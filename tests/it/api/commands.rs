@@ -1,0 +1,126 @@
+//! Commands: writes into the state, jumps, and both together with answers.
+
+use serde_json::{Value, json};
+
+use crate::support::actors::Human;
+use crate::support::{TestServer, mail, on_both_engines, script, transcript};
+
+/// Sends a command and waits for the values afterwards.
+async fn commands(server: &TestServer, who: &Human, command: Value) -> Value {
+    let body = json!({"assistant_id": "agent", "command": command});
+    server.client().post(&who.path("/runs/wait"), body).await.ok()
+}
+
+on_both_engines! {
+    an_update_may_be_an_object_or_a_list_of_pairs,
+    input_beside_an_update_is_refused_and_nothing_is_written,
+    who_goes_elsewhere_drops_the_question_that_waits,
+    who_goes_to_the_end_drops_the_question_and_the_turn_is_over,
+    an_answer_may_come_with_a_write,
+    the_model_can_be_asked_about_something_else,
+    calls_can_be_sent_to_the_tools,
+    a_node_that_is_not_there_is_passed_over_and_two_places_are_refused,
+}
+
+async fn an_update_may_be_an_object_or_a_list_of_pairs(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let note = json!({"role": "user", "content": "a note"});
+    commands(&server, &alice, json!({"update": {"messages": [note]}})).await;
+    let pairs = json!([["messages", note], ["files", {"/a.txt": "A"}]]);
+    let values = commands(&server, &alice, json!({"update": pairs})).await;
+    assert_eq!(transcript(&values)[2..], ["human: a note", "human: a note"]);
+    assert_eq!(values["files"]["/a.txt"]["content"], "A");
+    let body = json!({"assistant_id": "agent", "command": {"update": [["messages"]]}});
+    let detail = server.client().post(&alice.path("/runs"), body).await.refused(422);
+    assert!(detail.starts_with("command.update"), "{detail}");
+}
+
+async fn input_beside_an_update_is_refused_and_nothing_is_written(server: TestServer) {
+    let alice = server.human("agent").await;
+    let before = alice.says("hello").await;
+    let update = json!({"messages": [{"role": "user", "content": "a note"}]});
+    let input = json!({"messages": [{"role": "user", "content": "hello?"}]});
+    let body = json!({"assistant_id": "agent", "input": input, "command": {"update": update}});
+    let detail = server.client().post(&alice.path("/runs"), body).await.refused(422);
+    assert!(
+        detail.starts_with("input: cannot be given together with `command.update`"),
+        "{detail}"
+    );
+    assert_eq!(alice.state().await["values"].clone(), before);
+    assert_eq!(alice.runs().await.len(), 1);
+}
+
+async fn who_goes_elsewhere_drops_the_question_that_waits(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob"))).await;
+    let question = alice.question().await;
+    let update = json!({"messages": [{"role": "user", "content": "never mind"}]});
+    let values = commands(&server, &alice, json!({"goto": "model", "update": update})).await;
+    assert_eq!(transcript(&values).last().unwrap(), "ai: echo: never mind");
+    assert_eq!(alice.status().await, "idle");
+    let path = alice.path(&format!("/interrupts/{}", question.id()));
+    assert_eq!(server.client().get(&path).await.ok()["status"], "dropped");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+}
+
+async fn who_goes_to_the_end_drops_the_question_and_the_turn_is_over(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("never said")).await;
+    let question = alice.question().await;
+    let update = json!({"files": {"/a.txt": "A"}});
+    let values = commands(&server, &alice, json!({"goto": "__end__", "update": update})).await;
+    assert_eq!(&values["files"]["/a.txt"]["content"], &json!("A"));
+    assert_eq!(values.get("__interrupt__"), None);
+    assert_eq!(alice.status().await, "idle");
+    let state = server.client().get(&alice.path("/state")).await.ok();
+    assert_eq!(&state["next"], &json!([]));
+    assert_eq!(&state["interrupts"], &json!([]));
+    let path = alice.path(&format!("/interrupts/{}", question.id()));
+    assert_eq!(server.client().get(&path).await.ok()["status"], "dropped");
+    let values = alice.says("and on").await;
+    assert_eq!(transcript(&values).last().unwrap(), "ai: echo: and on");
+}
+
+async fn an_answer_may_come_with_a_write(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent it")).await;
+    let update = json!({"files": {"/a.txt": "A"}});
+    let answer = json!({"decisions": [{"type": "approve"}]});
+    let values = commands(&server, &alice, json!({"resume": answer, "update": update})).await;
+    assert_eq!(transcript(&values).last().unwrap(), "ai: sent it");
+    assert_eq!(values["files"]["/a.txt"]["content"], "A");
+    assert_eq!(server.tools.calls_of("send_email").len(), 1);
+}
+
+async fn the_model_can_be_asked_about_something_else(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let input = json!({"messages": [{"role": "user", "content": "an aside"}]});
+    let values = commands(&server, &alice, json!({"goto": {"node": "model", "input": input}})).await;
+    assert_eq!(
+        transcript(&values),
+        ["human: hello", "ai: echo: hello", "ai: echo: an aside"]
+    );
+}
+
+async fn calls_can_be_sent_to_the_tools(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let call = |id: &str| json!({"name": "lookup", "args": {"query": id}, "id": id, "type": "tool_call"});
+    let goto = json!([{"node": "tools", "input": call("s1")}, {"node": "tools", "input": [call("s2")]}]);
+    let values = commands(&server, &alice, json!({"goto": goto})).await;
+    assert_eq!(transcript(&values)[2..4], ["lookup: found s1", "lookup: found s2"]);
+    let mut keys = server.tools.keys_of("lookup");
+    keys.sort();
+    assert_eq!(keys, ["s1", "s2"]);
+}
+
+async fn a_node_that_is_not_there_is_passed_over_and_two_places_are_refused(server: TestServer) {
+    let alice = server.human("agent").await;
+    let before = alice.says("hello").await;
+    assert_eq!(commands(&server, &alice, json!({"goto": "nowhere"})).await, before);
+    let body = json!({"assistant_id": "agent", "command": {"goto": ["model", "tools"]}});
+    let detail = server.client().post(&alice.path("/runs"), body).await.refused(422);
+    assert!(detail.starts_with("command.goto[1]: is another place"), "{detail}");
+}

@@ -1,0 +1,387 @@
+//! Requests that are sent again under the same key: done once, answered alike.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::client::{Client, Reply, reply};
+use crate::support::sse::{Sse, put_together};
+use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script, transcript};
+
+/// POST under a key.
+async fn post(client: &Client, path: &str, key: &str, body: &Value) -> Reply {
+    reply(
+        client
+            .request(Method::POST, path)
+            .header("Idempotency-Key", key)
+            .json(body),
+    )
+    .await
+}
+
+async fn stream(client: &Client, path: &str, key: &str, body: &Value) -> Sse {
+    let request = client
+        .request(Method::POST, path)
+        .header("Idempotency-Key", key)
+        .json(body);
+    Sse::open(request.send().await.expect("an answer")).await
+}
+
+fn wish(text: impl ToString) -> Value {
+    json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
+}
+
+/// Two answers that are the same but for the mark on the second.
+fn are_alike(first: &Reply, second: &Reply) {
+    assert_eq!(first.status, second.status);
+    assert_eq!(&first.body, &second.body);
+    assert_eq!(first.header("content-location"), second.header("content-location"));
+    assert_eq!(first.header("idempotent-replayed"), None);
+    assert_eq!(second.header("idempotent-replayed"), Some("true"));
+}
+
+on_both_engines! {
+    a_thread_is_made_once_for_each_key,
+    assistants_and_crons_are_made_once_for_each_key,
+    a_batch_that_is_refused_in_the_middle_leaves_nothing,
+    a_key_belongs_to_one_request,
+    what_was_refused_may_be_asked_again,
+    a_run_in_the_background_is_started_once,
+    who_waits_again_waits_for_the_same_run,
+    a_stream_that_is_asked_for_again_is_the_same_from_its_beginning,
+    runs_without_a_thread_can_be_asked_for_again_after_their_end,
+    many_requests_under_one_key_at_once_start_one_run,
+    a_server_that_dies_before_it_answers_has_not_lost_the_run,
+    a_request_cut_off_at_any_moment_is_done_once_when_it_is_sent_again,
+    copies_and_writes_into_the_state_are_made_once_for_each_key,
+    a_command_that_starts_a_run_starts_it_once_for_each_key,
+}
+
+on_postgres! {
+    two_servers_on_one_database_know_the_same_keys,
+}
+
+async fn a_thread_is_made_once_for_each_key(server: TestServer) {
+    let client = server.client();
+    let body = json!({"metadata": {"a": 1}});
+    let first = post(&client, "/threads", "k1", &body).await;
+    let path = format!("/threads/{}", first.body["thread_id"].as_str().unwrap());
+    client.patch(&path, json!({"metadata": {"a": 2}})).await.ok();
+    server.is_stopped_and_started_again().await;
+    are_alike(&first, &post(&client, "/threads", "k1", &body).await);
+    assert_ne!(post(&client, "/threads", "k2", &body).await.body, first.body);
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 2);
+}
+
+async fn assistants_and_crons_are_made_once_for_each_key(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": []}});
+    let makes = [
+        (
+            "/assistants".to_owned(),
+            json!({"graph_id": "agent", "name": "mine"}),
+            "/assistants/count",
+            1,
+        ),
+        ("/runs/crons".to_owned(), cron.clone(), "/runs/crons/count", 1),
+        (alice.path("/runs/crons"), cron, "/runs/crons/count", 2),
+    ];
+    for (path, body, count, expected) in makes {
+        let before = client.post("/assistants/count", json!({})).await.ok();
+        let first = post(&client, &path, &format!("key of {path}").replace(' ', "-"), &body).await;
+        are_alike(
+            &first,
+            &post(&client, &path, &format!("key of {path}").replace(' ', "-"), &body).await,
+        );
+        let found = client.post(count, json!({})).await.ok();
+        if count == "/assistants/count" {
+            assert_eq!(found.as_i64(), before.as_i64().map(|before| before + expected));
+        } else {
+            assert_eq!(found, expected);
+        }
+    }
+    for cron in client
+        .post("/runs/crons/search", json!({}))
+        .await
+        .ok()
+        .as_array()
+        .unwrap()
+    {
+        client
+            .delete(&format!("/runs/crons/{}", cron["cron_id"].as_str().unwrap()))
+            .await;
+    }
+}
+
+async fn a_batch_that_is_refused_in_the_middle_leaves_nothing(server: TestServer) {
+    let client = server.client();
+    let mut unknown = wish("two");
+    unknown["assistant_id"] = json!(uuid::Uuid::new_v4());
+    post(&client, "/runs/batch", "k1", &json!([wish("one"), unknown]))
+        .await
+        .refused(404);
+    assert_eq!(client.post("/threads/search", json!({})).await.ok(), json!([]));
+}
+
+async fn a_key_belongs_to_one_request(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    post(&client, "/threads", "k1", &json!({})).await.ok();
+    let others = [
+        ("/threads", json!({"metadata": {}})),
+        (alice.path("/runs").as_str(), wish("hello")),
+    ]
+    .map(|(path, body)| (path.to_owned(), body));
+    for (path, body) in others {
+        let refused = post(&client, &path, "k1", &body).await;
+        assert_eq!(refused.body["code"], "idempotency_key_reused");
+        assert!(refused.refused(422).starts_with("Idempotency-Key: "));
+    }
+    assert_eq!(alice.runs().await, Vec::<Value>::new());
+    for odd in ["a b", &"k".repeat(256)] {
+        assert!(
+            post(&client, "/threads", odd, &json!({}))
+                .await
+                .refused(422)
+                .starts_with("Idempotency-Key: must be")
+        );
+    }
+}
+
+async fn what_was_refused_may_be_asked_again(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let first = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    let body = alice.wish("second", json!({"multitask_strategy": "reject"}));
+    post(&client, &alice.path("/runs/wait"), "k1", &body).await.refused(409);
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    let values = post(&client, &alice.path("/runs/wait"), "k1", &body).await.ok();
+    assert_eq!(transcript(&values).last().unwrap(), "ai: echo: second");
+}
+
+async fn a_run_in_the_background_is_started_once(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let body = alice.wish("hello", json!({}));
+    let first = post(&client, &alice.path("/runs"), "k1", &body).await;
+    let run = alice.run(&first.body);
+    assert_eq!(first.header("content-location"), Some(run.path.as_str()));
+    run.finishes().await;
+    are_alike(&first, &post(&client, &alice.path("/runs"), "k1", &body).await);
+    assert_eq!(alice.runs().await.len(), 1);
+    client.delete(&run.path).await.ok();
+    are_alike(&first, &post(&client, &alice.path("/runs"), "k1", &body).await);
+    assert_eq!(alice.runs().await.len(), 0);
+}
+
+async fn who_waits_again_waits_for_the_same_run(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), json!({}));
+    let path = alice.path("/runs/wait");
+    let first = post(&client, &path, "k1", &body);
+    let again = async {
+        server.tools.called("lookup", 1).await;
+        let second = tokio::spawn({
+            let client = client.clone();
+            let path = path.clone();
+            let body = body.clone();
+            async move { post(&client, &path, "k1", &body).await }
+        });
+        server.tools.let_go("lookup");
+        second.await.unwrap()
+    };
+    let (first, again) = tokio::join!(first, again);
+    are_alike(&first, &again);
+    are_alike(&first, &post(&client, &path, "k1", &body).await);
+    assert_eq!(
+        transcript(&first.body),
+        ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
+    );
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
+    assert_eq!(alice.runs().await.len(), 1);
+}
+
+async fn a_stream_that_is_asked_for_again_is_the_same_from_its_beginning(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let more = json!({"stream_mode": ["values", "messages-tuple"], "stream_resumable": true});
+    let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), more);
+    let path = alice.path("/runs/stream");
+    let mut first = stream(&client, &path, "k1", &body).await;
+    let mut seen = first.until(|frame| frame.mode() == "values").await;
+    let again = stream(&client, &path, "k1", &body).await;
+    assert_eq!(again.headers()["idempotent-replayed"], "true");
+    assert_eq!(again.run_id(), first.run_id());
+    server.tools.let_go("lookup");
+    let again = again.rest().await;
+    seen.extend(first.rest().await);
+    let late = stream(&client, &path, "k1", &body).await.rest().await;
+    assert_eq!(put_together(&again), put_together(&seen));
+    assert_eq!(put_together(&late), put_together(&seen));
+    assert_eq!(server.tools.calls_of("lookup").len(), 1);
+}
+
+async fn runs_without_a_thread_can_be_asked_for_again_after_their_end(server: TestServer) {
+    let client = server.client();
+    let first = post(&client, "/runs/wait", "k1", &wish("hello")).await;
+    are_alike(&first, &post(&client, "/runs/wait", "k1", &wish("hello")).await);
+    let frames = stream(&client, "/runs/stream", "k2", &wish("hello")).await.rest().await;
+    server.is_stopped_and_started_again().await;
+    assert_eq!(
+        stream(&client, "/runs/stream", "k2", &wish("hello")).await.rest().await,
+        frames
+    );
+    let created = post(&client, "/runs", "k3", &wish("hello")).await;
+    are_alike(&created, &post(&client, "/runs", "k3", &wish("hello")).await);
+    let batch = json!([wish("one"), wish("two")]);
+    let started = post(&client, "/runs/batch", "k4", &batch).await;
+    are_alike(&started, &post(&client, "/runs/batch", "k4", &batch).await);
+    assert_eq!(started.body.as_array().unwrap().len(), 2);
+    eventually(async || client.post("/threads/search", json!({"status": "busy"})).await.ok() == json!([])).await;
+}
+
+async fn many_requests_under_one_key_at_once_start_one_run(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let path = alice.path("/runs");
+    let body = alice.wish("hello", json!({}));
+    let replies = futures::future::join_all((0..24).map(|_| post(&client, &path, "k1", &body))).await;
+    assert!(
+        replies
+            .iter()
+            .all(|reply| reply.status == 200 && reply.body == replies[0].body),
+        "{replies:#?}"
+    );
+    assert_eq!(
+        replies
+            .iter()
+            .filter(|reply| reply.header("idempotent-replayed").is_none())
+            .count(),
+        1
+    );
+    alice.run(&replies[0].body).finishes().await;
+    assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+}
+
+async fn a_server_that_dies_before_it_answers_has_not_lost_the_run(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), json!({}));
+    let path = alice.path("/runs/wait");
+    let elsewhere = client.clone();
+    let lost = tokio::spawn({
+        let request = elsewhere
+            .request(Method::POST, &path)
+            .header("Idempotency-Key", "k1")
+            .json(&body);
+        async move { request.send().await.map(reqwest::Response::bytes) }
+    });
+    server.tools.called("lookup", 1).await;
+    server.is_killed_and_started_again().await;
+    server.tools.let_go("lookup");
+    let values = post(&client, &path, "k1", &body).await.ok();
+    assert_eq!(
+        transcript(&values),
+        ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
+    );
+    assert_eq!(alice.runs().await.len(), 1);
+    drop(lost);
+}
+
+async fn a_request_cut_off_at_any_moment_is_done_once_when_it_is_sent_again(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    let alice = server.human("agent").await;
+    for round in 0..4 {
+        let key = format!("k{round}");
+        let body = alice.wish(format!("round {round}"), json!({}));
+        let request = client
+            .request(Method::POST, &alice.path("/runs"))
+            .header("Idempotency-Key", &key)
+            .json(&body);
+        let cut = tokio::spawn(async move { request.send().await.map(|_| ()) });
+        // Sometimes before the request arrives, sometimes after it was granted.
+        if round % 2 == 1 {
+            client.get("/ok").await.ok();
+        }
+        server.is_killed_and_started_again().await;
+        let _ = cut.await;
+        let record = post(&client, &alice.path("/runs"), &key, &body).await.ok();
+        alice.run(&record).finishes().await;
+    }
+    assert_eq!(alice.runs().await.len(), 4);
+    assert_eq!(
+        alice
+            .transcript()
+            .await
+            .iter()
+            .filter(|line| line.starts_with("human: "))
+            .count(),
+        4
+    );
+}
+
+async fn copies_and_writes_into_the_state_are_made_once_for_each_key(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.asks("hello").await.finishes().await;
+    let copy = post(&client, &alice.path("/copy"), "k1", &json!({})).await;
+    are_alike(&copy, &post(&client, &alice.path("/copy"), "k1", &json!({})).await);
+    assert_eq!(transcript(&copy.body["values"]), ["human: hello", "ai: echo: hello"]);
+    assert_eq!(client.post("/threads/count", json!({})).await.ok(), 2);
+    let body = json!({"values": {"messages": [{"role": "user", "content": "noted"}]}});
+    let written = post(&client, &alice.path("/state"), "k2", &body).await;
+    are_alike(&written, &post(&client, &alice.path("/state"), "k2", &body).await);
+    assert_eq!(
+        alice.transcript().await,
+        ["human: hello", "ai: echo: hello", "human: noted"]
+    );
+}
+
+async fn a_command_that_starts_a_run_starts_it_once_for_each_key(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let command = |text: &str| {
+        let input = json!({"messages": [{"role": "user", "content": text}]});
+        json!({"id": 1, "method": "run.start", "params": {"assistant_id": "agent", "input": input}})
+    };
+    let first = post(&client, &alice.path("/commands"), "k1", &command("hello"))
+        .await
+        .ok();
+    alice.run(&first["result"]).finishes().await;
+    let again = post(&client, &alice.path("/commands"), "k1", &command("hello"))
+        .await
+        .ok();
+    assert_eq!(again["result"]["run_id"], first["result"]["run_id"]);
+    let other = post(&client, &alice.path("/commands"), "k1", &command("something else"))
+        .await
+        .ok();
+    assert_eq!(&other["type"], &json!("error"));
+    assert_eq!(other.get("result"), None);
+    assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
+}
+
+async fn two_servers_on_one_database_know_the_same_keys(server: TestServer) {
+    let other = server.gets_a_twin().await;
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let path = alice.path("/runs/wait");
+    let body = alice.wish("hello", json!({}));
+    let (here, there) = tokio::join!(
+        post(&client, &path, "k1", &body),
+        post(&other.client, &path, "k1", &body)
+    );
+    assert_eq!(here.status, there.status);
+    assert_eq!(&here.body, &there.body);
+    assert_eq!(transcript(&here.body), ["human: hello", "ai: echo: hello"]);
+    assert_eq!(alice.runs().await.len(), 1);
+    other.leaves().await;
+}

@@ -1,0 +1,83 @@
+//! The server says that it is there, what it can do, and how it is talked to.
+
+use reqwest::Method;
+use serde_json::json;
+
+use crate::support::client::reply;
+use crate::support::{Engine, TestServer, on_both_engines};
+
+/// Where the parts of a page come from.
+fn parts(page: &str) -> Vec<&str> {
+    let after = ["src=\"", "href=\""]
+        .into_iter()
+        .flat_map(|attribute| page.split(attribute).skip(1));
+    after.filter_map(|text| text.split('"').next()).collect()
+}
+
+on_both_engines! {
+    whoever_asks_is_told_that_server_and_database_are_there,
+}
+
+async fn whoever_asks_is_told_that_server_and_database_are_there(server: TestServer) {
+    let client = server.client();
+    for path in ["/ok", "/ok?check_db=1"] {
+        assert_eq!(
+            client.get(path).await.ok(),
+            json!({"ok": true, "services": {}}),
+            "{path}"
+        );
+    }
+    client.get("/ok?check_db=perhaps").await.refused(422);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_is_said_what_the_server_can_do() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    let info = server.client().get("/info").await.ok();
+    assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
+    for (flag, expected) in [("assistants", true), ("crons", true), ("langsmith", false)] {
+        assert_eq!(info["flags"][flag], expected, "{flag}");
+    }
+    assert_eq!(info["host"]["kind"], "self-hosted");
+    server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_that_shows_the_document_needs_nobody_else() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    let client = server.client();
+    let page = client.get("/docs").await;
+    assert!(
+        page.header("content-type")
+            .is_some_and(|kind| kind.starts_with("text/html")),
+        "{page:?}"
+    );
+    let page = page.ok();
+    let page = page.as_str().expect("a page");
+    let parts: Vec<&str> = parts(page).into_iter().filter(|part| !part.ends_with('/')).collect();
+    assert!(parts.len() > 2, "{page}");
+    for part in parts {
+        assert!(!part.contains("//"), "{part} comes from elsewhere");
+        client
+            .get(&format!("/docs/{}", part.trim_start_matches("./")))
+            .await
+            .ok();
+    }
+    let document = client.get("/openapi.json").await.ok();
+    assert!(document["paths"]["/threads/{thread_id}/runs/stream"]["post"].is_object());
+    server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_there_is_not_found_whatever_the_method() {
+    let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
+    for (method, path) in [
+        (Method::GET, "/no/such/path"),
+        (Method::DELETE, "/ok"),
+        (Method::PUT, "/threads"),
+    ] {
+        let answer = reply(server.client().request(method, path)).await;
+        assert_eq!(answer.refused(404), "Not Found", "{path}");
+    }
+    server.finish().await;
+}

@@ -1,0 +1,21 @@
+//! The endpoints: each resource, its requests and its refusals.
+
+mod agents;
+mod assistants;
+mod batches;
+mod commands;
+pub(crate) mod crons;
+mod disconnects;
+mod idempotency;
+mod info;
+mod interrupts;
+mod metrics;
+mod retention;
+mod runs;
+mod state;
+mod stateless_runs;
+mod store;
+mod subagent_runs;
+mod threads;
+mod unknown_keys;
+mod webhooks;

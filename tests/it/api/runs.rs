@@ -1,0 +1,428 @@
+//! Runs: started, waited for, joined, cancelled, listed, deleted.
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::support::{TestServer, lookup, mail, on_both_engines, on_postgres, script, transcript};
+
+on_both_engines! {
+    a_run_in_the_background_is_pending_first_and_a_success_in_the_end,
+    waiting_answers_with_the_values_and_tells_where_the_run_is,
+    the_turns_of_a_conversation_follow_each_other,
+    runs_on_a_busy_thread_wait_for_their_turn,
+    a_run_that_will_not_wait_is_refused_on_a_busy_thread,
+    a_cancelled_run_is_interrupted_and_its_work_stays,
+    a_run_that_is_rolled_back_never_was,
+    a_resume_that_is_rolled_back_leaves_the_question_open,
+    a_resume_inside_a_subagent_is_rolled_back_with_all_that_came_of_it,
+    a_new_turn_that_is_rolled_back_gives_the_question_before_it_back,
+    a_run_with_subagents_is_rolled_back_with_them,
+    a_run_that_displaces_others_interrupts_them_or_undoes_them,
+    answers_of_a_run_that_never_began_were_not_given,
+    a_run_that_waits_for_its_turn_can_be_cancelled,
+    what_is_over_cannot_be_cancelled,
+    runs_are_listed_newest_first_without_those_of_subagents,
+    a_deleted_run_is_gone,
+    a_failed_run_says_why_with_status_200,
+    an_unknown_agent_or_thread_is_refused_before_anything_is_stored,
+}
+
+on_postgres! {
+    another_server_on_the_same_database_follows_a_run_and_stops_it,
+}
+
+async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("done");
+    let reply = client
+        .post(&alice.path("/runs"), alice.wish(&text, json!({"metadata": {"k": "v"}})))
+        .await;
+    let location = reply.header("content-location").unwrap().to_owned();
+    let record = reply.ok();
+    let run = alice.run(&record);
+    assert_eq!(location, run.path);
+    assert!(
+        record["status"] == "pending" || record["status"] == "running",
+        "{record}"
+    );
+    assert_eq!(&record["thread_id"], &json!(alice.thread));
+    assert_eq!(&record["metadata"]["k"], &json!("v"));
+    assert_eq!(alice.status().await.as_str(), "busy");
+    assert_eq!(run.status().await.as_str(), "running");
+    server.tools.let_go("lookup");
+    assert_eq!(
+        transcript(&run.finishes().await),
+        ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
+    );
+    assert_eq!(alice.status().await.as_str(), "idle");
+    assert_eq!(run.status().await.as_str(), "success");
+}
+
+async fn waiting_answers_with_the_values_and_tells_where_the_run_is(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let reply = client
+        .post(&alice.path("/runs/wait"), alice.wish("hello", json!({})))
+        .await;
+    let run = alice.run(&alice.runs().await[0]);
+    assert_eq!(reply.header("content-location"), Some(run.path.as_str()));
+    assert_eq!(reply.header("location"), Some(format!("{}/join", run.path).as_str()));
+    let values = reply.ok();
+    assert_eq!(transcript(&values), ["human: hello", "ai: echo: hello"]);
+    assert_eq!(run.finishes().await, values);
+}
+
+async fn the_turns_of_a_conversation_follow_each_other(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let values = alice.says("two").await;
+    assert_eq!(
+        transcript(&values),
+        ["human: one", "ai: echo: one", "human: two", "ai: echo: two"]
+    );
+}
+
+async fn runs_on_a_busy_thread_wait_for_their_turn(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
+    server.tools.called("lookup", 1).await;
+    let second = alice.asks("second").await;
+    let third = alice.asks("third").await;
+    assert_eq!(second.status().await.as_str(), "pending");
+    assert_eq!(third.status().await.as_str(), "pending");
+    server.tools.let_go("lookup");
+    third.finishes().await;
+    assert_eq!(first.status().await, "success");
+    assert_eq!(second.status().await, "success");
+    let said = [
+        "human: …",
+        "ai calls lookup",
+        "lookup: found x",
+        "ai: first",
+        "human: second",
+        "ai: echo: second",
+        "human: third",
+        "ai: echo: third",
+    ];
+    assert_eq!(alice.transcript().await, said);
+}
+
+async fn a_run_that_will_not_wait_is_refused_on_a_busy_thread(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
+    server.tools.called("lookup", 1).await;
+    let body = alice.wish("second", json!({"multitask_strategy": "reject"}));
+    for door in ["/runs", "/runs/wait", "/runs/stream"] {
+        let detail = client.post(&alice.path(door), body.clone()).await.refused(409);
+        assert!(detail.starts_with("Thread is already running a task."), "{detail}");
+    }
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    assert_eq!(alice.transcript().await.len(), 4);
+    client.post(&alice.path("/runs/wait"), body).await.ok();
+}
+
+async fn a_cancelled_run_is_interrupted_and_its_work_stays(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+    server.tools.called("lookup", 1).await;
+    assert_eq!(run.is_cancelled("interrupt").await.status, 200);
+    assert_eq!(run.status().await, "interrupted");
+    assert_eq!(alice.transcript().await, ["human: …", "ai calls lookup"]);
+    let thread = alice.record().await;
+    assert_eq!(&thread["status"], &json!("interrupted"));
+    assert_eq!(&thread["error"]["error"], &json!("UserInterrupt"));
+    server.tools.let_go("lookup");
+    let said = transcript(&alice.says("go on").await);
+    assert!(
+        said[2].starts_with("lookup failed: Tool call lookup with id c1 did not complete"),
+        "{said:?}"
+    );
+    assert_eq!(said[3..], ["human: go on", "ai: echo: go on"]);
+}
+
+async fn a_run_that_is_rolled_back_never_was(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("before").await;
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+    server.tools.called("lookup", 1).await;
+    assert_eq!(run.is_cancelled("rollback").await.status, 200);
+    server.tools.let_go("lookup");
+    assert_eq!(client.get(&run.path).await.status, 404);
+    assert_eq!(alice.transcript().await, ["human: before", "ai: echo: before"]);
+    assert_eq!(alice.status().await, "idle");
+}
+
+async fn a_resume_that_is_rolled_back_leaves_the_question_open(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let text = script().calls_all([mail("m1", "bob"), lookup("c1", "x")]).says("done");
+    alice.says(&text).await;
+    let question = alice.question().await;
+    let before = alice.record().await;
+    let state = alice.state().await;
+    server.tools.hold("lookup");
+    let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
+    server.tools.called("lookup", 1).await;
+    run.is_cancelled("rollback").await.ok();
+    assert_eq!(client.get(&run.path).await.status, 404);
+    assert_eq!(alice.question().await, question);
+    let after = alice.record().await;
+    let again = alice.state().await;
+    for field in ["status", "interrupts", "values"] {
+        assert_eq!(after[field], before[field], "{field}");
+    }
+    for field in ["values", "next", "tasks", "checkpoint", "interrupts"] {
+        assert_eq!(again[field], state[field], "{field}");
+    }
+    server.tools.let_go("lookup");
+    alice
+        .resumes(json!({"decisions": [{"type": "reject", "message": "no"}]}))
+        .await
+        .finishes()
+        .await;
+    let said = alice.transcript().await;
+    assert_eq!(said.last().unwrap(), "ai: done", "{said:?}");
+    assert!(
+        said.contains(&"send_email failed: User rejected the tool call for `send_email` with reason: no".to_owned())
+    );
+}
+
+async fn a_resume_inside_a_subagent_is_rolled_back_with_all_that_came_of_it(server: TestServer) {
+    let alice = server.human("agent").await;
+    let inner = script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).says("sent");
+    let text = script().calls(crate::support::task("t1", "mailer", inner)).says("done");
+    let first = alice.asks(&text).await;
+    first.finishes().await;
+    let question = alice.question().await;
+    let children = first.children().await;
+    for _ in 0..2 {
+        server.tools.hold("lookup");
+        let calls = server.tools.calls_of("lookup").len();
+        let run = alice.resumes(json!({"decisions": [{"type": "approve"}]})).await;
+        server.tools.called("lookup", calls + 1).await;
+        run.is_cancelled("rollback").await.ok();
+        server.tools.let_go("lookup");
+        assert_eq!(alice.question().await, question);
+        assert_eq!(alice.status().await, "interrupted");
+        let statuses = |children: &[Value]| children.iter().map(|child| child["status"].clone()).collect::<Vec<_>>();
+        assert_eq!(statuses(&first.children().await), statuses(&children));
+    }
+    alice
+        .resumes(json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .finishes()
+        .await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls task", "task: sent", "ai: done"]
+    );
+}
+
+async fn a_new_turn_that_is_rolled_back_gives_the_question_before_it_back(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+    server.tools.called("lookup", 1).await;
+    assert_eq!(alice.record().await["interrupts"], json!({}));
+    run.is_cancelled("rollback").await.ok();
+    server.tools.let_go("lookup");
+    assert_eq!(alice.question().await, question);
+    alice
+        .resumes(json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .finishes()
+        .await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn a_run_with_subagents_is_rolled_back_with_them(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("before").await;
+    server.tools.hold("lookup");
+    let inner = script().calls(lookup("c1", "x")).says("found");
+    let run = alice
+        .asks(
+            script()
+                .calls(crate::support::task("t1", "researcher", inner))
+                .says("never"),
+        )
+        .await;
+    server.tools.called("lookup", 1).await;
+    let child = run.children().await[0]["run_id"].as_str().unwrap().to_owned();
+    run.is_cancelled("rollback").await.ok();
+    server.tools.let_go("lookup");
+    for gone in [&run.id, &child] {
+        assert_eq!(client.get(&alice.path(&format!("/runs/{gone}"))).await.status, 404);
+    }
+    assert_eq!(alice.transcript().await, ["human: before", "ai: echo: before"]);
+    assert_eq!(alice.record().await["error"]["error"], "UserRollback");
+}
+
+async fn a_run_that_displaces_others_interrupts_them_or_undoes_them(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    for (strategy, status) in [("interrupt", 200), ("rollback", 404)] {
+        server.tools.hold("lookup");
+        let calls = server.tools.calls_of("lookup").len();
+        let first = alice.asks(script().calls(lookup("c1", "x")).says("never")).await;
+        server.tools.called("lookup", calls + 1).await;
+        let waiting = alice.asks("waiting").await;
+        let second = alice
+            .starts(alice.wish("second", json!({"multitask_strategy": strategy})))
+            .await;
+        second.finishes().await;
+        server.tools.let_go("lookup");
+        for old in [&first, &waiting] {
+            assert_eq!(client.get(&old.path).await.status, status, "{strategy}");
+        }
+        assert_eq!(second.status().await.as_str(), "success");
+        assert_eq!(alice.status().await.as_str(), "idle");
+    }
+    let said = alice.transcript().await;
+    assert!(said[2].starts_with("lookup failed: "), "{said:?}");
+    assert_eq!(said[..2], ["human: …", "ai calls lookup"]);
+    assert_eq!(
+        said[3..],
+        ["human: second", "ai: echo: second", "human: second", "ai: echo: second"]
+    );
+}
+
+async fn answers_of_a_run_that_never_began_were_not_given(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
+    let question = alice.question().await;
+    let body = json!({"command": {"resume": {"decisions": [{"type": "approve"}]}}, "after_seconds": 3600});
+    let later = alice.starts(body).await;
+    assert_eq!(alice.status().await, "busy");
+    later.is_cancelled("interrupt").await.ok();
+    assert_eq!(alice.question().await, question);
+    assert_eq!(alice.status().await.as_str(), "interrupted");
+    assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
+    alice
+        .resumes(json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .finishes()
+        .await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
+}
+
+async fn another_server_on_the_same_database_follows_a_run_and_stops_it(server: TestServer) {
+    let other = server.gets_a_twin().await;
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    let joined = other.client.get_stream(&format!("{}/stream", run.path), None).await;
+    let stopped = other
+        .client
+        .post(&format!("{}/cancel?wait=true", run.path), json!({}))
+        .await;
+    assert_eq!(stopped.status, 200);
+    assert_eq!(run.status().await.as_str(), "interrupted");
+    assert_eq!(joined.rest().await.last().unwrap().data["error"], "UserInterrupt");
+    server.tools.let_go("lookup");
+    other.leaves().await;
+}
+
+async fn a_run_that_waits_for_its_turn_can_be_cancelled(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
+    server.tools.called("lookup", 1).await;
+    let second = alice.asks("second").await;
+    second.is_cancelled("interrupt").await.ok();
+    assert_eq!(second.status().await, "interrupted");
+    server.tools.let_go("lookup");
+    first.finishes().await;
+    assert_eq!(alice.status().await, "idle");
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: first");
+}
+
+async fn what_is_over_cannot_be_cancelled(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let run = alice.run(&alice.runs().await[0]);
+    assert_eq!(run.is_cancelled("interrupt").await.status, 404);
+    let nowhere = alice.path(&format!("/runs/{}/cancel", Uuid::new_v4()));
+    assert_eq!(client.post(&nowhere, json!({})).await.status, 404);
+}
+
+async fn runs_are_listed_newest_first_without_those_of_subagents(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let delegation = crate::support::task("t1", "researcher", script().says("found"));
+    let first = alice.asks(script().calls(delegation).says("done")).await;
+    first.finishes().await;
+    let second = alice.asks("two").await;
+    second.finishes().await;
+    let ids = |runs: &[Value]| {
+        runs.iter()
+            .map(|run| run["run_id"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(ids(&alice.runs().await), [second.id.clone(), first.id.clone()]);
+    let one = client.get(&alice.path("/runs?limit=1&offset=1")).await.ok();
+    assert_eq!(ids(one.as_array().unwrap()), [first.id]);
+    assert_eq!(client.get(&alice.path("/runs?status=error")).await.ok(), json!([]));
+}
+
+async fn a_deleted_run_is_gone(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("hello").await;
+    let run = alice.run(&alice.runs().await[0]);
+    assert_eq!(client.delete(&run.path).await.status, 204);
+    assert_eq!(client.get(&run.path).await.status, 404);
+    assert_eq!(client.delete(&run.path).await.status, 404);
+    assert_eq!(alice.runs().await, Vec::<Value>::new());
+}
+
+async fn a_failed_run_says_why_with_status_200(server: TestServer) {
+    let alice = server.human("agent").await;
+    let values = alice.says(script().fails(400)).await;
+    let error = values["__error__"].clone();
+    assert!(error["error"].is_string() && error["message"].is_string(), "{values}");
+    let run = alice.run(&alice.runs().await[0]);
+    assert_eq!(run.status().await, "error");
+    let thread = alice.record().await;
+    assert_eq!(&thread["status"], &json!("error"));
+    assert_eq!(&thread["error"], &error);
+    assert_eq!(run.finishes().await, json!({"__error__": error}));
+    let state = alice.state().await;
+    assert_eq!(state["next"], json!(["model"]));
+    assert!(state["tasks"][0]["error"].is_string(), "{state}");
+    assert_eq!(
+        transcript(&alice.says("again").await).last().unwrap(),
+        "ai: echo: again"
+    );
+}
+
+async fn an_unknown_agent_or_thread_is_refused_before_anything_is_stored(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("nobody").await;
+    for door in ["/runs", "/runs/wait", "/runs/stream"] {
+        let reply = client.post(&alice.path(door), alice.wish("hello", json!({}))).await;
+        assert!(reply.refused(422).contains("nobody"));
+    }
+    assert_eq!(alice.runs().await, Vec::<Value>::new());
+    let body = alice.wish("hello", json!({"assistant_id": "agent"}));
+    let elsewhere = format!("/threads/{}/runs", Uuid::new_v4());
+    assert_eq!(client.post(&elsewhere, body.clone()).await.status, 404);
+    let made = alice.wish("hello", json!({"assistant_id": "agent", "if_not_exists": "create"}));
+    client.post(&format!("{elsewhere}/wait"), made).await.ok();
+    let wrong = alice.wish("hello", json!({"assistant_id": "agent", "stream_mode": "telepathy"}));
+    assert_eq!(client.post(&alice.path("/runs"), wrong).await.status, 422);
+}

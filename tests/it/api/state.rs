@@ -1,0 +1,393 @@
+//! Where a thread stands, how it came there, and going on from anywhere in between.
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar};
+use uuid::Uuid;
+
+use crate::support::{Engine, Human, TestServer, lookup, mail, on_both_engines, script, task, transcript};
+
+/// The nodes that are next, oldest checkpoint first.
+fn nexts(history: &[Value]) -> Vec<Value> {
+    history.iter().rev().map(|state| state["next"].clone()).collect()
+}
+
+async fn write(server: &TestServer, human: &Human, body: Value) -> Value {
+    server.client().post(&human.path("/state"), body).await.ok()
+}
+
+/// How many bytes lie in the tables of the database.
+async fn stored(server: &TestServer) -> i64 {
+    let url = server.database_url();
+    if server.engine == Engine::Sqlite {
+        let mut conn = SqliteConnection::connect(&url).await.unwrap();
+        return query_scalar("select sum(pgsize - unused) from dbstat")
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
+    }
+    let mut conn = PgConnection::connect(&url).await.unwrap();
+    let mut bytes = 0;
+    for table in ["threads", "checkpoints", "events", "runs", "interrupts"] {
+        let sql = format!("select coalesce(sum(pg_column_size(t.*)), 0)::bigint from {table} t");
+        bytes += query_scalar::<_, i64>(AssertSqlSafe(sql))
+            .fetch_one(&mut conn)
+            .await
+            .unwrap();
+    }
+    bytes
+}
+
+on_both_engines! {
+    a_thread_without_a_run_stands_nowhere,
+    every_step_is_a_checkpoint_whose_parent_is_the_one_before,
+    the_steps_of_later_runs_count_on,
+    history_can_be_read_in_pages_and_from_a_point_back,
+    any_checkpoint_can_be_looked_at,
+    a_client_can_write_into_the_state,
+    a_write_under_an_unknown_name_or_a_busy_thread_is_refused,
+    a_run_can_begin_at_an_older_checkpoint,
+    a_pending_step_of_an_older_checkpoint_can_be_run_again,
+    a_subagent_has_a_history_of_its_own,
+    a_history_is_searched_by_metadata,
+    only_what_is_wanted_of_a_state_is_shown,
+    a_write_may_set_every_public_field_and_tells_where_it_forked,
+    an_unknown_checkpoint_is_refused,
+    the_history_of_a_thread_is_that_of_its_main_agent,
+    the_last_turns_of_a_long_thread_cost_no_more_than_the_first,
+}
+
+async fn a_thread_without_a_run_stands_nowhere(server: TestServer) {
+    let state = server.human("agent").await.state().await;
+    let expected = json!({
+        "values": {}, "next": [], "tasks": [], "metadata": null, "created_at": null, "checkpoint": null,
+        "parent_checkpoint": null, "interrupts": [], "checkpoint_id": null, "parent_checkpoint_id": null,
+    });
+    assert_eq!(state, expected);
+}
+
+async fn every_step_is_a_checkpoint_whose_parent_is_the_one_before(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(lookup("c1", "x")).says("done")).await;
+    let history = alice.history().await;
+    let expected = [
+        json!(["__start__"]),
+        json!(["model"]),
+        json!(["tools"]),
+        json!(["model"]),
+        json!([]),
+    ];
+    assert_eq!(nexts(&history), expected);
+    let steps: Vec<&Value> = history.iter().rev().map(|state| &state["metadata"]["step"]).collect();
+    assert_eq!(steps, [&json!(-1), &json!(0), &json!(1), &json!(2), &json!(3)]);
+    for pair in history.windows(2) {
+        assert_eq!(
+            pair[0]["parent_checkpoint"]["checkpoint_id"],
+            pair[1]["checkpoint"]["checkpoint_id"]
+        );
+    }
+    assert_eq!(history[0]["values"], alice.state().await["values"]);
+    assert_eq!(transcript(&history[2]["values"]), ["human: …", "ai calls lookup"]);
+    assert_eq!(history[4]["metadata"]["source"], "input");
+    assert_eq!(history[0]["metadata"]["source"], "loop");
+}
+
+async fn the_steps_of_later_runs_count_on(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    alice.says("two").await;
+    let history = alice.history().await;
+    let steps: Vec<i64> = history
+        .iter()
+        .rev()
+        .filter_map(|state| state["metadata"]["step"].as_i64())
+        .collect();
+    assert_eq!(steps, (-1..5).collect::<Vec<_>>());
+}
+
+async fn history_can_be_read_in_pages_and_from_a_point_back(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    alice.says("two").await;
+    let all = alice.history().await;
+    let one = client.get(&alice.path("/history")).await.ok();
+    assert_eq!(one, json!([all[0]]));
+    let before = json!({"limit": 2, "before": {"configurable": {"checkpoint_id": all[1]["checkpoint_id"]}}});
+    assert_eq!(
+        client.post(&alice.path("/history"), before).await.ok(),
+        json!(all[2..4])
+    );
+    let inputs = json!({"limit": 10, "metadata": {"source": "input"}});
+    assert_eq!(
+        client
+            .post(&alice.path("/history"), inputs)
+            .await
+            .ok()
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+}
+
+async fn any_checkpoint_can_be_looked_at(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    alice.says("two").await;
+    for state in alice.history().await {
+        let id = state["checkpoint_id"].as_str().unwrap();
+        assert_eq!(client.get(&alice.path(&format!("/state/{id}"))).await.ok(), state);
+        let body = json!({"checkpoint": {"checkpoint_id": id, "checkpoint_ns": ""}});
+        assert_eq!(client.post(&alice.path("/state/checkpoint"), body).await.ok(), state);
+    }
+}
+
+async fn a_client_can_write_into_the_state(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let before = alice.state().await;
+    let note = json!({"role": "assistant", "content": "by the way", "id": "note-1"});
+    let written = write(
+        &server,
+        &alice,
+        json!({"values": {"messages": [note], "topic": "fish"}}),
+    )
+    .await;
+    let state = alice.state().await;
+    assert_eq!(state["checkpoint_id"], written["checkpoint"]["checkpoint_id"]);
+    assert_eq!(state["parent_checkpoint_id"], before["checkpoint_id"]);
+    assert_eq!(&state["metadata"]["source"], &json!("update"));
+    assert_eq!(&state["values"]["topic"], &json!("fish"));
+    assert_eq!(transcript(&state["values"]).last().unwrap(), "ai: by the way");
+    write(
+        &server,
+        &alice,
+        json!({"values": {"messages": [{"role": "assistant", "content": "or not", "id": "note-1"}]}}),
+    )
+    .await;
+    assert_eq!(alice.transcript().await, ["human: one", "ai: echo: one", "ai: or not"]);
+    assert_eq!(&alice.state().await["next"], &json!([]));
+    assert_eq!(alice.status().await.as_str(), "idle");
+    let as_start = json!({"values": {"messages": []}, "as_node": "__start__"});
+    write(&server, &alice, as_start).await;
+    assert_eq!(&alice.state().await["next"], &json!(["model"]));
+    assert_eq!(alice.status().await.as_str(), "interrupted");
+}
+
+async fn a_write_under_an_unknown_name_or_a_busy_thread_is_refused(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let body = json!({"values": {"topic": "fish"}, "as_node": "nosuch"});
+    assert_eq!(
+        client.post(&alice.path("/state"), body).await.refused(400),
+        "Node nosuch does not exist"
+    );
+    server.tools.hold("lookup");
+    let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
+    server.tools.called("lookup", 1).await;
+    let busy = client
+        .post(&alice.path("/state"), json!({"values": {"topic": "fish"}}))
+        .await
+        .refused(409);
+    assert!(busy.contains("in-flight"), "{busy}");
+    server.tools.let_go("lookup");
+    run.finishes().await;
+}
+
+async fn a_run_can_begin_at_an_older_checkpoint(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let fork = alice.state().await["checkpoint_id"].clone();
+    alice.says("two").await;
+    alice
+        .starts(alice.wish("other", json!({"checkpoint_id": fork})))
+        .await
+        .finishes()
+        .await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: one", "ai: echo: one", "human: other", "ai: echo: other"]
+    );
+    let history = alice.history().await;
+    let input = history
+        .iter()
+        .find(|state| state["metadata"]["source"] == "input")
+        .unwrap();
+    assert_eq!(input["parent_checkpoint_id"], fork);
+    assert_eq!(transcript(&alice.says("three").await).len(), 6);
+}
+
+async fn a_pending_step_of_an_older_checkpoint_can_be_run_again(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice.says(script().calls(lookup("c1", "x")).says("done")).await;
+    let before_tools = alice
+        .history()
+        .await
+        .iter()
+        .find(|state| state["next"] == json!(["tools"]))
+        .unwrap()
+        .clone();
+    let body = json!({"input": null, "checkpoint_id": before_tools["checkpoint_id"]});
+    alice.starts(body).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]
+    );
+    assert_eq!(server.tools.keys_of("lookup").len(), 2);
+}
+
+async fn a_subagent_has_a_history_of_its_own(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let child = script().calls(mail("m1", "bob")).says("sent by child");
+    alice
+        .says(script().calls(task("t1", "mailer", &child)).says("all done"))
+        .await;
+    let state = client.get(&alice.path("/state?subgraphs=true")).await.ok();
+    let below = &state["tasks"][0];
+    let namespace = format!("tools:{}", below["id"].as_str().unwrap());
+    assert_eq!(below["checkpoint"]["checkpoint_ns"], namespace);
+    assert_eq!(below["state"]["next"], json!(["HumanInTheLoopMiddleware.after_model"]));
+    assert_eq!(below["state"]["interrupts"], state["interrupts"]);
+    assert_eq!(below["state"]["metadata"]["lc_agent_name"], "mailer");
+    assert_eq!(alice.state().await["tasks"][0]["state"], Value::Null);
+    let question = alice.question().await;
+    alice.approves(&question).await.finishes().await;
+    let wanted = json!({"limit": 50, "checkpoint": {"checkpoint_ns": namespace}});
+    let history = client.post(&alice.path("/history"), wanted).await.ok();
+    let history = history.as_array().unwrap();
+    assert_eq!(transcript(&history[0]["values"]).last().unwrap(), "ai: sent by child");
+    assert!(
+        history
+            .iter()
+            .all(|state| state["checkpoint"]["checkpoint_ns"] == namespace)
+    );
+    assert_eq!(history.last().unwrap()["metadata"]["source"], "input");
+    let at = json!({"checkpoint": history[1]["checkpoint"]});
+    assert_eq!(
+        &client.post(&alice.path("/state/checkpoint"), at).await.ok()["values"],
+        &history[1]["values"]
+    );
+    let other = json!({"checkpoint": {"checkpoint_ns": format!("tools:{}", Uuid::new_v4())}});
+    assert_eq!(client.post(&alice.path("/history"), other).await.ok(), json!([]));
+    let wrong = json!({"checkpoint": {"checkpoint_ns": "elsewhere"}});
+    assert_eq!(client.post(&alice.path("/history"), wrong).await.status, 422);
+}
+
+async fn a_history_is_searched_by_metadata(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let run = alice
+        .starts(alice.wish("two", json!({"metadata": {"colour": "red"}})))
+        .await;
+    run.finishes().await;
+    let search = async |metadata: Value, more: Value| {
+        let mut body = json!({"limit": 50, "metadata": metadata});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        client
+            .post(&alice.path("/history"), body)
+            .await
+            .ok()
+            .as_array()
+            .unwrap()
+            .clone()
+    };
+    let red = search(json!({"colour": "red"}), json!({})).await;
+    let all = alice.history().await;
+    assert_eq!(red, all[..3]);
+    assert_eq!(
+        search(json!({"run_id": run.id, "source": "input"}), json!({})).await,
+        all[2..3]
+    );
+    assert_eq!(search(json!({"source": "input"}), json!({"limit": 1})).await, all[2..3]);
+    let before = json!({"before": {"configurable": {"checkpoint_id": all[2]["checkpoint_id"]}}});
+    assert_eq!(search(json!({"source": "input"}), before).await, all[5..]);
+    assert!(search(json!({"colour": "blue"}), json!({})).await.is_empty());
+}
+
+async fn only_what_is_wanted_of_a_state_is_shown(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let state = alice.state().await;
+    let shown = client
+        .get(&alice.path("/state?select=values.messages&select=next"))
+        .await
+        .ok();
+    assert_eq!(
+        shown,
+        json!({"values": {"messages": state["values"]["messages"]}, "next": []})
+    );
+    let body = json!({"limit": 2, "select": ["checkpoint_id"]});
+    let history = client.post(&alice.path("/history"), body).await.ok();
+    assert_eq!(history[0], json!({"checkpoint_id": state["checkpoint_id"]}));
+    assert_eq!(client.get(&alice.path("/state?select=shoe_size")).await.status, 422);
+}
+
+async fn a_write_may_set_every_public_field_and_tells_where_it_forked(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let first = alice.history().await[1]["checkpoint_id"].clone();
+    let values = json!({"todos": [{"content": "paint", "status": "pending"}]});
+    let body = json!({"values": values, "checkpoint_id": first});
+    client.post(&alice.path("/state"), body).await.ok();
+    let state = alice.state().await;
+    assert_eq!(state["values"]["todos"], values["todos"]);
+    assert_eq!(&state["metadata"]["source"], &json!("update"));
+    assert_eq!(&state["metadata"]["checkpoint_id"], &first);
+    assert_eq!(state["parent_checkpoint_id"], first);
+}
+
+async fn an_unknown_checkpoint_is_refused(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    alice.says("one").await;
+    let unknown = alice.wish("two", json!({"checkpoint_id": Uuid::now_v7()}));
+    assert_eq!(client.post(&alice.path("/runs"), unknown).await.status, 404);
+    let nonsense = alice.wish("two", json!({"checkpoint_id": "yesterday"}));
+    assert_eq!(client.post(&alice.path("/runs"), nonsense).await.status, 422);
+    assert_eq!(alice.transcript().await.len(), 2);
+}
+
+async fn the_history_of_a_thread_is_that_of_its_main_agent(server: TestServer) {
+    let alice = server.human("agent").await;
+    alice
+        .says(
+            script()
+                .calls(task(
+                    "t1",
+                    "researcher",
+                    script().calls(lookup("c1", "x")).says("found"),
+                ))
+                .says("done"),
+        )
+        .await;
+    assert_eq!(alice.history().await.len(), 5);
+}
+
+async fn the_last_turns_of_a_long_thread_cost_no_more_than_the_first(server: TestServer) {
+    let alice = server.human("agent").await;
+    let mut costs = vec![];
+    for turn in 1..=200 {
+        let before = if [10, 200].contains(&turn) {
+            stored(&server).await
+        } else {
+            0
+        };
+        alice
+            .says(script().calls(lookup(&format!("call_{turn:03}"), "x")).says("done"))
+            .await;
+        if before > 0 {
+            costs.push(stored(&server).await - before);
+        }
+    }
+    let [early, late] = costs[..] else { panic!("{costs:?}") };
+    assert!(
+        2 * late <= 3 * early,
+        "turn 10 took {early} bytes and turn 200 took {late}"
+    );
+}

@@ -1,0 +1,146 @@
+//! Keys of a request that mean nothing are refused; those that the SDKs send are not.
+
+use serde_json::{Value, json};
+
+use crate::support::{TestServer, on_both_engines};
+
+fn wish(more: Value) -> Value {
+    let mut wish = json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
+    for (name, value) in more.as_object().into_iter().flatten() {
+        wish[name] = value.clone();
+    }
+    wish
+}
+
+on_both_engines! {
+    a_run_with_a_key_that_means_nothing_is_refused_and_not_begun,
+    every_body_is_held_to_the_keys_that_it_may_have,
+    what_the_sdks_send_besides_is_ignored,
+    a_wrong_shape_is_told_in_the_words_of_json,
+}
+
+async fn a_run_with_a_key_that_means_nothing_is_refused_and_not_begun(server: TestServer) {
+    let client = server.client();
+    let thread = client.thread().await;
+    let misspelt = json!({"assistant_id": "agent", "inputs": {"messages": []}});
+    let expected = "inputs: unknown key; did you mean `input`? allowed are: assistant_id, input, command,";
+    for door in ["runs", "runs/wait", "runs/stream"] {
+        for path in [format!("/threads/{thread}/{door}"), format!("/{door}")] {
+            let refused = client.post(&path, misspelt.clone()).await.refused(422);
+            assert!(refused.starts_with(expected), "{path}: {refused}");
+        }
+    }
+    let refused = client
+        .post("/runs/batch", json!([wish(json!({})), misspelt]))
+        .await
+        .refused(422);
+    assert!(refused.starts_with(&format!("[1].{expected}")), "{refused}");
+    assert_eq!(client.get(&format!("/threads/{thread}/runs")).await.ok(), json!([]));
+}
+
+async fn every_body_is_held_to_the_keys_that_it_may_have(server: TestServer) {
+    let client = server.client();
+    let thread = client.thread().await;
+    for (path, body, expected) in [
+        (
+            "/threads",
+            json!({"metdata": {}}),
+            "metdata: unknown key; did you mean `metadata`?",
+        ),
+        (
+            "/threads/search",
+            json!({"limits": 1}),
+            "limits: unknown key; did you mean `limit`?",
+        ),
+        (
+            "/assistants/search",
+            json!({"graph": "agent"}),
+            "graph: unknown key; did you mean `graph_id`?",
+        ),
+        (
+            "/assistants",
+            json!({"graph_id": "agent", "title": "x"}),
+            "title: unknown key;",
+        ),
+        (
+            "/store/items/search",
+            json!({"namespace": []}),
+            "namespace: unknown key;",
+        ),
+        (
+            "/runs/crons/search",
+            json!({"assistant": "agent"}),
+            "assistant: unknown key;",
+        ),
+        (
+            "/runs/crons",
+            wish(json!({"schedules": "0 9 * * *"})),
+            "schedules: unknown key; did you mean `schedule`?",
+        ),
+        (
+            "/agents/validate",
+            json!({"definition": {}, "graph": "x"}),
+            "graph: unknown key;",
+        ),
+    ] {
+        let refused = client.post(path, body).await.refused(422);
+        assert!(refused.starts_with(expected), "{path}: {refused}");
+    }
+    let long = json!({"k".repeat(5000): 1});
+    let refused = client
+        .post(&format!("/threads/{thread}/state"), long)
+        .await
+        .refused(422);
+    assert!(refused.len() < 500 && refused.contains("unknown key"), "{refused}");
+}
+
+async fn what_the_sdks_send_besides_is_ignored(server: TestServer) {
+    let client = server.client();
+    let tracer = json!({"langsmith_tracer": {"project_name": "p"}, "strict_resume": true, "feedback_keys": ["a"]});
+    client.post("/runs/wait", wish(tracer.clone())).await.ok();
+    let options = json!({"assistantId": "agent", "streamMode": "values", "multitaskStrategy": "reject", "signal": {}});
+    client
+        .post("/runs/batch", json!([wish(options), wish(tracer)]))
+        .await
+        .ok();
+}
+
+async fn a_wrong_shape_is_told_in_the_words_of_json(server: TestServer) {
+    let client = server.client();
+    for (path, body, expected) in [
+        (
+            "/threads",
+            json!({"metadata": []}),
+            "metadata: must be an object, not a list",
+        ),
+        (
+            "/threads/search",
+            json!({"ids": {}}),
+            "ids: must be a list, not an object",
+        ),
+        (
+            "/threads/search",
+            json!({"limit": "ten"}),
+            "limit: must be a whole number, not a string",
+        ),
+        (
+            "/threads/search",
+            json!({"sort_by": "creatd_at"}),
+            "sort_by: `creatd_at` is not allowed; did you mean `created_at`?",
+        ),
+        ("/threads/prune", json!({}), "body: `thread_ids` must be given"),
+        (
+            "/runs/wait",
+            wish(json!({"stream_subgraphs": "yes"})),
+            "stream_subgraphs: must be true or false, not a string",
+        ),
+        (
+            "/runs/wait",
+            wish(json!({"config": null, "context": [1]})),
+            "context: must be an object, not a list",
+        ),
+    ] {
+        let refused = client.post(path, body).await.refused(422);
+        assert!(refused.starts_with(expected), "{path}: {refused}");
+    }
+}

@@ -1,0 +1,345 @@
+//! Telling others that a run has ended: what, whom, how often, and whom never.
+
+use std::time::Duration;
+
+use adjutant::domain::time::{ManualClock, Timestamp};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use serde_json::{Value, json};
+use sha2::Sha256;
+
+use crate::support::client::Client;
+use crate::support::webhook_receiver::WebhookReceiver;
+use crate::support::{Engine, Human, TestServer, eventually, lookup, mail, on_both_engines, play, script};
+
+/// Starts a run that tells the ear.
+async fn asks(human: &Human, ear: &WebhookReceiver, text: impl ToString) -> crate::support::actors::Run {
+    let hook = json!({"webhook": format!("{}/hook?x=1", ear.base)});
+    human.starts(human.wish(text, hook)).await
+}
+
+async fn deliveries(client: &Client, query: &str) -> Vec<Value> {
+    client
+        .get(&format!("/webhooks/deliveries{query}"))
+        .await
+        .ok()
+        .as_array()
+        .unwrap()
+        .clone()
+}
+
+/// Returns the newest delivery as soon as it stands so.
+async fn becomes(client: &Client, status: &str, attempts: u32) -> Value {
+    eventually(async || {
+        let all = deliveries(client, "").await;
+        all.first().is_some_and(|it| {
+            // One that is pending and not due at any time is being tried.
+            let rests = it["next_attempt_at"].is_null() == (status != "pending");
+            it["status"] == status && it["attempts"] == attempts && rests
+        })
+    })
+    .await;
+    deliveries(client, "").await[0].clone()
+}
+
+/// A clock that shows this time until the scene moves it.
+async fn clocked(server: &TestServer) -> ManualClock {
+    let clock = ManualClock::starting_at(Timestamp::read("2026-11-21T12:00:00Z").unwrap());
+    server.lives_by(&clock).await;
+    clock
+}
+
+on_both_engines! {
+    the_end_of_a_run_is_told_with_the_run_and_its_values,
+    what_went_wrong_and_what_is_asked_is_told_too,
+    a_report_is_signed_and_has_the_headers_of_the_owner,
+    a_report_is_tried_again_ever_more_rarely_and_given_up,
+    a_dead_report_can_be_sent_again,
+    deliveries_are_listed_by_run_thread_and_status,
+    a_run_without_a_thread_is_told_of_though_its_thread_is_gone,
+    what_is_inside_cannot_be_named,
+    a_receiver_that_does_not_answer_holds_up_no_cron,
+    a_report_outlives_a_kill,
+}
+
+async fn the_end_of_a_run_is_told_with_the_run_and_its_values(server: TestServer) {
+    let alice = server.human("agent").await;
+    let ear = WebhookReceiver::opens().await;
+    let run = asks(&alice, &ear, "hello").await;
+    let heard = ear.hears(1).await.remove(0);
+    assert_eq!(heard.path.as_str(), "/hook?x=1");
+    assert_eq!(heard.header("content-type"), "application/json");
+    let mut told = heard.body();
+    let fields = told.as_object_mut().unwrap();
+    for time in ["run_started_at", "run_ended_at", "webhook_sent_at"] {
+        let at = fields.remove(time).unwrap();
+        assert!(Timestamp::read(at.as_str().unwrap()).is_some(), "{time}: {at}");
+    }
+    assert_eq!(fields.remove("values").unwrap(), alice.state().await["values"]);
+    assert_eq!(told["status"], "success");
+    let mut record = run.record().await;
+    for counted in ["usage", "tree_usage"] {
+        assert!(record.as_object_mut().unwrap().remove(counted).is_some(), "{counted}");
+    }
+    assert_eq!(told, record);
+}
+
+async fn what_went_wrong_and_what_is_asked_is_told_too(server: TestServer) {
+    let ear = WebhookReceiver::opens().await;
+    let alice = server.human("agent").await;
+    let bob = server.human("agent").await;
+    let carol = server.human("agent").await;
+    asks(&alice, &ear, script().fails(400)).await;
+    let failed = ear.hears(1).await[0].body();
+    assert_eq!(&failed["status"], &json!("error"));
+    assert_eq!(&failed["error"], &alice.record().await["error"]);
+    assert!(failed["error"]["error"].is_string());
+    asks(&bob, &ear, script().calls(mail("m1", "a@b.c")).says("sent")).await;
+    let asking = ear.hears(2).await[1].body();
+    assert_eq!(&asking["status"], &json!("success"));
+    assert_eq!(asking.get("error"), None);
+    assert_eq!(asking["values"]["messages"][1]["tool_calls"][0]["name"], "send_email");
+    server.tools.hold("lookup");
+    let run = asks(&carol, &ear, script().calls(lookup("c1", "x")).says("done")).await;
+    let waiting = asks(&carol, &ear, "never").await;
+    server.tools.called("lookup", 1).await;
+    waiting.is_cancelled("interrupt").await.ok();
+    let never = ear.hears(3).await[2].body();
+    assert_eq!(&never["status"], &json!("interrupted"));
+    assert_eq!(&never["run_started_at"], &json!(null));
+    run.is_cancelled("interrupt").await.ok();
+    let stopped = ear.hears(4).await[3].body();
+    assert_eq!(&stopped["run_id"], &json!(run.id));
+    assert_eq!(&stopped["status"], &json!("interrupted"));
+    server.tools.let_go("lookup");
+}
+
+async fn a_report_is_signed_and_has_the_headers_of_the_owner(server: TestServer) {
+    let alice = server.human("agent").await;
+    let ear = WebhookReceiver::opens().await;
+    asks(&alice, &ear, "hello").await;
+    let heard = ear.hears(1).await.remove(0);
+    let id = heard.header("webhook-id");
+    let second = heard.header("webhook-timestamp");
+    let key = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+    let mut hash = Hmac::<Sha256>::new_from_slice(&key).unwrap();
+    hash.update(format!("{id}.{second}.{}", heard.text).as_bytes());
+    assert_eq!(
+        heard.header("webhook-signature"),
+        format!("v1,{}", STANDARD.encode(hash.finalize().into_bytes()))
+    );
+    assert_eq!(heard.header("x-tenant"), "secret-tenant");
+    assert_eq!(deliveries(&server.client(), "").await[0]["delivery_id"], id);
+}
+
+async fn a_report_is_tried_again_ever_more_rarely_and_given_up(server: TestServer) {
+    let clock = clocked(&server).await;
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let ear = WebhookReceiver::opens().await;
+    ear.answers(&[500, 302, 404]);
+    asks(&alice, &ear, "hello").await;
+    let first = becomes(&client, "pending", 1).await;
+    assert_eq!(&first["response_status"], &json!(500));
+    assert_eq!(&first["next_attempt_at"], &json!("2026-11-21T12:01:00.000000+00:00"));
+    clock.advance(Duration::from_secs(60));
+    let second = becomes(&client, "pending", 2).await;
+    assert_eq!(&second["response_status"], &json!(302));
+    assert_eq!(&second["next_attempt_at"], &json!("2026-11-21T12:04:00.000000+00:00"));
+    clock.advance(Duration::from_secs(180));
+    let third = becomes(&client, "dead", 3).await;
+    assert_eq!(&third["response_status"], &json!(404));
+    assert_eq!(&third["finished_at"], &json!("2026-11-21T12:04:00.000000+00:00"));
+    let heard = ear.heard();
+    assert!(
+        heard.iter().all(|heard| heard.path == "/hook?x=1"),
+        "a redirect is not followed: {heard:#?}"
+    );
+    assert_eq!(heard.len(), 3);
+    assert!(
+        heard
+            .iter()
+            .all(|other| other.header("webhook-id") == heard[0].header("webhook-id"))
+    );
+}
+
+async fn a_dead_report_can_be_sent_again(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let ear = WebhookReceiver::opens().await;
+    ear.answers(&[410]);
+    let run = asks(&alice, &ear, "hello").await;
+    let dead = becomes(&client, "dead", 1).await;
+    let path = format!("/webhooks/deliveries/{}", dead["delivery_id"].as_str().unwrap());
+    let again = client.post(&format!("{path}/redeliver"), json!({})).await.ok();
+    assert_eq!(&again["status"], &json!("pending"));
+    assert_eq!(&again["delivery_id"], &dead["delivery_id"]);
+    let heard = ear.hears(2).await;
+    assert_eq!(heard[0].header("webhook-id"), heard[1].header("webhook-id"));
+    becomes(&client, "delivered", 1).await;
+    let whole = client.get(&path).await.ok();
+    assert_eq!(&whole["payload"]["run_id"], &json!(run.id));
+    assert_eq!(&whole["response_status"], &json!(200));
+    client.post(&format!("{path}/redeliver"), json!({})).await.ok();
+    ear.hears(3).await;
+    becomes(&client, "delivered", 1).await;
+    let nowhere = format!("/webhooks/deliveries/{}", uuid::Uuid::new_v4());
+    assert_eq!(client.get(&nowhere).await.status, 404);
+    assert_eq!(
+        client.post(&format!("{nowhere}/redeliver"), json!({})).await.status,
+        404
+    );
+}
+
+async fn deliveries_are_listed_by_run_thread_and_status(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let bob = server.human("agent").await;
+    let ear = WebhookReceiver::opens().await;
+    let mut runs = vec![];
+    for human in [&alice, &bob, &alice] {
+        let run = asks(human, &ear, "hello").await;
+        run.finishes().await;
+        becomes(&client, "delivered", 1).await;
+        runs.push(run.id);
+    }
+    let runs_of = async |query: &str| -> Vec<usize> {
+        let place = |it: &Value| runs.iter().position(|run| it["run_id"] == json!(run)).unwrap();
+        deliveries(&client, query).await.iter().map(place).collect()
+    };
+    assert_eq!(runs_of("").await, [2, 1, 0]);
+    assert_eq!(runs_of(&format!("?run_id={}", runs[1])).await, [1]);
+    assert_eq!(
+        runs_of(&format!("?thread_id={}&status=delivered", alice.thread)).await,
+        [2, 0]
+    );
+    assert_eq!(runs_of("?status=dead").await, [0_usize; 0]);
+    let page = client.get("/webhooks/deliveries?limit=1&offset=1").await;
+    assert_eq!(page.header("x-pagination-total"), Some("3"));
+    assert_eq!(page.header("x-pagination-next"), Some("2"));
+    assert_eq!(page.ok()[0]["payload"], json!(null));
+    for wrong in ["?status=odd", "?run_id=x", "?limit=0"] {
+        client.get(&format!("/webhooks/deliveries{wrong}")).await.refused(422);
+    }
+    assert_eq!(client.delete(&alice.path("")).await.status, 204);
+    assert_eq!(runs_of("").await, [1], "what was told of a thread goes with it");
+}
+
+async fn a_run_without_a_thread_is_told_of_though_its_thread_is_gone(server: TestServer) {
+    let client = server.client();
+    let ear = WebhookReceiver::opens().await;
+    ear.answers(&[500]);
+    let clock = clocked(&server).await;
+    let wish = json!({"assistant_id": "agent", "webhook": ear.base, "input": {"messages": [{"role": "user", "content": "hi"}]}});
+    let run = client.post("/runs", wish).await.ok();
+    let thread = format!("/threads/{}", run["thread_id"].as_str().unwrap());
+    eventually(async || client.get(&thread).await.status == 404).await;
+    becomes(&client, "pending", 1).await;
+    clock.advance(Duration::from_secs(60));
+    let heard = ear.hears(2).await;
+    assert_eq!(heard[1].body()["values"]["messages"][1]["content"], "echo: hi");
+    becomes(&client, "delivered", 2).await;
+}
+
+async fn what_is_inside_cannot_be_named(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    for url in [
+        "/hook",
+        "ftp://example.org/",
+        "http://localhost:1/",
+        "http://[::1]/",
+        "http://10.0.0.1/",
+        "http://169.254.169.254/latest/meta-data",
+        "http://[::ffff:127.0.0.1]/",
+        "http://0x7f000002/",
+    ] {
+        let wish = alice.wish("hello", json!({"webhook": url}));
+        let mut cron = wish.clone();
+        cron["schedule"] = json!("0 * * * *");
+        for (path, wish) in [
+            (alice.path("/runs"), wish.clone()),
+            (alice.path("/runs/wait"), wish.clone()),
+            (alice.path("/runs/stream"), wish.clone()),
+            ("/runs".into(), wish.clone()),
+            ("/runs/batch".into(), json!([wish])),
+            ("/runs/crons".into(), cron.clone()),
+            (alice.path("/runs/crons"), cron.clone()),
+        ] {
+            let detail = client.post(&path, wish).await.refused(422);
+            assert!(detail.contains("webhook: "), "{path}: {detail}");
+        }
+    }
+    assert_eq!(alice.runs().await.len(), 0);
+    assert_eq!(deliveries(&client, "").await.len(), 0);
+}
+
+async fn a_receiver_that_does_not_answer_holds_up_no_cron(server: TestServer) {
+    let ear = WebhookReceiver::opens().await;
+    ear.holds();
+    for _ in 0..33 {
+        asks(&server.human("agent").await, &ear, "hello").await;
+    }
+    ear.hears(32).await;
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let wish = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
+    client.post(&alice.path("/runs/crons"), wish).await.ok();
+    crate::api::crons::all_are_due(&server).await;
+    eventually(async || alice.runs().await.iter().any(|run| run["status"] == "success")).await;
+    assert_eq!(ear.heard().len(), 32, "so many are told at once");
+    ear.lets_go();
+    eventually(async || deliveries(&client, "?status=delivered&limit=100").await.len() == 33).await;
+}
+
+async fn a_report_outlives_a_kill(server: TestServer) {
+    server.moves_into_a_process().await;
+    let client = server.client();
+    let ear = WebhookReceiver::opens().await;
+    ear.holds();
+    let mut ids = vec![];
+    for _ in 0..5 {
+        let human = server.human("agent").await;
+        ids.push(asks(&human, &ear, "hello").await.id);
+    }
+    ear.hears(1).await;
+    eventually(async || deliveries(&client, "").await.len() == 5).await;
+    server.is_killed_and_started_again().await;
+    ear.lets_go();
+    eventually(async || deliveries(&client, "?status=delivered").await.len() == 5).await;
+    for id in ids {
+        let heard = ear.heard();
+        let mut keys: Vec<&str> = heard
+            .iter()
+            .filter(|heard| heard.body()["run_id"] == json!(id))
+            .map(|heard| heard.header("webhook-id"))
+            .collect();
+        keys.dedup();
+        assert_eq!(keys.len(), 1, "told, and under one id");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_servers_on_one_database_tell_once() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let twin = server.gets_a_twin().await;
+        let ear = WebhookReceiver::opens().await;
+        for _ in 0..20 {
+            let human = server.human("agent").await;
+            asks(&human, &ear, "hello").await;
+        }
+        let client = server.client();
+        eventually(async || deliveries(&client, "?status=delivered&limit=100").await.len() == 20).await;
+        assert_eq!(
+            twin.client
+                .get("/webhooks/deliveries?limit=1")
+                .await
+                .header("x-pagination-total"),
+            Some("20")
+        );
+        twin.leaves().await;
+        assert_eq!(ear.heard().len(), 20);
+    })
+    .await;
+}

@@ -1,0 +1,73 @@
+//! What the served document promises holds for whatever is sent.
+//!
+//! `ADJUTANT_TEST_SCHEMATHESIS` names the program that asks; how it asks stands in `tests/contract`. Without it this is
+//! skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use crate::compat::sdk::runs_to_its_end;
+use crate::support::server::skipped;
+use crate::support::{Engine, TestServer, eventually, on_both_engines};
+
+/// The program, told how to ask this server.
+fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
+    let named = std::env::var_os("ADJUTANT_TEST_SCHEMATHESIS").filter(|name| !name.is_empty());
+    let named = named.or_else(|| skipped("schemathesis (ADJUTANT_TEST_SCHEMATHESIS)"))?;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/contract");
+    let mut command = Command::new(named);
+    // What it writes beside its findings goes away with the test.
+    command
+        .current_dir(place)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SCHEMATHESIS_HOOKS", folder.join("hooks.py"));
+    command
+        .arg("--config-file")
+        .arg(folder.join("schemathesis.toml"))
+        .arg("run");
+    command
+        .arg(format!("{}/openapi.json", server.client().base()))
+        .args(["--no-color", "--max-examples", "20"]);
+    // What does not depend on the database is asked once.
+    let phases = match server.engine {
+        Engine::Sqlite => "examples,coverage",
+        Engine::Postgres => "fuzzing,stateful",
+    };
+    command.args(["--phases", phases]);
+    Some(command)
+}
+
+/// Stops what was begun, so that nothing is left at work.
+async fn tidy(server: &TestServer) {
+    let client = server.client();
+    let all = json!({"limit": 1000, "select": ["cron_id"]});
+    let crons = client.post("/runs/crons/search", all).await.ok();
+    for id in crons
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(|cron| cron["cron_id"].as_str())
+    {
+        client.delete(&format!("/runs/crons/{id}")).await.ok();
+    }
+    eventually(async || {
+        client.post("/runs/cancel", json!({"status": "all"})).await;
+        client.post("/threads/count", json!({"status": "busy"})).await.ok() == 0
+    })
+    .await;
+}
+
+on_both_engines! {
+    whatever_is_sent_the_answer_is_a_documented_one,
+}
+
+async fn whatever_is_sent_the_answer_is_a_documented_one(server: TestServer) {
+    let place = tempfile::tempdir().expect("a directory");
+    let Some(command) = schemathesis(&server, place.path()) else {
+        return;
+    };
+    runs_to_its_end(command).await;
+    tidy(&server).await;
+}

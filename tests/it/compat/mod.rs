@@ -1,0 +1,6 @@
+//! Other people's programs: the official SDKs, browsers, API checkers, examples of other systems.
+
+mod browsers;
+mod contract;
+mod other_systems;
+pub(crate) mod sdk;

@@ -1,0 +1,182 @@
+//! The official SDKs drive the whole flow.
+//!
+//! Python: `ADJUTANT_TEST_PYTHON` names a Python that has `langgraph-sdk`, else `python3` is tried. JavaScript:
+//! `ADJUTANT_TEST_NODE_MODULES` names a folder of modules, else `tests/sdk/js/node_modules` (made by `npm ci` there).
+//! What is not there is skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::support::server::skipped;
+use crate::support::{TestServer, on_both_engines};
+
+/// A Python that has the SDK.
+pub(crate) fn python() -> Option<String> {
+    let named = std::env::var("ADJUTANT_TEST_PYTHON")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let candidate = named.unwrap_or_else(|| "python3".to_owned());
+    let mut probe = Command::new(&candidate);
+    probe
+        .args(["-c", "import langgraph_sdk"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let found = probe.status().is_ok_and(|status| status.success());
+    found
+        .then_some(candidate)
+        .or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
+}
+
+/// The folder of these JavaScript packages.
+fn node_modules(packages: &[&str]) -> Option<PathBuf> {
+    let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES")
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from);
+    let modules = named.unwrap_or_else(|| folder().join("js/node_modules"));
+    let found = packages
+        .iter()
+        .all(|package| modules.join(package).join("package.json").exists());
+    found
+        .then_some(modules)
+        .or_else(|| skipped("@langchain/langgraph-sdk (npm ci in tests/sdk/js)"))
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk")
+}
+
+/// Runs a flow, which says at its end that it came there.
+pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
+    command.stdin(Stdio::null()).env("NO_PROXY", "*").env("no_proxy", "*");
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await
+        .unwrap()
+        .expect("the program starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{complained}");
+    said.into_owned()
+}
+
+/// A scene in Python.
+fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
+    let mut command = Command::new(python()?);
+    command
+        .arg("-B")
+        .arg(folder().join("python").join(scene))
+        .arg(server.client().base());
+    Some(command)
+}
+
+/// What the scenes with the wire of runs need: the SDK, and what it takes to be a hook of web pages.
+const RUNS: [&str; 2] = ["@langchain/langgraph-sdk", "react-test-renderer"];
+/// What the scenes with the stream of threads need: the SDK in the versions that speak it, and WebSockets.
+const THREADS: [&str; 3] = ["sdk-1-11", "sdk-1-15", "ws"];
+/// What the page in a browser needs.
+const PAGE: [&str; 4] = ["@langchain/react", "react-dom", "esbuild", "playwright-core"];
+
+/// A browser.
+fn chromium() -> Option<String> {
+    let named = std::env::var("ADJUTANT_TEST_CHROMIUM")
+        .ok()
+        .filter(|name| !name.is_empty());
+    let candidate = named.unwrap_or_else(|| "/usr/bin/chromium".to_owned());
+    Path::new(&candidate)
+        .exists()
+        .then_some(candidate)
+        .or_else(|| skipped("Chromium (ADJUTANT_TEST_CHROMIUM)"))
+}
+
+/// A scene in JavaScript, which needs these packages.
+fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<Command> {
+    let mut command = Command::new("node");
+    command.env("ADJUTANT_TEST_NODE_MODULES", node_modules(packages)?);
+    command.arg(folder().join("js").join(scene)).arg(server.client().base());
+    Some(command)
+}
+
+/// The table in `docs/api.md` says which methods of an SDK work: those whose names the scene said at its end.
+#[track_caller]
+fn the_page_lists(said: &str, column: usize) {
+    let last = said.lines().last().expect("the scene says something");
+    let mut methods: BTreeMap<String, String> = serde_json::from_str(last).expect("JSON");
+    // What the clients themselves are built on.
+    methods.remove("http");
+    let page = include_str!("../../../docs/api.md");
+    for (resource, methods) in methods {
+        let row = page.lines().find(|line| line.starts_with(&format!("| `{resource}` |")));
+        let cell = row.and_then(|row| row.split('|').nth(column + 1)).map(str::trim);
+        assert_eq!(cell, Some(methods.as_str()), "docs/api.md, {resource}");
+    }
+}
+
+on_both_engines! {
+    the_python_sdk_drives_the_whole_flow,
+    the_javascript_sdk_drives_the_whole_flow,
+    the_python_sdk_follows_threads,
+    the_javascript_sdk_follows_threads,
+    a_page_in_a_browser_follows_threads,
+    every_method_of_the_python_sdk_works,
+    every_method_of_the_javascript_sdk_works,
+    the_public_chat_pages_work,
+}
+
+async fn the_python_sdk_drives_the_whole_flow(server: TestServer) {
+    let Some(flow) = in_python("flow.py", &server) else {
+        return;
+    };
+    assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
+    assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+}
+
+async fn the_javascript_sdk_drives_the_whole_flow(server: TestServer) {
+    let Some(flow) = in_javascript("flow.mjs", &RUNS, &server) else {
+        return;
+    };
+    assert_eq!(runs_to_its_end(flow).await, "the flow is complete\n");
+    assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+}
+
+async fn the_python_sdk_follows_threads(server: TestServer) {
+    let Some(scene) = in_python("threads.py", &server) else {
+        return;
+    };
+    assert_eq!(runs_to_its_end(scene).await, "the flow is complete\n");
+}
+
+async fn the_javascript_sdk_follows_threads(server: TestServer) {
+    let Some(scene) = in_javascript("threads.mjs", &THREADS, &server) else {
+        return;
+    };
+    assert_eq!(runs_to_its_end(scene).await, "the flow is complete\n");
+}
+
+async fn a_page_in_a_browser_follows_threads(server: TestServer) {
+    let (Some(mut scene), Some(chromium)) = (in_javascript("page.mjs", &PAGE, &server), chromium()) else {
+        return;
+    };
+    scene.arg(chromium);
+    assert_eq!(runs_to_its_end(scene).await, "the page works\n");
+}
+
+async fn every_method_of_the_python_sdk_works(server: TestServer) {
+    let Some(scene) = in_python("every_method.py", &server) else {
+        return;
+    };
+    the_page_lists(&runs_to_its_end(scene).await, 1);
+}
+
+async fn every_method_of_the_javascript_sdk_works(server: TestServer) {
+    let Some(scene) = in_javascript("every_method.mjs", &RUNS, &server) else {
+        return;
+    };
+    the_page_lists(&runs_to_its_end(scene).await, 2);
+}
+
+async fn the_public_chat_pages_work(server: TestServer) {
+    let Some(scene) = in_javascript("front_ends.mjs", &RUNS, &server) else {
+        return;
+    };
+    assert_eq!(runs_to_its_end(scene).await, "the pages work\n");
+}

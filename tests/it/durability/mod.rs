@@ -1,0 +1,6 @@
+//! A server may die at any instant: processes are killed, and nothing is lost or done twice.
+
+pub(crate) mod background_tasks;
+mod crash;
+mod remote_agents;
+mod remote_tasks;

@@ -1,0 +1,224 @@
+//! Either of two servers that work together may die at any instant, and nothing is begun twice.
+//!
+//! `ADJUTANT_KILLS` says how many instants on each engine (a fifth of the 50 of `crash`), `ADJUTANT_KILL_SEED` repeats what chance did.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::remote::awaited::{Peer, far};
+use crate::support::actors::Human;
+use crate::support::proxy::ProxyState;
+use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script};
+
+/// Numbers without an order.
+struct Chance(u64);
+
+impl Chance {
+    fn seeded() -> Self {
+        let given = std::env::var("ADJUTANT_KILL_SEED")
+            .ok()
+            .and_then(|text| text.parse().ok());
+        let seed = given.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0) | 1;
+        println!("ADJUTANT_KILL_SEED={seed}");
+        Self(seed)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end.max(1)
+    }
+}
+
+fn kills() -> u64 {
+    let given = std::env::var("ADJUTANT_KILLS")
+        .ok()
+        .and_then(|text| text.parse::<u64>().ok());
+    given.map_or(10, |kills| kills.div_ceil(5))
+}
+
+/// Two pieces of work for the other server, one of which needs an approval there.
+fn wish(mark: &str) -> String {
+    let research = script().calls(lookup("c1", mark)).says("it is known");
+    let mailing = script().calls(mail("m1", mark)).says("it is sent");
+    script()
+        .calls_all([far("t1", research), far("t2", mailing)])
+        .says("done")
+        .to_string()
+}
+
+const STORY: [&str; 5] = [
+    "human: …",
+    "ai calls task, task",
+    "task: it is known",
+    "task: it is sent",
+    "ai: done",
+];
+
+/// Whether a server answers now; one that is dead or begins does not.
+async fn is_there(human: &Human, path: &str) -> Option<Value> {
+    let reply = human
+        .client()
+        .request(reqwest::Method::GET, &human.path(path))
+        .send()
+        .await
+        .ok()?;
+    reply.json().await.ok()
+}
+
+/// Answers what is asked until nothing is left to do.
+async fn sees_it_through(human: &Human) {
+    let story = async {
+        let mut pause = tokio::time::interval(Duration::from_millis(20));
+        while !is_over(human).await {
+            pause.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(90), story)
+        .await
+        .expect("the story comes to its end");
+}
+
+/// Answers what is asked now. Whether nothing is left to do.
+async fn is_over(human: &Human) -> bool {
+    let Some(thread) = is_there(human, "").await else {
+        return false;
+    };
+    if thread["status"] != "interrupted" {
+        return thread["status"] == "idle" && thread["values"]["messages"].as_array().is_some_and(|all| all.len() > 1);
+    }
+    let Some(asked) = is_there(human, "/interrupts").await else {
+        return false;
+    };
+    let asked = asked["interrupts"].as_array().into_iter().flatten();
+    for question in asked.filter(|asked| asked["status"] == "pending") {
+        let path = human.path(&format!(
+            "/interrupts/{}/resolve",
+            question["id"].as_str().expect("an id")
+        ));
+        let answer = json!({"decisions": [{"type": "approve"}]});
+        drop(
+            human
+                .client()
+                .request(reqwest::Method::POST, &path)
+                .json(&answer)
+                .send()
+                .await,
+        );
+    }
+    false
+}
+
+/// How many runs there were on each of the threads there, and how often each tool had an effect.
+async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
+    let id = human.record().await["thread_id"].clone();
+    let client = peer.server.client();
+    let threads = client
+        .post("/threads/search", json!({"metadata": {"parent_thread_id": id}}))
+        .await
+        .ok();
+    let mut counts = vec![];
+    for thread in threads.as_array().expect("a list") {
+        let path = format!(
+            "/threads/{}/runs?limit=100",
+            thread["thread_id"].as_str().expect("an id")
+        );
+        counts.push(client.get(&path).await.ok().as_array().expect("a list").len());
+    }
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 2], "{mark}: runs on the threads there");
+    for (tool, field) in [("lookup", "query"), ("send_email", "to")] {
+        let calls = peer.server.tools.calls_of(tool);
+        let mut keys: Vec<&Value> = calls
+            .iter()
+            .filter(|call| call["args"][field] == mark)
+            .map(|call| &call["key"])
+            .collect();
+        keys.dedup();
+        assert_eq!(keys.len(), 1, "{mark}: calls of {tool}");
+    }
+}
+
+on_both_engines! {
+    the_server_that_waits_for_another_one_may_die_at_any_instant,
+    the_server_that_does_the_work_may_die_at_any_instant,
+    work_that_was_stopped_here_is_stopped_there_by_the_next_process,
+}
+
+async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: TestServer) {
+    let peer = Peer::of(&server).await;
+    let mut chance = Chance::seeded();
+    server.moves_into_a_process().await;
+    let mut took = Duration::from_millis(600);
+    for number in 0..=kills() {
+        let alice = server.human("caller").await;
+        let mark = format!("kill-{number}");
+        let began = Instant::now();
+        alice.asks(wish(&mark)).await;
+        // The first one is not disturbed: it tells how long the story is.
+        if number > 0 {
+            let most = u64::try_from(took.as_micros()).expect("a short story");
+            // The one kind of sleep that is the point of these tests.
+            tokio::time::sleep(Duration::from_micros(chance.below(most))).await;
+            server.is_killed_and_started_again().await;
+        }
+        sees_it_through(&alice).await;
+        took = if number == 0 { began.elapsed() } else { took };
+        assert_eq!(alice.transcript().await, STORY, "{mark}");
+        nothing_happened_twice(&peer, &alice, &mark).await;
+    }
+    peer.finish().await;
+}
+
+async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer) {
+    let peer = Peer::of(&server).await;
+    let mut chance = Chance::seeded();
+    peer.server.moves_into_a_process().await;
+    for number in 1..=kills() {
+        let alice = server.human("caller").await;
+        let mark = format!("kill-{number}");
+        let research = script().calls(lookup("c1", &mark)).says("it is known");
+        alice.asks(script().calls(far("t1", research)).says("done")).await;
+        tokio::time::sleep(Duration::from_micros(chance.below(400_000))).await;
+        peer.server.is_killed_and_started_again().await;
+        sees_it_through(&alice).await;
+        assert_eq!(
+            alice.transcript().await,
+            ["human: …", "ai calls task", "task: it is known", "ai: done"],
+            "{mark}"
+        );
+        let id = alice.record().await["thread_id"].clone();
+        let threads = peer
+            .server
+            .client()
+            .post("/threads/search", json!({"metadata": {"parent_thread_id": id}}))
+            .await
+            .ok();
+        let thread = threads[0]["thread_id"].as_str().expect("an id");
+        let runs = peer.server.client().get(&format!("/threads/{thread}/runs")).await.ok();
+        assert_eq!(threads.as_array().map(Vec::len), Some(1), "{mark}");
+        assert_eq!(runs.as_array().map(Vec::len), Some(1), "{mark}");
+    }
+    peer.finish().await;
+}
+
+async fn work_that_was_stopped_here_is_stopped_there_by_the_next_process(server: TestServer) {
+    let peer = Peer::of(&server).await;
+    server.moves_into_a_process().await;
+    peer.server.tools.hold("lookup");
+    let alice = server.human("caller").await;
+    let research = script().calls(lookup("c1", "x")).says("it is known");
+    let run = alice.asks(script().calls(far("t1", research)).says("done")).await;
+    peer.server.tools.called("lookup", 1).await;
+    // Nobody there hears of it, and who was about to tell it again and again is dead.
+    peer.door.is(ProxyState::Shut);
+    run.is_cancelled("interrupt").await.ok();
+    eventually(async || run.status().await == "interrupted").await;
+    server.is_killed_and_started_again().await;
+    peer.door.is(ProxyState::Open);
+    eventually(async || peer.runs().await[0]["status"] == "interrupted").await;
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}

@@ -1,0 +1,5 @@
+//! The source, the documents and the program itself.
+
+mod documents;
+mod first_start;
+mod layers;

@@ -1,0 +1,655 @@
+//! Work in the background on another server: begun, looked at, added to, stopped, and told of when it is over.
+
+use std::sync::{Arc, Mutex};
+
+use adjutant::shutdown::Shutdown;
+use axum::http::HeaderMap;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::agents::background_tasks::{about, answered, has_run, notifications, start, the_task};
+use crate::remote::awaited::Peer;
+use crate::support::proxy::ProxyState;
+use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
+
+/// An agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
+pub(crate) fn chief(base: &str, more: &str) -> String {
+    let subagent = |name: &str, graph_id: &str, more: &str| {
+        format!(
+            "[[agents.away.subagents]]\nname = \"{name}\"\ndescription = \"Works on another server as {name}.\"\n\
+             graph_id = \"{graph_id}\"\nurl = \"{base}\"\nheaders = {{ x-key = \"hush-hush\" }}\n{more}\n"
+        )
+    };
+    let parts = [
+        "[peers]\nfirst_look_s = 0.05\nlongest_look_s = 0.4\npatience_s = 1.0\n".to_owned(),
+        format!("[agents.away]\nmodel = \"scripted:lab\"\ntools = [\"lookup\"]\n{more}\n"),
+        subagent("far", "agent", ""),
+        subagent("calm", "agent", "update_strategy = \"enqueue\"\nnotify_parent = false"),
+        subagent("nobody", "unheard-of", ""),
+    ];
+    parts.join("\n")
+}
+
+async fn peer_of(server: &TestServer, more: &str) -> Peer {
+    Peer::named_by(server, |base| chief(base, more)).await
+}
+
+/// The runs of a task on the other server, newest first.
+pub(crate) async fn runs_there(peer: &Peer, task: &Value) -> Vec<Value> {
+    there(peer, task).runs().await
+}
+
+/// Somebody whose chief has begun a task on the other server that waits for its tool there.
+async fn with_a_task(server: &TestServer, peer: &Peer, agent: &str) -> (Human, Value) {
+    let alice = server.human("away").await;
+    peer.server.tools.hold("lookup");
+    let before = peer.server.tools.calls_of("lookup").len();
+    let work = script().calls(lookup("l1", "x")).says("the long text");
+    alice
+        .says(script().calls(start("a1", agent, work)).says("it is under way"))
+        .await;
+    peer.server.tools.called("lookup", before + 1).await;
+    (alice.clone(), the_task(&alice).await)
+}
+
+/// The work of a task on the other server, as somebody there sees it.
+fn there(peer: &Peer, task: &Value) -> Human {
+    Human::at(
+        peer.server.client(),
+        "agent",
+        task["thread_id"].as_str().expect("an id"),
+    )
+}
+
+/// What a server of our kind is sent, by one that does nothing else.
+async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    let heard: Arc<Mutex<Vec<(HeaderMap, Value)>>> = Arc::default();
+    let ear = Arc::clone(&heard);
+    let id = "01a20234-fe65-74ae-ae65-82a968c820e5";
+    let begin = async move |headers: HeaderMap, Json(body): Json<Value>| {
+        ear.lock().unwrap().push((headers, body));
+        Json(json!({"run_id": id, "status": "running"}))
+    };
+    let begun = Arc::clone(&heard);
+    let list = async move || match begun.lock().unwrap().is_empty() {
+        true => Json(json!([])),
+        false => Json(json!([{"run_id": id, "status": "success"}])),
+    };
+    let messages = json!([{"type": "ai", "content": "all is well"}]);
+    let router = Router::new()
+        .route(
+            "/threads",
+            post(async move |Json(body): Json<Value>| Json(json!({"thread_id": body["thread_id"]}))),
+        )
+        .route("/threads/{thread}/runs", get(list).post(begin))
+        .route(
+            "/threads/{thread}/state",
+            get(async move || Json(json!({"values": {"messages": messages}}))),
+        );
+    around.spawn("listening server", async move { axum::serve(listener, router).await });
+    (base, heard)
+}
+
+on_both_engines! {
+    a_task_is_begun_on_another_server_and_its_end_wakes_the_agent,
+    an_agent_at_work_is_told_what_another_server_did_before_it_asks_its_model_again,
+    a_task_is_looked_at_where_it_is_done_and_shown_as_it_was_when_that_is_out_of_reach,
+    a_further_message_breaks_the_work_on_another_server_off,
+    a_further_message_waits_for_its_turn_on_another_server_but_only_one,
+    a_task_that_is_over_goes_on_with_a_further_message_and_its_end_is_told_again,
+    a_task_on_another_server_is_cancelled_even_if_that_is_out_of_reach,
+    a_task_that_was_over_when_it_was_cancelled_stays_what_it_was,
+    a_task_that_waits_on_another_server_shows_its_question_and_goes_on_with_the_answer_there,
+    a_question_on_another_server_is_shown_and_answered_here,
+    a_task_that_waits_on_another_server_can_be_given_up_or_given_a_message,
+    what_goes_wrong_on_another_server_is_said,
+    a_task_that_cannot_be_begun_leaves_nothing_at_work,
+    tasks_on_another_server_count_until_they_are_over,
+    a_server_that_stays_away_is_given_up_and_the_agent_is_told,
+    what_the_other_server_is_told_and_what_nobody_sees,
+    a_client_cannot_have_background_work_done_at_addresses_inside,
+}
+
+async fn a_task_is_begun_on_another_server_and_its_end_wakes_the_agent(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    let id = task["task_id"].as_str().unwrap();
+    let begun = format!(
+        "start_async_task: Started the background task {id} with `far`. Its result comes by itself; do not wait for it."
+    );
+    assert_eq!(
+        alice.transcript().await,
+        ["human: …", "ai calls start_async_task", &begun, "ai: it is under way"]
+    );
+    let work = there(&peer, &task);
+    let thread = work.record().await;
+    let run = runs_there(&peer, &task).await[0].clone();
+    assert_eq!(&thread["status"], &json!("busy"));
+    assert_eq!(&thread["metadata"]["subagent_name"], &json!("far"));
+    for notes in [&thread["metadata"], &run["metadata"]] {
+        assert_eq!(notes["parent_thread_id"], alice.thread);
+        assert_eq!(&notes["tool_call_id"], &json!("a1"));
+        assert_eq!(&notes["parent_run_id"], &alice.runs().await[0]["run_id"]);
+    }
+    assert_eq!(&task["run_id"], &run["run_id"]);
+    assert_eq!(&task["thread_id"], &json!(id));
+    let path = alice.path(&format!(
+        "/runs/{}/tree",
+        alice.runs().await[0]["run_id"].as_str().unwrap()
+    ));
+    let shown = server.client().get(&path).await.ok()["background_tasks"][0].clone();
+    assert_eq!(&shown["agent_name"], &json!("far"));
+    assert_eq!(&shown["run_id"], &run["run_id"]);
+    peer.server.tools.let_go("lookup");
+    let woken = has_run(&alice, 2).await[0].clone();
+    assert_eq!(woken["metadata"]["background_tasks"], json!([id]));
+    let mark = json!({"task_id": id, "agent_name": "far", "status": "success", "run_id": run["run_id"]});
+    assert_eq!(notifications(&alice).await, [mark]);
+    let said = alice.transcript().await;
+    assert!(
+        said[4].ends_with("of `far` is done (status: success).\n\nIts result:\nthe long text"),
+        "{said:#?}"
+    );
+    assert_eq!(said.len(), 6);
+    assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
+    assert_eq!(runs_there(&peer, &task).await.len(), 1);
+    peer.finish().await;
+}
+
+async fn an_agent_at_work_is_told_what_another_server_did_before_it_asks_its_model_again(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    server.tools.hold("lookup");
+    let run = alice
+        .asks(
+            script()
+                .calls_all([start("a1", "far", "say it"), lookup("l1", "x")])
+                .says("unused"),
+        )
+        .await;
+    server.tools.called("lookup", 1).await;
+    let found = json!({"metadata": {"parent_thread_id": alice.thread}});
+    eventually(async || {
+        let found = peer.server.client().post("/threads/search", found.clone()).await.ok();
+        found[0]["values"]["messages"]
+            .as_array()
+            .is_some_and(|said| said.len() == 2)
+            && found[0]["status"] == "idle"
+    })
+    .await;
+    server.tools.let_go("lookup");
+    run.finishes().await;
+    let said = alice.transcript().await;
+    assert!(said[4].ends_with("Its result:\necho: say it"), "{said:#?}");
+    // Nobody has anything to tell any more: another task is told of, and this one is not.
+    let bob = server.human("away").await;
+    bob.says(script().calls(start("a2", "far", "quick")).says("yes")).await;
+    eventually(async || notifications(&bob).await.len() == 1).await;
+    assert_eq!(alice.runs().await.len(), 1);
+    assert_eq!(notifications(&alice).await.len(), 1);
+    peer.finish().await;
+}
+
+async fn a_task_is_looked_at_where_it_is_done_and_shown_as_it_was_when_that_is_out_of_reach(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "calm").await;
+    let seen = answered(&alice, about("k1", "check_async_task", &task)).await;
+    assert!(seen.starts_with("check_async_task: {\"status\":\"running\""), "{seen}");
+    for way in [ProxyState::Shut, ProxyState::Mute] {
+        peer.door.is(way);
+        let seen = answered(&alice, about("k2", "check_async_task", &task)).await;
+        assert!(
+            seen.contains("\"status\":\"running\"")
+                && seen.contains("Its server cannot be asked now (The agent `agent` at http://"),
+            "{seen}"
+        );
+        let listed = answered(&alice, call("k3", "list_async_tasks", json!({}))).await;
+        assert_eq!(
+            listed,
+            format!(
+                "list_async_tasks: - {} (calm): running",
+                task["task_id"].as_str().unwrap()
+            )
+        );
+    }
+    peer.door.is(ProxyState::Open);
+    peer.server.tools.let_go("lookup");
+    eventually(async || there(&peer, &task).status().await == "idle").await;
+    // It is not to be woken, so it finds the news when it is asked for something.
+    alice.says("is there any news?").await;
+    assert_eq!(alice.runs().await.len(), 7);
+    assert_eq!(notifications(&alice).await.len(), 1);
+    let result = json!({"status": "success", "thread_id": task["thread_id"], "result": "the long text"});
+    assert_eq!(
+        answered(&alice, about("k4", "check_async_task", &task)).await,
+        format!("check_async_task: {result}")
+    );
+    peer.finish().await;
+}
+
+async fn a_further_message_breaks_the_work_on_another_server_off(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    let more = call(
+        "u1",
+        "update_async_task",
+        json!({"task_id": task["task_id"], "message": "something else"}),
+    );
+    let text = answered(&alice, more).await;
+    assert_eq!(
+        text,
+        format!(
+            "update_async_task: The background task {} was given the message.",
+            task["task_id"].as_str().unwrap()
+        )
+    );
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let newer = the_task(&alice).await;
+    assert_eq!(&newer["superseded_run_ids"], &json!([task["run_id"]]));
+    assert_eq!(&newer["status"], &json!("success"));
+    let runs = runs_there(&peer, &task).await;
+    assert_eq!(&runs[0]["run_id"], &newer["run_id"]);
+    assert_eq!(&runs[1]["status"], &json!("interrupted"));
+    let told = notifications(&alice).await;
+    assert_eq!(told.len(), 1);
+    assert_eq!(&told[0]["run_id"], &newer["run_id"]);
+    assert_eq!(runs.len(), 2);
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_further_message_waits_for_its_turn_on_another_server_but_only_one(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "calm").await;
+    let more = |id: &str| {
+        call(
+            id,
+            "update_async_task",
+            json!({"task_id": task["task_id"], "message": "and then"}),
+        )
+    };
+    let said = transcript(
+        &alice
+            .says(script().calls(more("u1")).calls(more("u2")).says("well"))
+            .await,
+    );
+    assert!(
+        said[said.len() - 4].starts_with("update_async_task: The background task"),
+        "{said:#?}"
+    );
+    assert!(
+        said[said.len() - 2].starts_with("update_async_task failed: A message to this task waits already"),
+        "{said:#?}"
+    );
+    peer.server.tools.let_go("lookup");
+    let work = there(&peer, &task);
+    has_run(&work, 2).await;
+    assert_eq!(work.transcript().await.last().unwrap(), "ai: echo: and then");
+    peer.finish().await;
+}
+
+async fn a_task_that_is_over_goes_on_with_a_further_message_and_its_end_is_told_again(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "far", "quick")).says("yes"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let task = the_task(&alice).await;
+    let more = call(
+        "u1",
+        "update_async_task",
+        json!({"task_id": task["task_id"], "message": "and then"}),
+    );
+    alice.says(script().calls(more).says("so it is")).await;
+    eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
+    assert_eq!(runs_there(&peer, &task).await.len(), 2);
+    assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
+    peer.finish().await;
+}
+
+async fn a_task_on_another_server_is_cancelled_even_if_that_is_out_of_reach(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    let id = task["task_id"].as_str().unwrap();
+    let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
+    assert_eq!(
+        text,
+        format!("cancel_async_task: The background task {id} is cancelled.")
+    );
+    assert_eq!(runs_there(&peer, &task).await[0]["status"], "interrupted");
+    let (bob, other) = with_a_task(&server, &peer, "far").await;
+    peer.door.is(ProxyState::Shut);
+    let text = answered(&bob, about("k1", "cancel_async_task", &other)).await;
+    assert!(
+        text.contains("is cancelled. Its server is told as soon as it can be reached"),
+        "{text}"
+    );
+    assert_eq!(runs_there(&peer, &other).await[0]["status"], "running");
+    server.is_stopped_and_started_again().await;
+    peer.door.is(ProxyState::Open);
+    eventually(async || runs_there(&peer, &other).await[0]["status"] == "interrupted").await;
+    for human in [&alice, &bob] {
+        assert_eq!(&the_task(human).await["status"], &json!("cancelled"));
+        assert_eq!(notifications(human).await.len(), 0);
+    }
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_task_that_was_over_when_it_was_cancelled_stays_what_it_was(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    alice
+        .says(script().calls(start("a1", "calm", "quick")).says("yes"))
+        .await;
+    let task = the_task(&alice).await;
+    eventually(async || there(&peer, &task).status().await == "idle").await;
+    alice.says("is there any news?").await;
+    let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
+    let over = format!(
+        "The background task {} was over before: success. Nothing was cancelled.",
+        task["task_id"].as_str().unwrap()
+    );
+    assert_eq!(text, format!("cancel_async_task: {over}"));
+    peer.finish().await;
+}
+
+async fn a_task_that_waits_on_another_server_shows_its_question_and_goes_on_with_the_answer_there(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    let work = script().calls(mail("m1", "a@b.c")).says("it is sent");
+    alice
+        .says(script().calls(start("a1", "far", work)).says("it is under way"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let task = the_task(&alice).await;
+    assert_eq!(task["status"], "waiting");
+    let work = there(&peer, &task);
+    let question = work.question().await;
+    let text = answered(&alice, about("k1", "check_async_task", &task)).await;
+    let seen: Value = serde_json::from_str(text.strip_prefix("check_async_task: ").unwrap()).unwrap();
+    assert_eq!(&seen["status"], &json!("waiting"));
+    assert_eq!(&seen["interrupts"][0]["id"], &json!(question.id()));
+    assert_eq!(
+        seen["interrupts"][0]["value"]["action_requests"][0]["name"],
+        "send_email"
+    );
+    work.approves(&question).await.finishes().await;
+    eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
+    let told: Vec<Value> = notifications(&alice)
+        .await
+        .iter()
+        .map(|told| told["status"].clone())
+        .collect();
+    assert_eq!(told, vec![json!("waiting"), json!("success")]);
+    assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
+    assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
+    peer.finish().await;
+}
+
+async fn a_question_on_another_server_is_shown_and_answered_here(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    let work = script().calls(mail("m1", "a@b.c")).says("it is sent");
+    alice
+        .says(script().calls(start("a1", "far", work)).says("it is under way"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let task = the_task(&alice).await;
+    let here = Human::at(server.client(), "away", task["thread_id"].as_str().unwrap());
+    let question = here.question().await;
+    let theirs = there(&peer, &task).question().await;
+    assert_eq!(question.id(), theirs.id());
+    assert_eq!(&question.0["run_id"], &task["run_id"]);
+    assert_eq!(question.agent(), "far");
+    assert_eq!(&question.0["task_call_id"], &json!("a1"));
+    assert_eq!(&question.0["kind"], &json!("tool_approval"));
+    let all = server.client().get("/interrupts").await.ok();
+    assert_eq!(all["interrupts"].as_array().map(Vec::len), Some(1));
+    assert_eq!(all["interrupts"][0]["id"], question.id());
+    here.resolves(&question, json!({"decisions": []})).await.refused(422);
+    peer.door.is(ProxyState::Shut);
+    let lost = here
+        .resolves(&question, json!({"decisions": [{"type": "approve"}]}))
+        .await;
+    assert_eq!(lost.status, 502, "{lost:?}");
+    assert_eq!(&lost.body["code"], &json!("peer_unavailable"), "{lost:?}");
+    peer.door.is(ProxyState::Open);
+    let gone_on = here
+        .resolves(&question, json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .ok();
+    assert_eq!(gone_on["interrupt"]["status"], "resolved");
+    let again = here
+        .resolves(&question, json!({"decisions": [{"type": "approve"}]}))
+        .await
+        .ok();
+    assert_eq!(again["run_id"], gone_on["run_id"]);
+    here.resolves(&question, json!({"decisions": [{"type": "reject"}]}))
+        .await
+        .refused(409);
+    eventually(async || notifications(&alice).await.len() == 2 && alice.status().await == "idle").await;
+    let told = notifications(&alice).await[1].clone();
+    assert_eq!(&told["status"], &json!("success"));
+    assert_eq!(&told["run_id"], &gone_on["run_id"]);
+    assert_eq!(peer.server.tools.keys_of("send_email").len(), 1);
+    assert_eq!(runs_there(&peer, &task).await.len(), 2);
+    assert_eq!(server.client().get("/interrupts").await.ok()["interrupts"], json!([]));
+    peer.finish().await;
+}
+
+async fn a_task_that_waits_on_another_server_can_be_given_up_or_given_a_message(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    for (call, note) in [
+        ("cancel_async_task", "is cancelled."),
+        ("update_async_task", "The question that it waited for was dropped."),
+    ] {
+        let alice = server.human("away").await;
+        let work = script().calls(mail("m1", "a@b.c"));
+        alice.says(script().calls(start("a1", "far", work)).says("yes")).await;
+        eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+        let task = the_task(&alice).await;
+        let args = json!({"task_id": task["task_id"], "message": "never mind"});
+        let args = if call == "cancel_async_task" {
+            json!({"task_id": task["task_id"]})
+        } else {
+            args
+        };
+        let text = answered(&alice, crate::support::call("k1", call, args)).await;
+        assert!(text.ends_with(note), "{text}");
+        let work = there(&peer, &task);
+        eventually(async || work.questions().await.is_empty() && work.status().await == "idle").await;
+        eventually(async || alice.status().await == "idle" && the_task(&alice).await["status"] != "running").await;
+    }
+    assert_eq!(peer.server.tools.calls_of("send_email").len(), 0);
+    peer.finish().await;
+}
+
+async fn what_goes_wrong_on_another_server_is_said(server: TestServer) {
+    let peer = peer_of(&server, "").await;
+    let alice = server.human("away").await;
+    let said = answered(&alice, start("a1", "nobody", "x")).await;
+    assert!(
+        said.starts_with("start_async_task failed: The task was not started. The agent `unheard-of` at http://"),
+        "{said}"
+    );
+    assert_eq!(
+        alice.state().await["values"]
+            .get("async_tasks")
+            .cloned()
+            .unwrap_or_default(),
+        Value::Null
+    );
+    alice
+        .says(script().calls(start("a2", "far", script().fails(400))).says("yes"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    assert_eq!(the_task(&alice).await["status"], "error");
+    let told = alice
+        .transcript()
+        .await
+        .into_iter()
+        .find(|line| line.contains("has failed"))
+        .expect("it is told");
+    assert!(told.contains("ModelRefusedError"), "{told}");
+    // Somebody deletes the work there.
+    let (bob, task) = with_a_task(&server, &peer, "far").await;
+    peer.door.is(ProxyState::Shut);
+    peer.server
+        .client()
+        .delete(&format!("/threads/{}", task["thread_id"].as_str().unwrap()))
+        .await;
+    peer.door.is(ProxyState::Open);
+    eventually(async || notifications(&bob).await.len() == 1 && bob.status().await == "idle").await;
+    assert_eq!(the_task(&bob).await["status"], "error");
+    peer.server.tools.let_go("lookup");
+    peer.finish().await;
+}
+
+async fn a_task_that_cannot_be_begun_leaves_nothing_at_work(server: TestServer) {
+    let peer = peer_of(&server, "limits = { children_total = 1 }").await;
+    let alice = server.human("away").await;
+    peer.door.is(ProxyState::Shut);
+    let said = answered(&alice, start("a1", "far", "x")).await;
+    assert!(
+        said.starts_with("start_async_task failed: The task was not started. The agent `agent` at http://"),
+        "{said}"
+    );
+    // It was not counted, neither.
+    peer.door.is(ProxyState::Forgetful);
+    let said = transcript(
+        &alice
+            .says(script().calls(start("a2", "far", "quick")).says("yes"))
+            .await,
+    );
+    assert!(
+        said.iter().any(|line| line.starts_with("start_async_task: Started")),
+        "{said:#?}"
+    );
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let wanted = json!({"metadata": {"parent_thread_id": alice.thread}});
+    assert_eq!(peer.server.client().post("/threads/count", wanted).await.ok(), 1);
+    assert_eq!(
+        runs_there(&peer, &the_task(&alice).await).await.len(),
+        1,
+        "what was not heard of is found again"
+    );
+    peer.finish().await;
+}
+
+async fn tasks_on_another_server_count_until_they_are_over(server: TestServer) {
+    let peer = peer_of(&server, "limits = { children_at_once = 1 }").await;
+    let (alice, task) = with_a_task(&server, &peer, "calm").await;
+    let said = answered(&alice, start("a2", "far", "x")).await;
+    assert!(
+        said.starts_with("start_async_task failed: The limit `children_at_once` = 1 of this run is reached."),
+        "{said}"
+    );
+    peer.server.tools.let_go("lookup");
+    eventually(async || there(&peer, &task).status().await == "idle").await;
+    alice.says("is there any news?").await;
+    let said = answered(&alice, start("a3", "calm", "x")).await;
+    assert!(said.starts_with("start_async_task: Started"), "{said}");
+    eventually(async || {
+        peer.server
+            .client()
+            .post("/threads/count", json!({"status": "busy"}))
+            .await
+            .ok()
+            == 0
+    })
+    .await;
+    peer.finish().await;
+}
+
+async fn a_server_that_stays_away_is_given_up_and_the_agent_is_told(server: TestServer) {
+    let peer = Peer::named_by(&server, |base| {
+        chief(base, "").replacen("[peers]\n", "[peers]\nbackground_patience_s = 1.0\n", 1)
+    })
+    .await;
+    let (alice, task) = with_a_task(&server, &peer, "far").await;
+    peer.door.is(ProxyState::Mute);
+    has_run(&alice, 2).await;
+    assert_eq!(the_task(&alice).await["status"], "error");
+    let said = alice.transcript().await;
+    assert!(
+        said[4].contains("for 1 seconds; it is not known what became of it"),
+        "{said:#?}"
+    );
+    peer.door.is(ProxyState::Open);
+    peer.server.tools.let_go("lookup");
+    eventually(async || there(&peer, &task).status().await == "idle").await;
+    peer.finish().await;
+}
+
+async fn what_the_other_server_is_told_and_what_nobody_sees(server: TestServer) {
+    let around = Shutdown::default();
+    let (base, heard) = listening_server(&around).await;
+    server.is_configured_with(&chief(&base, "")).await;
+    let alice = server.human("away").await;
+    let wish = alice.wish(
+        script().calls(start("a1", "far", "x")).says("yes"),
+        json!({"context": {"user": "alice"}}),
+    );
+    alice.starts(wish).await.finishes().await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+    let (headers, body) = heard.lock().unwrap()[0].clone();
+    assert_eq!(headers["x-key"].to_str().unwrap(), "hush-hush");
+    assert_eq!(headers["x-auth-scheme"].to_str().unwrap(), "langsmith");
+    let assistant = alice.record().await["metadata"]["assistant_id"].clone();
+    let parent = json!({"thread_id": alice.thread, "assistant_id": assistant});
+    assert_eq!(body["config"]["configurable"]["deepagents_parent"], parent);
+    assert_eq!(&body["input"]["messages"][0]["content"], &json!("x"));
+    assert_eq!(&body["context"], &Value::Null);
+    assert_eq!(headers.contains_key("idempotency-key"), true);
+    assert_eq!(&body["metadata"]["adjutant_levels"], &json!(3));
+    let said = alice.transcript().await;
+    assert!(
+        said.iter().any(|line| line.ends_with("Its result:\nall is well")),
+        "{said:#?}"
+    );
+    // Nobody is to be woken by this one, and its server is not told whom.
+    alice.says(script().calls(start("a2", "calm", "x")).says("yes")).await;
+    assert_eq!(heard.lock().unwrap()[1].1.get("config"), None);
+    let run = alice.runs().await[0]["run_id"].as_str().unwrap().to_owned();
+    for path in [
+        "/agents/away".to_owned(),
+        alice.path("/state"),
+        alice.path("/history"),
+        alice.path(&format!("/runs/{run}/tree")),
+    ] {
+        assert!(
+            !server.client().get(&path).await.body.to_string().contains("hush-hush"),
+            "{path}"
+        );
+    }
+    around.force();
+}
+
+async fn a_client_cannot_have_background_work_done_at_addresses_inside(server: TestServer) {
+    let client = server.client();
+    let subagent = json!({"name": "far", "description": "Far away.", "graph_id": "agent", "url": client.base()});
+    let definition = json!({"model": "scripted:mock", "subagents": [subagent]});
+    let refused = client.put("/agents/nosy", definition.clone()).await;
+    assert!(
+        refused.status == 422 && refused.body.to_string().contains("subagents[0].url"),
+        "{refused:?}"
+    );
+    server
+        .is_configured_with("[peers]\nprivate_hosts = [\"127.0.0.1\"]\nfirst_look_s = 0.05\n")
+        .await;
+    // Its own address is one as good as any other; it has changed meanwhile.
+    let mut definition = definition;
+    definition["subagents"][0]["url"] = client.base().into();
+    client.put("/agents/nosy", definition).await.ok();
+    let alice = server.human("nosy").await;
+    alice
+        .says(script().calls(start("a1", "far", "quick")).says("yes"))
+        .await;
+    eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
+}

@@ -1,0 +1,241 @@
+//! What a subagent on another server asks may be answered there, too: whoever waits here notices it.
+
+use serde_json::{Value, json};
+
+use crate::remote::awaited::{Peer, far};
+use crate::support::proxy::ProxyState;
+use crate::support::script::Script;
+use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
+
+/// A second server, and on the first one the agent `onlooker` with a subagent that is an agent of the second.
+async fn peer_of(server: &TestServer) -> Peer {
+    let lines = |base: &str| {
+        format!(
+            "[peers]\npatience_s = 60.0\nfirst_look_s = 0.05\nlongest_look_s = 0.2\n\
+             [agents.onlooker]\nmodel = \"scripted:mock\"\n\
+             [[agents.onlooker.subagents]]\nname = \"far\"\ndescription = \"Works on another server.\"\n\
+             graph_id = \"agent\"\nurl = \"{base}\"\nasync = false\n"
+        )
+    };
+    Peer::named_by(server, lines).await
+}
+
+/// Somebody whose subagent waits for an answer, and somebody who sees the question on the other server.
+async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::Display) -> (Human, Human) {
+    let alice = server.human("onlooker").await;
+    alice
+        .asks(script().calls(far("t1", work)).says("done"))
+        .await
+        .finishes()
+        .await;
+    let path = json!({"metadata": {"parent_thread_id": alice.thread}});
+    let threads = peer.server.client().post("/threads/search", path).await.ok();
+    let thread = threads[0]["thread_id"].as_str().expect("an id");
+    (alice, Human::at(peer.server.client(), "agent", thread))
+}
+
+/// Work that asks before each of these mails.
+fn mails(to: &[&str]) -> impl std::fmt::Display {
+    let ask = |script: Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
+    to.iter().enumerate().fold(script(), ask).says("it is x")
+}
+
+fn sent(peer: &Peer) -> usize {
+    peer.server.tools.keys_of("send_email").len()
+}
+
+/// Whom the only open question is about.
+async fn asked_about(human: &Human) -> Option<Value> {
+    let [question] = &human.questions().await[..] else {
+        return None;
+    };
+    Some(question.requests()[0]["args"]["to"].clone())
+}
+
+const DONE: [&str; 4] = ["human: …", "ai calls task", "task: it is x", "ai: done"];
+
+on_both_engines! {
+    a_question_that_is_answered_there_is_gone_here_and_the_caller_goes_on,
+    what_was_answered_there_while_this_one_was_dead_is_noticed_by_the_next_process,
+    what_is_asked_there_next_is_asked_here,
+    an_answer_is_not_taken_for_one_to_the_next_question,
+    who_answers_in_both_places_at_once_has_nothing_done_twice,
+    a_sibling_that_waits_here_keeps_waiting,
+    work_that_is_deleted_there_while_it_waits_is_an_error_that_the_model_reads,
+}
+
+async fn a_question_that_is_answered_there_is_gone_here_and_the_caller_goes_on(server: TestServer) {
+    let peer = peer_of(&server).await;
+    let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
+    let question = alice.question().await;
+    bob.approves(&bob.question().await).await.finishes().await;
+    eventually(async || alice.status().await == "idle").await;
+    assert_eq!(alice.transcript().await, DONE);
+    assert!(alice.questions().await.is_empty());
+    let runs = alice.runs().await;
+    assert_eq!(runs.len(), 2);
+    assert_eq!(bob.runs().await.len(), 2);
+    assert_eq!(sent(&peer), 1);
+    let child = &alice.run(&runs[1]).children().await[0];
+    assert_eq!(&runs[0]["metadata"]["settled_elsewhere"], &json!([child["run_id"]]));
+    assert_eq!(&child["status"], &json!("success"));
+    let told = server
+        .client()
+        .get(&alice.path(&format!("/interrupts/{}", question.id())))
+        .await
+        .ok();
+    assert_eq!(&told["status"], &json!("resolved"));
+    assert_eq!(
+        &told["resolution"]["answer"],
+        &json!({"adjutant_settled_elsewhere": true})
+    );
+    let late = alice
+        .resolves(&question, json!({"decisions": [{"type": "reject"}]}))
+        .await;
+    assert_eq!(late.status, 409, "{late:?}");
+    peer.finish().await;
+}
+
+async fn what_was_answered_there_while_this_one_was_dead_is_noticed_by_the_next_process(server: TestServer) {
+    let peer = peer_of(&server).await;
+    server.moves_into_a_process().await;
+    let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
+    peer.door.is(ProxyState::Shut);
+    bob.approves(&bob.question().await).await.finishes().await;
+    server.is_killed_and_started_again().await;
+    assert_eq!(alice.questions().await.len(), 1, "nobody here can know");
+    peer.door.is(ProxyState::Open);
+    eventually(async || alice.status().await == "idle").await;
+    assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+    assert_eq!(alice.runs().await.len(), 2);
+    assert_eq!(sent(&peer), 1);
+    peer.finish().await;
+}
+
+async fn what_is_asked_there_next_is_asked_here(server: TestServer) {
+    let peer = peer_of(&server).await;
+    let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
+    bob.approves(&bob.question().await).await.finishes().await;
+    eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
+    eventually(async || alice.status().await == "interrupted").await;
+    alice.approves(&alice.question().await).await.finishes().await;
+    assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+    assert_eq!(alice.runs().await.len(), 3);
+    assert_eq!(sent(&peer), 2);
+    assert_eq!(bob.runs().await.len(), 3);
+    peer.finish().await;
+}
+
+async fn an_answer_is_not_taken_for_one_to_the_next_question(server: TestServer) {
+    let peer = peer_of(&server).await;
+    let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
+    // What happens there is not to be seen from here when the same question is answered here.
+    peer.door.is(ProxyState::Shut);
+    bob.approves(&bob.question().await).await.finishes().await;
+    let run = alice.approves(&alice.question().await).await;
+    peer.door.is(ProxyState::Open);
+    run.finishes().await;
+    assert_eq!(asked_about(&alice).await, Some(json!("eve")));
+    assert_eq!(sent(&peer), 1);
+    alice.rejects(&alice.question().await, "no").await.finishes().await;
+    assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+    assert_eq!(sent(&peer), 1);
+    peer.finish().await;
+}
+
+async fn who_answers_in_both_places_at_once_has_nothing_done_twice(server: TestServer) {
+    let peer = peer_of(&server).await;
+    for number in 1..=3 {
+        let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
+        let yes = || json!({"decisions": [{"type": "approve"}]});
+        let here = alice.question().await;
+        let there = bob.question().await;
+        let (first, second) = tokio::join!(alice.resolves(&here, yes()), bob.resolves(&there, yes()));
+        assert!(
+            [202, 409].contains(&first.status) && [202, 409].contains(&second.status),
+            "{first:?} {second:?}"
+        );
+        eventually(async || alice.status().await == "idle").await;
+        assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+        assert_eq!(bob.runs().await.len(), 2);
+        assert_eq!(sent(&peer), number);
+    }
+    peer.finish().await;
+}
+
+async fn a_sibling_that_waits_here_keeps_waiting(server: TestServer) {
+    let peer = peer_of(&server).await;
+    let alice = server.human("onlooker").await;
+    let calls = [far("t1", mails(&["ann"])), far("t2", mails(&["eve"]))];
+    alice
+        .asks(script().calls_all(calls).says("done"))
+        .await
+        .finishes()
+        .await;
+    let threads = peer
+        .server
+        .client()
+        .post("/threads/search", json!({"status": "interrupted"}))
+        .await
+        .ok();
+    for thread in threads.as_array().expect("a list") {
+        let bob = Human::at(
+            peer.server.client(),
+            "agent",
+            thread["thread_id"].as_str().expect("an id"),
+        );
+        let question = bob.question().await;
+        if question.requests()[0]["args"]["to"] == "ann" {
+            bob.approves(&question).await.finishes().await;
+        }
+    }
+    eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
+    eventually(async || alice.status().await == "interrupted").await;
+    alice.approves(&alice.question().await).await.finishes().await;
+    assert_eq!(
+        alice.transcript().await,
+        [
+            "human: …",
+            "ai calls task, task",
+            "task: it is x",
+            "task: it is x",
+            "ai: done"
+        ]
+    );
+    assert_eq!(alice.runs().await.len(), 3);
+    assert_eq!(sent(&peer), 2);
+    peer.finish().await;
+}
+
+async fn work_that_is_deleted_there_while_it_waits_is_an_error_that_the_model_reads(server: TestServer) {
+    let peer = peer_of(&server).await;
+    let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
+    peer.server.client().delete(&bob.path("")).await;
+    eventually(async || alice.status().await == "idle").await;
+    let told = alice.transcript().await[2].clone();
+    assert!(
+        told.starts_with("task failed:") && told.contains("RemoteAgentError"),
+        "{told}"
+    );
+    assert!(alice.questions().await.is_empty());
+    peer.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_servers_on_one_database_one_goes_on() {
+    play(Engine::Postgres, async |server: TestServer| {
+        let peer = peer_of(&server).await;
+        let twin = server.gets_a_twin().await;
+        let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
+        bob.approves(&bob.question().await).await.finishes().await;
+        eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
+        bob.approves(&bob.question().await).await.finishes().await;
+        eventually(async || alice.status().await == "idle").await;
+        assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
+        assert_eq!(alice.runs().await.len(), 3);
+        assert_eq!(sent(&peer), 2);
+        twin.leaves().await;
+        peer.finish().await;
+    })
+    .await;
+}

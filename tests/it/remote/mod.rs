@@ -1,0 +1,5 @@
+//! Agents that work on another server.
+
+pub(crate) mod awaited;
+pub(crate) mod background_tasks;
+mod interrupts;

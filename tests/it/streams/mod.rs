@@ -1,0 +1,12 @@
+//! Streams: runs, threads, and the second version of the protocol.
+
+mod custom_mode;
+mod events_mode;
+mod incomplete_answers;
+mod runs;
+mod threads;
+mod usage;
+pub(crate) mod v2;
+mod v2_interrupts;
+mod v2_websockets;
+mod visibility;

@@ -1,0 +1,317 @@
+//! Streams: every step of every agent, live, joined late, or taken up again.
+
+use serde_json::{Value, json};
+
+use crate::support::actors::Run;
+use crate::support::sse::{Frame, put_together};
+use crate::support::{TestServer, lookup, on_both_engines, on_postgres, script, task, transcript};
+
+/// The names of the events, without namespaces.
+fn names(frames: &[Frame]) -> Vec<&str> {
+    frames.iter().map(|frame| frame.event.as_str()).collect()
+}
+
+/// The nodes of `updates`, with the depth at which they worked.
+fn nodes(frames: &[Frame]) -> Vec<(usize, String)> {
+    let updates = frames.iter().filter(|frame| frame.mode() == "updates");
+    let node = |frame: &Frame| frame.data.as_object().unwrap().keys().next().unwrap().clone();
+    updates.map(|frame| (frame.depth(), node(frame))).collect()
+}
+
+/// A delegation to the researcher, who looks something up.
+fn delegation() -> String {
+    let research = script().calls(lookup("c1", "x")).says("it is x");
+    script()
+        .calls(task("t1", "researcher", research))
+        .says("the researcher says x")
+        .to_string()
+}
+
+/// Whether more of the same message comes behind this.
+fn is_within_a_message(frame: &Frame) -> bool {
+    frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk" && frame.data[0]["chunk_position"] != "last"
+}
+
+/// What was seen up to `at`, and what is seen by who comes back then, is what was there to be seen.
+async fn check_taken_up(run: &Run, live: &[Frame], at: usize) {
+    let rest = run.is_joined(live[at].id.as_deref()).await.rest().await;
+    let known: Vec<Frame> = live[..=at].iter().chain(&rest).cloned().collect();
+    let known = put_together(&known);
+    let wanted = put_together(live);
+    let wrong = known.iter().zip(&wanted).find(|(known, wanted)| known != wanted);
+    assert!(wrong.is_none(), "taken up after {:?}: {wrong:#?}", live[at].id);
+    assert_eq!(known.len(), wanted.len());
+}
+
+on_both_engines! {
+    a_stream_begins_with_the_run_and_ends_when_it_is_over,
+    updates_tell_what_each_node_wrote,
+    the_work_of_subagents_is_shown_to_those_who_ask,
+    every_token_carries_the_name_of_the_agent_that_said_it,
+    tokens_come_in_pieces_that_add_up_to_the_message,
+    the_older_mode_of_messages_sends_the_message_so_far,
+    a_failure_is_the_last_event,
+    a_stream_taken_up_again_is_the_stream_that_was_missed,
+    a_stream_taken_up_within_a_message_repeats_nothing,
+    who_joins_late_with_a_position_misses_nothing,
+    the_events_of_a_join_can_be_filtered,
+    a_reader_who_does_not_read_holds_nobody_up,
+    a_reader_who_leaves_harms_nobody_unless_told_so,
+}
+
+on_postgres! {
+    who_reads_at_another_server_misses_nothing_of_subagents_that_work_side_by_side,
+}
+
+async fn a_stream_begins_with_the_run_and_ends_when_it_is_over(server: TestServer) {
+    let client = server.client();
+    let alice = server.human("agent").await;
+    let stream = alice.listens("hello", json!({})).await;
+    let run = alice.run_of_id(&stream.run_id());
+    let header = |name: &str| {
+        stream
+            .headers()
+            .get(name)
+            .map(|value| value.to_str().unwrap().to_owned())
+    };
+    assert_eq!(header("content-location"), Some(run.path.clone()));
+    assert_eq!(header("location"), Some(format!("{}/stream", run.path)));
+    assert_eq!(header("cache-control").as_deref(), Some("no-store"));
+    let frames = stream.rest().await;
+    assert_eq!(run.status().await.as_str(), "success");
+    assert_eq!(alice.status().await.as_str(), "idle");
+    assert_eq!(frames[0].event, "metadata");
+    assert_eq!(frames[0].data, json!({"run_id": run.id, "attempt": 1}));
+    assert_eq!(names(&frames[1..]), ["values", "values"]);
+    assert_eq!(transcript(&frames[1].data), ["human: hello"]);
+    assert_eq!(frames[2].data, client.get(&alice.path("/state")).await.ok()["values"]);
+}
+
+async fn updates_tell_what_each_node_wrote(server: TestServer) {
+    let alice = server.human("agent").await;
+    let more = json!({"stream_mode": "updates"});
+    let frames = alice
+        .listens(script().calls(lookup("c1", "x")).says("done"), more)
+        .await
+        .rest()
+        .await;
+    let of = |depth: usize, node: &str| (depth, node.to_owned());
+    assert_eq!(nodes(&frames), [of(0, "model"), of(0, "tools"), of(0, "model")]);
+    assert_eq!(frames[2].data["tools"]["messages"][0]["content"], "found x");
+    assert_eq!(frames[3].data["model"]["messages"][0]["content"], "done");
+}
+
+async fn the_work_of_subagents_is_shown_to_those_who_ask(server: TestServer) {
+    let alice = server.human("agent").await;
+    let more = json!({"stream_mode": ["updates"], "stream_subgraphs": true});
+    let frames = alice.listens(delegation(), more).await.rest().await;
+    let expected = [
+        (0, "model"),
+        (1, "model"),
+        (1, "tools"),
+        (1, "model"),
+        (0, "tools"),
+        (0, "model"),
+    ];
+    assert_eq!(nodes(&frames), expected.map(|(depth, node)| (depth, node.to_owned())));
+    let quiet = alice
+        .listens(delegation(), json!({"stream_mode": ["updates"]}))
+        .await
+        .rest()
+        .await;
+    let expected = [(0, "model"), (0, "tools"), (0, "model")];
+    assert_eq!(nodes(&quiet), expected.map(|(depth, node)| (depth, node.to_owned())));
+}
+
+async fn every_token_carries_the_name_of_the_agent_that_said_it(server: TestServer) {
+    let alice = server.human("agent").await;
+    let more = json!({"stream_mode": ["messages-tuple"], "stream_subgraphs": true});
+    let frames = alice.listens(delegation(), more).await.rest().await;
+    let said = |agent: &str| -> String {
+        let by = |frame: &&Frame| frame.mode() == "messages" && frame.data[1]["lc_agent_name"] == agent;
+        let pieces = frames
+            .iter()
+            .filter(by)
+            .filter(|frame| frame.data[0]["type"] == "AIMessageChunk");
+        pieces.filter_map(|frame| frame.data[0]["content"].as_str()).collect()
+    };
+    assert_eq!(said("main-agent"), "the researcher says x");
+    assert_eq!(said("researcher"), "it is x");
+    for frame in frames.iter().filter(|frame| frame.mode() == "messages") {
+        let metadata = &frame.data[1];
+        assert_eq!(
+            metadata["lc_agent_name"],
+            if frame.depth() == 0 { "main-agent" } else { "researcher" }
+        );
+        assert!(metadata["langgraph_node"] == "model" || metadata["langgraph_node"] == "tools");
+        let namespace = metadata["langgraph_checkpoint_ns"].as_str().unwrap();
+        assert_eq!(namespace.matches('|').count(), frame.depth(), "{namespace}");
+    }
+}
+
+async fn tokens_come_in_pieces_that_add_up_to_the_message(server: TestServer) {
+    let alice = server.human("agent").await;
+    let text = script().calls(lookup("c1", "x")).says("one two three").in_pieces_of(4);
+    let more = json!({"stream_mode": ["messages-tuple", "updates"]});
+    let frames = alice.listens(text, more).await.rest().await;
+    let whole = put_together(&frames);
+    let messages: Vec<&Value> = whole
+        .iter()
+        .filter(|frame| frame.mode() == "messages")
+        .map(|f| &f.data[0])
+        .collect();
+    let [asks, result, answers] = messages.as_slice() else {
+        panic!("{messages:#?}")
+    };
+    assert_eq!(asks["tool_call_chunks"][0]["args"], json!({"query": "x"}).to_string());
+    assert_eq!(&result["type"], &json!("tool"));
+    assert_eq!(&result["content"], &json!("found x"));
+    assert_eq!(answers["content"], "one two three");
+    let state = alice.state().await;
+    assert_eq!(state["values"]["messages"][3]["id"], answers["id"]);
+}
+
+async fn the_older_mode_of_messages_sends_the_message_so_far(server: TestServer) {
+    let alice = server.human("agent").await;
+    let text = script().says("one two").in_pieces_of(4);
+    let frames = alice
+        .listens(text, json!({"stream_mode": "messages"}))
+        .await
+        .rest()
+        .await;
+    assert!(names(&frames).contains(&"messages/metadata"));
+    let partial = frames.iter().filter(|frame| frame.event == "messages/partial");
+    let so_far: Vec<&str> = partial.filter_map(|frame| frame.data[0]["content"].as_str()).collect();
+    assert_eq!(so_far.last(), Some(&"one two"));
+    assert!(so_far.windows(2).all(|pair| pair[1].starts_with(pair[0])), "{so_far:?}");
+}
+
+async fn a_failure_is_the_last_event(server: TestServer) {
+    let alice = server.human("agent").await;
+    let frames = alice.listens(script().fails(400), json!({})).await.rest().await;
+    let last = frames.last().unwrap();
+    assert_eq!(last.event, "error");
+    assert!(last.data["error"].is_string() && last.data["message"].is_string());
+    assert_eq!(alice.status().await, "error");
+}
+
+async fn a_stream_taken_up_again_is_the_stream_that_was_missed(server: TestServer) {
+    let alice = server.human("agent").await;
+    let modes = json!(["values", "updates", "messages-tuple"]);
+    let more = json!({"stream_mode": modes, "stream_subgraphs": true, "stream_resumable": true});
+    let stream = alice.listens(delegation(), more).await;
+    let run = alice.run_of_id(&stream.run_id());
+    let live = stream.rest().await;
+    assert!(live.iter().all(|frame| frame.id.is_some()), "{live:#?}");
+    let replayed = run.is_joined(Some("-1")).await.rest().await;
+    assert_eq!(put_together(&replayed), put_together(&live));
+    for at in (0..live.len()).filter(|at| !is_within_a_message(&live[*at])) {
+        check_taken_up(&run, &live, at).await;
+    }
+}
+
+async fn a_stream_taken_up_within_a_message_repeats_nothing(server: TestServer) {
+    let alice = server.human("agent").await;
+    let more = json!({"stream_mode": "messages-tuple", "stream_subgraphs": true, "stream_resumable": true});
+    let stream = alice.listens(delegation(), more).await;
+    let run = alice.run_of_id(&stream.run_id());
+    let live = stream.rest().await;
+    let within: Vec<usize> = (0..live.len()).filter(|at| is_within_a_message(&live[*at])).collect();
+    assert!(!within.is_empty(), "{live:#?}");
+    for at in within {
+        check_taken_up(&run, &live, at).await;
+    }
+}
+
+async fn who_joins_late_with_a_position_misses_nothing(server: TestServer) {
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let more =
+        json!({"stream_mode": ["updates", "messages-tuple"], "stream_subgraphs": true, "stream_resumable": true});
+    let run = alice.starts(alice.wish(delegation(), more)).await;
+    server.tools.called("lookup", 1).await;
+    let late = run.is_joined(Some("-1")).await;
+    let later = run.is_joined(None).await;
+    server.tools.let_go("lookup");
+    let late = late.rest().await;
+    let later = later.rest().await;
+    assert_eq!(late[0].event, "metadata");
+    assert_eq!(
+        put_together(&late),
+        put_together(&run.is_joined(Some("-1")).await.rest().await)
+    );
+    assert_eq!(nodes(&later).last().unwrap(), &(0, "model".to_owned()));
+    assert!(later.len() < late.len());
+    assert_eq!(run.is_joined(None).await.rest().await, vec![]);
+}
+
+async fn who_reads_at_another_server_misses_nothing_of_subagents_that_work_side_by_side(server: TestServer) {
+    let other = server.gets_a_twin().await;
+    let alice = server.human("agent").await;
+    server.tools.hold("lookup");
+    let research = |at: usize| (0..6).fold(script(), |text, step| text.calls(lookup(&format!("c{at}{step}"), "x")));
+    let calls = (0..8).map(|at| task(&format!("t{at}"), "researcher", research(at).says("it is x")));
+    let more = json!({"stream_mode": ["updates"], "stream_subgraphs": true, "stream_resumable": true});
+    let run = alice
+        .starts(alice.wish(script().calls_all(calls).says("done"), more))
+        .await;
+    server.tools.called("lookup", 8).await;
+    let elsewhere = other
+        .client
+        .get_stream(&format!("{}/stream", run.path), Some("-1"))
+        .await;
+    server.tools.let_go("lookup");
+    let elsewhere = elsewhere.rest().await;
+    let places = |frames: &[Frame]| frames.iter().map(|frame| frame.id.clone()).collect::<Vec<_>>();
+    assert_eq!(
+        places(&elsewhere),
+        places(&run.is_joined(Some("-1")).await.rest().await)
+    );
+    assert!(elsewhere.len() > 8 * 13, "{}", elsewhere.len());
+    other.leaves().await;
+}
+
+async fn the_events_of_a_join_can_be_filtered(server: TestServer) {
+    let alice = server.human("agent").await;
+    let more = json!({"stream_mode": ["values", "updates"], "stream_resumable": true});
+    let stream = alice.listens("hello", more).await;
+    let run = alice.run_of_id(&stream.run_id());
+    stream.rest().await;
+    let path = format!("{}/stream?stream_mode=updates", run.path);
+    let frames = server.client().get_stream(&path, Some("-1")).await.rest().await;
+    assert!(!frames.is_empty());
+    assert!(frames.iter().all(|frame| frame.event == "updates"), "{frames:#?}");
+}
+
+async fn a_reader_who_does_not_read_holds_nobody_up(server: TestServer) {
+    let alice = server.human("plain").await;
+    let big = crate::support::call("b1", "big", json!({"chars": 70_000}));
+    let text = (0..20).fold(script(), |text, _| text.calls(big.clone())).says("done");
+    let more = json!({"stream_mode": ["values", "updates"], "stream_resumable": true});
+    let mut slow = alice.listens(text, more).await;
+    let run = alice.run_of_id(&slow.run_id());
+    slow.until(|frame| frame.event == "metadata").await;
+    run.finishes().await;
+    assert_eq!(run.status().await, "success");
+    let frames = slow.rest().await;
+    assert_eq!(transcript(&frames.last().unwrap().data).last().unwrap(), "ai: done");
+}
+
+async fn a_reader_who_leaves_harms_nobody_unless_told_so(server: TestServer) {
+    let alice = server.human("agent").await;
+    let bob = server.human("agent").await;
+    server.tools.hold("lookup");
+    let text = script().calls(lookup("c1", "x")).says("done");
+    let stays = alice.listens(&text, json!({})).await;
+    let goes = bob.listens(&text, json!({"on_disconnect": "cancel"})).await;
+    server.tools.called("lookup", 2).await;
+    let stays_on = alice.run_of_id(&stays.run_id());
+    let is_cancelled = bob.run_of_id(&goes.run_id());
+    drop(stays);
+    drop(goes);
+    is_cancelled.finishes().await;
+    assert_eq!(is_cancelled.status().await, "interrupted");
+    server.tools.let_go("lookup");
+    stays_on.finishes().await;
+    assert_eq!(stays_on.status().await, "success");
+}

@@ -1,0 +1,139 @@
+//! Questions in the stream of a thread: asked, answered, refused.
+
+use std::collections::HashSet;
+
+use serde_json::{Value, json};
+
+use crate::streams::v2::find;
+use crate::support::sse::Frame;
+use crate::support::viewer::{Viewer, data, depth, in_short, is_terminal, name, until_ends};
+use crate::support::{TestServer, mail, on_both_engines, script, task};
+
+on_both_engines! {
+    a_question_is_answered_from_the_stream,
+    questions_of_subagents_are_answered_together_and_their_place_stays_the_same,
+    input_to_a_thread_that_waits_is_the_answer_unless_it_is_a_message,
+    an_invalid_answer_is_refused_and_the_question_stays_open,
+}
+
+async fn a_question_is_answered_from_the_stream(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let first = viewer
+        .starts("agent", script().calls(mail("m1", "bob")).says("sent"))
+        .await;
+    let mut stream = viewer.looks().await;
+    let frames = until_ends(&mut stream, 1).await;
+    assert_eq!(
+        in_short(&frames, &["lifecycle", "input.requested", "tools"]),
+        [
+            "lifecycle running agent",
+            "input.requested send_email",
+            "lifecycle interrupted agent",
+        ]
+    );
+    let asked = find(&frames, "input.requested");
+    assert_eq!(data(asked)["payload"], data(asked)["value"]);
+    let id = data(asked)["interrupt_id"].as_str().unwrap();
+    assert_eq!(name(asked), format!("synth:{first}:input||{id}"));
+    viewer.responds(asked, json!([{"type": "approve"}])).await;
+    let frames = until_ends(&mut stream, 1).await;
+    assert_eq!(
+        in_short(&frames, &["lifecycle", "tools"]),
+        [
+            "lifecycle running agent",
+            "tools tool-started m1",
+            "tools tool-finished m1",
+            "lifecycle completed agent",
+        ]
+    );
+    let again = json!({"interrupt_id": id, "response": {"decisions": [{"type": "approve"}]}});
+    assert_eq!(viewer.refused("input.respond", again).await, "no_such_interrupt");
+    assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+}
+
+async fn questions_of_subagents_are_answered_together_and_their_place_stays_the_same(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
+    let calls = [
+        task("t1", "mailer", mailer("m1", "ann")),
+        task("t2", "mailer", mailer("m2", "bob")),
+    ];
+    viewer.starts("agent", script().calls_all(calls).says("done")).await;
+    let mut stream = viewer.looks().await;
+    let frames = until_ends(&mut stream, 1).await;
+    let asked: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();
+    assert_eq!(asked.len(), 2);
+    assert_eq!(depth(asked[0]), 1);
+    assert_eq!(depth(asked[1]), 1);
+    let places: HashSet<String> = asked
+        .iter()
+        .map(|frame| frame.data["params"]["namespace"].to_string())
+        .collect();
+    let replies: Vec<Value> = asked
+            .iter()
+            .map(|frame| {
+                json!({"interrupt_id": data(frame)["interrupt_id"], "response": {"decisions": [{"type": "approve"}]}})
+            })
+            .collect();
+    viewer.obeyed("input.respond", json!({"responses": replies})).await;
+    let frames = until_ends(&mut stream, 1).await;
+    let started = frames.iter().filter(|frame| data(frame)["event"] == "started");
+    let again: HashSet<String> = started
+        .map(|frame| frame.data["params"]["namespace"].to_string())
+        .collect();
+    assert_eq!(again, places);
+    assert_eq!(data(frames.last().unwrap())["event"], "completed");
+    let mut keys = server.tools.keys_of("send_email");
+    keys.sort();
+    assert_eq!(keys, ["m1", "m2"]);
+}
+
+async fn input_to_a_thread_that_waits_is_the_answer_unless_it_is_a_message(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    let mut stream = viewer.looks().await;
+    let asks = script().calls(mail("m1", "bob")).says("sent");
+    viewer.starts("agent", &asks).await;
+    until_ends(&mut stream, 1).await;
+    let input = json!({"decisions": [{"type": "approve"}]});
+    viewer
+        .obeyed("run.start", json!({"assistant_id": "agent", "input": input}))
+        .await;
+    let frames = until_ends(&mut stream, 1).await;
+    assert_eq!(
+        in_short(&frames, &["tools"]),
+        ["tools tool-started m1", "tools tool-finished m1"]
+    );
+    viewer.starts("agent", &asks).await;
+    until_ends(&mut stream, 1).await;
+    viewer.starts("agent", "never mind").await;
+    let frames = until_ends(&mut stream, 1).await;
+    assert_eq!(data(frames.last().unwrap())["event"], "completed");
+    assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
+}
+
+async fn an_invalid_answer_is_refused_and_the_question_stays_open(server: TestServer) {
+    let viewer = Viewer::of_new(&server);
+    viewer
+        .starts("agent", script().calls(mail("m1", "bob")).says("sent"))
+        .await;
+    let mut stream = viewer.looks().await;
+    let frames = until_ends(&mut stream, 1).await;
+    let asked = find(&frames, "input.requested");
+    let id = &data(asked)["interrupt_id"];
+    for response in [
+        json!(1),
+        json!({"decisions": []}),
+        json!({"decisions": [{"type": "respond", "message": "x"}]}),
+    ] {
+        let params = json!({"interrupt_id": id, "response": response});
+        assert_eq!(viewer.refused("input.respond", params).await, "invalid_argument");
+    }
+    let unknown = json!({"interrupt_id": "0".repeat(32), "response": {}});
+    assert_eq!(viewer.refused("input.respond", unknown).await, "no_such_interrupt");
+    viewer
+        .responds(asked, json!([{"type": "reject", "message": "no"}]))
+        .await;
+    let frames = stream.until(is_terminal).await;
+    assert_eq!(data(frames.last().unwrap())["event"], "completed");
+    assert_eq!(server.tools.keys_of("send_email"), Vec::<String>::new());
+}

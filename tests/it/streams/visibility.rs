@@ -1,0 +1,386 @@
+//! Clients see of a subagent what its definition lets them see, on every stream and in every answer.
+
+use serde_json::{Value, json};
+
+use crate::agents::background_tasks::{notifications, start};
+use crate::support::actors::{Human, Run};
+use crate::support::viewer::Viewer;
+use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task};
+
+/// One subagent of each kind, and below two of them another one that shows all.
+const AGENTS: &str = r#"
+[agents.veiled]
+model = "scripted:lab"
+system_prompt = "You are veiled."
+tools = ["lookup"]
+max_subagent_depth = 2
+
+[[agents.veiled.subagents]]
+name = "open"
+description = "Shows everything."
+system_prompt = "Mark: openly."
+tools = ["lookup", "send_email"]
+
+[[agents.veiled.subagents]]
+name = "handy"
+description = "Shows its tools."
+system_prompt = "Mark: handily."
+visibility = "tools_only"
+
+[[agents.veiled.subagents]]
+name = "quiet"
+description = "Shows that it works."
+system_prompt = "Mark: quietly."
+visibility = "status"
+
+[[agents.veiled.subagents]]
+name = "ghost"
+description = "Shows nothing."
+system_prompt = "Mark: secretly."
+visibility = "hidden"
+tools = ["lookup", "send_email"]
+interrupt_on = { send_email = true }
+"#;
+
+/// An agent whose background agents show that they work, or nothing.
+const CURTAIN: &str = r#"
+[agents.curtain]
+model = "scripted:lab"
+system_prompt = "You stand in front."
+
+[[agents.curtain.subagents]]
+name = "dim"
+description = "Shows that it works."
+graph_id = "stagehand"
+visibility = "status"
+
+[[agents.curtain.subagents]]
+name = "dark"
+description = "Shows nothing."
+graph_id = "stagehand"
+visibility = "hidden"
+
+[agents.stagehand]
+model = "scripted:lab"
+system_prompt = "Mark: secretly."
+tools = ["lookup", "send_email"]
+interrupt_on = { send_email = true }
+"#;
+
+/// An agent whose general-purpose subagent shows nothing.
+const SECRETIVE: &str = r#"
+[agents.secretive]
+model = "scripted:lab"
+system_prompt = "You are secretive."
+tools = ["lookup"]
+general_purpose_subagent = { visibility = "hidden", system_prompt = "Mark: secretly." }
+"#;
+
+/// The kinds, each with a mark that its model alone says, and a query whose result its tool alone tells.
+const KINDS: [(&str, &str, &str); 4] = [
+    ("open", "openly", "a"),
+    ("handy", "handily", "b"),
+    ("quiet", "quietly", "c"),
+    ("ghost", "secretly", "d"),
+];
+
+/// What everybody works on: each looks something up, musing about its instructions, and says little in the end.
+fn work() -> String {
+    let each = KINDS.map(|(name, _, query)| {
+        let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", query)]});
+        task(&format!("t-{name}"), name, script().turn(musing).says("done"))
+    });
+    let inner = script()
+        .turn(json!({"echo_system": true, "tool_calls": [lookup("c2", "e")]}))
+        .says("done");
+    let below = task(
+        "t-below",
+        "quiet",
+        script().calls(task("t-deep", "open", inner)).says("done"),
+    );
+    script().calls_all(each).calls(below).says("all done").to_string()
+}
+
+/// What of the work can be found in `text`: the marks that models said, and the results of tools.
+fn found(text: &str) -> Vec<&'static str> {
+    let marks = KINDS
+        .iter()
+        .map(|(_, mark, _)| *mark)
+        .filter(|mark| text.contains(&format!("Mark: {mark}")));
+    let results = ["found a", "found b", "found c", "found d", "found e"];
+    marks
+        .chain(results.into_iter().filter(|result| text.contains(result)))
+        .collect()
+}
+
+async fn worked(server: &TestServer) -> (Human, Run) {
+    server.is_configured_with(AGENTS).await;
+    let alice = server.human("veiled").await;
+    let run = alice.asks(work()).await;
+    run.finishes().await;
+    assert_eq!(alice.transcript().await.last().unwrap(), "ai: all done");
+    (alice, run)
+}
+
+/// What may be seen of all that.
+const SEEN: [&str; 3] = ["openly", "found a", "found b"];
+
+on_both_engines! {
+    the_streams_of_a_run_show_no_more_than_they_may,
+    the_streams_of_a_thread_show_no_more_than_they_may,
+    what_is_read_shows_no_more_than_it_may,
+    a_hidden_subagent_is_not_there_and_its_questions_are_answered_nevertheless,
+    the_general_purpose_subagent_is_seen_as_its_agent_says,
+    background_tasks_show_no_more_than_they_may,
+    a_word_that_is_none_is_refused,
+}
+
+async fn the_streams_of_a_run_show_no_more_than_they_may(server: TestServer) {
+    server.is_configured_with(AGENTS).await;
+    let alice = server.human("veiled").await;
+    let all = [
+        "values",
+        "updates",
+        "messages",
+        "messages-tuple",
+        "custom",
+        "tasks",
+        "checkpoints",
+        "debug",
+        "events",
+    ];
+    for modes in [all.as_slice(), &all[..1], &["updates", "messages-tuple"], &["events"]] {
+        let frames = alice
+            .listens(work(), json!({"stream_mode": modes, "stream_subgraphs": true}))
+            .await
+            .rest()
+            .await;
+        let text = format!("{frames:?}");
+        let seen = found(&text);
+        assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{modes:?}: {seen:?}");
+        let children = alice.run(&alice.runs().await[0]).children().await;
+        let namespace = |name: &str| {
+            let child = children.iter().find(|child| child["agent_name"] == name).unwrap();
+            child["checkpoint_ns"].as_str().unwrap().to_owned()
+        };
+        if modes.len() == all.len() {
+            assert_eq!(seen, SEEN);
+            assert!(text.contains(&format!("updates|{}", namespace("handy"))));
+            assert!(!text.contains(&format!("values|{}", namespace("handy"))));
+            assert!(!text.contains(&format!("|{}", namespace("quiet"))));
+        }
+    }
+    let joined = alice
+        .run(&alice.runs().await[0])
+        .is_joined(Some("-1"))
+        .await
+        .rest()
+        .await;
+    assert!(found(&format!("{joined:?}")).iter().all(|seen| SEEN.contains(seen)));
+}
+
+async fn the_streams_of_a_thread_show_no_more_than_they_may(server: TestServer) {
+    let (alice, run) = worked(&server).await;
+    let frames = Viewer::of(&server, &alice.thread).looks_back(1).await;
+    let text = format!("{frames:?}");
+    assert_eq!(found(&text), SEEN);
+    let told = |name: &str| -> Vec<&str> {
+        let mut methods: Vec<&str> = frames
+            .iter()
+            .filter(|frame| frame.data["params"]["agent_name"] == name)
+            .map(|frame| frame.event.as_str())
+            .collect();
+        methods.sort_unstable();
+        methods.dedup();
+        methods
+    };
+    assert_eq!(told("ghost"), [""; 0]);
+    assert_eq!(told("quiet"), ["lifecycle"]);
+    assert_eq!(told("handy"), ["lifecycle", "tools", "updates"]);
+    assert!(told("open").len() > 3);
+    let deep = frames.iter().any(|frame| {
+        frame.data["params"]["agent_path"] == json!(["veiled", "quiet", "open"]) && frame.event != "lifecycle"
+    });
+    assert!(!deep, "who is below one that is seen dimly is not seen better");
+    let old = server.client().get_stream(&alice.path("/stream"), Some("-1")).await;
+    let mut old = old;
+    let mut text = String::new();
+    while let Some(frame) = old.next().await {
+        text.push_str(&format!("{frame:?}"));
+        if frame.data["run_id"] == json!(run.id) && text.contains("all done") {
+            break;
+        }
+    }
+    assert!(
+        found(&text).iter().all(|seen| SEEN.contains(seen)),
+        "{:?}",
+        found(&text)
+    );
+}
+
+async fn what_is_read_shows_no_more_than_it_may(server: TestServer) {
+    let (alice, run) = worked(&server).await;
+    let client = server.client();
+    let children = run.children().await;
+    let names: Vec<&Value> = children.iter().map(|child| &child["agent_name"]).collect();
+    assert_eq!(names, ["open", "handy", "quiet", "quiet"]);
+    let tree = client.get(&format!("{}/tree", run.path)).await.ok();
+    assert!(
+        !tree.to_string().contains("ghost") && tree["tree_usage"]["children"].as_u64() > Some(4),
+        "{tree:#}"
+    );
+    for child in &children {
+        let own = alice.run(child);
+        let state = client.get(&format!("{}/state", own.path)).await.ok();
+        let body = json!({"limit": 9, "checkpoint": {"checkpoint_ns": child["checkpoint_ns"]}});
+        let history = client.post(&alice.path("/history"), body).await.ok();
+        let joined = own.finishes().await;
+        let is_open = child["agent_name"] == "open";
+        assert_eq!(state["values"]["messages"].is_array(), is_open, "{state:#}");
+        assert_eq!(history.as_array().map(Vec::is_empty), Some(!is_open));
+        assert_eq!(joined["messages"].is_array(), is_open);
+    }
+    let states = client.get(&alice.path("/state?subgraphs=true")).await.ok();
+    assert!(found(&states.to_string()).iter().all(|seen| SEEN.contains(seen)));
+}
+
+async fn a_hidden_subagent_is_not_there_and_its_questions_are_answered_nevertheless(server: TestServer) {
+    server.is_configured_with(AGENTS).await;
+    let alice = server.human("veiled").await;
+    let run = alice
+        .asks(
+            script()
+                .calls(task("t1", "ghost", script().calls(mail("m1", "bob")).says("sent")))
+                .says("done"),
+        )
+        .await;
+    run.finishes().await;
+    assert_eq!(run.children().await, Vec::<Value>::new());
+    let question = alice.question().await;
+    let hidden = alice.run_of_id(question.0["run_id"].as_str().unwrap());
+    if hidden.id != run.id {
+        for path in ["", "/tree", "/children", "/state", "/join"] {
+            assert_eq!(
+                server.client().get(&format!("{}{path}", hidden.path)).await.status,
+                404,
+                "{path}"
+            );
+        }
+        assert_eq!(
+            server
+                .client()
+                .post(&format!("{}/cancel", hidden.path), json!({}))
+                .await
+                .status,
+            404
+        );
+    }
+    alice.approves(&question).await.finishes().await;
+    assert_eq!(alice.transcript().await[2..], ["task: sent", "ai: done"]);
+}
+
+async fn the_general_purpose_subagent_is_seen_as_its_agent_says(server: TestServer) {
+    server.is_configured_with(SECRETIVE).await;
+    let alice = server.human("secretive").await;
+    let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", "d")]});
+    let work = script()
+        .calls(task("t1", "general-purpose", script().turn(musing).says("done")))
+        .says("all done");
+    let modes = json!({"stream_mode": ["values", "updates", "messages-tuple", "events"], "stream_subgraphs": true});
+    let frames = alice.listens(work, modes).await.rest().await;
+    assert_eq!(found(&format!("{frames:?}")), [""; 0]);
+    assert_eq!(alice.transcript().await[2..], ["task: done", "ai: all done"]);
+    assert_eq!(alice.run(&alice.runs().await[0]).children().await, Vec::<Value>::new());
+    let looks = Viewer::of(&server, &alice.thread).looks_back(1).await;
+    assert_eq!(found(&format!("{looks:?}")), [""; 0]);
+}
+
+async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
+    server.is_configured_with(CURTAIN).await;
+    let client = server.client();
+    let alice = server.human("curtain").await;
+    let work = || {
+        let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", "d")]});
+        script().turn(musing).calls(mail("m1", "bob")).says("done")
+    };
+    let calls = [start("a1", "dim", work()), start("a2", "dark", work())];
+    let run = alice.asks(script().calls_all(calls).says("under way")).await;
+    run.finishes().await;
+    let wanted = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "interrupted"});
+    eventually(async || {
+        client
+            .post("/threads/search", wanted.clone())
+            .await
+            .ok()
+            .as_array()
+            .map(Vec::len)
+            == Some(2)
+    })
+    .await;
+    let threads = client.post("/threads/search", wanted.clone()).await.ok();
+    assert_eq!(found(&threads.to_string()), [""; 0]);
+    let tree = client.get(&format!("{}/tree", run.path)).await.ok();
+    let names: Vec<&Value> = tree["background_tasks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|task| &task["agent_name"])
+        .collect();
+    assert_eq!(names, ["dim"]);
+    for thread in threads.as_array().unwrap() {
+        let is_dark = thread["metadata"]["subagent_name"] == "dark";
+        let own = alice.on(thread["thread_id"].as_str().unwrap());
+        let runs = own.runs().await;
+        assert_eq!(runs.is_empty(), is_dark);
+        for path in ["", "/state", "/state?subgraphs=true", "/history"] {
+            let shown = client.get(&own.path(path)).await.ok();
+            assert_eq!(found(&shown.to_string()), [""; 0], "{path}: {shown:#}");
+        }
+        assert_eq!(client.post(&own.path("/copy"), json!({})).await.status, 404);
+        let values = json!({"values": {"files": {}}, "ids": [thread["thread_id"]]});
+        assert_eq!(client.post("/threads/search", values).await.ok(), json!([]));
+        let known = alice.state().await["values"]["async_tasks"][&own.thread]["run_id"].clone();
+        let shown = client
+            .get(&own.path(&format!("/runs/{}", known.as_str().unwrap())))
+            .await;
+        assert_eq!(shown.status, if is_dark { 404 } else { 200 });
+        if let Some(run) = runs.first() {
+            let looks = Viewer::of(&server, &own.thread).looks_back(1).await;
+            assert_eq!(found(&format!("{looks:?}")), [""; 0]);
+            let joined = own.run(run).finishes().await;
+            assert_eq!(found(&joined.to_string()), [""; 0], "{joined:#}");
+        }
+        let approved = json!({"decisions": [{"type": "approve"}]});
+        own.resolves(&own.question().await, approved).await.ok();
+    }
+    let over = json!({"metadata": {"parent_thread_id": alice.thread}, "status": "idle"});
+    eventually(async || {
+        client
+            .post("/threads/search", over.clone())
+            .await
+            .ok()
+            .as_array()
+            .map(Vec::len)
+            == Some(2)
+    })
+    .await;
+    assert_eq!(server.tools.calls_of("send_email").len(), 2);
+    eventually(async || {
+        notifications(&alice)
+            .await
+            .iter()
+            .filter(|told| told["status"] == "success")
+            .count()
+            == 2
+    })
+    .await;
+    eventually(async || alice.status().await == "idle").await;
+}
+
+async fn a_word_that_is_none_is_refused(server: TestServer) {
+    let subagent = json!({"name": "x", "description": "Does something.", "visibility": "secret"});
+    let body = json!({"model": "scripted:lab", "subagents": [subagent]});
+    let refused = server.client().put("/agents/brought", body).await;
+    assert_eq!(refused.status, 422);
+    assert!(refused.body.to_string().contains("hidden"), "{}", refused.body);
+}

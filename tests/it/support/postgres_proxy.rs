@@ -1,0 +1,156 @@
+//! A proxy before a Postgres on a Unix socket, which can lose commits and can stop forwarding.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use adjutant::shutdown::Shutdown;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+
+/// The name of a Postgres socket.
+const SOCKET: &str = ".s.PGSQL.5432";
+
+/// The treatment of commits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Commits {
+    /// Commits and their answers are forwarded.
+    Arrive,
+    /// The connection breaks before the commit is forwarded.
+    GetLost,
+    /// The commit is forwarded, and the connection breaks before its answer is.
+    AreNotHeardOf,
+}
+
+/// A proxy before a Postgres.
+pub(crate) struct PostgresProxy {
+    /// The URL of the database through the proxy.
+    pub(crate) url: String,
+    state: Arc<ProxyState>,
+    around: Shutdown,
+    _folder: TempDir,
+}
+
+struct ProxyState {
+    server: PathBuf,
+    commits: watch::Sender<Commits>,
+    /// Whether forwarding is stopped.
+    silent: watch::Sender<bool>,
+    /// The bytes by which the counted transactions are recognised.
+    mark: &'static [u8],
+    broken: AtomicUsize,
+}
+
+impl PostgresProxy {
+    /// Starts a proxy before the database at `url`; `None` if that has no Unix socket. Lost commits of transactions
+    /// that contain `mark` are counted.
+    pub(crate) fn before(url: &str, mark: &'static str) -> Option<Self> {
+        let (before, directory) = url.split_once("?host=")?;
+        let folder = tempfile::tempdir().expect("a directory");
+        let listener = UnixListener::bind(folder.path().join(SOCKET)).expect("a socket");
+        let state = Arc::new(ProxyState {
+            server: Path::new(directory).join(SOCKET),
+            commits: watch::Sender::new(Commits::Arrive),
+            silent: watch::Sender::new(false),
+            mark: mark.as_bytes(),
+            broken: AtomicUsize::new(0),
+        });
+        let around = Shutdown::default();
+        let url = format!("{before}?host={}", folder.path().display());
+        let tasks = around.clone();
+        let shared = Arc::clone(&state);
+        around.spawn("door", async move {
+            while let Ok((client_stream, _)) = listener.accept().await {
+                tasks.spawn("visitor", serve_connection(client_stream, Arc::clone(&shared)));
+            }
+        });
+        Some(Self {
+            url,
+            state,
+            around,
+            _folder: folder,
+        })
+    }
+
+    /// Sets the treatment of commits.
+    pub(crate) fn commits(&self, commits: Commits) {
+        self.state.commits.send_replace(commits);
+    }
+
+    /// Stops forwarding in both directions; connections stay open, and new ones are accepted.
+    pub(crate) fn falls_silent(&self) {
+        self.state.silent.send_replace(true);
+    }
+
+    /// Forwards new connections again. The earlier ones stay open without an answer.
+    pub(crate) fn speaks_again(&self) {
+        self.state.silent.send_replace(false);
+    }
+
+    /// Returns the number of lost commits of marked transactions.
+    pub(crate) fn broken(&self) -> usize {
+        self.state.broken.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for PostgresProxy {
+    fn drop(&mut self) {
+        self.around.force();
+    }
+}
+
+async fn serve_connection(client_stream: UnixStream, state: Arc<ProxyState>) {
+    let mut silent = state.silent.subscribe();
+    let silence = async { silent.wait_for(|silent| *silent).await.map(drop) };
+    let forwarding = forward(client_stream, &state);
+    tokio::pin!(forwarding);
+    tokio::select! {
+        biased;
+        _ = silence => {}
+        () = &mut forwarding => return,
+    }
+    // Keeps both connections open.
+    std::future::pending::<()>().await;
+}
+
+async fn forward(client_stream: UnixStream, state: &ProxyState) {
+    let Ok(server) = UnixStream::connect(&state.server).await else {
+        return;
+    };
+    let (mut from_client, mut to_client) = client_stream.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let mut request_bytes = vec![0; 65_536];
+    let mut response_bytes = vec![0; 65_536];
+    let mut is_marked = false;
+    loop {
+        tokio::select! {
+            read = from_client.read(&mut request_bytes) => {
+                let Ok(length @ 1..) = read else { return };
+                let bytes = &request_bytes[..length];
+                is_marked |= bytes.windows(state.mark.len()).any(|words| words == state.mark);
+                let is_commit = bytes.windows(6).any(|word| word == b"COMMIT");
+                let commits = if is_commit { *state.commits.borrow() } else { Commits::Arrive };
+                if commits != Commits::GetLost && to_server.write_all(bytes).await.is_err() {
+                    return;
+                }
+                if commits == Commits::AreNotHeardOf {
+                    // The answer shows that Postgres has committed.
+                    let _ = from_server.read(&mut response_bytes).await;
+                }
+                if commits != Commits::Arrive {
+                    state.broken.fetch_add(usize::from(is_marked), Ordering::SeqCst);
+                    return;
+                }
+                is_marked &= !is_commit;
+            }
+            read = from_server.read(&mut response_bytes) => {
+                let Ok(length @ 1..) = read else { return };
+                if to_client.write_all(&response_bytes[..length]).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
