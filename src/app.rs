@@ -12,14 +12,14 @@ use reqwest::Client;
 use secrecy::SecretString;
 use tokio::net::TcpListener;
 
-use crate::agent::assemble::Workshop;
+use crate::agent::assemble::AgentFactory;
 use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbLimits, Engine};
 use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
-use crate::domain::background::Looks;
+use crate::domain::background::PollPolicy;
 use crate::domain::item::TextPath;
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Ttl, TtlStrategy};
@@ -31,13 +31,13 @@ use crate::http::{
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
-use crate::model::providers::{Key, ProviderConfig, Providers};
-use crate::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
+use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
+use crate::peer::{AddressRules, PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
-    Ground, IndexParts, Parts, Retention, RunBounds, Runs, Store, StoreSettings, WebhookSettings, Webhooks,
+    AgentSources, IndexParts, Retention, RunBounds, Runs, RuntimeParts, Store, StoreSettings, WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
-use crate::tool::mcp::{self, McpGround, McpLimits, McpServers};
+use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
 use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
@@ -103,7 +103,7 @@ impl App {
             .replace(&files.all_servers())
             .map_err(|error| anyhow!("{error}"))?;
         servers.ready().await;
-        let workshop = Workshop {
+        let workshop = AgentFactory {
             providers,
             tools: Arc::new(tools),
             runnables: Arc::new(registered.runnables),
@@ -112,12 +112,12 @@ impl App {
             peers: peers(&config, &shutdown).context("could not create the HTTP client for remote agents")?,
             profiles: Arc::new(HarnessProfiles(config.profiles.clone())),
         };
-        let ground = Ground {
+        let ground = AgentSources {
             workshop,
             around,
             files,
         };
-        let runs = Runs::open(Parts {
+        let runs = Runs::open(RuntimeParts {
             db: db.clone(),
             events: events.clone(),
             ground,
@@ -277,7 +277,7 @@ fn retention(config: &Config) -> Retention {
 }
 
 /// Creates the webhook sender.
-fn webhooks(section: &config::Webhooks) -> anyhow::Result<Webhooks> {
+fn webhooks(section: &config::WebhooksSection) -> anyhow::Result<Webhooks> {
     let settings = WebhookSettings {
         allow_private: section.allow_private,
         private_hosts: section.private_hosts.clone(),
@@ -314,7 +314,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     };
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
-    let looks = Looks {
+    let looks = PollPolicy {
         first: section.first_look(),
         longest: section.longest_look(),
         patience: section.background_patience(),
@@ -328,7 +328,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     let headers = section.headers.clone();
     let patience = section.patience();
     Ok(Peers::new(
-        Reach {
+        PeerPolicy {
             rules,
             headers,
             patience,
@@ -393,12 +393,12 @@ fn providers(config: &Config) -> Providers {
 }
 
 /// Returns the timeouts for pieces of responses from tools, MCP servers and remote agents.
-fn piece_limits(answers: &config::Answers) -> PieceLimits {
+fn piece_limits(answers: &config::AnswersSection) -> PieceLimits {
     PieceLimits::of_others(answers.first_byte(), answers.between_bytes())
 }
 
 /// Returns the limits of models' answers.
-fn answer_limits(answers: &config::Answers) -> AnswerLimits {
+fn answer_limits(answers: &config::AnswersSection) -> AnswerLimits {
     AnswerLimits {
         pieces: PieceLimits::of_models(answers.first_token(), answers.between_tokens()),
         max_answer_bytes: answers.max_model_bytes,
@@ -410,10 +410,10 @@ fn answer_limits(answers: &config::Answers) -> AnswerLimits {
 fn provider(section: &ProviderSection) -> ProviderConfig {
     let kind = section.kind.unwrap_or(ProviderKind::OpenAi);
     let api_key = match section.key() {
-        KeySource::Inline(key) => Key::Inline(key),
-        KeySource::Variable { name, value } => Key::Env { name, value },
-        KeySource::File(path) => Key::File(path),
-        KeySource::None => Key::None,
+        KeySource::Inline(key) => ApiKeySource::Inline(key),
+        KeySource::Variable { name, value } => ApiKeySource::Env { name, value },
+        KeySource::File(path) => ApiKeySource::File(path),
+        KeySource::None => ApiKeySource::None,
     };
     ProviderConfig {
         kind,
@@ -423,15 +423,15 @@ fn provider(section: &ProviderSection) -> ProviderConfig {
 }
 
 /// Creates the pool of MCP servers, which is empty at first.
-fn mcp_servers(client: Client, answers: &config::Answers, shutdown: &Shutdown) -> McpServers {
+fn mcp_servers(client: Client, answers: &config::AnswersSection, shutdown: &Shutdown) -> McpServers {
     let limits = McpLimits {
         max_message_bytes: answers.max_mcp_bytes,
         pieces: piece_limits(answers),
     };
     let soft = shutdown.soft().clone();
     let shutdown = shutdown.clone();
-    let spawn: mcp::Spawn = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
-    McpServers::new(McpGround {
+    let spawn: mcp::SpawnServer = Arc::new(move |task| drop(shutdown.spawn("mcp", task)));
+    McpServers::new(McpEnvironment {
         inherited: config::inherited(),
         client,
         limits,

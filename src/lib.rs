@@ -110,13 +110,13 @@ pub use definition::{
     AfterCrash, AgentDefinition, BlockKind, CacheControl, CacheKind, CacheTtl, OnError, PromptBlock,
     SubagentDefinition, SystemPrompt,
 };
-pub use domain::call::Answer;
+pub use domain::call::ToolOutput;
 pub use domain::interrupt::{Question, QuestionKind};
-pub use domain::machine::{Failure, Jump, Moment};
+pub use domain::machine::{Failure, HookPoint, Jump};
 pub use domain::message::{Content, Message, Role, ToolCall, ToolStatus};
-pub use domain::run::Order;
+pub use domain::run::DelegatedTask;
 pub use domain::state::{File, State, Update};
-pub use middleware::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+pub use middleware::{Contribution, HookResult, Middleware, ModelAnswer, NextCall, NextModel};
 pub use model::{Model, ModelError, ModelEvent, ModelRequest, ToolSpec};
 pub use shutdown::Shutdown;
 pub use tool::{CallOutcome, Delegation, Halt, Runnable, Scope, Tool};

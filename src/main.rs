@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use adjutant::Adjutant;
 use adjutant::app::Prepared;
-use adjutant::config::{self, Arguments, Command};
+use adjutant::config::{self, Arguments, ProgramCommand};
 use adjutant::logging;
 use clap::Parser;
 
@@ -16,8 +16,8 @@ fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
     keep_pages_small();
     let (settings, only_check) = match Arguments::parse().into_command() {
-        Command::Serve(settings) => (settings, false),
-        Command::Check(settings) => (settings, true),
+        ProgramCommand::Serve(settings) => (settings, false),
+        ProgramCommand::Check(settings) => (settings, true),
     };
     let prepared = Adjutant::builder().settings(settings).load();
     if only_check {

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adjutant::agent::assemble::Workshop;
+use adjutant::agent::assemble::AgentFactory;
 use adjutant::db::Db;
-use adjutant::definition::check::Surroundings;
+use adjutant::definition::check::ValidationContext;
 use adjutant::definition::provider::ProviderKind;
 use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
-use adjutant::domain::background::Looks;
+use adjutant::domain::background::PollPolicy;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
 use adjutant::domain::size::SizeLimits;
@@ -18,11 +18,11 @@ use adjutant::domain::time::{SystemClock, Timestamp};
 use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::pieces::PieceLimits;
-use adjutant::model::providers::{Key, ProviderConfig, Providers};
-use adjutant::peer::{AddressRules, PeerAnswerLimits, Peers, Reach};
+use adjutant::model::providers::{ApiKeySource, ProviderConfig, Providers};
+use adjutant::peer::{AddressRules, PeerAnswerLimits, PeerPolicy, Peers};
 use adjutant::runtime::{
-    AssistantRef, FileAgent, FileAgents, Ground, Parts, Retention, RunBounds, Runs, Store, StoreSettings, Target,
-    WebhookSettings, Webhooks, Wish,
+    AgentSources, AssistantRef, FileAgent, FileAgents, NewRun, Retention, RunBounds, Runs, RuntimeParts, Store,
+    StoreSettings, Target, WebhookSettings, Webhooks,
 };
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
@@ -67,10 +67,10 @@ fn webhook_settings() -> WebhookSettings {
 
 /// Returns the clients for remote servers, which the benchmarks do not use.
 fn peers() -> Peers {
-    let reach = Reach {
+    let reach = PeerPolicy {
         rules: AddressRules::default(),
         patience: Duration::from_secs(1),
-        looks: Looks::default(),
+        looks: PollPolicy::default(),
         answers: PeerAnswerLimits {
             max_bytes: 16 << 20,
             max_stream_bytes: 512 << 20,
@@ -98,12 +98,12 @@ impl Lab {
         let scripted = ProviderConfig {
             kind: ProviderKind::Scripted,
             base_url: None,
-            api_key: Key::None,
+            api_key: ApiKeySource::None,
         };
         let providers = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
-        let workshop = Workshop {
+        let workshop = AgentFactory {
             tools: Arc::new(tools()),
-            ..Workshop::new(providers, peers())
+            ..AgentFactory::new(providers, peers())
         };
         let defined = FileAgent {
             graph_id: AGENT.to_owned(),
@@ -115,12 +115,12 @@ impl Lab {
             ..FileAgents::default()
         };
         let store = Store::open(db.clone(), Arc::new(SystemClock), StoreSettings::default(), None).await;
-        let parts = Parts {
+        let parts = RuntimeParts {
             db: db.clone(),
             events: events.clone(),
-            ground: Ground {
+            ground: AgentSources {
                 workshop,
-                around: Surroundings::default(),
+                around: ValidationContext::default(),
                 files,
             },
             clock: Arc::new(SystemClock),
@@ -162,7 +162,7 @@ impl Lab {
     /// Starts a run of `script` on `thread`.
     pub(crate) async fn start(&self, thread: ThreadId, script: &Value, after: Duration) -> Run {
         let input = json!({"messages": [{"role": "user", "content": script.to_string()}]});
-        let request = Wish {
+        let request = NewRun {
             target: Target::ThreadOrNew(thread),
             assistant: AssistantRef::Graph(AGENT.to_owned()),
             request: RunRequest {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, json};
 
-use super::call_ids::CallIds;
+use super::call_ids::CallIdAllocator;
 use super::journal::Journal;
 use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
 use crate::domain::json_limits::without_nul;
@@ -26,7 +26,7 @@ pub(super) struct AnswerStream<'a> {
     reasoning: String,
     /// Its calls so far, by their index.
     calls: Vec<(usize, InvalidToolCall)>,
-    ids: CallIds,
+    ids: CallIdAllocator,
 }
 
 impl<'a> AnswerStream<'a> {
@@ -42,7 +42,7 @@ impl<'a> AnswerStream<'a> {
             text: String::new(),
             reasoning: String::new(),
             calls: vec![],
-            ids: CallIds::default(),
+            ids: CallIdAllocator::default(),
         }
     }
 

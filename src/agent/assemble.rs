@@ -5,27 +5,27 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::roster::{Build, BuildFork, Referred, Roster};
-use super::{Agent, AgentKind, Forks, ModelLoop, Shares};
+use super::roster::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
+use super::{Agent, AgentKind, Forks, ModelLoop, SharedState};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
-    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Mode, Provenance,
-    STEP_LIMIT, SubagentDefinition,
+    self, AgentDefinition, AnswerFormat, AnswerStrategy, FileRules, HarnessProfiles, Location, Provenance, STEP_LIMIT,
+    SubagentDefinition, SubagentMode,
 };
 use crate::domain::background;
 use crate::domain::context::ContextSchema;
 use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;
-use crate::domain::machine::{Moment, Plan};
-use crate::middleware::addendum::Addendum;
+use crate::domain::machine::{HookPoint, Plan};
+use crate::middleware::addendum::PromptSuffix;
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
-use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
-use crate::middleware::files::Files;
-use crate::middleware::limits::Counted;
-use crate::middleware::ordered::OrderedPrompt;
-use crate::middleware::repair::Repair;
+use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
+use crate::middleware::files::FileTools;
+use crate::middleware::limits::UsageLimits;
+use crate::middleware::ordered::PromptOverride;
+use crate::middleware::repair::DanglingCalls;
 use crate::middleware::repeated_failures::RepeatedFailures;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
@@ -44,14 +44,14 @@ mod known;
 mod program;
 
 use draft::Draft;
-pub use known::{Agents, Known};
+pub use known::{Agents, RegisteredAgent};
 
 /// How deep delegations nest when nobody says otherwise: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
 
 /// What agents are made of. Cheap to clone.
 #[derive(Clone)]
-pub struct Workshop {
+pub struct AgentFactory {
     /// Where models come from.
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
@@ -80,7 +80,7 @@ struct Source {
 /// How an agent may delegate.
 #[derive(Clone)]
 struct Delegating {
-    roster: Arc<Roster>,
+    roster: Arc<SubagentRegistry>,
     policy: Arc<Subagents>,
     /// The subagents that are forks of whoever calls them.
     forks: Arc<[SubagentDefinition]>,
@@ -96,7 +96,7 @@ impl Delegating {
     }
 }
 
-impl Workshop {
+impl AgentFactory {
     /// Models from these providers, agents of those servers, and nothing else yet.
     pub fn new(providers: Providers, peers: Peers) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Workshop {
         graph_id: &str,
         definition: &AgentDefinition,
         provenance: &Provenance,
-    ) -> Result<Arc<Known>, ModelError> {
+    ) -> Result<Arc<RegisteredAgent>, ModelError> {
         let source = Source {
             graph_id: graph_id.to_owned(),
             definition: Arc::new(self.profiles.applied(definition.resolved())),
@@ -135,7 +135,12 @@ impl Workshop {
                 .main_agent(&source, delegates, format)
                 .map_or_else(|_| Arc::clone(&full), Arc::new)
         };
-        Ok(Arc::new(Known::new(graph_id, (definition, is_owners), agent, build)))
+        Ok(Arc::new(RegisteredAgent::new(
+            graph_id,
+            (definition, is_owners),
+            agent,
+            build,
+        )))
     }
 
     fn main_agent(&self, source: &Source, delegates: bool, format: Option<&Value>) -> Result<Agent, ModelError> {
@@ -153,7 +158,7 @@ impl Workshop {
         let draft = Draft {
             spec: definition.spec(graph_id),
             servers: McpOwner::Agent(graph_id.clone()),
-            shares: Shares::default(),
+            shares: SharedState::default(),
             ordered_prompt: false,
             delegations,
             addendum: None,
@@ -172,7 +177,7 @@ impl Workshop {
     fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
         let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
         let referred = |subagent: &SubagentDefinition| match subagent.location() {
-            Location::Local(graph_id) => Some(Referred {
+            Location::Local(graph_id) => Some(ReferencedAgent {
                 graph_id: graph_id.to_owned(),
                 limits: subagent.limits.clone(),
                 step_limit: subagent.recursion_limit,
@@ -183,13 +188,15 @@ impl Workshop {
         let agents = subagents
             .iter()
             .filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
-        let agents: BTreeMap<String, Referred> = agents.collect();
+        let agents: BTreeMap<String, ReferencedAgent> = agents.collect();
         let visibility = subagents
             .iter()
             .filter_map(|one| Some((one.name.clone(), one.visibility?)))
             .collect();
         let is_fork = |subagent: &&SubagentDefinition| {
-            subagent.mode == Mode::Fork && subagent.runnable.is_none() && subagent.location() == Location::Inside
+            subagent.mode == SubagentMode::Fork
+                && subagent.runnable.is_none()
+                && subagent.location() == Location::Inside
         };
         let forks: Arc<[SubagentDefinition]> = subagents.iter().filter(is_fork).cloned().collect();
         let below = Arc::clone(&forks);
@@ -220,7 +227,7 @@ impl Workshop {
         });
         let builders: Vec<(String, Build)> = builders.collect();
         Delegating {
-            roster: Roster::new(depth, builders, agents, visibility),
+            roster: SubagentRegistry::new(depth, builders, agents, visibility),
             policy,
             forks,
         }
@@ -234,7 +241,7 @@ impl Workshop {
         let draft = Draft {
             spec: subagent.spec(parent),
             servers: McpOwner::Subagent(source.graph_id.clone(), subagent.name.clone()),
-            shares: Shares {
+            shares: SharedState {
                 files: subagent.inherit.files,
                 fields: subagent.inherit.state,
             },
@@ -264,7 +271,7 @@ impl Workshop {
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
-            stack.push(Arc::new(Files::new(
+            stack.push(Arc::new(FileTools::new(
                 draft.workspace(),
                 FileRules::new(&draft.spec.permissions),
             )));
@@ -272,7 +279,7 @@ impl Workshop {
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
         }
-        stack.push(Arc::new(Repair));
+        stack.push(Arc::new(DanglingCalls));
         if !draft.background.is_empty() {
             stack.push(Arc::new(BackgroundWork::new(draft.background.clone())));
         }
@@ -286,10 +293,10 @@ impl Workshop {
             stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
         }
         if draft.ordered_prompt {
-            stack.push(Arc::new(OrderedPrompt::new(&draft.spec.system_prompt)));
+            stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));
         }
         if let Some(until) = &draft.spec.until_tool {
-            stack.push(Arc::new(until::UntilTool::new(
+            stack.push(Arc::new(until::UntilToolMiddleware::new(
                 until.names().iter().map(|name| mcp::named(name)).collect(),
             )));
         }
@@ -372,11 +379,11 @@ impl Workshop {
             stack.push(Arc::new(approval.with_files(files)));
         }
         if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
-            stack.push(Arc::new(Addendum(text.clone())));
+            stack.push(Arc::new(PromptSuffix(text.clone())));
         }
         let repeated = RepeatedFailures::new(draft.spec.limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
-        stack.push(Arc::new(Counted));
+        stack.push(Arc::new(UsageLimits));
         let forks = self.forks(&draft, &model);
         let is_fork = draft.addendum.is_some();
         let checks: HashMap<_, _> = toolbox
@@ -435,17 +442,17 @@ fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.
 pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules) -> Plan {
-    let names = |moment: Moment| {
+    let names = |moment: HookPoint| {
         let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
         here.map(move |policy| format!("{}.{}", policy.name(), moment.word()))
             .collect::<Vec<_>>()
     };
     let backwards = |moment| names(moment).into_iter().rev().collect();
     Plan {
-        before_agent: names(Moment::BeforeAgent),
-        before_model: names(Moment::BeforeModel),
-        after_model: backwards(Moment::AfterModel),
-        after_agent: backwards(Moment::AfterAgent),
+        before_agent: names(HookPoint::BeforeAgent),
+        before_model: names(HookPoint::BeforeModel),
+        after_model: backwards(HookPoint::AfterModel),
+        after_agent: backwards(HookPoint::AfterAgent),
         step_limit,
         rules,
         program: None,
@@ -453,14 +460,14 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
 }
 
 /// How the subagents are offered to the agent that has them.
-fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> Menu {
-    let card = |subagent: &SubagentDefinition| SubagentCard {
+fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentList {
+    let card = |subagent: &SubagentDefinition| SubagentSummary {
         name: subagent.name.clone(),
         description: subagent.description.clone(),
         instructions: subagent.use_instructions.clone(),
-        is_fork: subagent.mode == Mode::Fork,
+        is_fork: subagent.mode == SubagentMode::Fork,
     };
-    Menu {
+    SubagentList {
         cards: subagents.iter().map(card).collect(),
         general: parent.general_subagent().map(str::to_owned),
         dialect: parent.task_dialect,

@@ -10,13 +10,13 @@ use crate::domain::message::{Message, Role};
 
 /// The ids that one answer has used.
 #[derive(Default)]
-pub(super) struct CallIds {
+pub(super) struct CallIdAllocator {
     used: HashMap<String, u32>,
     /// What the calls in the pieces were given.
     by_index: HashMap<usize, String>,
 }
 
-impl CallIds {
+impl CallIdAllocator {
     /// The id of call `index`, of which a piece came under `id`.
     pub(super) fn of_piece(&mut self, index: usize, id: Option<String>) -> Option<String> {
         let id = id?;
@@ -75,7 +75,7 @@ mod tests {
     fn calls_of_one_id_are_told_apart_alike_in_pieces_and_as_a_whole() {
         let given = ["a", "b", "a", "a-2", "a", "b"];
         let expected = ["a", "b", "a-2", "a-2-2", "a-3", "b-2"];
-        let mut ids = CallIds::default();
+        let mut ids = CallIdAllocator::default();
         let pieces: Vec<_> = (0..)
             .zip(given)
             .filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned())))
@@ -90,7 +90,7 @@ mod tests {
             invalid_tool_calls: vec![],
             usage_metadata: None,
         };
-        CallIds::tell_apart(&mut message);
+        CallIdAllocator::tell_apart(&mut message);
         assert_eq!(
             message
                 .tool_calls()

@@ -10,21 +10,21 @@ use serde_json::{Value, json};
 
 use super::Loop;
 use super::delegate::ChildResult;
-use super::driver::{Notes, StepError, unanswerable_question, with_ids};
-use super::journal::{Note, Stop};
+use super::driver::{PendingWrites, StepError, unanswerable_question, with_ids};
+use super::journal::{ExitReason, PendingWrite};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
-use crate::domain::call::{Answer, Fate};
+use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::foreign::{admit_message, admit_result};
 use crate::domain::id::{CheckpointId, RunId};
-use crate::domain::interrupt::{Asker, Decision, Decisions, Question, QuestionKind};
+use crate::domain::interrupt::{Decision, Decisions, InterruptSource, Question, QuestionKind};
 use crate::domain::json_limits::{LimitExceeded, admit, replace_nul};
 use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::middleware::NextCall;
-use crate::middleware::approval::Verdict;
+use crate::middleware::approval::ApprovalCheck;
 use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
@@ -38,14 +38,14 @@ struct Job {
 /// The result of a call, or of the child that works on one.
 pub(super) enum CallResult {
     Returned(Result<CallOutcome, Halt>),
-    Child(Result<ChildResult, Stop>),
+    Child(Result<ChildResult, ExitReason>),
 }
 
 /// The work under way in one tool step.
 type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
 /// Futures that resolve when a parked child is cancelled.
-type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), Stop>)>>;
+type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), ExitReason>)>>;
 
 /// Why the step ends early, once every sibling has finished.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl Loop<'_> {
     pub(super) async fn run_calls(
         &self,
         machine: &mut Machine,
-        notes: &mut Notes,
+        notes: &mut PendingWrites,
         ready: &[usize],
     ) -> Result<(), StepError> {
         self.growth.step_begins();
@@ -68,7 +68,7 @@ impl Loop<'_> {
         let mut jobs = vec![];
         let mut children = vec![];
         for at in ready.iter().copied() {
-            if let Some(Fate::Delegated { child, .. }) = machine.fate(at) {
+            if let Some(CallStatus::Delegated { child, .. }) = machine.fate(at) {
                 children.push((at, *child));
             } else if let Some(job) = self.prepare(machine, notes, at) {
                 jobs.push(job);
@@ -91,18 +91,18 @@ impl Loop<'_> {
             return Err(Halt::Stopped.into());
         }
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
-        notes.extend(entry.map(|entry| Note::entry(entry, machine)));
+        notes.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
         Ok(())
     }
 
     /// Looks at one call before it is made: answers it at once, asks about it, or hands it out to be made.
-    fn prepare(&self, machine: &mut Machine, notes: &mut Notes, at: usize) -> Option<Job> {
+    fn prepare(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize) -> Option<Job> {
         let Some(call) = machine.call(at) else {
             let lost = ToolCall::new("", "", serde_json::Map::new());
             settle(
                 machine,
                 at,
-                Answer::error(&lost, "The call is not in the conversation any more."),
+                ToolOutput::error(&lost, "The call is not in the conversation any more."),
             );
             return None;
         };
@@ -111,7 +111,7 @@ impl Loop<'_> {
                 self.receive(machine, notes, at, answer);
                 return None;
             }
-        } else if machine.fate(at) == Some(&Fate::Started) {
+        } else if machine.fate(at) == Some(&CallStatus::Started) {
             let policy = self
                 .agent
                 .tool(&call.name)
@@ -120,18 +120,18 @@ impl Loop<'_> {
             match policy {
                 AfterCrash::Repeat => {}
                 AfterCrash::Fail => {
-                    settle(machine, at, Answer::error(&call, UNKNOWN_OUTCOME));
+                    settle(machine, at, ToolOutput::error(&call, UNKNOWN_OUTCOME));
                     return None;
                 }
                 AfterCrash::Ask => {
                     let interrupts = machine.call_asked(at, vec![unknown_outcome(&call)]);
-                    notes.push(Note::asked(machine, interrupts));
+                    notes.push(PendingWrite::asked(machine, interrupts));
                     return None;
                 }
             }
         }
         let call = self.reviewed(machine, notes, at, call)?;
-        let answers = machine.answers_to(&Asker::Call(call.id.clone()));
+        let answers = machine.answers_to(&InterruptSource::Call(call.id.clone()));
         let scope = Scope {
             task: Some(machine.call_task(at)),
             ..self.scope.answered(answers)
@@ -142,7 +142,13 @@ impl Loop<'_> {
     /// The call at `at` as it may be made. None if a human has to approve it first, who is asked, or has decided that it does
     /// not run. The calls of a model's answer are reviewed all together by a hook after it; here are stopped those that
     /// came any other way: by a client's command, by a write into the state, by an edit, from an older checkpoint.
-    fn reviewed(&self, machine: &mut Machine, notes: &mut Notes, at: usize, mut call: ToolCall) -> Option<ToolCall> {
+    fn reviewed(
+        &self,
+        machine: &mut Machine,
+        notes: &mut PendingWrites,
+        at: usize,
+        mut call: ToolCall,
+    ) -> Option<ToolCall> {
         loop {
             let mut policies = self.agent.stack().iter().filter(|policy| policy.needs_approval(&call));
             let Some(policy) = policies.next() else {
@@ -153,12 +159,12 @@ impl Loop<'_> {
             }
             let question = policy.approval_question(&call)?;
             let answer = machine.take_review(&call.id, &question);
-            match answer.and_then(|answer| Verdict::of(&call, &answer)) {
-                Some(Verdict::Answer(answer)) => {
+            match answer.and_then(|answer| ApprovalCheck::of(&call, &answer)) {
+                Some(ApprovalCheck::Answer(answer)) => {
                     self.receive(machine, notes, at, answer);
                     return None;
                 }
-                Some(Verdict::Run { action, approved }) => {
+                Some(ApprovalCheck::Run { action, approved }) => {
                     call = ToolCall::new(call.id, action.name.clone(), action.args.clone());
                     machine.edit_call(at, action);
                     if approved {
@@ -167,7 +173,7 @@ impl Loop<'_> {
                 }
                 None => {
                     let interrupts = machine.call_asked(at, vec![question]);
-                    notes.push(Note::asked(machine, interrupts));
+                    notes.push(PendingWrite::asked(machine, interrupts));
                     return None;
                 }
             }
@@ -179,10 +185,10 @@ impl Loop<'_> {
     async fn announce(
         &self,
         machine: &mut Machine,
-        notes: &mut Notes,
+        notes: &mut PendingWrites,
         jobs: &[Job],
         children: &[(usize, RunId)],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExitReason> {
         let mut begin: Vec<usize> = jobs
             .iter()
             .map(|job| job.at)
@@ -194,7 +200,7 @@ impl Loop<'_> {
             .filter_map(|at| Some((at, machine.call(at)?.id)))
             .collect();
         if !calls.is_empty() {
-            notes.push(Note::Fact(Fact::Calling {
+            notes.push(PendingWrite::Fact(Fact::Calling {
                 head: machine.head,
                 calls,
             }));
@@ -205,7 +211,7 @@ impl Loop<'_> {
         for job in jobs {
             let once = tool(job).is_some_and(|t| t.has_effects() && t.after_crash() != AfterCrash::Repeat);
             if once {
-                machine.set_fate(job.at, Fate::Started);
+                machine.set_fate(job.at, CallStatus::Started);
                 marked = true;
             }
         }
@@ -247,7 +253,7 @@ impl Loop<'_> {
         };
         match scope.budget.in_time(scope.now(), called).await {
             Ok(outcome) => outcome.unwrap_or(Err(Halt::Stopped)),
-            Err(exceeded) => Ok(CallOutcome::Answer(Answer::error(
+            Err(exceeded) => Ok(CallOutcome::Answer(ToolOutput::error(
                 &call,
                 format!("{exceeded} {CUT_OFF}"),
             ))),
@@ -259,10 +265,10 @@ impl Loop<'_> {
         let Some(tool) = self.agent.tool(&call.name) else {
             let names = self.agent.tool_names();
             let text = tool::unknown(&call.name, names.iter().map(String::as_str));
-            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         };
         if let Some(Err(text)) = self.agent.check_of(&call.name).map(|check| check.check(&call.args)) {
-            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
         // What stays inside the server is fast, and may wait for others.
         let slot = if tool.has_effects() {
@@ -279,7 +285,7 @@ impl Loop<'_> {
         match outcome.and_then(admitted) {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
                 let text = format!("The call to `{}` failed: {}", call.name, failure.message);
-                Ok(CallOutcome::Answer(Answer::error(call, text)))
+                Ok(CallOutcome::Answer(ToolOutput::error(call, text)))
             }
             outcome => outcome,
         }
@@ -289,7 +295,7 @@ impl Loop<'_> {
     async fn collect<'a>(
         &'a self,
         machine: &mut Machine,
-        notes: &mut Notes,
+        notes: &mut PendingWrites,
         mut running: Running<'a>,
     ) -> Result<StepFailure, StepError> {
         let mut outcome = StepFailure::default();
@@ -327,11 +333,11 @@ impl Loop<'_> {
                 CallResult::Returned(Err(halt)) => halt_call(machine, notes, at, halt, &mut outcome),
                 CallResult::Child(Ok(ChildResult::Answer(answer))) => self.receive(machine, notes, at, answer),
                 CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
-                    machine.set_fate(at, Fate::Delegated { child, parked: true });
+                    machine.set_fate(at, CallStatus::Delegated { child, parked: true });
                     parked.push(self.until_given_up(at, child));
-                    notes.push(Note::asked(machine, questions));
+                    notes.push(PendingWrite::asked(machine, questions));
                 }
-                CallResult::Child(Err(Stop::Cancelled)) => outcome.stopped = true,
+                CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
                 CallResult::Child(Err(stop)) => return Err(stop.into()),
             }
             self.show_answer(machine, notes, at, running.is_empty());
@@ -343,7 +349,7 @@ impl Loop<'_> {
     }
 
     /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
-    fn receive(&self, machine: &mut Machine, notes: &mut Notes, at: usize, answer: Answer) {
+    fn receive(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize, answer: ToolOutput) {
         let answer = match machine.call(at) {
             Some(call) => self.agent.stack().iter().rev().fold(answer, |answer, policy| {
                 policy.receive(&self.scope, &machine.state, &call, answer)
@@ -359,7 +365,7 @@ impl Loop<'_> {
         });
         let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));
         let mut answer = match (admitted, machine.call(at)) {
-            (Err(wrong), Some(call)) => Answer::error(
+            (Err(wrong), Some(call)) => ToolOutput::error(
                 &call,
                 format!(
                     "The result of `{}` was not taken: it writes {}, which {}.",
@@ -370,14 +376,14 @@ impl Loop<'_> {
         };
         let changes = std::mem::take(&mut answer.changes);
         if !changes.is_empty() {
-            notes.push(Note::Items(changes));
+            notes.push(PendingWrite::Items(changes));
         }
         settle(machine, at, answer);
     }
 
     /// Announces the answer of one of several calls, unless it completes the step, which then tells it itself.
-    fn show_answer(&self, machine: &mut Machine, notes: &mut Notes, at: usize, last: bool) {
-        let Some(Fate::Answered(answer)) = machine.fate(at).cloned() else {
+    fn show_answer(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize, last: bool) {
+        let Some(CallStatus::Answered(answer)) = machine.fate(at).cloned() else {
             return;
         };
         let Some(head) = machine.head else {
@@ -386,29 +392,32 @@ impl Loop<'_> {
         if answer.shown || last && machine.all_answered() {
             return;
         }
-        notes.push(Note::Fact(Fact::Answered {
+        notes.push(PendingWrite::Fact(Fact::Answered {
             head,
             call: at,
             writes: answer.writes.clone(),
         }));
-        machine.set_fate(at, Fate::Answered(Box::new(Answer { shown: true, ..*answer })));
+        machine.set_fate(
+            at,
+            CallStatus::Answered(Box::new(ToolOutput { shown: true, ..*answer })),
+        );
     }
 }
 
 /// Takes in why a call came to no result.
-fn halt_call(machine: &mut Machine, notes: &mut Notes, at: usize, halt: Halt, outcome: &mut StepFailure) {
+fn halt_call(machine: &mut Machine, notes: &mut PendingWrites, at: usize, halt: Halt, outcome: &mut StepFailure) {
     match halt {
         Halt::Ask(questions) if !questions.is_empty() => {
             let interrupts = machine.call_asked(at, questions);
-            notes.push(Note::asked(machine, interrupts));
+            notes.push(PendingWrite::asked(machine, interrupts));
         }
         Halt::Ask(_) => {
-            machine.set_fate(at, Fate::Ready);
+            machine.set_fate(at, CallStatus::Ready);
             outcome.failure = Some(unanswerable_question());
         }
         Halt::Fail(failure) => {
             // Its outcome is known: the next run makes the call again.
-            machine.set_fate(at, Fate::Ready);
+            machine.set_fate(at, CallStatus::Ready);
             outcome.failure = Some(failure);
         }
         Halt::Stopped => outcome.stopped = true,
@@ -416,12 +425,12 @@ fn halt_call(machine: &mut Machine, notes: &mut Notes, at: usize, halt: Halt, ou
 }
 
 /// Writes an answer down.
-pub(super) fn settle(machine: &mut Machine, at: usize, answer: Answer) {
-    let answer = Answer {
+pub(super) fn settle(machine: &mut Machine, at: usize, answer: ToolOutput) {
+    let answer = ToolOutput {
         writes: with_ids(answer.writes),
         ..answer
     };
-    machine.set_fate(at, Fate::Answered(Box::new(answer)));
+    machine.set_fate(at, CallStatus::Answered(Box::new(answer)));
 }
 
 pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
@@ -463,12 +472,12 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
 }
 
 /// The answer that a human's decision about an unknown outcome makes; none if the call is to be made again.
-fn decided(call: &ToolCall, verdict: &Value) -> Option<Answer> {
+fn decided(call: &ToolCall, verdict: &Value) -> Option<ToolOutput> {
     let Decisions { decisions } = serde_json::from_value(verdict.clone()).ok()?;
     match decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
-        Decision::Respond { message } => Some(Answer::message(Message::tool(call, ToolStatus::Success, message))),
-        Decision::Reject { message } => Some(Answer::error(
+        Decision::Respond { message } => Some(ToolOutput::message(Message::tool(call, ToolStatus::Success, message))),
+        Decision::Reject { message } => Some(ToolOutput::error(
             call,
             message.unwrap_or_else(|| UNKNOWN_OUTCOME.to_owned()),
         )),

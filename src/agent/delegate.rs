@@ -6,28 +6,28 @@ use futures::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{CallResult, settle};
-use super::journal::{Child, ChildVerdict, ChildWish, Note, Stop};
-use super::roster::Referred;
-use super::{Agent, Breakpoints, Ending, Growth, Loop};
+use super::journal::{Child, ChildVerdict, ExitReason, NewChildRun, PendingWrite};
+use super::roster::ReferencedAgent;
+use super::{Agent, Breakpoints, Growth, Loop, LoopOutcome};
 use crate::definition::form_problem;
 use crate::domain::background::{self, BackgroundTask};
-use crate::domain::call::{Answer, Fate};
+use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::{Lineage, MAX_ORDERED_PROMPT_BYTES, Order};
+use crate::domain::run::{DelegatedTask, Lineage, MAX_ORDERED_PROMPT_BYTES};
 use crate::domain::state::{ORDERED_PROMPT, State, Update};
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
-use crate::tool::{Delegation, Scope, Voice};
+use crate::tool::{Delegation, ProgressSink, Scope};
 
 /// The result of a child run.
 pub(super) enum ChildResult {
     /// With a result for the model.
-    Answer(Answer),
+    Answer(ToolOutput),
     /// With questions that somebody has to answer first.
     Parked { child: RunId, questions: Vec<Interrupt> },
 }
@@ -39,30 +39,30 @@ impl Loop<'_> {
         machine: &mut Machine,
         at: usize,
         wish: Delegation,
-    ) -> Result<Option<BoxFuture<'a, (usize, CallResult)>>, Stop> {
+    ) -> Result<Option<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
         let resolved = match self.resolve_subagent(&wish.subagent, &wish.order) {
             Ok(resolved) => resolved,
             Err(text) => {
-                settle(machine, at, Answer::error(&call, text));
+                settle(machine, at, ToolOutput::error(&call, text));
                 return Ok(None);
             }
         };
         if let Some(refusal) = self.claim_child().await? {
-            settle(machine, at, Answer::error(&call, refusal));
+            settle(machine, at, ToolOutput::error(&call, refusal));
             return Ok(None);
         }
         let id = RunId::of_child(machine.call_task(at));
         let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
         let graph_id = resolved.graph_id().map(str::to_owned);
-        let order = Order {
+        let order = DelegatedTask {
             display_text: resolved.display_text().map(str::to_owned),
             ..wish.order
         };
         let url = resolved.url().map(str::to_owned);
-        let wish = ChildWish {
+        let wish = NewChildRun {
             id,
             lineage: lineage.clone(),
             order,
@@ -72,7 +72,7 @@ impl Loop<'_> {
         };
         machine.set_fate(
             at,
-            Fate::Delegated {
+            CallStatus::Delegated {
                 child: id,
                 parked: false,
             },
@@ -87,7 +87,7 @@ impl Loop<'_> {
             }
             ChildVerdict::Refused(reason) => {
                 self.scope.budget.child_done();
-                settle(machine, at, Answer::error(&call, reason));
+                settle(machine, at, ToolOutput::error(&call, reason));
                 Ok(None)
             }
         }
@@ -95,7 +95,7 @@ impl Loop<'_> {
 
     /// Counts a child that is about to be started: the one place where that is decided, whoever asks for it. Returns the
     /// text for the model when a limit forbids it.
-    async fn claim_child(&self) -> Result<Option<String>, Stop> {
+    async fn claim_child(&self) -> Result<Option<String>, ExitReason> {
         let claimed = self
             .scope
             .budget
@@ -103,7 +103,7 @@ impl Loop<'_> {
             .await;
         match claimed {
             Ok(()) => Ok(None),
-            Err(Refused::Away) => Err(Stop::Away),
+            Err(Refused::Away) => Err(ExitReason::Away),
             Err(Refused::Exceeded(limit)) => Ok(Some(format!(
                 "{limit} Nothing was delegated; do the work yourself, or finish with what you have."
             ))),
@@ -116,7 +116,7 @@ impl Loop<'_> {
         machine: &Machine,
         at: usize,
         child: RunId,
-    ) -> Result<BoxFuture<'a, (usize, CallResult)>, Stop> {
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
         let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
         let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
         let resolved = self.resolve_subagent(lineage.agent(), &child.order);
@@ -135,15 +135,19 @@ impl Loop<'_> {
         machine: &mut Machine,
         at: usize,
         child: RunId,
-    ) -> Result<BoxFuture<'a, (usize, CallResult)>, Stop> {
-        machine.set_fate(at, Fate::Delegated { child, parked: false });
+    ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
+        machine.set_fate(at, CallStatus::Delegated { child, parked: false });
         // It counts already among those under way.
         self.scope.budget.child_done();
         self.go_on_with_child(machine, at, child).await
     }
 
     /// Waits until the child that waits at `at` was cancelled, or one below it.
-    pub(super) fn until_given_up(&self, at: usize, child: RunId) -> BoxFuture<'_, (usize, RunId, Result<(), Stop>)> {
+    pub(super) fn until_given_up(
+        &self,
+        at: usize,
+        child: RunId,
+    ) -> BoxFuture<'_, (usize, RunId, Result<(), ExitReason>)> {
         async move { (at, child, self.journal.given_up(child).await) }.boxed()
     }
 
@@ -171,7 +175,7 @@ impl Loop<'_> {
         subagent: &Subagent,
         lineage: &Lineage,
         child: Child,
-    ) -> Result<ChildResult, Stop> {
+    ) -> Result<ChildResult, ExitReason> {
         let Child {
             id,
             mut machine,
@@ -184,8 +188,8 @@ impl Loop<'_> {
         } = child;
         let input = input.unwrap_or_default();
         let ending = match (&machine.position.phase, &machine.position.failure) {
-            (_, Some(failure)) => Ending::Failed(failure.clone()),
-            (Phase::Ended, None) => Ending::Done,
+            (_, Some(failure)) => LoopOutcome::Failed(failure.clone()),
+            (Phase::Ended, None) => LoopOutcome::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
                     growth: Growth::new(self.scope.sizes),
@@ -201,38 +205,47 @@ impl Loop<'_> {
                 self.drive_below(&below, &mut machine, &input).await?
             }
         };
-        if !matches!(ending, Ending::Parked(_)) {
+        if !matches!(ending, LoopOutcome::Parked(_)) {
             self.scope.budget.child_done();
             self.scope.budget.settle(self.scope.now()).await;
         }
         Ok(match ending {
-            Ending::Done | Ending::Paused => ChildResult::Answer(self.result(call, subagent, &machine.state, &input)),
-            Ending::Parked(questions) => ChildResult::Parked { child: id, questions },
-            Ending::Failed(failure) => ChildResult::Answer(Answer::error(call, failed(lineage.agent(), &failure))),
+            LoopOutcome::Done | LoopOutcome::Paused => {
+                ChildResult::Answer(self.result(call, subagent, &machine.state, &input))
+            }
+            LoopOutcome::Parked(questions) => ChildResult::Parked { child: id, questions },
+            LoopOutcome::Failed(failure) => {
+                ChildResult::Answer(ToolOutput::error(call, failed(lineage.agent(), &failure)))
+            }
         })
     }
 
     /// Drives the loop of a child until it ends or waits. It ends here when it alone was cancelled: its caller goes on.
-    async fn drive_below(&self, below: &Loop<'_>, machine: &mut Machine, input: &Update) -> Result<Ending, Stop> {
+    async fn drive_below(
+        &self,
+        below: &Loop<'_>,
+        machine: &mut Machine,
+        input: &Update,
+    ) -> Result<LoopOutcome, ExitReason> {
         let begun = machine.head.is_some();
-        let mut notes = vec![Note::Fact(Fact::Started {
+        let mut notes = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
             attempt: 1,
             resumed: begun,
         })];
         if !begun {
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
-            notes.extend(Note::input(machine, &below.plan, input.clone(), ids));
+            notes.extend(PendingWrite::input(machine, &below.plan, input.clone(), ids));
         }
         let is_alone =
             || below.scope.stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
         let driven = if is_alone() {
-            below.flush(machine, &mut notes).await.and(Err(Stop::Cancelled))
+            below.flush(machine, &mut notes).await.and(Err(ExitReason::Cancelled))
         } else {
             below.drive(machine, notes).await
         };
         match driven {
-            Err(Stop::Cancelled) | Ok(Ending::Parked(_)) if is_alone() => below.cancel(machine).await,
+            Err(ExitReason::Cancelled) | Ok(LoopOutcome::Parked(_)) if is_alone() => below.cancel(machine).await,
             driven => driven.inspect_err(|_| self.scope.budget.child_done()),
         }
     }
@@ -241,7 +254,7 @@ impl Loop<'_> {
     ///
     /// # Errors
     /// The text for the model, when there is none, or none that can do the work in this form.
-    fn resolve_subagent(&self, name: &str, order: &Order) -> Result<ResolvedSubagent, String> {
+    fn resolve_subagent(&self, name: &str, order: &DelegatedTask) -> Result<ResolvedSubagent, String> {
         let nobody = || format!("There is no subagent `{name}` here.");
         let own = self.agent.model_loop().ok_or_else(nobody)?;
         let roster = own.subagents.as_ref().ok_or_else(nobody)?;
@@ -371,7 +384,7 @@ impl Loop<'_> {
             visibility: lineage.visibility,
             stop,
             budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
-            voice: Voice::default(),
+            voice: ProgressSink::default(),
             answer: None,
             question: None,
             answers: Arc::default(),
@@ -381,7 +394,7 @@ impl Loop<'_> {
     }
 
     /// What a child that came to its end tells its parent, and what it wrote into the fields that both share.
-    fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> Answer {
+    fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> ToolOutput {
         let mut writes = subagent.agent.shares.of(written(state, input));
         if subagent.is_external {
             writes.fields.retain(|name, _| self.agent.declared.has(name));
@@ -394,7 +407,7 @@ impl Loop<'_> {
                 .for_each(|task| writes.merge(task.write()));
         }
         writes.messages.push(Arc::new(said(call, state, input)));
-        Answer {
+        ToolOutput {
             writes,
             ends: false,
             shown: false,
@@ -403,7 +416,7 @@ impl Loop<'_> {
     }
 
     /// The questions that keep this lane waiting: its own, and those of the children it waits for.
-    pub(super) async fn open_questions(&self, machine: &Machine) -> Result<Vec<Interrupt>, Stop> {
+    pub(super) async fn open_questions(&self, machine: &Machine) -> Result<Vec<Interrupt>, ExitReason> {
         let mut questions: Vec<Interrupt> = machine.open_questions().cloned().collect();
         for child in machine.parked_children() {
             questions.extend(self.journal.questions_of(child).await?);
@@ -417,7 +430,7 @@ enum ResolvedSubagent {
     /// With its parent.
     OfParent(Arc<Agent>),
     /// It is another agent of this server.
-    Registered(Referred),
+    Registered(ReferencedAgent),
 }
 
 impl ResolvedSubagent {
@@ -512,7 +525,7 @@ impl Subagent {
 }
 
 /// What the delegating model is told when the instructions that an order brings cannot be followed.
-fn prompt_problem(subagent: &str, order: &Order, has_its_own: bool) -> Option<String> {
+fn prompt_problem(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> Option<String> {
     let prompt = order.system_prompt.as_ref()?;
     if has_its_own {
         return Some(format!(
@@ -535,8 +548,8 @@ pub(super) fn form_refused(subagent: &str, problem: &str) -> String {
     format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
 }
 
-fn lost(what: &str) -> Stop {
-    Stop::Fault(Failure::new(
+fn lost(what: &str) -> ExitReason {
+    ExitReason::Fault(Failure::new(
         "RuntimeError",
         format!("a delegated call lost its {what}"),
     ))

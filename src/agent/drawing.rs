@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Agent, AgentKind, AgentProgram};
 use crate::definition::builtins::LIMITS as COUNTED;
-use crate::domain::field::Visibility;
+use crate::domain::field::FieldVisibility;
 use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
@@ -102,8 +102,8 @@ impl Agent {
 
     /// What goes into this agent and comes out of it.
     pub fn schemas(&self) -> Schemas {
-        let object = |title: &str, unseen: &[Visibility]| {
-            let with_output = !unseen.contains(&Visibility::Output);
+        let object = |title: &str, unseen: &[FieldVisibility]| {
+            let with_output = !unseen.contains(&FieldVisibility::Output);
             let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
             let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
             let shown = self
@@ -127,9 +127,9 @@ impl Agent {
             .clone()
             .unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
         Schemas {
-            input: object(&title("Input"), &[Visibility::Output, Visibility::Private]),
-            output: object(&title("Output"), &[Visibility::Input, Visibility::Private]),
-            state: object(&title("State"), &[Visibility::Private]),
+            input: object(&title("Input"), &[FieldVisibility::Output, FieldVisibility::Private]),
+            output: object(&title("Output"), &[FieldVisibility::Input, FieldVisibility::Private]),
+            state: object(&title("State"), &[FieldVisibility::Private]),
             config,
             context,
         }

@@ -7,14 +7,14 @@ use futures::future::{BoxFuture, FutureExt};
 use uuid::Uuid;
 
 use super::answer::AnswerStream;
-use super::call_ids::CallIds;
-use super::journal::{Note, Stop};
-use super::{Breakpoints, Ending, Loop, ModelLoop, ended};
-use crate::domain::event::{AnswerHead, Chunk, Fact, Work};
+use super::call_ids::CallIdAllocator;
+use super::journal::{ExitReason, PendingWrite};
+use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, ended};
+use crate::domain::event::{AgentWork, AnswerHead, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::{CheckpointId, TaskId};
-use crate::domain::interrupt::Asker;
-use crate::domain::machine::{Failure, MODEL, Machine, Moment, Phase, Step, TOOLS};
+use crate::domain::interrupt::InterruptSource;
+use crate::domain::machine::{Failure, HookPoint, MODEL, Machine, Phase, Step, TOOLS};
 use crate::domain::message::Message;
 use crate::domain::run::RunStatus;
 use crate::domain::state::Update;
@@ -23,7 +23,7 @@ use crate::model::{ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
 /// What has been done but is not yet stored.
-pub(super) type Notes = Vec<Note>;
+pub(super) type PendingWrites = Vec<PendingWrite>;
 
 impl Loop<'_> {
     /// Goes round until the run ends or waits for somebody. `notes` is what led up to it (the input, that it began).
@@ -32,8 +32,8 @@ impl Loop<'_> {
     /// Whatever is lost in between is done anew by the next process, and nobody has seen it.
     ///
     /// # Errors
-    /// [`Stop`] when the loop was left early; what was stored is enough to go on.
-    pub async fn drive(&self, machine: &mut Machine, mut notes: Notes) -> Result<Ending, Stop> {
+    /// [`ExitReason`] when the loop was left early; what was stored is enough to go on.
+    pub async fn drive(&self, machine: &mut Machine, mut notes: PendingWrites) -> Result<LoopOutcome, ExitReason> {
         // They are under way, although nobody works on them here.
         machine
             .parked_children()
@@ -42,7 +42,7 @@ impl Loop<'_> {
         // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
         let mut passes = notes
             .iter()
-            .any(|note| matches!(note, Note::Fact(Fact::Started { resumed: true, .. })));
+            .any(|note| matches!(note, PendingWrite::Fact(Fact::Started { resumed: true, .. })));
         loop {
             let step = machine.next(&self.plan);
             // What is over is written down as over: nothing would be left to do that for a child found at its end.
@@ -52,18 +52,18 @@ impl Loop<'_> {
             );
             if goes_on && (self.scope.stop.is_cancelled() || self.leave.is_cancelled()) {
                 self.flush(machine, &mut notes).await?;
-                return Err(Stop::Cancelled);
+                return Err(ExitReason::Cancelled);
             }
             if !passes && self.stops_at(machine, &step) {
-                notes.push(Note::Fact(Fact::Paused));
-                return self.end(machine, notes, Ending::Paused).await;
+                notes.push(PendingWrite::Fact(Fact::Paused));
+                return self.end(machine, notes, LoopOutcome::Paused).await;
             }
             passes = false;
             let done = match step {
-                Step::End => return self.end(machine, notes, Ending::Done).await,
+                Step::End => return self.end(machine, notes, LoopOutcome::Done).await,
                 Step::Fail(failure) => return self.fail(machine, notes, failure).await,
                 Step::Park => {
-                    let ending = Ending::Parked(self.open_questions(machine).await?);
+                    let ending = LoopOutcome::Parked(self.open_questions(machine).await?);
                     return self.end(machine, notes, ending).await;
                 }
                 Step::RunHook(moment, at) => self.run_hook(machine, &mut notes, moment, at).await,
@@ -79,7 +79,7 @@ impl Loop<'_> {
                 Err(StepError::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
                 Err(StepError::Halted(Halt::Stopped)) => {
                     self.flush(machine, &mut notes).await?;
-                    return Err(Stop::Cancelled);
+                    return Err(ExitReason::Cancelled);
                 }
                 Err(StepError::Halted(Halt::Ask(_))) => {
                     return self.fail(machine, notes, unanswerable_question()).await;
@@ -87,8 +87,8 @@ impl Loop<'_> {
                 Err(StepError::Stopped(stop)) => return Err(stop),
             }
             if self.stops_after(&notes) {
-                notes.push(Note::Fact(Fact::Paused));
-                return self.end(machine, notes, Ending::Paused).await;
+                notes.push(PendingWrite::Fact(Fact::Paused));
+                return self.end(machine, notes, LoopOutcome::Paused).await;
             }
         }
     }
@@ -97,12 +97,12 @@ impl Loop<'_> {
     ///
     /// # Errors
     /// As [`Loop::drive`].
-    pub async fn close(&self, machine: &Machine, notes: Notes) -> Result<Ending, Stop> {
-        self.end(machine, notes, Ending::Done).await
+    pub async fn close(&self, machine: &Machine, notes: PendingWrites) -> Result<LoopOutcome, ExitReason> {
+        self.end(machine, notes, LoopOutcome::Done).await
     }
 
     /// Stores what has been done so far.
-    pub(super) async fn flush(&self, machine: &Machine, notes: &mut Notes) -> Result<(), Stop> {
+    pub(super) async fn flush(&self, machine: &Machine, notes: &mut PendingWrites) -> Result<(), ExitReason> {
         let notes = std::mem::take(notes);
         if notes.is_empty() {
             Ok(())
@@ -111,20 +111,30 @@ impl Loop<'_> {
         }
     }
 
-    async fn end(&self, machine: &Machine, mut notes: Notes, ending: Ending) -> Result<Ending, Stop> {
-        notes.push(Note::Fact(ended(&ending, self.lineage.depth)));
+    async fn end(
+        &self,
+        machine: &Machine,
+        mut notes: PendingWrites,
+        ending: LoopOutcome,
+    ) -> Result<LoopOutcome, ExitReason> {
+        notes.push(PendingWrite::Fact(ended(&ending, self.lineage.depth)));
         self.journal.commit(machine, notes).await?;
         Ok(ending)
     }
 
     /// Ends the run at the step under way, which may be tried again by a later run.
-    async fn fail(&self, machine: &mut Machine, notes: Notes, failure: Failure) -> Result<Ending, Stop> {
+    async fn fail(
+        &self,
+        machine: &mut Machine,
+        notes: PendingWrites,
+        failure: Failure,
+    ) -> Result<LoopOutcome, ExitReason> {
         machine.position.failure = Some(failure.clone());
-        self.end(machine, notes, Ending::Failed(failure)).await
+        self.end(machine, notes, LoopOutcome::Failed(failure)).await
     }
 
     /// Ends a run that was cancelled while its caller goes on.
-    pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<Ending, Stop> {
+    pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<LoopOutcome, ExitReason> {
         let failure = Failure::cancelled();
         machine
             .parked_children()
@@ -132,8 +142,8 @@ impl Loop<'_> {
             .for_each(|_| self.scope.budget.child_done());
         machine.position.failure = Some(failure.clone());
         let over = Fact::over(RunStatus::Interrupted, Some(failure.clone()));
-        self.journal.commit(machine, vec![Note::Fact(over)]).await?;
-        Ok(Ending::Failed(failure))
+        self.journal.commit(machine, vec![PendingWrite::Fact(over)]).await?;
+        Ok(LoopOutcome::Failed(failure))
     }
 
     fn stops_at(&self, machine: &Machine, step: &Step) -> bool {
@@ -149,25 +159,25 @@ impl Loop<'_> {
         !under_way && Breakpoints::hit(&self.breakpoints.before, node)
     }
 
-    fn stops_after(&self, notes: &Notes) -> bool {
+    fn stops_after(&self, notes: &PendingWrites) -> bool {
         match notes.last() {
-            Some(Note::Entry { entry, .. }) => Breakpoints::hit(&self.breakpoints.after, &entry.node),
-            Some(Note::Fact(_) | Note::Items(_)) | None => false,
+            Some(PendingWrite::Entry { entry, .. }) => Breakpoints::hit(&self.breakpoints.after, &entry.node),
+            Some(PendingWrite::Fact(_) | PendingWrite::Items(_)) | None => false,
         }
     }
 
     async fn run_hook(
         &self,
         machine: &mut Machine,
-        notes: &mut Notes,
-        moment: Moment,
+        notes: &mut PendingWrites,
+        moment: HookPoint,
         at: usize,
     ) -> Result<(), StepError> {
         let Some(policy) = self.agent.hook(moment, at) else {
             return Err(changed("a hook under way is gone"));
         };
         let name = self.plan.hooks(moment).get(at).cloned().unwrap_or_default();
-        let scope = self.scope.answered(machine.answers_to(&Asker::Hook(name)));
+        let scope = self.scope.answered(machine.answers_to(&InterruptSource::Hook(name)));
         match self
             .with_progress(machine, notes, policy.hook(moment, &scope, &machine.state))
             .await?
@@ -177,24 +187,24 @@ impl Loop<'_> {
                 self.growth.note(&update);
                 machine.mark_reviewed(&reaction.reviewed);
                 let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
-                notes.extend(entry.map(|entry| Note::entry(entry, machine)));
+                notes.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
                 Ok(())
             }
             Err(Halt::Ask(questions)) if !questions.is_empty() => {
                 let interrupts = machine.hook_asked(&self.plan, questions);
-                notes.push(Note::asked(machine, interrupts));
+                notes.push(PendingWrite::asked(machine, interrupts));
                 Ok(())
             }
             Err(halt) => Err(halt.into()),
         }
     }
 
-    async fn ask_model(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), StepError> {
+    async fn ask_model(&self, machine: &mut Machine, notes: &mut PendingWrites) -> Result<(), StepError> {
         let Some(own) = self.agent.model_loop() else {
             return Err(changed("it asks no model any more"));
         };
         self.growth.check(&machine.state).map_err(Halt::Fail)?;
-        self.journal.begin(Work::Model);
+        self.journal.begin(AgentWork::Model);
         let request = ModelRequest {
             system: own.system_prompt.clone(),
             messages: match &machine.position.shown {
@@ -235,7 +245,7 @@ impl Loop<'_> {
         self.growth.note(&extra);
         self.growth.note_message(&message);
         let entry = machine.model_done(&self.plan, message, with_ids(extra), CheckpointId::mint());
-        notes.push(Note::entry(entry, machine));
+        notes.push(PendingWrite::entry(entry, machine));
         Ok(())
     }
 
@@ -246,7 +256,7 @@ impl Loop<'_> {
         model_loop: &ModelLoop,
         request: ModelRequest,
         head: AnswerHead,
-        broken: &Mutex<Notes>,
+        broken: &Mutex<PendingWrites>,
     ) -> Result<ModelAnswer, Halt> {
         let mut answer = AnswerStream::new(head, self.journal);
         let received = self.receive_answer(model_loop, request, &mut answer);
@@ -254,7 +264,7 @@ impl Loop<'_> {
         let received = self.leave.run_until_cancelled(received);
         let received = self.scope.budget.in_time(self.scope.now(), received).await;
         let break_off = |answer: AnswerStream<'_>, failed: bool| {
-            let fact = answer.break_off(failed).map(Note::Fact);
+            let fact = answer.break_off(failed).map(PendingWrite::Fact);
             broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact);
         };
         match received.map(Option::flatten) {
@@ -301,7 +311,7 @@ impl Loop<'_> {
                 ModelEvent::CallChunk { index, id, name, args } => Chunk::Call { index, id, name, args },
                 ModelEvent::Done(mut message) => {
                     admit_answer(&mut message);
-                    CallIds::tell_apart(&mut message);
+                    CallIdAllocator::tell_apart(&mut message);
                     answer.complete(&message);
                     return Ok(message);
                 }
@@ -324,7 +334,7 @@ pub(super) enum StepError {
     /// A policy, tool or model halted it.
     Halted(Halt),
     /// The loop has to be left.
-    Stopped(Stop),
+    Stopped(ExitReason),
 }
 
 impl From<Halt> for StepError {
@@ -333,8 +343,8 @@ impl From<Halt> for StepError {
     }
 }
 
-impl From<Stop> for StepError {
-    fn from(stop: Stop) -> Self {
+impl From<ExitReason> for StepError {
+    fn from(stop: ExitReason) -> Self {
         Self::Stopped(stop)
     }
 }

@@ -6,14 +6,14 @@ use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use super::Agent;
-use super::assemble::Known;
+use super::assemble::RegisteredAgent;
 use crate::domain::checkpoint::Entry;
-use crate::domain::event::{Delta, Fact, Work};
+use crate::domain::event::{AgentWork, Delta, Fact};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::machine::{Failure, Machine, Plan, Position};
-use crate::domain::run::{Lineage, Order};
+use crate::domain::run::{DelegatedTask, Lineage};
 use crate::domain::state::Update;
 use crate::tool::budget::Meter;
 
@@ -24,14 +24,14 @@ pub trait Journal: Send + Sync {
     /// Returns only when all of it is durable; until then nobody sees it.
     ///
     /// # Errors
-    /// [`Stop::LeaseLost`] when another process has taken the run over; nothing was stored then.
-    async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop>;
+    /// [`ExitReason::LeaseLost`] when another process has taken the run over; nothing was stored then.
+    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason>;
 
     /// Passes on a piece of an answer that is still being given. Followers see it at once; it is not stored.
     fn say(&self, delta: Delta);
 
     /// Tells followers what the agent sets about now. It is not stored, and must not be told before what led to it is.
-    fn begin(&self, work: Work);
+    fn begin(&self, work: AgentWork);
 
     /// Shows clients a piece of what the call of this id will come to.
     fn put_out(&self, call: String, text: String);
@@ -41,7 +41,7 @@ pub trait Journal: Send + Sync {
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop>;
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason>;
 
     /// The run that this journal belongs to.
     fn run(&self) -> RunId;
@@ -50,24 +50,24 @@ pub trait Journal: Send + Sync {
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop>;
+    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason>;
 
     /// The open questions of a child that waits, and of the children below it.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop>;
+    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason>;
 
     /// Returns when a child that waits was cancelled, or one below it, so that there is something to go on with.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn given_up(&self, child: RunId) -> Result<(), Stop>;
+    async fn given_up(&self, child: RunId) -> Result<(), ExitReason>;
 }
 
 /// Something to be stored.
 #[derive(Debug, Clone)]
-pub enum Note {
+pub enum PendingWrite {
     /// A step was taken, after which the machine stood at `position`.
     Entry {
         /// The step.
@@ -81,7 +81,7 @@ pub enum Note {
     Items(Vec<ItemChange>),
 }
 
-impl Note {
+impl PendingWrite {
     /// That `machine` has just taken the step `entry`.
     pub fn entry(entry: Entry, machine: &Machine) -> Self {
         Self::Entry {
@@ -113,13 +113,13 @@ impl Note {
 
 /// What a child run is to be.
 #[derive(Debug, Clone)]
-pub struct ChildWish {
+pub struct NewChildRun {
     /// Its id, which follows from the task of the call: asking again finds the same child.
     pub id: RunId,
     /// The child's place in the tree.
     pub lineage: Lineage,
     /// The work.
-    pub order: Order,
+    pub order: DelegatedTask,
     /// How deep delegations may nest under the main agent.
     pub max_depth: u32,
     /// The agent of this server that it is, when it is none that its parent's definition describes.
@@ -128,7 +128,7 @@ pub struct ChildWish {
     pub url: Option<String>,
 }
 
-impl ChildWish {
+impl NewChildRun {
     /// Why `agent` cannot be the child; the text is for the delegating model.
     pub fn refused_by(&self, agent: &Agent) -> Option<String> {
         let problem = agent.form_problem(self.order.response_format.as_ref()?)?;
@@ -151,14 +151,14 @@ pub struct Child {
     /// Where it stands: fresh, waiting, under way, or ended.
     pub machine: Machine,
     /// The work.
-    pub order: Order,
+    pub order: DelegatedTask,
     /// Tells it to stop. Whoever tells its parent to stop tells it, too.
     pub stop: CancellationToken,
     /// What it has used so far; its journal stores what this says.
     pub meter: Arc<Meter>,
     /// The agent of this server that it is, by the definition with which it began; none for one that its parent's
     /// definition describes.
-    pub known: Option<Arc<Known>>,
+    pub known: Option<Arc<RegisteredAgent>>,
     /// What it began with, once it has; the difference to its state is what it wrote.
     pub input: Option<Update>,
     /// Where it writes.
@@ -167,7 +167,7 @@ pub struct Child {
 
 /// Why a loop was left without having come to its end.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Stop {
+pub enum ExitReason {
     /// The run was told to stop, or the server is shutting down.
     Cancelled,
     /// Another process has taken the run over: nothing more may be written.

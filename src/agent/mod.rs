@@ -32,7 +32,7 @@ use crate::domain::field::DeclaredFields;
 use crate::domain::graph::Field;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
-use crate::domain::machine::{Failure, Moment, Plan};
+use crate::domain::machine::{Failure, HookPoint, Plan};
 use crate::domain::message::Message;
 use crate::domain::run::Lineage;
 use crate::domain::state::Update;
@@ -56,8 +56,8 @@ mod work;
 
 pub use driver::with_ids as identified;
 pub use growth::Growth;
-pub use journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
-pub use roster::{Forks, Roster};
+pub use journal::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+pub use roster::{Forks, SubagentRegistry};
 
 /// An assembled definition, ready to run. Shared by all its runs.
 pub struct Agent {
@@ -72,7 +72,7 @@ pub struct Agent {
     /// Whether it begins with the conversation of its caller.
     pub is_fork: bool,
     /// What it shares with its caller.
-    pub shares: Shares,
+    pub shares: SharedState,
     /// What a user interface shows while it works.
     pub display_text: Option<String>,
     /// The messages with which it begins as a subagent.
@@ -108,7 +108,7 @@ pub struct ModelLoop {
     /// What the context of its runs has to fit, if its owner says so.
     pub context: Option<ContextSchema>,
     /// Whom it can delegate to; none if it cannot.
-    pub subagents: Option<Arc<Roster>>,
+    pub subagents: Option<Arc<SubagentRegistry>>,
     /// Those of them that go on as it does, with its conversation.
     pub forks: Forks,
 }
@@ -134,14 +134,14 @@ pub struct RemoteIdentity {
 
 /// What a subagent shares with its caller, besides the order and the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shares {
+pub struct SharedState {
     /// The files.
     pub files: bool,
     /// The fields of the state.
     pub fields: bool,
 }
 
-impl Default for Shares {
+impl Default for SharedState {
     fn default() -> Self {
         Self {
             files: true,
@@ -150,7 +150,7 @@ impl Default for Shares {
     }
 }
 
-impl Shares {
+impl SharedState {
     /// What of `update` may pass between the two.
     pub(crate) fn of(self, mut update: Update) -> Update {
         if !self.files {
@@ -232,7 +232,7 @@ impl Agent {
     }
 
     /// Whom it can delegate to; none if it cannot.
-    pub fn subagents(&self) -> Option<&Arc<Roster>> {
+    pub fn subagents(&self) -> Option<&Arc<SubagentRegistry>> {
         self.model_loop()?.subagents.as_ref()
     }
 
@@ -263,7 +263,7 @@ impl Agent {
     }
 
     /// The policy that owns hook `at` of `moment`.
-    fn hook(&self, moment: Moment, at: usize) -> Option<&Arc<dyn Middleware>> {
+    fn hook(&self, moment: HookPoint, at: usize) -> Option<&Arc<dyn Middleware>> {
         let name = self
             .plan
             .hooks(moment)
@@ -299,7 +299,7 @@ pub struct Loop<'a> {
 
 /// How a loop came to its end.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Ending {
+pub enum LoopOutcome {
     /// The agent is done.
     Done,
     /// Nothing can go on before these questions are answered: its own, and those of its children.
@@ -326,15 +326,15 @@ impl Breakpoints {
 }
 
 /// The event that tells how a loop ended.
-fn ended(ending: &Ending, depth: u32) -> Fact {
+fn ended(ending: &LoopOutcome, depth: u32) -> Fact {
     use crate::domain::run::RunStatus;
-    let waits = matches!(ending, Ending::Parked(_) | Ending::Paused);
+    let waits = matches!(ending, LoopOutcome::Parked(_) | LoopOutcome::Paused);
     let (status, error) = match ending {
-        Ending::Done | Ending::Paused => (RunStatus::Success, None),
+        LoopOutcome::Done | LoopOutcome::Paused => (RunStatus::Success, None),
         // To its client a run that waits has done what it could; a child that waits is not done.
-        Ending::Parked(_) if depth == 0 => (RunStatus::Success, None),
-        Ending::Parked(_) => (RunStatus::Interrupted, None),
-        Ending::Failed(failure) => (RunStatus::Error, Some(failure.clone())),
+        LoopOutcome::Parked(_) if depth == 0 => (RunStatus::Success, None),
+        LoopOutcome::Parked(_) => (RunStatus::Interrupted, None),
+        LoopOutcome::Failed(failure) => (RunStatus::Error, Some(failure.clone())),
     };
     Fact::Ended {
         status,

@@ -1,20 +1,20 @@
 //! Progress: what tools and policies tell clients while they work is passed on.
 
 use super::Loop;
-use super::driver::Notes;
-use super::journal::{Note, Stop};
+use super::driver::PendingWrites;
+use super::journal::{ExitReason, PendingWrite};
 use crate::domain::event::Fact;
 use crate::domain::machine::Machine;
-use crate::tool::Word;
+use crate::tool::ProgressEvent;
 
 impl Loop<'_> {
     /// Does `work`, and stores and shows meanwhile what it tells clients.
     pub(super) async fn with_progress<T>(
         &self,
         machine: &Machine,
-        notes: &mut Notes,
+        notes: &mut PendingWrites,
         work: impl Future<Output = T> + Send,
-    ) -> Result<T, Stop> {
+    ) -> Result<T, ExitReason> {
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
@@ -29,8 +29,13 @@ impl Loop<'_> {
     }
 
     /// Stores and shows what a tool or policy has told, with whatever else it has told by now.
-    pub(super) async fn pass_on(&self, machine: &Machine, notes: &mut Notes, word: Word) -> Result<(), Stop> {
-        if let Word::Output { .. } = word {
+    pub(super) async fn pass_on(
+        &self,
+        machine: &Machine,
+        notes: &mut PendingWrites,
+        word: ProgressEvent,
+    ) -> Result<(), ExitReason> {
+        if let ProgressEvent::Output { .. } = word {
             // Clients must know of the call first.
             self.flush(machine, notes).await?;
         }
@@ -40,7 +45,7 @@ impl Loop<'_> {
     }
 
     /// Notes what was told and not heard yet.
-    pub(super) fn note_unheard(&self, notes: &mut Notes) {
+    pub(super) fn note_unheard(&self, notes: &mut PendingWrites) {
         self.scope
             .voice
             .unheard()
@@ -48,10 +53,10 @@ impl Loop<'_> {
             .for_each(|word| self.note(notes, word));
     }
 
-    fn note(&self, notes: &mut Notes, word: Word) {
+    fn note(&self, notes: &mut PendingWrites, word: ProgressEvent) {
         match word {
-            Word::Custom(value) => notes.push(Note::Fact(Fact::Custom { value })),
-            Word::Output { call, text } => self.journal.put_out(call, text),
+            ProgressEvent::Custom(value) => notes.push(PendingWrite::Fact(Fact::Custom { value })),
+            ProgressEvent::Output { call, text } => self.journal.put_out(call, text),
         }
     }
 }

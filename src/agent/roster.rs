@@ -10,19 +10,19 @@ use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
 
 /// The subagents of an agent. They all share it, so that nested delegation finds the same names at every depth.
-pub struct Roster {
+pub struct SubagentRegistry {
     /// How deep delegations may nest under the agent that has it.
     pub max_depth: u32,
     entries: BTreeMap<String, Entry>,
-    agents: BTreeMap<String, Referred>,
+    agents: BTreeMap<String, ReferencedAgent>,
     /// How much clients see of those who are not seen in full.
     visibility: BTreeMap<String, Visibility>,
-    this: Weak<Roster>,
+    this: Weak<SubagentRegistry>,
 }
 
 /// A subagent that is another agent of this server, with a definition of its own.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Referred {
+pub struct ReferencedAgent {
     /// The key of its definition.
     pub graph_id: String,
     /// What one delegation may use; what the agent itself says when absent.
@@ -34,7 +34,7 @@ pub struct Referred {
 }
 
 /// Builds a subagent, with the roster if it may delegate in its turn, and with another form of its result if one is given.
-pub type Build = Box<dyn Fn(Option<Arc<Roster>>, Option<&Value>) -> Agent + Send + Sync>;
+pub type Build = Box<dyn Fn(Option<Arc<SubagentRegistry>>, Option<&Value>) -> Agent + Send + Sync>;
 
 /// Builds a fork, with another form of its result if one is given.
 pub type BuildFork = Box<dyn Fn(Option<&Value>) -> Agent + Send + Sync>;
@@ -74,7 +74,7 @@ struct Entry {
     plain: OnceLock<Arc<Agent>>,
 }
 
-impl Roster {
+impl SubagentRegistry {
     /// Whether any of the subagents is another agent of this server.
     pub fn refers(&self) -> bool {
         !self.agents.is_empty()
@@ -85,7 +85,7 @@ impl Roster {
     pub fn new(
         max_depth: u32,
         builders: impl IntoIterator<Item = (String, Build)>,
-        agents: BTreeMap<String, Referred>,
+        agents: BTreeMap<String, ReferencedAgent>,
         visibility: BTreeMap<String, Visibility>,
     ) -> Arc<Self> {
         let entry = |build| Entry {
@@ -114,7 +114,7 @@ impl Roster {
     }
 
     /// The agent of this server that goes by this name here.
-    pub fn referred(&self, name: &str) -> Option<&Referred> {
+    pub fn referred(&self, name: &str) -> Option<&ReferencedAgent> {
         self.agents.get(name)
     }
 

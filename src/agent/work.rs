@@ -10,11 +10,11 @@ use tokio::sync::mpsc;
 
 use super::answer::AnswerStream;
 use super::calls::{UNKNOWN_OUTCOME, unknown_outcome};
-use super::driver::{Notes, StepError, changed, mint_answer_id, next_step, with_ids};
-use super::journal::Note;
+use super::driver::{PendingWrites, StepError, changed, mint_answer_id, next_step, with_ids};
+use super::journal::PendingWrite;
 use super::{AgentProgram, Loop};
 use crate::definition::AfterCrash;
-use crate::domain::event::{AnswerHead, Work};
+use crate::domain::event::{AgentWork, AnswerHead};
 use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::{Decision, Decisions};
 use crate::domain::machine::{Failure, Machine};
@@ -47,7 +47,7 @@ struct WorkOutput<'a> {
 
 impl Loop<'_> {
     /// Runs the program of this agent to its end, or until it waits for somebody.
-    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut Notes) -> Result<(), StepError> {
+    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut PendingWrites) -> Result<(), StepError> {
         let Some(program) = self.agent.program() else {
             return Err(changed("it is no program any more"));
         };
@@ -57,13 +57,13 @@ impl Loop<'_> {
             Restart::Lost(failure) => return Err(Halt::Fail(failure).into()),
             Restart::Ask => {
                 let interrupts = machine.work_asked(vec![unknown_outcome(&self.as_call())]);
-                notes.push(Note::asked(machine, interrupts));
+                notes.push(PendingWrite::asked(machine, interrupts));
                 return Ok(());
             }
             Restart::Run => match self.run(machine, notes, program, &mut writes).await? {
                 Err(Halt::Ask(questions)) if !questions.is_empty() => {
                     let interrupts = machine.work_asked(questions);
-                    notes.push(Note::asked(machine, interrupts));
+                    notes.push(PendingWrite::asked(machine, interrupts));
                     return Ok(());
                 }
                 update => update?,
@@ -73,10 +73,10 @@ impl Loop<'_> {
         if !writes.is_empty() {
             self.check_fields(&writes).map_err(Halt::Fail)?;
             let entry = machine.work_wrote(with_ids(writes).ruled(&self.plan.rules), CheckpointId::mint());
-            notes.push(Note::entry(entry, machine));
+            notes.push(PendingWrite::entry(entry, machine));
         }
         let entry = machine.work_done(with_ids(update).ruled(&self.plan.rules), CheckpointId::mint());
-        notes.push(Note::entry(entry, machine));
+        notes.push(PendingWrite::entry(entry, machine));
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl Loop<'_> {
     async fn run(
         &self,
         machine: &mut Machine,
-        notes: &mut Notes,
+        notes: &mut PendingWrites,
         program: &AgentProgram,
         writes: &mut Update,
     ) -> Result<Result<Update, Halt>, StepError> {
@@ -108,8 +108,8 @@ impl Loop<'_> {
             self.journal.commit(machine, std::mem::take(notes)).await?;
         }
         self.journal.begin(match program.remote {
-            Some(_) => Work::Model,
-            None => Work::Program,
+            Some(_) => AgentWork::Model,
+            None => AgentWork::Program,
         });
         let (own, receiver) = ProgramScope::new(machine.position.questions, self.leave.clone());
         let scope = self.program_scope(machine, program, own);
@@ -253,7 +253,7 @@ impl WorkOutput<'_> {
     }
 
     /// Ends the stream of the answer as the work ended; returns what there is to remember of it.
-    fn end(&mut self, result: &Result<Update, Halt>, is_leaving: bool) -> Option<Note> {
+    fn end(&mut self, result: &Result<Update, Halt>, is_leaving: bool) -> Option<PendingWrite> {
         let mut answer = self.answer.take()?;
         let broken = match result {
             Ok(update) => {
@@ -271,7 +271,7 @@ impl WorkOutput<'_> {
             Err(Halt::Stopped) => answer.break_off(false),
             Err(Halt::Fail(_)) => answer.break_off(true),
         };
-        broken.map(Note::Fact)
+        broken.map(PendingWrite::Fact)
     }
 }
 

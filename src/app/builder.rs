@@ -10,7 +10,7 @@ use anyhow::Context;
 use tokio::net::TcpListener;
 
 use super::{App, keys};
-use crate::config::{self, Loaded, LogFormat, Problem, Problems, Settings};
+use crate::config::{self, CommandLineSettings, LoadedConfig, LogFormat, Problem, Problems};
 use crate::db::Db;
 use crate::definition::AgentDefinition;
 use crate::definition::builtins::Builtin;
@@ -18,7 +18,7 @@ use crate::definition::check::{RegisteredPolicy, is_word, tool_name_problem};
 use crate::domain::time::{Clock, SystemClock};
 use crate::logging;
 use crate::middleware::{self, Middleware};
-use crate::model::providers::Source;
+use crate::model::providers::ModelSource;
 use crate::model::{Model, ModelError};
 use crate::shutdown::Shutdown;
 use crate::tool::{Runnable, Tool};
@@ -32,7 +32,7 @@ pub(super) struct Registered {
     pub(super) tools: BTreeMap<String, Arc<dyn Tool>>,
     pub(super) policies: BTreeMap<String, Arc<dyn Middleware>>,
     pub(super) runnables: BTreeMap<String, Arc<dyn Runnable>>,
-    sources: BTreeMap<String, Source>,
+    sources: BTreeMap<String, ModelSource>,
     /// The models by the name after the colon, by the provider's name before it.
     models: BTreeMap<String, BTreeMap<String, Arc<dyn Model>>>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Registered {
 /// HTTP at the same time.
 #[derive(Default)]
 pub struct Builder {
-    settings: Settings,
+    settings: CommandLineSettings,
     registered: Registered,
     mistakes: Vec<Problem>,
     clock: Option<Arc<dyn Clock>>,
@@ -53,9 +53,9 @@ pub struct Builder {
 impl Builder {
     /// Sets the command line and the environment, as parsed by [`config::Arguments`].
     #[must_use]
-    pub fn settings(mut self, settings: Settings) -> Self {
+    pub fn settings(mut self, settings: CommandLineSettings) -> Self {
         let embedded = std::mem::take(&mut self.settings.embedded);
-        self.settings = Settings { embedded, ..settings };
+        self.settings = CommandLineSettings { embedded, ..settings };
         self
     }
 
@@ -263,14 +263,14 @@ impl Builder {
 
 /// A server with a valid configuration.
 pub struct Prepared {
-    loaded: Loaded,
+    loaded: LoadedConfig,
     registered: Registered,
     clock: Arc<dyn Clock>,
 }
 
 impl Prepared {
     /// Returns the configuration with its warnings.
-    pub fn loaded(&self) -> &Loaded {
+    pub fn loaded(&self) -> &LoadedConfig {
         &self.loaded
     }
 
@@ -351,14 +351,14 @@ impl Prepared {
 
 impl Registered {
     /// Returns the registered providers, combined with the registered single models.
-    pub(super) fn sources(&self) -> BTreeMap<String, Source> {
+    pub(super) fn sources(&self) -> BTreeMap<String, ModelSource> {
         let mut sources = self.sources.clone();
         for (provider, models) in &self.models {
             let other = sources.remove(provider);
             let models = models.clone();
             let provider = provider.clone();
             let key = provider.clone();
-            let source: Source = Arc::new(move |name| match (models.get(name), &other) {
+            let source: ModelSource = Arc::new(move |name| match (models.get(name), &other) {
                 (Some(model), _) => Ok(Arc::clone(model)),
                 (None, Some(other)) => other(name),
                 (None, None) => {

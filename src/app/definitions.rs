@@ -6,7 +6,7 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Problems, Watch};
-use crate::definition::Remark;
+use crate::definition::StoredDiagnostic;
 use crate::runtime::{FileAgent, FileAgents, Runs};
 
 /// Returns the agents that the files of a configuration define, with the warnings about them.
@@ -29,7 +29,7 @@ pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
 }
 
 /// Returns diagnostics, each with its agent, if it is about one.
-fn remarks(problems: Problems) -> Vec<(Option<String>, Remark)> {
+fn remarks(problems: Problems) -> Vec<(Option<String>, StoredDiagnostic)> {
     problems
         .0
         .into_iter()

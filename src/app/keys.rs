@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::builder::Registered;
-use crate::config::{Config, Loaded, Problem};
+use crate::config::{Config, LoadedConfig, Problem};
 use crate::definition::{AgentDefinition, Severity};
 
 /// A missing key.
@@ -14,7 +14,7 @@ struct MissingKey {
 }
 
 /// Returns one warning for each provider that lacks its key and is used by an agent or the index of the Store.
-pub(super) fn missing(loaded: &Loaded, registered: &Registered) -> Vec<Problem> {
+pub(super) fn missing(loaded: &LoadedConfig, registered: &Registered) -> Vec<Problem> {
     let providers = super::providers(&loaded.config).with_own(registered.sources());
     let mut missing: BTreeMap<String, MissingKey> = BTreeMap::new();
     for (user, model) in models(&loaded.config) {
@@ -34,7 +34,7 @@ pub(super) fn missing(loaded: &Loaded, registered: &Registered) -> Vec<Problem> 
         .collect()
 }
 
-fn warning(loaded: &Loaded, provider: &str, key: &MissingKey) -> Problem {
+fn warning(loaded: &LoadedConfig, provider: &str, key: &MissingKey) -> Problem {
     let message = format!("{}; without it these fail: {}", key.reason, key.users.join(", "));
     let problem = Problem::in_file(loaded.source.clone(), message);
     Problem {

@@ -11,7 +11,7 @@ use super::sections::seconds;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
-pub struct Answers {
+pub struct AnswersSection {
     /// The longest time from a request to the first piece of a model's answer, in seconds. Models that think for long
     /// without a word need more.
     pub first_token_s: f64,
@@ -38,7 +38,7 @@ pub struct Answers {
     pub max_remote_stream_bytes: usize,
 }
 
-impl Default for Answers {
+impl Default for AnswersSection {
     fn default() -> Self {
         Self {
             first_token_s: 120.0,
@@ -56,23 +56,23 @@ impl Default for Answers {
     }
 }
 
-impl Answers {
-    /// [`Answers::first_token_s`] as a duration.
+impl AnswersSection {
+    /// [`AnswersSection::first_token_s`] as a duration.
     pub fn first_token(&self) -> Duration {
         seconds(self.first_token_s)
     }
 
-    /// [`Answers::between_tokens_s`] as a duration.
+    /// [`AnswersSection::between_tokens_s`] as a duration.
     pub fn between_tokens(&self) -> Duration {
         seconds(self.between_tokens_s)
     }
 
-    /// [`Answers::first_byte_s`] as a duration.
+    /// [`AnswersSection::first_byte_s`] as a duration.
     pub fn first_byte(&self) -> Duration {
         seconds(self.first_byte_s)
     }
 
-    /// [`Answers::between_bytes_s`] as a duration.
+    /// [`AnswersSection::between_bytes_s`] as a duration.
     pub fn between_bytes(&self) -> Duration {
         seconds(self.between_bytes_s)
     }

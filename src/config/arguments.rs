@@ -13,31 +13,31 @@ use super::Embedded;
 pub struct Arguments {
     /// What to do; serve when nothing is said.
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub command: Option<ProgramCommand>,
     /// The options of `serve`, which may also stand without it.
     #[command(flatten)]
-    pub settings: Settings,
+    pub settings: CommandLineSettings,
 }
 
 impl Arguments {
     /// What to do, with its options.
-    pub fn into_command(self) -> Command {
-        self.command.unwrap_or(Command::Serve(self.settings))
+    pub fn into_command(self) -> ProgramCommand {
+        self.command.unwrap_or(ProgramCommand::Serve(self.settings))
     }
 }
 
 /// What the program can do.
 #[derive(Debug, Clone, Subcommand)]
-pub enum Command {
+pub enum ProgramCommand {
     /// Serves until it is told to stop.
-    Serve(Settings),
+    Serve(CommandLineSettings),
     /// Tells what the configuration says and what is wrong with it, without serving or opening the database.
-    Check(Settings),
+    Check(CommandLineSettings),
 }
 
 /// The settings that the command line and the environment may give; they precede the file.
 #[derive(Debug, Clone, Default, Args)]
-pub struct Settings {
+pub struct CommandLineSettings {
     /// The configuration file, instead of `adjutant.toml` in the working directory.
     #[arg(long, value_name = "PATH", env = "ADJUTANT_CONFIG")]
     pub config: Option<PathBuf>,

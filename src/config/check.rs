@@ -6,9 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use secrecy::ExposeSecret;
 
 use super::{Config, ProviderSection, Server, TimeToLive};
-use crate::definition::check::{Surroundings, address_problem, check_agent, check_tool, is_word};
+use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
-use crate::definition::{FieldPath, Finding, Segment};
+use crate::definition::{Diagnostic, FieldPath, Segment};
 
 /// The longest time that can be set, in seconds: a day.
 const LONGEST_S: f64 = 86_400.0;
@@ -18,7 +18,7 @@ const LONGEST_RUN_S: f64 = 31_536_000.0;
 const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
 
 /// Checks the whole configuration. What could not be read counts as declared, so that one mistake is told once.
-pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
+pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
@@ -34,7 +34,7 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
     for (section, problems) in sections {
         for (field, reason) in problems {
             let field = FieldPath::of([section].into_iter().chain(field));
-            check.findings.push(Finding::error(field, reason));
+            check.findings.push(Diagnostic::error(field, reason));
         }
     }
     check.findings.extend(config.peers.check_headers());
@@ -77,18 +77,18 @@ pub(super) fn check(config: &Config, unread: &[Finding]) -> Vec<Finding> {
         let message = "there are none, so the server has no agent until one is defined over HTTP";
         check
             .findings
-            .push(Finding::warning(FieldPath::of(["agents"]), message));
+            .push(Diagnostic::warning(FieldPath::of(["agents"]), message));
     }
     check.findings
 }
 
 /// What the agents of this configuration may refer to, and those that are defined while the server runs.
-pub fn surroundings(config: &Config) -> Surroundings {
+pub fn surroundings(config: &Config) -> ValidationContext {
     surroundings_of(config, &[])
 }
 
 /// The same of a configuration in which not all could be read.
-fn surroundings_of(config: &Config, unread: &[Finding]) -> Surroundings {
+fn surroundings_of(config: &Config, unread: &[Diagnostic]) -> ValidationContext {
     let mut around = config.files.settings.embedded.names.clone();
     around.tools.extend(config.tools.keys().cloned());
     around.providers.extend(config.providers.keys().cloned());
@@ -123,13 +123,13 @@ fn is_public(listen: &str) -> bool {
 }
 
 struct Check {
-    findings: Vec<Finding>,
+    findings: Vec<Diagnostic>,
 }
 
 impl Check {
     fn error(&mut self, field: &[&str], message: impl Into<String>) {
         self.findings
-            .push(Finding::error(FieldPath::of(field.iter().copied()), message));
+            .push(Diagnostic::error(FieldPath::of(field.iter().copied()), message));
     }
 
     fn seconds(&mut self, field: &[&str], value: f64) {
@@ -145,7 +145,7 @@ impl Check {
                 if name.trim().is_empty() || name.trim_end_matches('*').contains('*') {
                     let field = FieldPath::of(["agents_api", list]).then(at);
                     let message = format!("`{name}` must be a name, or the beginning of names with a `*` after it");
-                    self.findings.push(Finding::error(field, message));
+                    self.findings.push(Diagnostic::error(field, message));
                 }
             }
         }
@@ -201,7 +201,7 @@ impl Check {
                 let message = format!(
                     "`{name}` must be a name without a port, as in `agents.example.org`, `*.example.org` or `*`"
                 );
-                self.findings.push(Finding::error(field, message));
+                self.findings.push(Diagnostic::error(field, message));
             }
         }
         if server.max_answer_bytes == 0 {
@@ -217,7 +217,7 @@ impl Check {
                 let field = FieldPath::of(["server", "cors_origins"]).then(at);
                 let message =
                     format!("`{origin}` must be an origin, as in `https://chat.example.org`, `loopback` or `*`");
-                self.findings.push(Finding::error(field, message));
+                self.findings.push(Diagnostic::error(field, message));
             }
         }
         self.cors(server);
@@ -240,8 +240,10 @@ impl Check {
         for (at, name) in server.cors_expose_headers.iter().enumerate() {
             if !is_word(name, 256, "") {
                 let field = FieldPath::of(["server", "cors_expose_headers"]).then(at);
-                self.findings
-                    .push(Finding::error(field, format!("`{name}` must be the name of a header")));
+                self.findings.push(Diagnostic::error(
+                    field,
+                    format!("`{name}` must be the name of a header"),
+                ));
             }
         }
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Places, Position, Problem};
+use super::problem::{Places, Problem, TextPosition};
 use crate::definition::FieldPath;
 
 /// What a document says, and where.
@@ -51,7 +51,7 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
 }
 
 /// The line and column of a byte of `text`.
-pub(super) fn position(text: &str, offset: usize) -> Position {
+pub(super) fn position(text: &str, offset: usize) -> TextPosition {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
     let column = before.get(line_start..).unwrap_or_default().chars().count() + 1;

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::problem::Origin;
+use super::problem::SettingOrigin;
 use super::{Config, Sheet};
-use crate::definition::check::Surroundings;
-use crate::definition::{AgentDefinition, FieldPath, Finding};
+use crate::definition::check::ValidationContext;
+use crate::definition::{AgentDefinition, Diagnostic, FieldPath};
 
 /// Where the definitions of a program are, in messages.
 pub(super) const PROGRAM: &str = "the program";
@@ -19,15 +19,15 @@ pub struct Embedded {
     /// The configuration, in the place of a file.
     pub text: Option<String>,
     /// The names of what it has registered.
-    pub names: Surroundings,
+    pub names: ValidationContext,
     /// The agents that it defines, by `graph_id`.
     pub agents: BTreeMap<String, AgentDefinition>,
 }
 
 impl Embedded {
     /// What is wrong with its names beside those that files declare.
-    pub(super) fn check(&self, config: &Config) -> Vec<Finding> {
-        let Surroundings { tools, providers, .. } = &self.names;
+    pub(super) fn check(&self, config: &Config) -> Vec<Diagnostic> {
+        let ValidationContext { tools, providers, .. } = &self.names;
         let tools = tools
             .iter()
             .filter(|name| config.tools.contains_key(*name))
@@ -39,7 +39,7 @@ impl Embedded {
         let message = "is also registered by the program; one of them needs another name";
         tools
             .chain(providers)
-            .map(|place| Finding::error(FieldPath::of(place), message))
+            .map(|place| Diagnostic::error(FieldPath::of(place), message))
             .collect()
     }
 }
@@ -56,14 +56,14 @@ impl Sheet {
         for (graph_id, definition) in &embedded.agents {
             let field = FieldPath::of(["agents", graph_id.as_str()]);
             if agents.contains_key(graph_id) {
-                self.add(Finding::error(field, "is also defined by the program"));
+                self.add(Diagnostic::error(field, "is also defined by the program"));
                 continue;
             }
             let Ok(definition) = serde_json::to_value(definition) else {
                 continue;
             };
             let file = PROGRAM.to_owned();
-            self.origins.0.push(Origin {
+            self.origins.0.push(SettingOrigin {
                 file,
                 holds: field,
                 places: BTreeMap::new(),
@@ -78,29 +78,29 @@ impl Sheet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Settings, load_from};
+    use crate::config::{CommandLineSettings, load_from};
 
-    fn settings(text: &str) -> Settings {
+    fn settings(text: &str) -> CommandLineSettings {
         let definition: AgentDefinition = serde_json::from_value(serde_json::json!({
             "model": "own:small", "tools": ["dig"],
             "subagents": [{"name": "counter", "description": "Counts the words of a text.", "runnable": "count"}],
         }))
         .expect("a definition");
         let set = |name: &str| [name.to_owned()].into_iter().collect();
-        let names = Surroundings {
+        let names = ValidationContext {
             tools: set("dig"),
             providers: set("own"),
             runnables: set("count"),
             ..Default::default()
         };
         let agents = BTreeMap::from([("coded".to_owned(), definition)]);
-        Settings {
+        CommandLineSettings {
             embedded: Embedded {
                 text: Some(text.to_owned()),
                 names,
                 agents,
             },
-            ..Settings::default()
+            ..CommandLineSettings::default()
         }
     }
 

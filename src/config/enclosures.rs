@@ -13,17 +13,17 @@ use base64::engine::general_purpose::STANDARD;
 use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
 use crate::definition::mcp::ToolNames;
 use crate::definition::skill::{self, Skill};
-use crate::definition::{AgentDefinition, Enclosed, FieldPath, Finding, Named, source_problem};
+use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Named, source_problem};
 use crate::domain::state::{Encoding, File};
 
 /// How deep the folders of a skill are followed.
 const DEEPEST: usize = 8;
 
 /// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
-pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Finding> {
+pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnostic> {
     let mut enclosing = Enclosing {
         root: folder.to_path_buf(),
-        files: Enclosed::default(),
+        files: BundledFiles::default(),
         findings: vec![],
     };
     for Named { field, path, tools } in agent.named().into_iter().filter(|named| is_on_disk(&named.path)) {
@@ -48,17 +48,17 @@ fn is_on_disk(path: &str) -> bool {
 
 struct Enclosing {
     root: PathBuf,
-    files: Enclosed,
-    findings: Vec<Finding>,
+    files: BundledFiles,
+    findings: Vec<Diagnostic>,
 }
 
 impl Enclosing {
     fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
-        self.findings.push(Finding::error(field.clone(), message));
+        self.findings.push(Diagnostic::error(field.clone(), message));
     }
 
     fn warn(&mut self, field: &FieldPath, message: impl Into<String>) {
-        self.findings.push(Finding::warning(field.clone(), message));
+        self.findings.push(Diagnostic::warning(field.clone(), message));
     }
 
     fn skills(&mut self, field: &FieldPath, source: &str, tools: &[String]) {

@@ -26,7 +26,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::problem::{Origin, Places, Problem};
+use super::problem::{Places, Problem, SettingOrigin};
 use super::{document, markdown};
 use crate::definition::enclosed::is_relative;
 use crate::definition::{FieldPath, source_problem};
@@ -65,7 +65,7 @@ pub(super) struct FolderAgent {
     /// Its definition, not yet read.
     pub(super) definition: Value,
     /// Which file holds what of the definition.
-    pub(super) origins: Vec<Origin>,
+    pub(super) origins: Vec<SettingOrigin>,
 }
 
 /// Finds all agents below `folder`, which people know as `shown`, in the order of their names.
@@ -162,7 +162,7 @@ fn paths(settings: &mut Map<String, Value>) -> impl Iterator<Item = &mut String>
 }
 
 struct Search<'p> {
-    origins: Vec<Origin>,
+    origins: Vec<SettingOrigin>,
     problems: &'p mut Vec<Problem>,
 }
 
@@ -414,7 +414,7 @@ impl Search<'_> {
     fn note(&mut self, place: &Place, holds: &FieldPath, places: Places) {
         let file = place.to_string();
         let holds = holds.clone();
-        self.origins.push(Origin {
+        self.origins.push(SettingOrigin {
             file,
             holds,
             places,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Config, variable};
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{FieldPath, Finding};
+use crate::definition::{Diagnostic, FieldPath};
 
 /// The environment variables of the server that every program sees which it starts. The others are none of its business.
 const INHERITED: [&str; 12] = [
@@ -36,7 +36,7 @@ pub fn inherited() -> BTreeMap<String, String> {
 ///
 /// A server of an agent that has nothing but an address is the configured one at that address, if there is one: with its
 /// headers, for example.
-pub(super) fn fill_in(config: &mut Config) -> Vec<Finding> {
+pub(super) fn fill_in(config: &mut Config) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, server) in &mut config.mcp_servers {
         findings.extend(fill(&FieldPath::of(["mcp_servers", name.as_str()]), server));
@@ -61,11 +61,11 @@ pub(super) fn fill_in(config: &mut Config) -> Vec<Finding> {
     findings
 }
 
-fn fill(top: &FieldPath, server: &mut McpServerDefinition) -> Vec<Finding> {
+fn fill(top: &FieldPath, server: &mut McpServerDefinition) -> Vec<Diagnostic> {
     let mut findings = vec![];
     let mut fill = |field: FieldPath, text: &mut String| match filled(text, variable) {
         Ok(filled) => *text = filled,
-        Err(problem) => findings.push(Finding::error(field, problem)),
+        Err(problem) => findings.push(Diagnostic::error(field, problem)),
     };
     for (field, text) in [
         ("command", &mut server.command),
@@ -87,11 +87,11 @@ fn fill(top: &FieldPath, server: &mut McpServerDefinition) -> Vec<Finding> {
 }
 
 /// Puts the folder in which a server runs, relative to `folder` until now, in its place.
-pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder: &Path) -> Option<Finding> {
+pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder: &Path) -> Option<Diagnostic> {
     let named = server.cwd.as_mut()?;
     let place = folder.join(&*named);
     if !place.is_dir() {
-        return Some(Finding::error(field.then("cwd"), format!("`{named}` is no folder")));
+        return Some(Diagnostic::error(field.then("cwd"), format!("`{named}` is no folder")));
     }
     // A program that is started elsewhere would not find a relative one.
     *named = std::path::absolute(&place).unwrap_or(place).display().to_string();
@@ -100,12 +100,12 @@ pub(super) fn settle(field: &FieldPath, server: &mut McpServerDefinition, folder
 
 /// The programs of servers that cannot be found. That is no mistake of the configuration, and the server says so again when
 /// it starts one, but who only checks would not hear of it.
-pub(super) fn missing_programs(config: &mut Config) -> Vec<Finding> {
+pub(super) fn missing_programs(config: &mut Config) -> Vec<Diagnostic> {
     let all = config
         .mcp_servers
         .iter()
         .map(|(name, server)| (FieldPath::of(["mcp_servers", name.as_str()]), server));
-    let mut findings: Vec<Finding> = all
+    let mut findings: Vec<Diagnostic> = all
         .filter_map(|(field, server)| missing_program(&field, server))
         .collect();
     for (graph_id, agent) in &mut config.agents {
@@ -119,7 +119,7 @@ pub(super) fn missing_programs(config: &mut Config) -> Vec<Finding> {
     findings
 }
 
-fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Finding> {
+fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Diagnostic> {
     let command = Path::new(server.command.as_ref()?);
     let path = server
         .env
@@ -134,7 +134,7 @@ fn missing_program(field: &FieldPath, server: &McpServerDefinition) -> Option<Fi
         // In which folder a relative path begins depends on the system.
         _ => None,
     };
-    message.map(|message| Finding::warning(field.then("command"), format!("`{}`: {message}", command.display())))
+    message.map(|message| Diagnostic::warning(field.then("command"), format!("`{}`: {message}", command.display())))
 }
 
 /// The text with the values of the variables that it names.

@@ -15,7 +15,9 @@ use serde_json::{Map, Value};
 
 use crate::definition::compat::deprecated;
 use crate::definition::mcp::McpServerDefinition;
-use crate::definition::{AgentDefinition, FieldPath, Finding, HarnessProfile, Severity, ToolDefinition, is_echo, read};
+use crate::definition::{
+    AgentDefinition, Diagnostic, FieldPath, HarnessProfile, Severity, ToolDefinition, is_echo, read,
+};
 
 mod answers;
 mod arguments;
@@ -34,23 +36,23 @@ mod verdict;
 mod watch;
 mod webhooks;
 
-pub use answers::Answers;
-pub use arguments::{Arguments, Command, Settings};
+pub use answers::AnswersSection;
+pub use arguments::{Arguments, CommandLineSettings, ProgramCommand};
 pub use check::{NEEDS_INSECURE_NO_AUTH, surroundings};
 pub use embedded::Embedded;
 pub use mcp::inherited;
-pub use peers::Peers;
-pub use problem::{Position, Problem, Problems};
+pub use peers::PeersSection;
+pub use problem::{Problem, Problems, TextPosition};
 pub use sections::{
-    AgentsApi, DatabaseUrl, Kept, KeySource, Log, LogFormat, Named, ProviderSection, Runtime, Server, Storage,
-    SweepStrategy, TimeToLive,
+    AgentsApi, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
+    Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
 pub use verdict::verdict;
-pub use watch::{Files, Watch};
-pub use webhooks::Webhooks;
+pub use watch::{Watch, WatchedFiles};
+pub use webhooks::WebhooksSection;
 
-use problem::{Origin, Origins};
+use problem::{SettingOrigin, SettingOrigins};
 
 /// The file that is looked for when none is named.
 const DEFAULT_FILE: &str = "adjutant.toml";
@@ -80,39 +82,39 @@ pub struct Config {
     /// What is remembered beyond a thread, and for how long.
     pub store: StoreSection,
     /// How long threads are kept that do not say it themselves.
-    pub threads: Kept,
+    pub threads: RetentionSections,
     /// How long the histories of threads are kept.
-    pub checkpointer: Kept,
+    pub checkpointer: RetentionSections,
     /// Who may be told that a run has ended.
-    pub webhooks: Webhooks,
+    pub webhooks: WebhooksSection,
     /// Which other servers may do the work of subagents.
-    pub peers: Peers,
+    pub peers: PeersSection,
     /// How much models, tools and other servers may answer, and how long models may take.
-    pub answers: Answers,
+    pub answers: AnswersSection,
     /// Whether clients may define agents, and what these may use.
     pub agents_api: AgentsApi,
     /// What is logged.
     pub log: Log,
     /// Where models come from, by the name before the colon.
-    pub providers: Named<ProviderSection>,
+    pub providers: NamedEntries<ProviderSection>,
     /// The declared tools, by name.
-    pub tools: Named<ToolDefinition>,
+    pub tools: NamedEntries<ToolDefinition>,
     /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
-    pub mcp_servers: Named<McpServerDefinition>,
+    pub mcp_servers: NamedEntries<McpServerDefinition>,
     /// What goes for all agents with a certain model, by `provider` or `provider:model`.
-    pub profiles: Named<HarnessProfile>,
+    pub profiles: NamedEntries<HarnessProfile>,
     /// The agents, by `graph_id`.
-    pub agents: Named<AgentDefinition>,
+    pub agents: NamedEntries<AgentDefinition>,
     /// The folder with a folder for each agent; beside the configuration file when not absolute.
     pub agents_dir: Option<PathBuf>,
     /// The files in which all that is written.
     #[serde(skip)]
-    pub files: Files,
+    pub files: WatchedFiles,
 }
 
 /// A configuration that can be used, and what is nevertheless odd about it.
 #[derive(Debug, Clone)]
-pub struct Loaded {
+pub struct LoadedConfig {
     /// The configuration.
     pub config: Config,
     /// Only warnings.
@@ -121,7 +123,7 @@ pub struct Loaded {
     pub source: String,
 }
 
-impl Loaded {
+impl LoadedConfig {
     /// Whether it is the built-in demonstration, since there was no configuration.
     pub fn is_demonstration(&self) -> bool {
         self.source == DEMO_NAME
@@ -132,13 +134,13 @@ impl Loaded {
 ///
 /// # Errors
 /// Everything that is wrong, in the order of the files.
-pub fn load(settings: &Settings) -> Result<Loaded, Problems> {
+pub fn load(settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
     // Not the empty path, which is the working directory for some calls and nothing for others.
     load_from(Path::new("."), settings)
 }
 
 /// Reads the configuration as if `directory` were the working directory.
-fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> {
+fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
     let source = Source::find(directory, settings)?;
     let mut sheet = Sheet::default();
     let mut document = document::parse(&source.name, &source.text);
@@ -147,7 +149,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
         return Err(Problems(document.problems));
     }
     let places = document.places;
-    sheet.origins.0.push(Origin {
+    sheet.origins.0.push(SettingOrigin {
         file: source.name.clone(),
         holds: FieldPath::default(),
         places,
@@ -169,7 +171,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     sheet.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
-    config.files = Files {
+    config.files = WatchedFiles {
         directory: directory.to_path_buf(),
         settings: settings.clone(),
         roots: vec![source.path.clone(), folder.clone(), project],
@@ -190,7 +192,7 @@ fn load_from(directory: &Path, settings: &Settings) -> Result<Loaded, Problems> 
     for finding in unset.into_iter().chain(nonsense).chain(unread) {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
-            sheet.add(Finding { field, ..finding });
+            sheet.add(Diagnostic { field, ..finding });
         }
     }
     reading.findings.into_iter().for_each(|finding| sheet.add(finding));
@@ -219,7 +221,7 @@ struct Source {
 }
 
 impl Source {
-    fn find(directory: &Path, settings: &Settings) -> Result<Self, Problems> {
+    fn find(directory: &Path, settings: &CommandLineSettings) -> Result<Self, Problems> {
         if let Some(text) = &settings.embedded.text {
             let path = directory.join(DEFAULT_FILE);
             return Ok(Self {
@@ -257,7 +259,7 @@ impl Source {
 }
 
 /// Puts what the command line and the environment say over what the file says.
-fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &mut Origins) {
+fn override_with(settings: &CommandLineSettings, value: &mut Map<String, Value>, origins: &mut SettingOrigins) {
     let given = [
         (["server", "listen"], &settings.listen, "--listen or ADJUTANT_LISTEN"),
         (
@@ -273,7 +275,7 @@ fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &
         if let Value::Object(fields) = fields {
             fields.insert(key.to_owned(), Value::String(text.clone()));
             let places = BTreeMap::from([(FieldPath::of([section, key]), (1, 1))]);
-            origins.0.push(Origin {
+            origins.0.push(SettingOrigin {
                 file: source.to_owned(),
                 holds: FieldPath::default(),
                 places,
@@ -286,14 +288,14 @@ fn override_with(settings: &Settings, value: &mut Map<String, Value>, origins: &
 /// What is known while the configuration is being read.
 #[derive(Default)]
 struct Sheet {
-    origins: Origins,
+    origins: SettingOrigins,
     problems: Vec<Problem>,
     /// The folders of the agents that have one.
     folders: BTreeMap<String, String>,
 }
 
 impl Sheet {
-    fn add(&mut self, finding: Finding) {
+    fn add(&mut self, finding: Diagnostic) {
         self.problems.push(self.origins.locate(finding));
     }
 
@@ -303,7 +305,7 @@ impl Sheet {
     }
 
     /// Adds to the agents the files beside their definitions that these name, and finds the folders of servers.
-    fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Finding> {
+    fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
         for (name, server) in &mut config.mcp_servers {
@@ -375,7 +377,7 @@ impl Sheet {
         let Value::Array(list) = list else { return };
         let field = FieldPath::of(["agents", graph_id.as_str()]);
         let origins = folder::project::load(folder, shown, list, &mut self.problems).into_iter();
-        self.origins.0.extend(origins.map(|origin| Origin {
+        self.origins.0.extend(origins.map(|origin| SettingOrigin {
             holds: field.join(&origin.holds),
             ..origin
         }));
@@ -386,7 +388,7 @@ impl Sheet {
     fn load_folders(
         &mut self,
         file: &mut Map<String, Value>,
-        settings: &Settings,
+        settings: &CommandLineSettings,
         [directory, beside]: [&Path; 2],
     ) -> PathBuf {
         let path = match (&settings.agents_dir, file.get("agents_dir").and_then(Value::as_str)) {
@@ -403,12 +405,12 @@ impl Sheet {
         for agent in found {
             let field = FieldPath::of(["agents", agent.graph_id.as_str()]);
             if agents.contains_key(&agent.graph_id) {
-                self.add(Finding::error(field, format!("is also defined in {}", agent.place)));
+                self.add(Diagnostic::error(field, format!("is also defined in {}", agent.place)));
                 continue;
             }
             self.folders.insert(agent.graph_id.clone(), agent.place);
             let origins = agent.origins.into_iter();
-            self.origins.0.extend(origins.map(|origin| Origin {
+            self.origins.0.extend(origins.map(|origin| SettingOrigin {
                 holds: field.join(&origin.holds),
                 ..origin
             }));
@@ -417,14 +419,14 @@ impl Sheet {
         path
     }
 
-    fn close(mut self, config: Config, source: String) -> Result<Loaded, Problems> {
+    fn close(mut self, config: Config, source: String) -> Result<LoadedConfig, Problems> {
         self.problems
             .sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
         // What is wrong with one file may be met twice.
         self.problems.dedup();
         let problems = Problems(self.problems);
         if problems.are_harmless() {
-            Ok(Loaded {
+            Ok(LoadedConfig {
                 config,
                 warnings: problems,
                 source,

@@ -8,14 +8,14 @@ use serde::Deserialize;
 use super::sections::seconds;
 use super::webhooks::host_problems;
 use crate::definition::check::address_problem;
-use crate::definition::{FieldPath, Finding, Headers, check_headers};
+use crate::definition::{Diagnostic, FieldPath, Headers, check_headers};
 
 /// `[peers]`: which other servers may do the work of subagents, and how patiently they are waited for. Servers that
 /// definitions in files name may be anywhere; the rules are for those that clients bring.
 #[derive(Debug, Clone, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
-pub struct Peers {
+pub struct PeersSection {
     /// Whether any loopback or private address may be named.
     pub allow_private: bool,
     /// Host names and addresses inside that may be named.
@@ -39,7 +39,7 @@ pub struct Peers {
     pub longest_look_s: f64,
 }
 
-impl Default for Peers {
+impl Default for PeersSection {
     fn default() -> Self {
         Self {
             allow_private: false,
@@ -55,29 +55,29 @@ impl Default for Peers {
     }
 }
 
-impl Peers {
-    /// [`Peers::patience_s`] as a duration.
+impl PeersSection {
+    /// [`PeersSection::patience_s`] as a duration.
     pub fn patience(&self) -> Duration {
         seconds(self.patience_s)
     }
 
-    /// [`Peers::background_patience_s`] as a duration.
+    /// [`PeersSection::background_patience_s`] as a duration.
     pub fn background_patience(&self) -> Duration {
         seconds(self.background_patience_s)
     }
 
-    /// [`Peers::first_look_s`] as a duration.
+    /// [`PeersSection::first_look_s`] as a duration.
     pub fn first_look(&self) -> Duration {
         seconds(self.first_look_s)
     }
 
-    /// [`Peers::longest_look_s`] as a duration; never shorter than the first.
+    /// [`PeersSection::longest_look_s`] as a duration; never shorter than the first.
     pub fn longest_look(&self) -> Duration {
         seconds(self.longest_look_s).max(self.first_look())
     }
 
     /// What makes no sense in the headers.
-    pub(super) fn check_headers(&self) -> Vec<Finding> {
+    pub(super) fn check_headers(&self) -> Vec<Diagnostic> {
         let section = FieldPath::of(["peers", "headers"]);
         let mut findings = vec![];
         for (address, headers) in &self.headers {
@@ -85,7 +85,7 @@ impl Peers {
             let is_origin = |url: url::Url| url.origin().ascii_serialization() == *address;
             if address_problem(address).is_some() || !url::Url::parse(address).is_ok_and(is_origin) {
                 let message = "must be the scheme, host and port of a server, as in `https://agents.example.org`";
-                findings.push(Finding::error(field.clone(), message));
+                findings.push(Diagnostic::error(field.clone(), message));
             }
             findings.extend(check_headers(&field, headers));
         }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::definition::{FieldPath, Finding, Remark, Segment, Severity};
+use crate::definition::{Diagnostic, FieldPath, Segment, Severity, StoredDiagnostic};
 
 /// A line and a column, both from 1, columns in characters.
-pub type Position = (usize, usize);
+pub type TextPosition = (usize, usize);
 
 /// Where fields are, by their path.
-pub(super) type Places = BTreeMap<FieldPath, Position>;
+pub(super) type Places = BTreeMap<FieldPath, TextPosition>;
 
 /// Something to be said about the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Problem {
     /// The file, or where else the setting comes from.
     pub file: String,
     /// Where in the file.
-    pub position: Option<Position>,
+    pub position: Option<TextPosition>,
     /// The field within the file, as in `agents.agent.tools[1]`; empty for the file as a whole.
     pub field: String,
     /// What is wrong, and what is allowed.
@@ -43,12 +43,12 @@ impl Problem {
 
     /// The same at a position in the file.
     #[must_use]
-    pub fn at(self, position: Option<Position>) -> Self {
+    pub fn at(self, position: Option<TextPosition>) -> Self {
         Self { position, ..self }
     }
 }
 
-impl From<Problem> for Remark {
+impl From<Problem> for StoredDiagnostic {
     fn from(problem: Problem) -> Self {
         let Problem {
             file,
@@ -109,7 +109,7 @@ impl std::error::Error for Problems {}
 
 /// Where a part of the configuration is written.
 #[derive(Debug, Clone)]
-pub(super) struct Origin {
+pub(super) struct SettingOrigin {
     /// The file, or where else it comes from.
     pub(super) file: String,
     /// The part of the configuration that the file holds.
@@ -122,13 +122,13 @@ pub(super) struct Origin {
 
 /// All places from which the configuration comes.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Origins(pub(super) Vec<Origin>);
+pub(super) struct SettingOrigins(pub(super) Vec<SettingOrigin>);
 
-impl Origins {
+impl SettingOrigins {
     /// Tells where the field of a finding is written: in the most special file that knows it, else in the most
     /// special one that might.
-    pub(super) fn locate(&self, finding: Finding) -> Problem {
-        let mut best: Option<(usize, &Origin, FieldPath, Option<Position>)> = None;
+    pub(super) fn locate(&self, finding: Diagnostic) -> Problem {
+        let mut best: Option<(usize, &SettingOrigin, FieldPath, Option<TextPosition>)> = None;
         for origin in &self.0 {
             let Some(inner) = finding.field.after(&origin.holds) else {
                 continue;
@@ -166,9 +166,9 @@ fn agent_of(field: &FieldPath) -> Option<Box<str>> {
     }
 }
 
-impl Origin {
+impl SettingOrigin {
     /// How much of the way to the field is written in this file, and where that is.
-    fn nearest(&self, field: &FieldPath) -> (usize, Option<Position>) {
+    fn nearest(&self, field: &FieldPath) -> (usize, Option<TextPosition>) {
         let mut way = Some(field.clone());
         while let Some(here) = way {
             if let Some(position) = self.places.get(&here) {

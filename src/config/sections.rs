@@ -293,7 +293,7 @@ impl AgentsApi {
 /// `[threads]` and `[checkpointer]`: how long things are kept.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Kept {
+pub struct RetentionSections {
     /// After which time they go; never when absent.
     pub ttl: Option<TimeToLive>,
 }
@@ -444,4 +444,4 @@ pub(super) fn seconds(value: f64) -> Duration {
 }
 
 /// The named entries of a section, in the order of their names.
-pub type Named<T> = BTreeMap<String, T>;
+pub type NamedEntries<T> = BTreeMap<String, T>;

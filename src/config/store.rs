@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::Config;
-use crate::definition::check::{Surroundings, check_model};
+use crate::definition::check::{ValidationContext, check_model};
 use crate::definition::provider::ProviderKind;
-use crate::definition::{FieldPath, Finding};
+use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::item::texts::MOST_PATHS;
 use crate::domain::item::{self, TextPath};
 
@@ -87,7 +87,7 @@ impl ItemTtl {
 }
 
 /// What makes no sense in the section.
-pub(super) fn check(config: &Config, around: &Surroundings) -> Vec<Finding> {
+pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnostic> {
     let store = &config.store;
     let field = FieldPath::of(["store", "ttl"]);
     let mut findings = store
@@ -96,20 +96,20 @@ pub(super) fn check(config: &Config, around: &Surroundings) -> Vec<Finding> {
         .map(|index| check_index(index, config, around))
         .unwrap_or_default();
     if let Some(Err(invalid)) = store.ttl.default_ttl.map(|minutes| item::ttl("default_ttl", minutes)) {
-        findings.push(Finding::error(field.then("default_ttl"), invalid.reason));
+        findings.push(Diagnostic::error(field.then("default_ttl"), invalid.reason));
     }
     let interval = store.ttl.sweep_interval_minutes;
     if !(interval > 0.0 && interval <= LONGEST_SWEEP_INTERVAL) {
         let message = format!("must be more than 0 and at most {LONGEST_SWEEP_INTERVAL} minutes");
-        findings.push(Finding::error(field.then("sweep_interval_minutes"), message));
+        findings.push(Diagnostic::error(field.then("sweep_interval_minutes"), message));
     }
     findings
 }
 
-fn check_index(index: &IndexSection, config: &Config, around: &Surroundings) -> Vec<Finding> {
+fn check_index(index: &IndexSection, config: &Config, around: &ValidationContext) -> Vec<Diagnostic> {
     let field = FieldPath::of(["store", "index"]);
     let mut findings = check_model(&field.then("embed"), &index.embed, around);
-    let mut error = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+    let mut error = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
     if !(1..=MOST_DIMS).contains(&index.dims) {
         error(
             field.then("dims"),

@@ -24,17 +24,17 @@ impl Place {
         Self(folder)
     }
 
-    fn load(&self) -> Loaded {
+    fn load(&self) -> LoadedConfig {
         self.load_with(&self.settings()).unwrap()
     }
 
-    fn load_with(&self, settings: &Settings) -> Result<Loaded, Problems> {
+    fn load_with(&self, settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
         load_from(self.0.path(), settings)
     }
 
     /// Settings with which there is a provider `scripted`, unless the configuration has it already, as the demonstration does.
-    fn settings(&self) -> Settings {
-        let mut settings = Settings::default();
+    fn settings(&self) -> CommandLineSettings {
+        let mut settings = CommandLineSettings::default();
         let text = fs::read_to_string(self.0.path().join("adjutant.toml"));
         let is_demonstration = text.is_err() && !self.0.path().join("agents").exists();
         let has_provider = text.is_ok_and(|text| text.contains("[providers.scripted]"));
@@ -204,11 +204,11 @@ fn broken_lines_are_told_with_their_places() {
 #[test]
 fn the_command_line_precedes_the_file() {
     let place = Place::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
-    let settings = Settings {
+    let settings = CommandLineSettings {
         listen: Some("127.0.0.2:2".to_owned()),
         database_url: Some("sqlite::memory:".to_owned()),
         log: Some("debug".to_owned()),
-        ..Settings::default()
+        ..CommandLineSettings::default()
     };
 
     let config = place.load_with(&settings).unwrap().config;
@@ -220,9 +220,9 @@ fn the_command_line_precedes_the_file() {
 
 #[test]
 fn a_wrong_argument_is_blamed_on_the_command_line() {
-    let settings = Settings {
+    let settings = CommandLineSettings {
         listen: Some("nowhere".to_owned()),
-        ..Settings::default()
+        ..CommandLineSettings::default()
     };
     let problems = Place::with(&[("adjutant.toml", "")]).load_with(&settings).unwrap_err();
     assert_eq!(
@@ -233,9 +233,9 @@ fn a_wrong_argument_is_blamed_on_the_command_line() {
 
 #[test]
 fn a_named_file_must_exist() {
-    let settings = Settings {
+    let settings = CommandLineSettings {
         config: Some("other.toml".into()),
-        ..Settings::default()
+        ..CommandLineSettings::default()
     };
     let problems = Place::with(&[]).load_with(&settings).unwrap_err();
     assert_eq!(
@@ -294,9 +294,9 @@ fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
 fn a_key_file_lies_beside_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_file = \"lab.key\"\n";
     let place = Place::with(&[("conf/adjutant.toml", text)]);
-    let settings = Settings {
+    let settings = CommandLineSettings {
         config: Some("conf/adjutant.toml".into()),
-        ..Settings::default()
+        ..CommandLineSettings::default()
     };
     let config = place.load_with(&settings).unwrap().config;
     let KeySource::File(path) = config.providers["lab"].key() else {

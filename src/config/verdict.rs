@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{Loaded, Problems};
+use super::{LoadedConfig, Problems};
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{AgentDefinition, Location, SubagentDefinition};
 
 /// The whole answer, and whether the configuration can be used.
-pub fn verdict(loaded: Result<&Loaded, &Problems>) -> (String, bool) {
+pub fn verdict(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
     let mut text = String::new();
     let problems = match loaded {
         Ok(loaded) => {
@@ -33,7 +33,7 @@ pub fn verdict(loaded: Result<&Loaded, &Problems>) -> (String, bool) {
     (text, loaded.is_ok())
 }
 
-fn describe(text: &mut String, loaded: &Loaded) {
+fn describe(text: &mut String, loaded: &LoadedConfig) {
     let config = &loaded.config;
     push(text, &format!("configuration: {}", loaded.source));
     push(

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-use super::{Loaded, Problems, Settings, load_from};
+use super::{CommandLineSettings, LoadedConfig, Problems, load_from};
 
 /// How many files and folders are looked at.
 const MOST: usize = 20_000;
@@ -16,11 +16,11 @@ const DEEPEST: usize = 16;
 
 /// Where a configuration was read from.
 #[derive(Debug, Clone, Default)]
-pub struct Files {
+pub struct WatchedFiles {
     /// What was taken for the working directory.
     pub directory: PathBuf,
     /// What the command line and the environment said.
-    pub settings: Settings,
+    pub settings: CommandLineSettings,
     /// The files and folders that were read, whether they were there or not.
     pub roots: Vec<PathBuf>,
     /// The file or folder in which each agent is defined, by `graph_id`.
@@ -30,7 +30,7 @@ pub struct Files {
 /// Looks at the files of a configuration.
 #[derive(Debug)]
 pub struct Watch {
-    files: Files,
+    files: WatchedFiles,
     /// The files as they were last read; none before the first look, since they may have changed since they were read.
     read: Option<u64>,
     /// The files as the last look saw them, when they are not as they were read.
@@ -39,7 +39,7 @@ pub struct Watch {
 
 impl Watch {
     /// Watches these files.
-    pub fn new(files: &Files) -> Self {
+    pub fn new(files: &WatchedFiles) -> Self {
         Self {
             files: files.clone(),
             read: None,
@@ -49,7 +49,7 @@ impl Watch {
 
     /// Reads the configuration again, if it has changed and is not being changed in this moment. The first time it always
     /// is read.
-    pub fn look(&mut self) -> Option<Result<Loaded, Problems>> {
+    pub fn look(&mut self) -> Option<Result<LoadedConfig, Problems>> {
         let seen = stamp(&self.files.roots);
         if self.read == Some(seen) {
             self.changing = None;
@@ -110,7 +110,7 @@ mod tests {
 
     const ONE: &str = "[providers.scripted]\nkind = \"scripted\"\n[agents.a]\nmodel = \"scripted:x\"\n";
 
-    fn agents(found: Option<Result<Loaded, Problems>>) -> Option<Vec<String>> {
+    fn agents(found: Option<Result<LoadedConfig, Problems>>) -> Option<Vec<String>> {
         found.map(|loaded| loaded.expect("a configuration").config.agents.into_keys().collect())
     }
 
@@ -118,7 +118,7 @@ mod tests {
     fn what_has_changed_is_read_once_it_rests() {
         let folder = tempfile::tempdir().expect("a directory");
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
-        let loaded = load_from(folder.path(), &Settings::default()).expect("a configuration");
+        let loaded = load_from(folder.path(), &CommandLineSettings::default()).expect("a configuration");
         assert_eq!(loaded.config.files.places["a"], "adjutant.toml");
         let mut watch = Watch::new(&loaded.config.files);
         assert_eq!(agents(watch.look()), None);

@@ -15,7 +15,7 @@ use crate::definition::is_reserved_header;
 #[derive(Debug, Clone, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
-pub struct Webhooks {
+pub struct WebhooksSection {
     /// Whether reports may go to any loopback or private address.
     pub allow_private: bool,
     /// Host names and addresses to which reports may go although they are private.
@@ -44,7 +44,7 @@ pub struct Webhooks {
     pub keep_days: f64,
 }
 
-impl Default for Webhooks {
+impl Default for WebhooksSection {
     fn default() -> Self {
         Self {
             allow_private: false,
@@ -63,7 +63,7 @@ impl Default for Webhooks {
     }
 }
 
-impl Webhooks {
+impl WebhooksSection {
     /// Where the secret comes from.
     pub fn key(&self) -> KeySource {
         KeySource::of(
@@ -73,17 +73,17 @@ impl Webhooks {
         )
     }
 
-    /// [`Webhooks::timeout_s`] as a duration.
+    /// [`WebhooksSection::timeout_s`] as a duration.
     pub fn timeout(&self) -> Duration {
         seconds(self.timeout_s)
     }
 
-    /// [`Webhooks::retry_s`] as a duration.
+    /// [`WebhooksSection::retry_s`] as a duration.
     pub fn retry(&self) -> Duration {
         seconds(self.retry_s)
     }
 
-    /// [`Webhooks::keep_days`] as a duration.
+    /// [`WebhooksSection::keep_days`] as a duration.
     pub fn keep(&self) -> Duration {
         seconds(self.keep_days * 86_400.0)
     }

@@ -6,11 +6,11 @@ use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
-use super::json::Cell;
-use super::part::{Filling, ListPart};
+use super::json::ColumnRef;
+use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::assistant::{Assistant, Settings, Version};
-use crate::domain::filter::Filter;
+use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
@@ -43,7 +43,7 @@ impl TryFrom<AssistantRow> for Assistant {
     type Error = super::DbError;
 
     fn try_from(row: AssistantRow) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.assistant_id,
@@ -51,7 +51,7 @@ impl TryFrom<AssistantRow> for Assistant {
         Ok(Self {
             id: AssistantId(row.assistant_id),
             version: row.version,
-            settings: Settings {
+            settings: AssistantSettings {
                 config: at("config").decode(&row.config)?,
                 context: at("context").decode(&row.context)?,
                 metadata: at("metadata").decode(&row.metadata)?,
@@ -65,7 +65,7 @@ impl TryFrom<AssistantRow> for Assistant {
     }
 }
 
-impl TryFrom<AssistantRow> for Version {
+impl TryFrom<AssistantRow> for AssistantVersion {
     type Error = super::DbError;
 
     fn try_from(row: AssistantRow) -> DbResult<Self> {
@@ -203,14 +203,14 @@ pub async fn newest_version(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<i64> {
 }
 
 /// Returns a version of an assistant.
-pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<Option<Version>> {
+pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<Option<AssistantVersion>> {
     const SQL: &str = concatcp!(SELECT_VERSION, " where assistant_id = $1 and version = $2");
     let row: Option<AssistantRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(id.0)
         .bind(number)
         .fetch_optional(conn)
         .await)?;
-    row.map(Version::try_from).transpose()
+    row.map(AssistantVersion::try_from).transpose()
 }
 
 /// Returns the versions of an assistant whose metadata contains `metadata`, newest first, up to about `bytes` of
@@ -218,14 +218,14 @@ pub async fn version(tx: &mut Tx<'_>, id: AssistantId, number: i64) -> DbResult<
 pub async fn versions(
     tx: &mut Tx<'_>,
     id: AssistantId,
-    metadata: &Filter,
+    metadata: &MetadataFilter,
     (limit, offset): (i64, i64),
     bytes: usize,
-) -> DbResult<ListPart<Version>> {
+) -> DbResult<ListPart<AssistantVersion>> {
     const SQL: &str = concatcp!(SELECT_VERSION, " where assistant_id = ");
     let weigh =
         |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
-    let mut filling = Filling::new(limit, bytes);
+    let mut filling = ListBuilder::new(limit, bytes);
     while let Some(next) = filling.next() {
         let offset = offset + filling.count();
         let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
@@ -240,7 +240,7 @@ pub async fn versions(
                 .push_bind(offset);
             sql.build_query_as().fetch_all(conn).await
         })?;
-        filling.take(next, rows, weigh, Version::try_from)?;
+        filling.take(next, rows, weigh, AssistantVersion::try_from)?;
     }
     Ok(filling.finish())
 }
@@ -258,7 +258,7 @@ pub async fn delete(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<bool> {
 
 /// A sort key of assistants. Ties are sorted by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AssistantSort {
+pub enum AssistantOrder {
     /// By id.
     Id,
     /// By creation time.
@@ -274,15 +274,15 @@ pub enum AssistantSort {
 
 /// A search for assistants. The default finds the ten newest.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AssistantSearch {
+pub struct AssistantQuery {
     /// Only assistants of this definition.
     pub graph_id: Option<String>,
     /// Only assistants whose name contains this, case-insensitively.
     pub name: Option<String>,
     /// Only assistants whose metadata contains this.
-    pub metadata: Filter,
+    pub metadata: MetadataFilter,
     /// The sort key.
-    pub sort: AssistantSort,
+    pub sort: AssistantOrder,
     /// Whether the order is ascending.
     pub ascending: bool,
     /// The maximum number of assistants.
@@ -291,13 +291,13 @@ pub struct AssistantSearch {
     pub offset: i64,
 }
 
-impl Default for AssistantSearch {
+impl Default for AssistantQuery {
     fn default() -> Self {
         Self {
             graph_id: None,
             name: None,
-            metadata: Filter::default(),
-            sort: AssistantSort::default(),
+            metadata: MetadataFilter::default(),
+            sort: AssistantOrder::default(),
             ascending: false,
             limit: 10,
             offset: 0,
@@ -305,19 +305,19 @@ impl Default for AssistantSearch {
     }
 }
 
-impl AssistantSearch {
+impl AssistantQuery {
     fn order(&self) -> &'static str {
         match (self.sort, self.ascending) {
-            (AssistantSort::Id, true) => " order by assistant_id",
-            (AssistantSort::Id, false) => " order by assistant_id desc",
-            (AssistantSort::CreatedAt, true) => " order by created_at, assistant_id",
-            (AssistantSort::CreatedAt, false) => " order by created_at desc, assistant_id desc",
-            (AssistantSort::UpdatedAt, true) => " order by updated_at, assistant_id",
-            (AssistantSort::UpdatedAt, false) => " order by updated_at desc, assistant_id desc",
-            (AssistantSort::Name, true) => " order by folded, assistant_id",
-            (AssistantSort::Name, false) => " order by folded desc, assistant_id desc",
-            (AssistantSort::Graph, true) => " order by graph_id, created_at, assistant_id",
-            (AssistantSort::Graph, false) => " order by graph_id desc, created_at desc, assistant_id desc",
+            (AssistantOrder::Id, true) => " order by assistant_id",
+            (AssistantOrder::Id, false) => " order by assistant_id desc",
+            (AssistantOrder::CreatedAt, true) => " order by created_at, assistant_id",
+            (AssistantOrder::CreatedAt, false) => " order by created_at desc, assistant_id desc",
+            (AssistantOrder::UpdatedAt, true) => " order by updated_at, assistant_id",
+            (AssistantOrder::UpdatedAt, false) => " order by updated_at desc, assistant_id desc",
+            (AssistantOrder::Name, true) => " order by folded, assistant_id",
+            (AssistantOrder::Name, false) => " order by folded desc, assistant_id desc",
+            (AssistantOrder::Graph, true) => " order by graph_id, created_at, assistant_id",
+            (AssistantOrder::Graph, false) => " order by graph_id desc, created_at desc, assistant_id desc",
         }
     }
 
@@ -357,10 +357,10 @@ fn like_pattern(part: &str) -> String {
 }
 
 /// Returns the assistants that match a search, up to about `bytes` of memory.
-pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> DbResult<ListPart<Assistant>> {
+pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantQuery, bytes: usize) -> DbResult<ListPart<Assistant>> {
     let weigh =
         |row: &AssistantRow| parsed_bytes(&row.config) + parsed_bytes(&row.context) + parsed_bytes(&row.metadata);
-    let mut filling = Filling::new(wanted.limit, bytes);
+    let mut filling = ListBuilder::new(wanted.limit, bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<AssistantRow> = on_engine!(tx, |conn| {
@@ -379,7 +379,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &AssistantSearch, bytes: usize) -> 
 }
 
 /// Counts the assistants that match a search; order, limit and offset are ignored.
-pub async fn count(tx: &mut Tx<'_>, wanted: &AssistantSearch) -> DbResult<i64> {
+pub async fn count(tx: &mut Tx<'_>, wanted: &AssistantQuery) -> DbResult<i64> {
     let count = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from assistants");
         wanted.push_conditions(&mut sql)?;

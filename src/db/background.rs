@@ -4,9 +4,9 @@ use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::json::{Cell, encode, readable, unless_corrupt};
+use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbResult, Tx};
-use crate::domain::background::{Ancestry, RemoteWork, TaskRecord};
+use crate::domain::background::{RemoteWork, TaskLineage, TaskRecord};
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::time::Timestamp;
 use crate::domain::visibility::Visibility;
@@ -49,7 +49,7 @@ impl TryFrom<TaskRow> for TaskRecord {
     type Error = super::DbError;
 
     fn try_from(row: TaskRow) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.task_id,
@@ -126,12 +126,12 @@ pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibilit
     let Some(text) = found else {
         return Ok(Visibility::default());
     };
-    let cell = Cell {
+    let cell = ColumnRef {
         table: TABLE,
         column: "ancestry",
         id: &thread.0,
     };
-    let ancestry = unless_corrupt(cell.decode::<Ancestry>(&text))?;
+    let ancestry = unless_corrupt(cell.decode::<TaskLineage>(&text))?;
     Ok(ancestry.map_or(Visibility::Hidden, |ancestry| ancestry.visibility))
 }
 

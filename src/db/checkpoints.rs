@@ -16,14 +16,16 @@ use uuid::Uuid;
 
 #[cfg(test)]
 pub use load::history;
-pub use load::{HistoryQuery, Sketch, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches, walk};
+pub use load::{
+    CheckpointSummary, HistoryQuery, Span, Visit, get, load_state, next_after, shared_state, sketch, sketches, walk,
+};
 pub use machine::{input_of, machine, machine_at, machine_of, node_of};
 
 use super::engine::on_engine;
 use super::error::corrupt;
-use super::json::{Cell, encode};
+use super::json::{ColumnRef, encode};
 use super::{DbError, DbResult, Tx};
-use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::Position;
 use crate::domain::time::Timestamp;
@@ -49,10 +51,15 @@ pub(super) fn lane_of(id: Uuid) -> Lane {
     }
 }
 
-pub(super) fn source_of(word: &str) -> Option<Source> {
-    [Source::Input, Source::Loop, Source::Update, Source::Fork]
-        .into_iter()
-        .find(|source| source.word() == word)
+pub(super) fn source_of(word: &str) -> Option<CheckpointSource> {
+    [
+        CheckpointSource::Input,
+        CheckpointSource::Loop,
+        CheckpointSource::Update,
+        CheckpointSource::Fork,
+    ]
+    .into_iter()
+    .find(|source| source.word() == word)
 }
 
 /// The columns of an [`Entry`].
@@ -70,7 +77,7 @@ impl TryFrom<EntryColumns> for Entry {
     type Error = DbError;
 
     fn try_from(row: EntryColumns) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.checkpoint_id,
@@ -94,7 +101,7 @@ impl TryFrom<EntryColumns> for Entry {
 
 /// A checkpoint to be stored: a step and its position in the thread's log.
 #[derive(Debug, Clone, Copy)]
-pub struct Placed<'a> {
+pub struct NewCheckpoint<'a> {
     /// The thread.
     pub thread: ThreadId,
     /// The history it belongs to.
@@ -118,7 +125,7 @@ pub struct Placed<'a> {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when its number or id is taken, or its thread or parent was deleted.
-pub async fn insert(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
+pub async fn insert(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     insert_all(tx, std::slice::from_ref(placed)).await
 }
 
@@ -127,11 +134,11 @@ pub async fn insert(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
 ///
 /// # Errors
 /// As [`insert`].
-pub async fn insert_all(tx: &mut Tx<'_>, placed: &[Placed<'_>]) -> DbResult<i64> {
+pub async fn insert_all(tx: &mut Tx<'_>, placed: &[NewCheckpoint<'_>]) -> DbResult<i64> {
     let mut last = 0;
     for batch in placed.chunks(MAX_ROWS) {
         let mut rows = Vec::with_capacity(batch.len());
-        let mut before: Option<(&Placed<'_>, i64)> = None;
+        let mut before: Option<(&NewCheckpoint<'_>, i64)> = None;
         for placed in batch {
             let segment = match before {
                 Some((parent, segment))
@@ -151,7 +158,7 @@ pub async fn insert_all(tx: &mut Tx<'_>, placed: &[Placed<'_>]) -> DbResult<i64>
 }
 
 /// Returns the segment of a new checkpoint whose parent is already stored.
-async fn segment_of(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
+async fn segment_of(tx: &mut Tx<'_>, placed: &NewCheckpoint<'_>) -> DbResult<i64> {
     const SQL: &str = "select segment, exists (select 1 from checkpoints later where later.thread_id = parent.thread_id \
         and later.lane = parent.lane and later.segment = parent.segment and later.seq > parent.seq) \
         from checkpoints parent where checkpoint_id = $1 and thread_id = $2 and lane = $3";
@@ -178,7 +185,7 @@ async fn segment_of(tx: &mut Tx<'_>, placed: &Placed<'_>) -> DbResult<i64> {
 }
 
 struct NewRow<'a> {
-    placed: &'a Placed<'a>,
+    placed: &'a NewCheckpoint<'a>,
     segment: i64,
     writes: String,
     shown: Option<String>,
@@ -186,7 +193,7 @@ struct NewRow<'a> {
 }
 
 impl<'a> NewRow<'a> {
-    fn new(placed: &'a Placed<'a>, segment: i64) -> DbResult<Self> {
+    fn new(placed: &'a NewCheckpoint<'a>, segment: i64) -> DbResult<Self> {
         let entry = placed.entry;
         let shown = if entry.shown.is_empty() {
             None
@@ -309,7 +316,7 @@ impl TryFrom<HeadRow> for Head {
             seq: row.seq,
             segment: row.segment,
             step: row.step,
-            position: Cell {
+            position: ColumnRef {
                 table: TABLE,
                 column: "position",
                 id: &row.checkpoint_id,

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::checkpoints::lane_id;
 use super::engine::on_engine;
-use super::json::{Cell, encode};
+use super::json::{ColumnRef, encode};
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
@@ -83,7 +83,7 @@ impl Copy {
         let Some(end) = rows.last() else { return Ok(None) };
         self.last = end.seq;
         for row in &mut rows {
-            let cell = Cell {
+            let cell = ColumnRef {
                 table: "checkpoints",
                 column: "position",
                 id: &row.checkpoint_id,

@@ -6,11 +6,11 @@ use uuid::Uuid;
 
 use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
-use super::json::{Cell, encode};
-use super::part::{Filling, ListPart};
+use super::json::{ColumnRef, encode};
+use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::cron::{Cron, Schedule};
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::json_limits::parsed_bytes;
@@ -47,7 +47,7 @@ impl TryFrom<CronRow> for Cron {
     type Error = super::DbError;
 
     fn try_from(row: CronRow) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.cron_id,
@@ -201,7 +201,7 @@ pub async fn move_on(tx: &mut Tx<'_>, id: CronId, job: &ClaimedJob, due: Option<
 
 /// By what crons are sorted; what is missing counts as smallest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum CronSort {
+pub enum CronOrder {
     /// By id.
     Id,
     /// By assistant.
@@ -221,7 +221,7 @@ pub enum CronSort {
 
 /// Which crons are wanted, and in which order. The default wants none.
 #[derive(Debug, Clone, Default)]
-pub struct CronSearch {
+pub struct CronQuery {
     /// Only those of this assistant.
     pub assistant: Option<AssistantId>,
     /// Only those of this thread.
@@ -229,9 +229,9 @@ pub struct CronSearch {
     /// Only those that are enabled, or not.
     pub enabled: Option<bool>,
     /// Only those whose metadata contains this.
-    pub metadata: Filter,
+    pub metadata: MetadataFilter,
     /// In which order.
-    pub sort: CronSort,
+    pub sort: CronOrder,
     /// Whether the smallest come first.
     pub ascending: bool,
     /// How many at most.
@@ -240,23 +240,23 @@ pub struct CronSearch {
     pub offset: i64,
 }
 
-impl CronSearch {
+impl CronQuery {
     fn order(&self) -> &'static str {
         match (self.sort, self.ascending) {
-            (CronSort::Id, true) => " order by cron_id",
-            (CronSort::Id, false) => " order by cron_id desc",
-            (CronSort::Assistant, true) => " order by assistant_id, created_at, cron_id",
-            (CronSort::Assistant, false) => " order by assistant_id desc, created_at desc, cron_id desc",
-            (CronSort::Thread, true) => " order by thread_id nulls first, created_at, cron_id",
-            (CronSort::Thread, false) => " order by thread_id desc nulls last, created_at desc, cron_id desc",
-            (CronSort::CreatedAt, true) => " order by created_at, cron_id",
-            (CronSort::CreatedAt, false) => " order by created_at desc, cron_id desc",
-            (CronSort::UpdatedAt, true) => " order by updated_at, cron_id",
-            (CronSort::UpdatedAt, false) => " order by updated_at desc, cron_id desc",
-            (CronSort::Due, true) => " order by due_at nulls first, cron_id",
-            (CronSort::Due, false) => " order by due_at desc nulls last, cron_id desc",
-            (CronSort::End, true) => " order by end_time nulls first, cron_id",
-            (CronSort::End, false) => " order by end_time desc nulls last, cron_id desc",
+            (CronOrder::Id, true) => " order by cron_id",
+            (CronOrder::Id, false) => " order by cron_id desc",
+            (CronOrder::Assistant, true) => " order by assistant_id, created_at, cron_id",
+            (CronOrder::Assistant, false) => " order by assistant_id desc, created_at desc, cron_id desc",
+            (CronOrder::Thread, true) => " order by thread_id nulls first, created_at, cron_id",
+            (CronOrder::Thread, false) => " order by thread_id desc nulls last, created_at desc, cron_id desc",
+            (CronOrder::CreatedAt, true) => " order by created_at, cron_id",
+            (CronOrder::CreatedAt, false) => " order by created_at desc, cron_id desc",
+            (CronOrder::UpdatedAt, true) => " order by updated_at, cron_id",
+            (CronOrder::UpdatedAt, false) => " order by updated_at desc, cron_id desc",
+            (CronOrder::Due, true) => " order by due_at nulls first, cron_id",
+            (CronOrder::Due, false) => " order by due_at desc nulls last, cron_id desc",
+            (CronOrder::End, true) => " order by end_time nulls first, cron_id",
+            (CronOrder::End, false) => " order by end_time desc nulls last, cron_id desc",
         }
     }
 
@@ -284,9 +284,9 @@ impl CronSearch {
 }
 
 /// The crons that are wanted, as many as take about so many `bytes` of memory.
-pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch, bytes: usize) -> DbResult<ListPart<Cron>> {
+pub async fn search(tx: &mut Tx<'_>, wanted: &CronQuery, bytes: usize) -> DbResult<ListPart<Cron>> {
     let weigh = |row: &CronRow| parsed_bytes(&row.request) + parsed_bytes(&row.payload) + parsed_bytes(&row.metadata);
-    let mut filling = Filling::new(wanted.limit, bytes);
+    let mut filling = ListBuilder::new(wanted.limit, bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<CronRow> = on_engine!(tx, |conn| {
@@ -305,7 +305,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &CronSearch, bytes: usize) -> DbRes
 }
 
 /// How many crons meet the conditions; order, limit and offset are none.
-pub async fn count(tx: &mut Tx<'_>, wanted: &CronSearch) -> DbResult<i64> {
+pub async fn count(tx: &mut Tx<'_>, wanted: &CronQuery) -> DbResult<i64> {
     let count = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from crons");
         wanted.push_conditions(&mut sql)?;

@@ -5,8 +5,8 @@ use const_format::concatcp;
 use sqlx::{query, query_as, query_scalar};
 
 use super::engine::on_engine;
-use super::json::{Cell, readable, unless_corrupt};
-use super::part::{Filling, ListPart};
+use super::json::{ColumnRef, readable, unless_corrupt};
+use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::definition::{AgentDefinition, DefinitionVersion, Digest, Provenance};
 use crate::domain::json_limits::parsed_bytes;
@@ -49,7 +49,7 @@ impl TryFrom<VersionRow> for DefinitionVersion {
 
 /// Decodes a definition, possibly of an earlier release: unknown fields are logged and ignored.
 fn decode(digest: &String, body: &str) -> DbResult<AgentDefinition> {
-    let cell = Cell {
+    let cell = ColumnRef {
         table: "definitions",
         column: "body",
         id: digest,
@@ -198,7 +198,7 @@ pub async fn versions(
         SELECT_VERSION,
         " where v.graph_id = $1 order by v.version desc limit $2 offset $3"
     );
-    let mut filling = Filling::new(limit, bytes);
+    let mut filling = ListBuilder::new(limit, bytes);
     while let Some(next) = filling.next() {
         let offset = offset + filling.count();
         let rows: Vec<VersionRow> = on_engine!(tx, |conn| query_as(SQL)

@@ -5,8 +5,8 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::jobs::{self, JobOwner};
-use super::json::Cell;
-use super::part::{Filling, ListPart};
+use super::json::ColumnRef;
+use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
@@ -44,7 +44,7 @@ impl TryFrom<DeliveryRow> for Delivery {
     type Error = super::DbError;
 
     fn try_from(row: DeliveryRow) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.delivery_id,
@@ -210,7 +210,7 @@ impl DeliverySearch {
 /// The deliveries that are wanted.
 pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> DbResult<ListPart<Delivery>> {
     let weigh = |row: &DeliveryRow| parsed_bytes(&row.body);
-    let mut filling = Filling::new(wanted.limit, bytes);
+    let mut filling = ListBuilder::new(wanted.limit, bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| {

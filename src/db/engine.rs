@@ -18,9 +18,9 @@ use sqlx::{
 
 use super::error::{DbError, DbResult};
 use super::rings;
-use super::states::States;
-use super::writer::{self, Outfit};
-use super::{DbLimits, Spawn};
+use super::states::StateCache;
+use super::writer::{self, WriterParts};
+use super::{DbLimits, SpawnWriter};
 
 mod lock;
 mod matches;
@@ -45,7 +45,7 @@ pub enum Engine {
 /// A transaction under way. Only [`super::Db::read`] and [`super::Db::write`] begin and end one.
 pub struct Tx<'c> {
     pub(super) conn: Conn<'c>,
-    pub(super) states: &'c States,
+    pub(super) states: &'c StateCache,
 }
 
 /// The connection of a transaction.
@@ -55,14 +55,14 @@ pub(super) enum Conn<'c> {
 }
 
 impl<'c> Tx<'c> {
-    pub(super) fn sqlite(conn: &'c mut SqliteConnection, states: &'c States) -> Self {
+    pub(super) fn sqlite(conn: &'c mut SqliteConnection, states: &'c StateCache) -> Self {
         Self {
             conn: Conn::Sqlite(conn),
             states,
         }
     }
 
-    pub(super) fn postgres(conn: &'c mut PgConnection, states: &'c States) -> Self {
+    pub(super) fn postgres(conn: &'c mut PgConnection, states: &'c StateCache) -> Self {
         Self {
             conn: Conn::Postgres(conn),
             states,
@@ -130,7 +130,7 @@ const TO_CONNECT: Duration = Duration::from_secs(5);
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
-pub(super) async fn open(url: &str, outfit: Outfit, spawn: Spawn<'_>) -> DbResult<(Engine, Readers)> {
+pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>) -> DbResult<(Engine, Readers)> {
     if url.starts_with("postgres:") || url.starts_with("postgresql:") {
         let pool = open_postgres(url, outfit.limits).await?;
         spawn(

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::checkpoints::{EntryColumns, lane_id, lane_of};
 use super::engine::on_engine;
-use super::json::{Cell, encode};
+use super::json::{ColumnRef, encode};
 use super::{DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
@@ -18,7 +18,7 @@ const MAX_ROWS: usize = 500;
 
 /// An event to be stored, with its position in the log.
 #[derive(Debug, Clone, Copy)]
-pub struct PlacedFact<'a> {
+pub struct NewEvent<'a> {
     /// The thread.
     pub thread: ThreadId,
     /// Its unused number in the log of the thread.
@@ -37,7 +37,7 @@ pub struct PlacedFact<'a> {
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when a number is taken or the thread was deleted.
-pub async fn insert(tx: &mut Tx<'_>, facts: &[PlacedFact<'_>]) -> DbResult<()> {
+pub async fn insert(tx: &mut Tx<'_>, facts: &[NewEvent<'_>]) -> DbResult<()> {
     for batch in facts.chunks(MAX_ROWS) {
         let rows = batch
             .iter()
@@ -132,7 +132,7 @@ impl EventRow {
             (_, _, _, _) => {
                 let id = format!("{thread}:{}", self.seq);
                 Logged::Fact(
-                    Cell {
+                    ColumnRef {
                         table: TABLE,
                         column: "body",
                         id: &id,

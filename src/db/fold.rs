@@ -9,13 +9,13 @@ use crate::domain::state::{State, Update};
 
 /// A state under construction.
 #[derive(Default)]
-pub(super) struct Fold {
+pub(super) struct StateFold {
     state: State,
     /// The indexes of messages in the state, by id.
     indexes: HashMap<String, usize>,
 }
 
-impl From<State> for Fold {
+impl From<State> for StateFold {
     /// Starts with a state.
     fn from(state: State) -> Self {
         let indexes = indexes_by_id(&state.messages);
@@ -23,7 +23,7 @@ impl From<State> for Fold {
     }
 }
 
-impl Fold {
+impl StateFold {
     /// Starts with an empty state, with room for this many messages.
     pub(super) fn with_capacity(messages: usize) -> Self {
         let state = State {

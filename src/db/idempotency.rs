@@ -9,7 +9,7 @@ use super::engine::on_engine;
 use super::error::corrupt;
 use super::{Db, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::idempotency::{Kept, Key, Once, REMEMBERED};
+use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
 use crate::domain::time::Timestamp;
 
 const TABLE: &str = "idempotency_keys";
@@ -25,15 +25,15 @@ struct KeyRow {
 }
 
 impl KeyRow {
-    fn response(self) -> Option<Kept> {
+    fn response(self) -> Option<StoredResponse> {
         if let (Some(thread), Some(run)) = (self.thread_id, self.run_id) {
-            return Some(Kept::Run {
+            return Some(StoredResponse::Run {
                 thread: ThreadId(thread),
                 run: RunId(run),
             });
         }
         let status = u16::try_from(self.status?).ok()?;
-        Some(Kept::Answer {
+        Some(StoredResponse::Answer {
             status,
             body: self.body?,
             location: self.location,
@@ -50,7 +50,7 @@ impl Db {
     /// As [`Db::write`].
     pub async fn write_once<T, E, K, J>(
         &self,
-        key: Option<Key>,
+        key: Option<IdempotencyKey>,
         now: Timestamp,
         kept: K,
         job: J,
@@ -58,7 +58,7 @@ impl Db {
     where
         T: Send + 'static,
         E: Send + 'static,
-        K: FnOnce(&T) -> Kept + Send + 'static,
+        K: FnOnce(&T) -> StoredResponse + Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<Result<T, E>>> + Send + 'static,
     {
         let write = self.write(move |tx| {
@@ -85,7 +85,7 @@ impl Db {
 
 /// Claims the key for a request. Must be the first statement of its transaction: a second request with the key waits
 /// here for the end of the first one's transaction, and must hold no locks meanwhile.
-async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>> {
+async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<Once<()>> {
     const DELETE_EXPIRED: &str = "delete from idempotency_keys where idempotency_key = $1 and created_at <= $2";
     const INSERT: &str = "insert into idempotency_keys (idempotency_key, fingerprint, created_at) \
         values ($1, $2, $3) on conflict (idempotency_key) do nothing";
@@ -117,7 +117,7 @@ async fn claim(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Once<()>>
 }
 
 /// Returns the stored response for a key, if it was used; the inner none when the key belongs to another request.
-pub async fn kept(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Option<Option<Kept>>> {
+pub async fn kept(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<Option<Option<StoredResponse>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";
     let row: Option<KeyRow> = on_engine!(tx, |conn| query_as(SQL)
@@ -135,16 +135,16 @@ pub async fn kept(tx: &mut Tx<'_>, key: &Key, now: Timestamp) -> DbResult<Option
 }
 
 /// Stores the response for a claimed key.
-async fn store_response(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()> {
+async fn store_response(tx: &mut Tx<'_>, key: &IdempotencyKey, kept: &StoredResponse) -> DbResult<()> {
     const SQL: &str = "update idempotency_keys set status = $2, body = $3, location = $4, thread_id = $5, run_id = $6 \
         where idempotency_key = $1";
     let mut answer = None;
     let mut run_ids = None;
     match kept {
-        Kept::Answer { status, body, location } => {
+        StoredResponse::Answer { status, body, location } => {
             answer = Some((i32::from(*status), body.as_str(), location.as_deref()));
         }
-        Kept::Run { thread, run } => run_ids = Some((thread.0, run.0)),
+        StoredResponse::Run { thread, run } => run_ids = Some((thread.0, run.0)),
     }
     on_engine!(tx, |conn| query(SQL)
         .bind(key.name())
@@ -160,7 +160,7 @@ async fn store_response(tx: &mut Tx<'_>, key: &Key, kept: &Kept) -> DbResult<()>
 }
 
 /// Deletes a claimed key whose request was refused and changed nothing.
-async fn release(tx: &mut Tx<'_>, key: &Key) -> DbResult<()> {
+async fn release(tx: &mut Tx<'_>, key: &IdempotencyKey) -> DbResult<()> {
     const SQL: &str = "delete from idempotency_keys where idempotency_key = $1";
     on_engine!(tx, |conn| query(SQL).bind(key.name()).execute(conn).await.map(drop))?;
     Ok(())

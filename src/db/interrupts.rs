@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::checkpoints::{lane_id, lane_of};
 use super::engine::on_engine;
-use super::json::{Cell, encode, readable, unless_corrupt};
+use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
@@ -22,7 +22,7 @@ const TABLE: &str = "interrupts";
 
 /// An interrupt with its source, status and answer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Asked {
+pub struct InterruptRecord {
     /// The question.
     pub interrupt: Interrupt,
     /// The thread.
@@ -40,7 +40,7 @@ pub struct Asked {
     /// The sort key among the interrupts of the thread; later ones have a higher number.
     pub seq: i64,
     /// The status.
-    pub status: AskedStatus,
+    pub status: InterruptState,
     /// The answer.
     pub resolution: Option<Value>,
     /// The run that brought the answer.
@@ -53,7 +53,7 @@ pub struct Asked {
 
 /// The status of an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum AskedStatus {
+pub enum InterruptState {
     /// Waiting for an answer.
     Pending,
     /// Answered.
@@ -64,7 +64,7 @@ pub enum AskedStatus {
     Dropped,
 }
 
-impl AskedStatus {
+impl InterruptState {
     /// All statuses.
     pub const ALL: [Self; 4] = [Self::Pending, Self::Resolved, Self::Expired, Self::Dropped];
 
@@ -106,11 +106,11 @@ struct AskedRow {
     seq: i64,
 }
 
-impl TryFrom<AskedRow> for Asked {
+impl TryFrom<AskedRow> for InterruptRecord {
     type Error = DbError;
 
     fn try_from(row: AskedRow) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.interrupt_id,
@@ -122,7 +122,7 @@ impl TryFrom<AskedRow> for Asked {
             lane: lane_of(row.lane),
             path: at("path").decode(&row.path)?,
             seq: row.seq,
-            status: AskedStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
+            status: InterruptState::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
             resolution: row
                 .resolution
                 .as_deref()
@@ -142,7 +142,7 @@ impl TryFrom<AskedRow> for Asked {
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread was deleted.
-pub async fn insert(tx: &mut Tx<'_>, record: &Asked) -> DbResult<()> {
+pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
     const SQL: &str = "insert into interrupts (interrupt_id, thread_id, run_id, lane, agent_name, path, task_id, \
         task_call_id, status, interrupt, resolution, resumed_by, created_at, resolved_at, seq) \
         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
@@ -180,25 +180,29 @@ pub async fn insert(tx: &mut Tx<'_>, record: &Asked) -> DbResult<()> {
 }
 
 /// Returns the interrupt with this id on this thread.
-pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<Asked>> {
+pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
     let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(id.0.as_str())
         .fetch_optional(conn)
         .await)?;
-    row.map(Asked::try_from).transpose()
+    row.map(InterruptRecord::try_from).transpose()
 }
 
 /// Returns the interrupt with this id on any thread; the newest, if copies of a thread have the same id.
-pub async fn find_by_id(tx: &mut Tx<'_>, id: &InterruptId) -> DbResult<Option<Asked>> {
+pub async fn find_by_id(tx: &mut Tx<'_>, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     const SQL: &str = concatcp!(SELECT, " where interrupt_id = $1 order by created_at desc limit 1");
     let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.0.as_str()).fetch_optional(conn).await)?;
-    row.map(Asked::try_from).transpose()
+    row.map(InterruptRecord::try_from).transpose()
 }
 
 /// Returns the interrupts of a thread in the order in which they were raised, optionally only those with one status.
-pub async fn of_thread(tx: &mut Tx<'_>, thread: ThreadId, status: Option<AskedStatus>) -> DbResult<Vec<Asked>> {
+pub async fn of_thread(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    status: Option<InterruptState>,
+) -> DbResult<Vec<InterruptRecord>> {
     const ALL: &str = concatcp!(SELECT, " where thread_id = $1 order by seq, interrupt_id");
     const SOME: &str = concatcp!(
         SELECT,
@@ -223,7 +227,7 @@ pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunI
 }
 
 /// Returns the pending interrupts of all threads, oldest first.
-pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<Asked>> {
+pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<InterruptRecord>> {
     const SQL: &str = concatcp!(
         SELECT,
         " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2"
@@ -246,7 +250,7 @@ pub async fn resolve(
         where thread_id = $1 and interrupt_id = $2 and status = 'pending'";
     let open = find(tx, thread, id)
         .await?
-        .filter(|record| record.status == AskedStatus::Pending);
+        .filter(|record| record.status == InterruptState::Pending);
     save_before(tx, open.as_slice(), by).await?;
     let answer = encode(answer)?;
     let resolved = on_engine!(tx, |conn| query(SQL)
@@ -270,7 +274,7 @@ pub async fn abandon(
     by: RunId,
     now: Timestamp,
 ) -> DbResult<()> {
-    let mut open = of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+    let mut open = of_thread(tx, thread, Some(InterruptState::Pending)).await?;
     open.retain(|record| lanes.is_none_or(|lanes| lanes.contains(&record.lane)));
     save_before(tx, &open, by).await?;
     drop_pending(tx, thread, lanes, now).await.map(drop)
@@ -306,7 +310,7 @@ struct Before {
 }
 
 /// Saves the values of interrupts before run `by` changes them, unless that run raised or already changed them.
-async fn save_before(tx: &mut Tx<'_>, all: &[Asked], by: RunId) -> DbResult<()> {
+async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbResult<()> {
     const SQL: &str = "update interrupts set before = $3, touched_by = $4 \
         where thread_id = $1 and interrupt_id = $2 and touched_by is distinct from $4";
     for record in all.iter().filter(|record| record.run != by) {
@@ -347,7 +351,7 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
         .fetch_all(conn)
         .await)?;
     for (id, before) in touched {
-        let cell = Cell {
+        let cell = ColumnRef {
             table: TABLE,
             column: "before",
             id: &id,

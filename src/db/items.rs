@@ -10,10 +10,10 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 
 use super::engine::{Matches, on_engine};
-use super::json::Cell;
-use super::part::{Filling, ListPart};
+use super::json::ColumnRef;
+use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemDraft, ItemSearch, Namespace};
+use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
 
@@ -21,7 +21,7 @@ mod namespaces;
 mod vectors;
 
 pub use namespaces::{NamespaceSearch, list_namespaces};
-pub use vectors::{MOST_COMPARED, Near, VectorSearch, nearest};
+pub use vectors::{MOST_COMPARED, VectorQuery, VectorSearch, nearest};
 
 const SELECT: &str =
     "select namespace, key, cast(value as text) as value, expires_at, created_at, updated_at from items";
@@ -41,7 +41,7 @@ impl TryFrom<ItemRow> for Item {
 
     fn try_from(row: ItemRow) -> DbResult<Self> {
         let id = format!("{}{}", row.namespace, row.key);
-        let value: Map<String, Value> = Cell {
+        let value: Map<String, Value> = ColumnRef {
             table: "items",
             column: "value",
             id: &id,
@@ -92,7 +92,7 @@ pub async fn change(tx: &mut Tx<'_>, change: &ItemChange, now: Timestamp) -> DbR
 }
 
 /// Stores an item with its vectors. An existing item keeps its creation time, unless it has expired.
-pub async fn put(tx: &mut Tx<'_>, draft: &ItemDraft, now: Timestamp) -> DbResult<()> {
+pub async fn put(tx: &mut Tx<'_>, draft: &PreparedItem, now: Timestamp) -> DbResult<()> {
     const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at) \
         values ($1, $2, $3, $4, $5, $6, $6) on conflict (namespace, key) do update set value = excluded.value, \
         ttl = excluded.ttl, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
@@ -142,7 +142,7 @@ pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> D
 /// Returns the items that match a search, in the order of their addresses, up to about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Timestamp) -> DbResult<ListPart<Item>> {
     let (from, to) = range(&wanted.prefix);
-    let mut filling = Filling::new(i64::from(wanted.limit), bytes);
+    let mut filling = ListBuilder::new(i64::from(wanted.limit), bytes);
     while let Some(next) = filling.next() {
         let offset = i64::from(wanted.offset) + filling.count();
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {

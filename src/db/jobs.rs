@@ -4,7 +4,7 @@ use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
 use super::engine::on_engine;
-use super::json::{Cell, readable};
+use super::json::{ColumnRef, readable};
 use super::workers::is_alive;
 use super::{DbResult, Tx};
 use crate::domain::id::{AssistantId, JobId, ThreadId, WorkerId};
@@ -26,7 +26,7 @@ impl TryFrom<JobRow> for ClaimedJob {
     type Error = super::DbError;
 
     fn try_from(row: JobRow) -> DbResult<Self> {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.job_id,

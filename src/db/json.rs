@@ -12,7 +12,7 @@ pub(super) fn encode<T: Serialize + ?Sized>(value: &T) -> DbResult<String> {
 
 /// The column of a row from which a text was read.
 #[derive(Clone, Copy)]
-pub(super) struct Cell<'a, I: ToString> {
+pub(super) struct ColumnRef<'a, I: ToString> {
     /// The table.
     pub(super) table: &'static str,
     /// The column.
@@ -21,7 +21,7 @@ pub(super) struct Cell<'a, I: ToString> {
     pub(super) id: &'a I,
 }
 
-impl<I: ToString> Cell<'_, I> {
+impl<I: ToString> ColumnRef<'_, I> {
     /// Returns the error that this column cannot be read.
     pub(super) fn corrupt(&self) -> DbError {
         corrupt(self.table, self.column, self.id.to_string())

@@ -50,14 +50,14 @@ use tokio_util::task::TaskTracker;
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
-pub use offload::{Stop, off_thread};
+pub use offload::{CancelFlag, off_thread};
 pub use part::ListPart;
-pub use rings::Ring;
-pub use states::States;
+pub use rings::Notification;
+pub use states::StateCache;
 
 use engine::Readers;
 use reader::{Reader, SearchReader};
-use writer::Queue;
+use writer::WriteQueue;
 
 /// The database. Cloning it copies a pointer.
 #[derive(Clone)]
@@ -66,9 +66,9 @@ pub struct Db(Arc<Inner>);
 struct Inner {
     engine: Engine,
     readers: Readers,
-    queue: Queue,
-    states: Arc<States>,
-    rings: broadcast::Sender<Ring>,
+    queue: WriteQueue,
+    states: Arc<StateCache>,
+    rings: broadcast::Sender<Notification>,
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
@@ -98,7 +98,7 @@ impl DbLimits {
 }
 
 /// How the database starts the tasks that write: the name of the task, and the task.
-pub type Spawn<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
+pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 impl Db {
     /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when it
@@ -106,7 +106,7 @@ impl Db {
     ///
     /// # Errors
     /// [`DbError::Unavailable`] when it cannot be reached or its tables are not ours.
-    pub async fn open(url: &str, spawn: Spawn<'_>) -> DbResult<Self> {
+    pub async fn open(url: &str, spawn: SpawnWriter<'_>) -> DbResult<Self> {
         Self::open_within(url, DbLimits::default(), spawn).await
     }
 
@@ -114,14 +114,14 @@ impl Db {
     ///
     /// # Errors
     /// As [`Db::open`].
-    pub async fn open_within(url: &str, limits: DbLimits, spawn: Spawn<'_>) -> DbResult<Self> {
-        let states = Arc::new(States::default());
+    pub async fn open_within(url: &str, limits: DbLimits, spawn: SpawnWriter<'_>) -> DbResult<Self> {
+        let states = Arc::new(StateCache::default());
         let closing = CancellationToken::new();
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
         let rings = broadcast::Sender::new(rings::UNHEARD);
-        let outfit = writer::Outfit {
+        let outfit = writer::WriterParts {
             inbox,
             states: Arc::clone(&states),
             rings: rings.clone(),
@@ -149,12 +149,12 @@ impl Db {
     }
 
     /// The states that were lately folded or written.
-    pub fn states(&self) -> &States {
+    pub fn states(&self) -> &StateCache {
         &self.0.states
     }
 
     /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
-    pub fn rings(&self) -> broadcast::Receiver<Ring> {
+    pub fn rings(&self) -> broadcast::Receiver<Notification> {
         self.0.rings.subscribe()
     }
 

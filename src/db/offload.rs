@@ -7,9 +7,9 @@ use super::{DbError, DbResult};
 
 /// A flag that asks the work to end, because its caller no longer waits.
 #[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct CancelFlag(Arc<AtomicBool>);
 
-impl Stop {
+impl CancelFlag {
     /// Returns whether the work is to end.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -17,7 +17,7 @@ impl Stop {
 }
 
 /// A guard that sets the flag when the caller's future is dropped.
-struct StopWhenDropped(Stop);
+struct StopWhenDropped(CancelFlag);
 
 impl Drop for StopWhenDropped {
     fn drop(&mut self) {
@@ -33,9 +33,9 @@ impl Drop for StopWhenDropped {
 pub async fn off_thread<T, W>(work: W) -> DbResult<T>
 where
     T: Send + 'static,
-    W: FnOnce(&Stop) -> T + Send + 'static,
+    W: FnOnce(&CancelFlag) -> T + Send + 'static,
 {
-    let stop = Stop::default();
+    let stop = CancelFlag::default();
     let guard = StopWhenDropped(stop.clone());
     let done = tokio::task::spawn_blocking(move || work(&stop)).await;
     drop(guard);

@@ -32,7 +32,7 @@ impl<T> ListPart<T> {
 }
 
 /// A page that is being read.
-pub(super) struct Filling<T> {
+pub(super) struct ListBuilder<T> {
     part: ListPart<T>,
     limit: i64,
     bytes: usize,
@@ -40,7 +40,7 @@ pub(super) struct Filling<T> {
     is_over: bool,
 }
 
-impl<T> Filling<T> {
+impl<T> ListBuilder<T> {
     /// Starts a page of at most `limit` rows and `bytes` of memory. The first row is taken whatever its size.
     pub(super) fn new(limit: i64, bytes: usize) -> Self {
         let part = ListPart {
@@ -115,7 +115,7 @@ mod tests {
 
     /// Reads a page of a list whose rows have these sizes. Returns the sizes of the batches, and the page.
     fn filled(list: &[usize], limit: i64, bytes: usize) -> (Vec<i64>, ListPart<usize>) {
-        let mut filling = Filling::new(limit, bytes);
+        let mut filling = ListBuilder::new(limit, bytes);
         let mut asked = vec![];
         while let Some(next) = filling.next() {
             asked.push(next);

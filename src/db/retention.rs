@@ -143,7 +143,7 @@ pub async fn set_aside(tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbR
 
 /// The storage of a thread in one table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct TableUsage {
     /// The table.
     pub table: &'static str,
     /// The number of rows.
@@ -153,7 +153,7 @@ pub struct Share {
 }
 
 /// Returns the storage of a thread by table; none if the thread does not exist.
-pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<Share>>> {
+pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<TableUsage>>> {
     const TABLES: [(&str, &str); 4] = [
         (
             "checkpoints",
@@ -181,7 +181,7 @@ pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Option<Vec<S
     let mut shares = vec![];
     for (table, sql) in TABLES {
         let (rows, bytes): (i64, i64) = on_engine!(tx, |conn| query_as(sql).bind(thread.0).fetch_one(conn).await)?;
-        shares.push(Share { table, rows, bytes });
+        shares.push(TableUsage { table, rows, bytes });
     }
     Ok(Some(shares))
 }

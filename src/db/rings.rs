@@ -30,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A notification to the other servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ring {
+pub enum Notification {
     /// A run is pending.
     Queue,
     /// The cancellation of this run was requested.
@@ -39,7 +39,7 @@ pub enum Ring {
     Ended(ThreadId),
 }
 
-impl Ring {
+impl Notification {
     fn text(self) -> String {
         match self {
             Self::Queue => "queue".to_owned(),
@@ -60,7 +60,7 @@ impl Ring {
 }
 
 /// Sends a notification when the transaction commits; not if it is rolled back.
-pub async fn ring(tx: &mut Tx<'_>, ring: Ring) -> DbResult<()> {
+pub async fn ring(tx: &mut Tx<'_>, ring: Notification) -> DbResult<()> {
     const SQL: &str = "select pg_notify($1, $2)";
     match &mut tx.conn {
         Conn::Sqlite(_) => {}
@@ -74,7 +74,7 @@ pub async fn ring(tx: &mut Tx<'_>, ring: Ring) -> DbResult<()> {
 /// Listens until the database is `closing`, and forwards notifications to `rings`.
 pub(super) fn listen(
     pool: PgPool,
-    rings: broadcast::Sender<Ring>,
+    rings: broadcast::Sender<Notification>,
     closing: CancellationToken,
 ) -> BoxFuture<'static, ()> {
     Box::pin(async move {
@@ -88,7 +88,7 @@ pub(super) fn listen(
 }
 
 /// Forwards notifications until the connection breaks.
-async fn forward(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), sqlx::Error> {
+async fn forward(pool: &PgPool, rings: &broadcast::Sender<Notification>) -> Result<(), sqlx::Error> {
     // A pool of its own: a dropped listener sends `UNLISTEN` without a timeout, and would occupy a shared connection
     // meanwhile.
     let own = PgPoolOptions::new()
@@ -101,7 +101,7 @@ async fn forward(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), s
     // A reconnect must not go unnoticed: notifications may have been missed.
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
-    let _ = rings.send(Ring::Queue);
+    let _ = rings.send(Notification::Queue);
     loop {
         let Ok(received) = timeout(CHECK_INTERVAL, listener.try_recv()).await else {
             // A second `LISTEN` changes nothing, but the database must answer it.
@@ -110,7 +110,7 @@ async fn forward(pool: &PgPool, rings: &broadcast::Sender<Ring>) -> Result<(), s
             continue;
         };
         let Some(notification) = received? else { return Ok(()) };
-        if let Some(ring) = Ring::parse(notification.payload()) {
+        if let Some(ring) = Notification::parse(notification.payload()) {
             // An error only means that there is no receiver yet.
             let _ = rings.send(ring);
         }

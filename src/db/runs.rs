@@ -14,17 +14,17 @@ use uuid::Uuid;
 
 pub use below::{members, tree};
 pub use claims::{
-    Claim, Holder, Trace, adopt_orphans, any_pending, caller_told, cancels_of, check_fence, claim, end_fenced,
-    first_seq, give_up, given_up, is_given_up, is_to_stop, next_due, next_due_at, release, release_all, request_cancel,
-    restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
+    Claim, LeaseHolder, RunRowUpdate, adopt_orphans, any_pending, caller_told, cancels_of, check_fence, claim,
+    end_fenced, first_seq, give_up, given_up, is_given_up, is_to_stop, next_due, next_due_at, release, release_all,
+    request_cancel, restore_children, set_child_status, some_pending, some_running, stop_below, stop_children,
 };
 pub use order::{begun_after, begun_by};
-pub use queue::{Queue, queue};
+pub use queue::{QueueDepth, queue};
 pub use usage::{set_usage, usage, usages, usages_with_background};
 
 use super::engine::on_engine;
-use super::json::{Cell, encode, log_unreadable};
-use super::part::{Filling, ListPart};
+use super::json::{ColumnRef, encode, log_unreadable};
+use super::part::{ListBuilder, ListPart};
 use super::{DbError, DbResult, Tx};
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId, WorkerId};
 use crate::domain::json_limits::parsed_bytes;
@@ -80,8 +80,8 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    fn at(&self, column: &'static str) -> Cell<'a, Uuid> {
-        Cell {
+    fn at(&self, column: &'static str) -> ColumnRef<'a, Uuid> {
+        ColumnRef {
             table: TABLE,
             column,
             id: self.id,
@@ -273,7 +273,7 @@ pub async fn list(tx: &mut Tx<'_>, wanted: &RunList) -> DbResult<ListPart<Run>> 
     );
     let sql = if wanted.status.is_some() { SOME } else { ALL };
     let weigh = |row: &RunRow| parsed_bytes(&row.request) + parsed_bytes(&row.metadata);
-    let mut filling = Filling::new(wanted.limit, wanted.bytes);
+    let mut filling = ListBuilder::new(wanted.limit, wanted.bytes);
     while let Some(next) = filling.next() {
         let offset = wanted.offset + filling.count();
         let rows: Vec<RunRow> = on_engine!(tx, |conn| {

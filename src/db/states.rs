@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 128 << 20;
 
 /// The cache of states that were recently folded or written. The least recently used are evicted first.
 #[derive(Default)]
-pub struct States(Mutex<CacheInner>);
+pub struct StateCache(Mutex<CacheInner>);
 
 #[derive(Default)]
 struct CacheInner {
@@ -36,7 +36,7 @@ struct CacheEntry {
     bytes: usize,
 }
 
-impl States {
+impl StateCache {
     /// Returns the state at `checkpoint`, if it is cached.
     pub fn get(&self, checkpoint: CheckpointId) -> Option<Arc<State>> {
         let mut cache = self.lock();
@@ -91,7 +91,7 @@ impl CacheInner {
     }
 }
 
-impl fmt::Debug for States {
+impl fmt::Debug for StateCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cache = self.lock();
         f.debug_struct("States")

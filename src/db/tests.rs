@@ -26,7 +26,7 @@ use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
 use super::{Db, DbResult};
-use crate::domain::checkpoint::{Entry, Source};
+use crate::domain::checkpoint::{CheckpointSource, Entry};
 use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
 use crate::domain::message::Message;
 use crate::domain::run::{Lineage, Run, RunRequest, RunStatus};
@@ -150,7 +150,7 @@ fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
         id: CheckpointId::mint(),
         parent,
         step,
-        source: Source::Loop,
+        source: CheckpointSource::Loop,
         node: "model".to_owned(),
         writes: vec![Update::messages([Message::human(text).with_id(text)])],
         shown: vec![],

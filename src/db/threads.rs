@@ -13,10 +13,10 @@ use uuid::Uuid;
 
 #[cfg(test)]
 pub(in crate::db) use search::AccessPath;
-pub use search::{COUNTED, LOOKED_INTO, ThreadPage, ThreadSearch, ThreadSort, count, search};
+pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, count, search};
 
 use super::engine::on_engine;
-use super::json::{Cell, encode, log_unreadable};
+use super::json::{ColumnRef, encode, log_unreadable};
 use super::{DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -47,7 +47,7 @@ struct ThreadRow {
 /// Reads a thread leniently: a thread with unreadable JSON columns can still run, expire and be deleted.
 impl From<ThreadRow> for Thread {
     fn from(row: ThreadRow) -> Self {
-        let at = |column| Cell {
+        let at = |column| ColumnRef {
             table: TABLE,
             column,
             id: &row.thread_id,
@@ -215,7 +215,7 @@ pub async fn set(tx: &mut Tx<'_>, id: ThreadId, change: ThreadChange, now: Times
 
 /// The outcome of a run for its thread.
 #[derive(Debug, Clone)]
-pub struct Left {
+pub struct ThreadAfterRun {
     /// The run, of the main agent.
     pub run: RunId,
     /// The new status of the thread, unless it has other pending or running runs: then it is busy.
@@ -225,7 +225,7 @@ pub struct Left {
 }
 
 /// Updates the status, error and times of a thread at the end of a run. Returns whether the thread exists.
-pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &Left, now: Timestamp) -> DbResult<bool> {
+pub async fn leave(tx: &mut Tx<'_>, id: ThreadId, left: &ThreadAfterRun, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update threads set status = case when exists (select 1 from runs other \
         where other.thread_id = $1 and other.depth = 0 and other.status in ('pending', 'running') \
         and other.run_id <> $2) then $3 else $4 end, error = $5, updated_at = $6, state_updated_at = $6, \

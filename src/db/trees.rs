@@ -7,14 +7,14 @@ use super::engine::on_engine;
 use super::{DbResult, Tx};
 use crate::domain::busy::BusyTime;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::limits::Change;
+use crate::domain::limits::UsageChange;
 use crate::domain::time::Timestamp;
 
 /// The usage of a tree.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct TreeUsed {
     /// The usage without time, and the number of unfinished subagents.
-    pub sum: Change,
+    pub sum: UsageChange,
     /// The time during which any of its runs was running.
     pub busy: BusyTime,
 }
@@ -29,7 +29,7 @@ struct SumRow {
     under_way: i64,
 }
 
-impl From<SumRow> for Change {
+impl From<SumRow> for UsageChange {
     fn from(row: SumRow) -> Self {
         let SumRow {
             model_calls,
@@ -151,18 +151,18 @@ pub async fn set(tx: &mut Tx<'_>, tree: RunId, used: &TreeUsed) -> DbResult<()> 
 }
 
 /// Returns the share of a run in the usage of a tree.
-pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Option<Change>> {
+pub async fn share(tx: &mut Tx<'_>, tree: RunId, share: RunId) -> DbResult<Option<UsageChange>> {
     const SQL: &str = concatcp!("select ", SUMS, " from tree_shares where tree_id = $1 and run_id = $2");
     let row: Option<SumRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(tree.0)
         .bind(share.0)
         .fetch_optional(conn)
         .await)?;
-    Ok(row.map(Change::from))
+    Ok(row.map(UsageChange::from))
 }
 
 /// Adds to the share of a run.
-pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &Change) -> DbResult<()> {
+pub async fn add_to_share(tx: &mut Tx<'_>, tree: RunId, share: RunId, change: &UsageChange) -> DbResult<()> {
     const SQL: &str = "update tree_shares set model_calls = model_calls + $3, tool_calls = tool_calls + $4, \
         input_tokens = input_tokens + $5, output_tokens = output_tokens + $6, children = children + $7, \
         under_way = under_way + $8 where tree_id = $1 and run_id = $2";

@@ -20,8 +20,8 @@ use super::DbLimits;
 use super::engine::{FileLock, Tx};
 use super::error::{DbError, DbResult};
 use super::reader::give_back;
-use super::rings::Ring;
-use super::states::States;
+use super::rings::Notification;
+use super::states::StateCache;
 
 /// How many jobs may wait before those who bring more have to wait as well.
 const WAITING: usize = 1024;
@@ -29,38 +29,38 @@ const WAITING: usize = 1024;
 const GROUP: usize = 64;
 
 /// Where jobs are handed in.
-pub(super) struct Queue(mpsc::Sender<Box<dyn Job>>);
+pub(super) struct WriteQueue(mpsc::Sender<Box<dyn Job>>);
 
 /// Where jobs come out.
-pub(super) type Inbox = mpsc::Receiver<Box<dyn Job>>;
+pub(super) type JobReceiver = mpsc::Receiver<Box<dyn Job>>;
 
 /// What a writer needs beside its connection.
-pub(super) struct Outfit {
-    pub(super) inbox: Inbox,
-    pub(super) states: Arc<States>,
+pub(super) struct WriterParts {
+    pub(super) inbox: JobReceiver,
+    pub(super) states: Arc<StateCache>,
     /// Where the listener of Postgres passes on what it hears.
-    pub(super) rings: broadcast::Sender<Ring>,
+    pub(super) rings: broadcast::Sender<Notification>,
     pub(super) closing: CancellationToken,
     pub(super) limits: DbLimits,
 }
 
 /// A queue and its other end.
-pub(super) fn queue() -> (Queue, Inbox) {
+pub(super) fn queue() -> (WriteQueue, JobReceiver) {
     let (sender, inbox) = mpsc::channel(WAITING);
-    (Queue(sender), inbox)
+    (WriteQueue(sender), inbox)
 }
 
 /// Something to be done in a transaction.
 pub(super) trait Job: Send {
     /// Does it, without ending the transaction.
-    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, Done>;
+    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob>;
 
     /// Does not do it, and says why.
     fn refuse(self: Box<Self>, error: DbError);
 }
 
 /// A job that ran and now waits for the end of its transaction.
-pub(super) struct Done {
+pub(super) struct CompletedJob {
     /// Whether what it did shall be kept.
     keep: bool,
     /// Tells the one who brought it, given how the transaction ended.
@@ -77,7 +77,7 @@ where
     T: Send + 'static,
     J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
 {
-    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, Done> {
+    fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob> {
         let Self { job, answer } = *self;
         Box::pin(async move {
             // Whatever a panic left half done in the database is rolled back, and nothing else is shared.
@@ -90,7 +90,7 @@ where
                 // Nobody may be waiting any more; the job was done all the same.
                 let _ = answer.send(outcome.and_then(|value| ended.map(|()| value)));
             });
-            Done { keep, tell }
+            CompletedJob { keep, tell }
         })
     }
 
@@ -105,7 +105,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
         .unwrap_or_else(|| "no message".to_owned())
 }
 
-impl Queue {
+impl WriteQueue {
     /// Hands in a job and waits until it is durable, or undone.
     pub(super) async fn run<T, J>(&self, job: J) -> DbResult<T>
     where
@@ -130,8 +130,12 @@ impl Queue {
 
 /// The writer of SQLite. It ends before it is asked to when its connection is lost, which cannot be had anew: transactions may
 /// be half done on it. `lock` is held until it has ended.
-pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection, lock: Option<FileLock>) -> BoxFuture<'static, ()> {
-    let Outfit {
+pub(super) fn on_sqlite(
+    outfit: WriterParts,
+    mut conn: SqliteConnection,
+    lock: Option<FileLock>,
+) -> BoxFuture<'static, ()> {
+    let WriterParts {
         mut inbox,
         states,
         closing,
@@ -158,7 +162,11 @@ pub(super) fn on_sqlite(outfit: Outfit, mut conn: SqliteConnection, lock: Option
 }
 
 /// Runs the jobs in one transaction and empties `group`. Breaks off when the connection is lost.
-async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut Vec<Box<dyn Job>>) -> ControlFlow<()> {
+async fn write_group(
+    conn: &mut SqliteConnection,
+    states: &StateCache,
+    group: &mut Vec<Box<dyn Job>>,
+) -> ControlFlow<()> {
     let mut done = Vec::with_capacity(group.len());
     let ended = run_group(conn, states, group, &mut done).await;
     if ended.is_err() {
@@ -185,9 +193,9 @@ async fn write_group(conn: &mut SqliteConnection, states: &States, group: &mut V
 /// to the connection costs more than most statements; a job that has the transaction for itself needs none.
 async fn run_group(
     conn: &mut SqliteConnection,
-    states: &States,
+    states: &StateCache,
     group: &mut Vec<Box<dyn Job>>,
-    done: &mut Vec<Done>,
+    done: &mut Vec<CompletedJob>,
 ) -> DbResult<()> {
     let alone = group.len() == 1;
     let begin = if alone {
@@ -217,8 +225,8 @@ async fn run_group(
 }
 
 /// The writers of Postgres.
-pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
-    let Outfit {
+pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
+    let WriterParts {
         inbox,
         states,
         closing,
@@ -243,7 +251,7 @@ pub(super) fn on_postgres(outfit: Outfit, pool: &PgPool, count: usize) -> Vec<Bo
     (0..count).map(|_| writer()).collect()
 }
 
-async fn next(inbox: &Mutex<Inbox>, closing: &CancellationToken) -> Option<Box<dyn Job>> {
+async fn next(inbox: &Mutex<JobReceiver>, closing: &CancellationToken) -> Option<Box<dyn Job>> {
     let mut inbox = inbox.lock().await;
     tokio::select! {
         job = inbox.recv() => return job,
@@ -252,7 +260,7 @@ async fn next(inbox: &Mutex<Inbox>, closing: &CancellationToken) -> Option<Box<d
     inbox.recv().await
 }
 
-async fn write_one(pool: &PgPool, states: &States, job: Box<dyn Job>, limit: Duration) {
+async fn write_one(pool: &PgPool, states: &StateCache, job: Box<dyn Job>, limit: Duration) {
     let mut writer = match Writer::of(pool, limit).await {
         Ok(writer) => writer,
         Err(error) => return job.refuse(error),

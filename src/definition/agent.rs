@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 
 use super::mcp::McpServerDefinition;
 use super::{
-    ApprovalRule, Enclosed, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule, SystemPrompt,
-    TaskDialect, UnknownSubagent, UpdateStrategy,
+    ApprovalRule, BundledFiles, GeneralPurpose, Headers, Inherit, Permission, Policy, SkillSource, StoreRule,
+    SystemPrompt, TaskDialect, UnknownSubagent, UpdateStrategy,
 };
 use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
@@ -112,7 +112,7 @@ pub struct AgentDefinition {
     pub model_settings: Map<String, Value>,
     /// The files beside the definition that it names. They are kept with it, and never come from clients.
     #[serde(skip)]
-    pub enclosed: Arc<Enclosed>,
+    pub enclosed: Arc<BundledFiles>,
 }
 
 /// A subagent, as its owner describes it. What it leaves out it has from its parent.
@@ -184,7 +184,7 @@ pub struct SubagentDefinition {
     pub block_middleware: Vec<String>,
     /// Whether it begins with an empty conversation or with its parent's.
     #[serde(skip_serializing_if = "is_default")]
-    pub mode: Mode,
+    pub mode: SubagentMode,
     /// What one delegation may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
@@ -277,7 +277,7 @@ pub struct AgentSpec {
     /// What a user interface shows while it works.
     pub display_text: Option<String>,
     /// The files beside the definition.
-    pub enclosed: Arc<Enclosed>,
+    pub enclosed: Arc<BundledFiles>,
 }
 
 impl AgentDefinition {
@@ -434,7 +434,7 @@ impl UntilTool {
 /// With which conversation a subagent begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum SubagentMode {
     /// With an empty one: it knows nothing but its order.
     #[default]
     Isolated,

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::diagnostic::{FieldPath, Finding, Segment};
+use super::diagnostic::{Diagnostic, FieldPath, Segment};
 use super::read;
 use crate::domain::schema::Schema;
 
@@ -125,7 +125,7 @@ pub fn form_name(schema: &Value) -> Option<String> {
 }
 
 /// What is wrong with the form of an answer in `field`, of an agent that has these tools.
-pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) -> bool) -> Vec<Finding> {
+pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) -> bool) -> Vec<Diagnostic> {
     let is_plain = value.get(SCHEMA).is_none() && value.get("strategy").is_none();
     let place = if is_plain { field.clone() } else { field.then(SCHEMA) };
     let mut findings = vec![];
@@ -142,7 +142,7 @@ pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) ->
     if !findings.is_empty() {
         return findings;
     }
-    let mut error = |key: &str, message: &str| findings.push(Finding::error(field.then(key), message));
+    let mut error = |key: &str, message: &str| findings.push(Diagnostic::error(field.then(key), message));
     if format.strategy == AnswerStrategy::Provider && format.tool_message_content.is_some() {
         error(
             "tool_message_content",
@@ -159,10 +159,10 @@ pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) ->
     for name in format.alternatives().iter().filter_map(form_name) {
         if names.contains(&name) {
             let message = format!("has two alternatives named `{name}`; give each a `title` of its own");
-            findings.push(Finding::error(place.clone(), message));
+            findings.push(Diagnostic::error(place.clone(), message));
         } else if has_tool(&name) {
             let message = format!("`{name}` is the name of a tool of the agent; choose another");
-            findings.push(Finding::error(place.then("title"), message));
+            findings.push(Diagnostic::error(place.then("title"), message));
         }
         names.push(name);
     }
@@ -175,7 +175,7 @@ pub fn form_problem(value: &Value, has_tool: impl Fn(&str) -> bool) -> Option<St
     findings.first().map(ToString::to_string)
 }
 
-fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Finding> {
+fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Diagnostic> {
     let alternatives = AnswerFormat {
         schema: schema.clone(),
         ..AnswerFormat::default()
@@ -184,13 +184,13 @@ fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Finding> {
     let is_object = |one: &Value| one.get("type") == Some(&json!("object"));
     if alternatives.is_empty() || !alternatives.iter().all(is_object) {
         let message = "must be a JSON Schema of an object: `type = \"object\"`, `properties`, …";
-        return vec![Finding::error(place.clone(), message)];
+        return vec![Diagnostic::error(place.clone(), message)];
     }
     schema_problem(place, schema).into_iter().collect()
 }
 
 /// Why `schema` is no JSON Schema; `None` when it is one.
-pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Finding> {
+pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Diagnostic> {
     let error = Schema::compile(schema).err()?;
     let mut place = field.clone();
     for step in error.place.split('/').filter(|step| !step.is_empty()) {
@@ -198,7 +198,10 @@ pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Findin
             .0
             .push(step.parse().map_or_else(|_| Segment::from(step), Segment::Index));
     }
-    Some(Finding::error(place, format!("is not valid in a JSON Schema: {error}")))
+    Some(Diagnostic::error(
+        place,
+        format!("is not valid in a JSON Schema: {error}"),
+    ))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::answer;
 use super::builtins::{Builtin, STORE, SUBAGENTS, TODOS, is_policy_tool, is_standard_field};
-use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
 use super::{AgentDefinition, ApprovalRule, ClientRules, SubagentDefinition, UnknownSubagent};
@@ -37,7 +37,7 @@ const SHORT_DESCRIPTION: usize = 20;
 
 /// What a definition may refer to.
 #[derive(Debug, Clone, Default)]
-pub struct Surroundings {
+pub struct ValidationContext {
     /// The declared tools.
     pub tools: BTreeSet<String>,
     /// The names that may stand before the colon of a model name.
@@ -61,18 +61,18 @@ pub struct RegisteredPolicy {
 }
 
 /// Says what is wrong with settings; none when the policy takes none at all.
-type CheckSettings = dyn Fn(&Map<String, Value>) -> Option<Vec<Finding>> + Send + Sync;
+type CheckSettings = dyn Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync;
 
 impl RegisteredPolicy {
     /// One whose settings `check` judges; it returns none when the policy takes none at all.
-    pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Finding>> + Send + Sync + 'static) -> Self {
+    pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync + 'static) -> Self {
         Self {
             check: Some(Arc::new(check)),
         }
     }
 
     /// What is wrong with these settings; none when the policy takes none at all.
-    pub fn check(&self, settings: &Map<String, Value>) -> Option<Vec<Finding>> {
+    pub fn check(&self, settings: &Map<String, Value>) -> Option<Vec<Diagnostic>> {
         self.check.as_ref().and_then(|check| check(settings))
     }
 }
@@ -84,7 +84,7 @@ impl fmt::Debug for RegisteredPolicy {
 }
 
 /// Checks the definition of an agent. The fields of the findings are relative to it.
-pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surroundings) -> Vec<Finding> {
+pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &ValidationContext) -> Vec<Diagnostic> {
     let mut check = Check::new(around);
     check.servers.extend(agent.mcp_servers.keys().cloned());
     let top = FieldPath::default();
@@ -149,7 +149,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &Surrounding
 }
 
 /// Checks the name of a model, which stands in `field`.
-pub fn check_model(field: &FieldPath, model: &str, around: &Surroundings) -> Vec<Finding> {
+pub fn check_model(field: &FieldPath, model: &str, around: &ValidationContext) -> Vec<Diagnostic> {
     let mut check = Check::new(around);
     check.model(field, model);
     check.findings
@@ -173,7 +173,7 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
 }
 
 /// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
-pub(super) fn is_known_tool(name: &str, around: &Surroundings) -> bool {
+pub(super) fn is_known_tool(name: &str, around: &ValidationContext) -> bool {
     is_policy_tool(name)
         || around.tools.contains(name)
         || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
@@ -200,14 +200,14 @@ fn switch_of(tool: &str) -> Option<&'static str> {
 }
 
 struct Check<'a> {
-    around: &'a Surroundings,
+    around: &'a ValidationContext,
     /// The MCP servers whose tools can be named here.
     servers: BTreeSet<String>,
-    findings: Vec<Finding>,
+    findings: Vec<Diagnostic>,
 }
 
 impl<'a> Check<'a> {
-    fn new(around: &'a Surroundings) -> Self {
+    fn new(around: &'a ValidationContext) -> Self {
         Self {
             around,
             servers: around.mcp_servers.clone(),
@@ -218,11 +218,11 @@ impl<'a> Check<'a> {
 
 impl Check<'_> {
     fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
-        self.findings.push(Finding::error(field.clone(), message));
+        self.findings.push(Diagnostic::error(field.clone(), message));
     }
 
     fn warn(&mut self, field: &FieldPath, message: impl Into<String>) {
-        self.findings.push(Finding::warning(field.clone(), message));
+        self.findings.push(Diagnostic::warning(field.clone(), message));
     }
 
     fn not_blank(&mut self, field: &FieldPath, text: Option<&str>) {

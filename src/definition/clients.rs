@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::builtins::{Builtin, SKILLS};
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 use super::{AgentDefinition, Policy, SubagentDefinition};
 
 /// What definitions may use that clients bring: nothing, unless the configuration says more.
@@ -38,9 +38,9 @@ impl ClientRules {
     }
 
     /// All that `agent`, the definition of a client, must not use.
-    pub fn check(&self, agent: &AgentDefinition) -> Vec<Finding> {
+    pub fn check(&self, agent: &AgentDefinition) -> Vec<Diagnostic> {
         if !self.enabled {
-            return vec![Finding::error(FieldPath::default(), Self::DISABLED)];
+            return vec![Diagnostic::error(FieldPath::default(), Self::DISABLED)];
         }
         let mut check = Check {
             rules: self,
@@ -53,7 +53,7 @@ impl ClientRules {
 
 struct Check<'a> {
     rules: &'a ClientRules,
-    findings: Vec<Finding>,
+    findings: Vec<Diagnostic>,
 }
 
 impl Check<'_> {
@@ -89,7 +89,7 @@ impl Check<'_> {
         if !subagent.headers.is_empty() {
             let message = "are not taken over HTTP, since they would be kept with the definition: the configuration gives \
                 them to a server by its address, in the section `[peers.headers.\"https://host\"]`";
-            self.findings.push(Finding::error(field.then("headers"), message));
+            self.findings.push(Diagnostic::error(field.then("headers"), message));
         }
     }
 
@@ -143,7 +143,7 @@ impl Check<'_> {
             let message = format!(
                 "`{name}` may not be used by definitions of clients; `{list}` in the section `[agents_api]` can allow it"
             );
-            self.findings.push(Finding::error(field, message));
+            self.findings.push(Diagnostic::error(field, message));
         }
     }
 }

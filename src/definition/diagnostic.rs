@@ -25,7 +25,7 @@ impl fmt::Display for Severity {
 
 /// Something to be said about a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct Diagnostic {
     /// Which field.
     pub field: FieldPath,
     /// What is wrong with it, and what is allowed.
@@ -34,7 +34,7 @@ pub struct Finding {
     pub severity: Severity,
 }
 
-impl Finding {
+impl Diagnostic {
     /// A mistake.
     pub fn error(field: FieldPath, message: impl Into<String>) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Finding {
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.field, self.message)
     }

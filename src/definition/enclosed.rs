@@ -23,9 +23,9 @@ pub const MOST: usize = 500;
 /// Such files, by the absolute path at which agents see them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Enclosed(BTreeMap<String, Arc<File>>);
+pub struct BundledFiles(BTreeMap<String, Arc<File>>);
 
-impl Enclosed {
+impl BundledFiles {
     /// Adds the file at this path relative to the definition's folder.
     pub fn add(&mut self, relative: &str, file: File) {
         self.0.insert(seen(relative), Arc::new(file));
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn an_agent_sees_only_its_own_files() {
-        let mut all = Enclosed::default();
+        let mut all = BundledFiles::default();
         for path in ["skills/a/SKILL.md", "skills-b/c/SKILL.md", "AGENTS.md"] {
             all.add(
                 path,
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn nothing_of_the_thread_is_seen_where_they_are() {
-        let mut own = Enclosed::default();
+        let mut own = BundledFiles::default();
         own.add(
             "a",
             File {

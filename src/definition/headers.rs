@@ -1,7 +1,7 @@
 //! Which headers of requests to other servers a definition may name.
 
 use super::check::is_word;
-use super::diagnostic::Finding;
+use super::diagnostic::Diagnostic;
 use crate::domain::field_path::FieldPath;
 use crate::domain::headers::Headers;
 
@@ -25,23 +25,23 @@ pub fn is_reserved_header(name: &str) -> bool {
 }
 
 /// What cannot be sent of `headers`, which stand in `field`.
-pub fn check_headers(field: &FieldPath, headers: &Headers) -> Vec<Finding> {
+pub fn check_headers(field: &FieldPath, headers: &Headers) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, value) in &headers.0 {
         let field = field.then(name);
         if !is_word(name, 128, "!#$%&'*+.^`|~") {
-            findings.push(Finding::error(field.clone(), "is no name of a header"));
+            findings.push(Diagnostic::error(field.clone(), "is no name of a header"));
         } else if is_reserved_header(name) {
-            findings.push(Finding::error(
+            findings.push(Diagnostic::error(
                 field.clone(),
                 "is set by the connection itself and cannot be given",
             ));
         }
         if value.chars().any(char::is_control) {
-            findings.push(Finding::error(field, "must be one line without control characters"));
+            findings.push(Diagnostic::error(field, "must be one line without control characters"));
         } else if value == Headers::MASK {
             let message = "is what stands for a value that is not shown; give the value itself";
-            findings.push(Finding::error(field, message));
+            findings.push(Diagnostic::error(field, message));
         }
     }
     findings

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::builtins::{APPROVAL, MEMORY, SKILLS, STORE, TODOS};
-use super::check::Surroundings;
-use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::check::ValidationContext;
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::policy::name_problem;
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 
@@ -153,15 +153,15 @@ pub(super) fn check(
     field: &FieldPath,
     (inherit, blocked): (&Inherit, &[String]),
     parent: &AgentDefinition,
-    around: &Surroundings,
-) -> Vec<Finding> {
+    around: &ValidationContext,
+) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if let InheritedPolicies::Named(names) = &inherit.middleware {
         let known: Vec<String> = parent.inheritable().into_iter().map(|policy| policy.name).collect();
         for (at, name) in names.iter().enumerate().filter(|(_, name)| !known.contains(name)) {
             let known = suggestion(name, known.iter().map(String::as_str), "it has");
             let place = field.then("inherit").then("middleware").then(at);
-            findings.push(Finding::error(
+            findings.push(Diagnostic::error(
                 place,
                 format!("the agent has no policy `{name}` to hand down; {known}"),
             ));
@@ -169,7 +169,7 @@ pub(super) fn check(
     }
     for (at, name) in blocked.iter().enumerate() {
         let problem = name_problem(name, around).map(|problem| problem.replace("is not listed", "cannot be blocked"));
-        findings.extend(problem.map(|problem| Finding::error(field.then("block_middleware").then(at), problem)));
+        findings.extend(problem.map(|problem| Diagnostic::error(field.then("block_middleware").then(at), problem)));
     }
     findings
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::SubagentDefinition;
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 use super::record::LARGEST_DEFINITION;
 use crate::domain::input::read_initial;
 use crate::domain::message::Message;
@@ -21,17 +21,17 @@ impl SubagentDefinition {
     }
 
     /// What is wrong with them; `field` is where the subagent stands.
-    pub(super) fn check_initial(&self, field: &FieldPath) -> Vec<Finding> {
+    pub(super) fn check_initial(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let list = field.then(FIELD);
         let wrong = read_initial(&self.initial_messages).err();
-        let wrong = wrong.map(|(at, why)| Finding::error(list.then(at), why));
+        let wrong = wrong.map(|(at, why)| Diagnostic::error(list.then(at), why));
         let size: usize = self
             .initial_messages
             .iter()
             .map(|message| message.to_string().len())
             .sum();
         let message = || format!("have {size} bytes of JSON; at most {LARGEST_DEFINITION} are allowed");
-        let large = (size > LARGEST_DEFINITION).then(|| Finding::error(list.clone(), message()));
+        let large = (size > LARGEST_DEFINITION).then(|| Diagnostic::error(list.clone(), message()));
         wrong.into_iter().chain(large).collect()
     }
 }
@@ -41,15 +41,15 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::definition::ClientRules;
-    use crate::definition::check::Surroundings;
+    use crate::definition::check::ValidationContext;
     use crate::definition::judge;
 
     fn told(mut subagent: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings {
+        let around = ValidationContext {
             providers,
             clients: ClientRules::everything(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         };
         subagent["name"] = json!("a");
         subagent["description"] = json!("Does all that is left.");

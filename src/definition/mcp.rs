@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::check::{address_problem, is_word};
-use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AfterCrash, AgentDefinition, Headers, OnError, check_headers};
 
 /// The longest name of a tool that every provider takes.
@@ -111,16 +111,16 @@ impl fmt::Debug for McpServerDefinition {
 
 impl McpServerDefinition {
     /// What makes no sense. The fields of the findings are relative to it.
-    pub fn check(&self, name: &str) -> Vec<Finding> {
+    pub fn check(&self, name: &str) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
-        let mut wrong = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+        let mut wrong = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
         if !is_word(name, LONGEST_SERVER, "") || name.contains("__") {
             let allowed = format!("1 to {LONGEST_SERVER} letters, digits, `-` or single `_`");
             wrong(top.clone(), format!("the server name `{name}` must be {allowed}"));
         }
         findings.extend(self.check_place());
-        let mut wrong = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+        let mut wrong = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
         for name in self.env.keys().filter(|name| !is_word(name, 256, "")) {
             wrong(
                 top.then("env").then(name),
@@ -141,21 +141,21 @@ impl McpServerDefinition {
     }
 
     /// What makes no sense about where it is.
-    fn check_place(&self) -> Vec<Finding> {
+    fn check_place(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let only_with = |word: &str, given: &[(&str, bool)]| {
             let given = given.iter().filter(|(_, is_given)| *is_given);
             given
-                .map(|(field, _)| Finding::error(top.then(*field), format!("goes with `{word}` only")))
+                .map(|(field, _)| Diagnostic::error(top.then(*field), format!("goes with `{word}` only")))
                 .collect()
         };
         match (&self.command, &self.url) {
-            (None, None) => vec![Finding::error(
+            (None, None) => vec![Diagnostic::error(
                 top.then("command"),
                 "must be given, or `url`: where the server is",
             )],
             (Some(_), Some(_)) => {
-                vec![Finding::error(
+                vec![Diagnostic::error(
                     top.then("url"),
                     "goes without `command` only: it is one or the other",
                 )]
@@ -163,9 +163,9 @@ impl McpServerDefinition {
             (Some(command), None) => {
                 let has_transport = self.transport != McpTransport::default();
                 let given = [("headers", !self.headers.is_empty()), ("transport", has_transport)];
-                let mut findings: Vec<Finding> = only_with("url", &given);
+                let mut findings: Vec<Diagnostic> = only_with("url", &given);
                 if command.trim().is_empty() {
-                    findings.push(Finding::error(top.then("command"), "must not be blank"));
+                    findings.push(Diagnostic::error(top.then("command"), "must not be blank"));
                 }
                 findings
             }
@@ -175,15 +175,15 @@ impl McpServerDefinition {
                     ("env", !self.env.is_empty()),
                     ("cwd", self.cwd.is_some()),
                 ];
-                let mut findings: Vec<Finding> = only_with("command", &given);
-                findings.extend(address_problem(url).map(|problem| Finding::error(top.then("url"), problem)));
+                let mut findings: Vec<Diagnostic> = only_with("command", &given);
+                findings.extend(address_problem(url).map(|problem| Diagnostic::error(top.then("url"), problem)));
                 findings
             }
         }
     }
 
     /// What makes no sense about which of its tools there are.
-    fn check_filter(&self) -> Vec<Finding> {
+    fn check_filter(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
         let allowed = self.allowed_tools.as_deref().unwrap_or_default();
@@ -192,10 +192,10 @@ impl McpServerDefinition {
                 .iter()
                 .enumerate()
                 .filter_map(|(at, text)| Some((at, pattern(text).err()?)));
-            findings.extend(wrong.map(|(at, why)| Finding::error(top.then(field).then(at), why)));
+            findings.extend(wrong.map(|(at, why)| Diagnostic::error(top.then(field).then(at), why)));
         }
         if self.allowed_tools.is_some() && !self.disabled_tools.is_empty() {
-            findings.push(Finding::error(
+            findings.push(Diagnostic::error(
                 top.then("disabled_tools"),
                 "goes without `allowed_tools` only",
             ));
@@ -328,10 +328,10 @@ fn placed(
 }
 
 /// What makes no sense in the servers that stand in `field`.
-pub(super) fn check_servers(field: &FieldPath, servers: &BTreeMap<String, McpServerDefinition>) -> Vec<Finding> {
+pub(super) fn check_servers(field: &FieldPath, servers: &BTreeMap<String, McpServerDefinition>) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if servers.len() > MOST_SERVERS {
-        findings.push(Finding::error(
+        findings.push(Diagnostic::error(
             field.clone(),
             format!("has more than {MOST_SERVERS} servers"),
         ));

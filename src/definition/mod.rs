@@ -50,15 +50,15 @@ mod validate;
 
 use agent::is_default;
 pub use agent::{
-    AgentDefinition, AgentSpec, ContextScoping, Mode, OnPendingInterrupt, STEP_LIMIT, SubagentDefinition, UntilTool,
-    Workspace,
+    AgentDefinition, AgentSpec, ContextScoping, OnPendingInterrupt, STEP_LIMIT, SubagentDefinition, SubagentMode,
+    UntilTool, Workspace,
 };
 pub use answer::{AnswerFormat, AnswerStrategy, HandleErrors, form_name, form_problem};
 pub use approval::{ApprovalChoices, ApprovalRule};
 pub use clients::ClientRules;
 pub use compat::{TaskDialect, UnknownSubagent};
-pub use diagnostic::{FieldPath, Finding, Segment, Severity, nearest, suggestion};
-pub use enclosed::Enclosed;
+pub use diagnostic::{Diagnostic, FieldPath, Segment, Severity, nearest, suggestion};
+pub use enclosed::BundledFiles;
 pub use general_purpose::{GENERAL_PURPOSE, GeneralPurpose};
 pub use headers::{check_headers, is_reserved_header};
 pub use inherit::{Inherit, InheritedPolicies};
@@ -68,12 +68,12 @@ pub use policy::Policy;
 pub use profile::{GeneralProfile, HarnessProfile, HarnessProfiles};
 pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, PromptBlock, SystemPrompt};
 pub use read::{FieldMap, Parsed, is_echo, read};
-pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance, Remark, VERSIONS_KEPT};
+pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance, StoredDiagnostic, VERSIONS_KEPT};
 pub use remote::Location;
 pub use source::{LabelledSource, Named, SkillSource, source_problem};
 pub use store::{StoreReach, StoreRule};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
-pub use validate::{Judgement, judge};
+pub use validate::{Validated, judge};
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;

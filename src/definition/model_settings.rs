@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 
 /// The fields of which requests to providers are made, by the names that they have with one provider or another, in lower
 /// case and without `_`. The server fills them in; a setting of such a name would go past approvals and lists of allowed
@@ -51,11 +51,11 @@ pub fn is_structural_setting(name: &str) -> bool {
 }
 
 /// The settings in `field` that cannot be given.
-pub(super) fn check_settings(field: &FieldPath, settings: &Map<String, Value>) -> Vec<Finding> {
+pub(super) fn check_settings(field: &FieldPath, settings: &Map<String, Value>) -> Vec<Diagnostic> {
     let message = "is a part of the request that the server makes itself, and cannot be a setting";
     let structural = settings.keys().filter(|name| is_structural_setting(name));
     structural
-        .map(|name| Finding::error(field.then(name), message))
+        .map(|name| Diagnostic::error(field.then(name), message))
         .collect()
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::Pattern;
@@ -161,9 +161,9 @@ fn trunk(pattern: &str) -> String {
 }
 
 /// What makes no sense in the rules in `field`.
-pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Finding> {
+pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Diagnostic> {
     let mut findings = vec![];
-    let mut error = |field: FieldPath, message: String| findings.push(Finding::error(field, message));
+    let mut error = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
     if permissions.len() > MOST {
         error(
             field.clone(),

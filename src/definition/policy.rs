@@ -13,8 +13,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, STORE, TODOS, TOOL_CALLS, UNTIL};
-use super::check::Surroundings;
-use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::check::ValidationContext;
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
     AgentDefinition, ApprovalRule, Named, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool, read,
     source,
@@ -151,7 +151,7 @@ impl Said {
 fn store(settings: Settings) -> StoreRule {
     let standard = StoreReach::default();
     let namespace = settings.namespace.unwrap_or(standard.namespace);
-    StoreRule::Reach(StoreReach {
+    StoreRule::PeerPolicy(StoreReach {
         namespace,
         read_only: settings.read_only,
     })
@@ -186,7 +186,7 @@ impl AgentDefinition {
     }
 
     /// What is wrong with the policies that are listed.
-    pub(super) fn check_policies(&self, around: &Surroundings) -> Vec<Finding> {
+    pub(super) fn check_policies(&self, around: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
             (STORE, self.store != StoreRule::default()),
@@ -210,7 +210,7 @@ impl AgentDefinition {
             .filter(|(_, policy)| policy.name == UNTIL)
         {
             let message = format!("`{}` is for subagents, whose result goes to somebody", policy.name);
-            findings.push(Finding::error(FieldPath::of(["middleware"]).then(at), message));
+            findings.push(Diagnostic::error(FieldPath::of(["middleware"]).then(at), message));
         }
         findings
     }
@@ -232,7 +232,7 @@ impl SubagentDefinition {
     }
 
     /// What is wrong with the policies that are listed.
-    pub(super) fn check_policies(&self, field: &FieldPath, around: &Surroundings) -> Vec<Finding> {
+    pub(super) fn check_policies(&self, field: &FieldPath, around: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
             (STORE, self.store.is_some()),
@@ -307,23 +307,23 @@ pub(super) fn check(
     list: &FieldPath,
     policies: &[Policy],
     given: &[(&str, bool)],
-    around: &Surroundings,
-) -> Vec<Finding> {
+    around: &ValidationContext,
+) -> Vec<Diagnostic> {
     let mut seen = BTreeSet::new();
     let mut findings = vec![];
     for (at, policy) in policies.iter().enumerate() {
         let field = list.then(at);
         let name = policy.name.as_str();
         if let Some(problem) = name_problem(name, around) {
-            findings.push(Finding::error(field, problem));
+            findings.push(Diagnostic::error(field, problem));
         } else if !seen.insert(name) {
-            findings.push(Finding::error(field, format!("`{name}` is listed twice")));
+            findings.push(Diagnostic::error(field, format!("`{name}` is listed twice")));
         } else {
             findings.extend(check_settings(&field, policy, around));
             let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
             if let Some(other) = Builtin::field(name).filter(|_| is_given) {
                 let message = format!("`{name}` is also given as the field `{other}`");
-                findings.push(Finding::error(field, message));
+                findings.push(Diagnostic::error(field, message));
             }
         }
     }
@@ -353,7 +353,7 @@ pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
 }
 
 /// Why nothing of this name can be listed; `None` when it can.
-pub(super) fn name_problem(name: &str, around: &Surroundings) -> Option<String> {
+pub(super) fn name_problem(name: &str, around: &ValidationContext) -> Option<String> {
     if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
         return Some(format!("`{name}` is not listed: it {why}"));
     }
@@ -371,7 +371,7 @@ pub(super) fn name_problem(name: &str, around: &Surroundings) -> Option<String> 
     ))
 }
 
-fn check_settings(field: &FieldPath, policy: &Policy, around: &Surroundings) -> Vec<Finding> {
+fn check_settings(field: &FieldPath, policy: &Policy, around: &ValidationContext) -> Vec<Diagnostic> {
     let listing = Builtin::find(&policy.name).map(|builtin| &builtin.listing);
     let Some(Listing::Listed { settings, required, .. }) = listing else {
         return check_registered(field, policy, around);
@@ -379,14 +379,14 @@ fn check_settings(field: &FieldPath, policy: &Policy, around: &Surroundings) -> 
     let mut findings = read::<Settings>(Value::Object(policy.settings.clone())).findings;
     for key in policy.settings.keys().filter(|key| !settings.contains(&key.as_str())) {
         let known = suggestion(key, settings.iter().copied(), "allowed are");
-        findings.push(Finding::error(FieldPath::of([key]), format!("unknown key; {known}")));
+        findings.push(Diagnostic::error(FieldPath::of([key]), format!("unknown key; {known}")));
     }
     for key in required.iter().filter(|key| !policy.settings.contains_key(**key)) {
-        findings.push(Finding::error(FieldPath::of([*key]), "must be given"));
+        findings.push(Diagnostic::error(FieldPath::of([*key]), "must be given"));
     }
     findings.extend(check_sources(policy));
     if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
-        findings.push(Finding::error(
+        findings.push(Diagnostic::error(
             FieldPath::of(["run_limit"]),
             "must be a whole number from 1 up",
         ));
@@ -395,7 +395,7 @@ fn check_settings(field: &FieldPath, policy: &Policy, around: &Surroundings) -> 
 }
 
 /// What is wrong with the settings of a policy that was registered.
-fn check_registered(field: &FieldPath, policy: &Policy, around: &Surroundings) -> Vec<Finding> {
+fn check_registered(field: &FieldPath, policy: &Policy, around: &ValidationContext) -> Vec<Diagnostic> {
     let registered = around.middleware.get(&policy.name);
     let checked = registered.and_then(|registered| registered.check(&policy.settings));
     match checked {
@@ -403,13 +403,13 @@ fn check_registered(field: &FieldPath, policy: &Policy, around: &Surroundings) -
         None if policy.settings.is_empty() => vec![],
         None => {
             let message = format!("`{}` is the program's and takes no settings", policy.name);
-            vec![Finding::error(field.clone(), message)]
+            vec![Diagnostic::error(field.clone(), message)]
         }
     }
 }
 
 /// What is wrong with the sources of skills or memory.
-fn check_sources(policy: &Policy) -> Vec<Finding> {
+fn check_sources(policy: &Policy) -> Vec<Diagnostic> {
     let field = FieldPath::of(["sources"]);
     let said = Said::by(std::slice::from_ref(policy));
     let Some(given) = policy.settings.get("sources").and_then(Value::as_array) else {
@@ -424,7 +424,7 @@ fn check_sources(policy: &Policy) -> Vec<Finding> {
         (None, None) => return vec![],
     };
     if read < given.len() {
-        findings.push(Finding::error(
+        findings.push(Diagnostic::error(
             field,
             "must be a list of paths; those of skills may be tables with `path` and `label`",
         ));

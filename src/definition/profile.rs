@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::builtins::UNTIL;
-use super::check::{Surroundings, is_known_tool};
-use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::check::{ValidationContext, is_known_tool};
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::model_settings::check_settings;
 use super::policy::{self, name_problem};
-use super::{AgentDefinition, Location, Mode, Policy, SubagentDefinition};
+use super::{AgentDefinition, Location, Policy, SubagentDefinition, SubagentMode};
 
 /// What goes for all agents that think with a certain model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -78,7 +78,7 @@ impl HarnessProfiles {
         for subagent in &mut agent.subagents {
             let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
             // A fork is its caller.
-            if is_made_here && subagent.mode == Mode::Isolated {
+            if is_made_here && subagent.mode == SubagentMode::Isolated {
                 let profile = self.of(subagent.model.as_deref().unwrap_or(&model));
                 // Who is general has been given its instructions.
                 let has_base = general.as_deref() != Some(subagent.name.as_str());
@@ -192,14 +192,14 @@ impl HarnessProfile {
     }
 
     /// What makes no sense in the profile of this key. The fields of the findings are relative to it.
-    pub fn check(&self, key: &str, around: &Surroundings) -> Vec<Finding> {
+    pub fn check(&self, key: &str, around: &ValidationContext) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
         let provider = key.split(':').next().unwrap_or_default();
         if !around.providers.contains(provider) || key.ends_with(':') {
             let known = suggestion(provider, around.providers.iter().map(String::as_str), "known are");
             let message = format!("`{key}` must be a provider or `provider:model-name`; {known}");
-            findings.push(Finding::error(top.clone(), message));
+            findings.push(Diagnostic::error(top.clone(), message));
         }
         findings.extend(check_settings(&top.then("model_settings"), &self.model_settings));
         let general = &self.general_purpose_subagent;
@@ -218,7 +218,7 @@ impl HarnessProfile {
         let blank = texts
             .into_iter()
             .filter(|(_, text)| text.as_ref().is_some_and(|text| text.trim().is_empty()));
-        findings.extend(blank.map(|(field, _)| Finding::error(field, "must not be blank; leave it out for none")));
+        findings.extend(blank.map(|(field, _)| Diagnostic::error(field, "must not be blank; leave it out for none")));
         let described = self.tool_description_overrides.keys();
         let described = described.map(|tool| (top.then("tool_description_overrides").then(tool), tool));
         let excluded = self.excluded_tools.iter().enumerate();
@@ -228,18 +228,18 @@ impl HarnessProfile {
             .filter(|(_, tool)| !is_known_tool(tool, around))
         {
             let known = suggestion(tool, around.tools.iter().map(String::as_str), "declared are");
-            findings.push(Finding::error(field, format!("there is no tool `{tool}`; {known}")));
+            findings.push(Diagnostic::error(field, format!("there is no tool `{tool}`; {known}")));
         }
         for (at, name) in self.excluded_middleware.iter().enumerate() {
             let problem = name_problem(name, around).map(|told| told.replace("is not listed", "cannot be excluded"));
             let field = top.then("excluded_middleware").then(at);
-            findings.extend(problem.map(|problem| Finding::error(field, problem)));
+            findings.extend(problem.map(|problem| Diagnostic::error(field, problem)));
         }
         let list = top.then("extra_middleware");
         findings.extend(policy::check(&list, &self.extra_middleware, &[], around));
         let until = self.extra_middleware.iter().position(|policy| policy.name == UNTIL);
         let message = "is about one subagent, and not about a model";
-        findings.extend(until.map(|at| Finding::error(list.then(at), message)));
+        findings.extend(until.map(|at| Diagnostic::error(list.then(at), message)));
         findings
     }
 }
@@ -269,12 +269,12 @@ mod tests {
         agent.resolved()
     }
 
-    fn around() -> Surroundings {
+    fn around() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
-        Surroundings {
+        ValidationContext {
             tools: set("lookup"),
             providers: set("lab"),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         }
     }
 

@@ -7,7 +7,7 @@ use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::AgentDefinition;
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 use super::record::LARGEST_DEFINITION;
 
 /// How many blocks the instructions of one agent may have.
@@ -172,15 +172,15 @@ impl SystemPrompt {
     }
 
     /// What makes no sense; `field` is where it stands.
-    fn check(&self, field: &FieldPath) -> Vec<Finding> {
+    fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Self::Blocks(blocks) = self else { return vec![] };
         let blank = blocks
             .iter()
             .enumerate()
             .filter(|(_, block)| block.text.trim().is_empty());
-        let blank = blank.map(|(at, _)| Finding::error(field.then(at).then("text"), "must not be blank"));
-        let mut findings: Vec<Finding> = blank.collect();
-        let mut error = |message: String| findings.push(Finding::error(field.clone(), message));
+        let blank = blank.map(|(at, _)| Diagnostic::error(field.then(at).then("text"), "must not be blank"));
+        let mut findings: Vec<Diagnostic> = blank.collect();
+        let mut error = |message: String| findings.push(Diagnostic::error(field.clone(), message));
         let size: usize = blocks.iter().map(|block| block.text.len()).sum();
         let markers = blocks.iter().filter(|block| block.cache_control.is_some()).count();
         if blocks.is_empty() {
@@ -208,7 +208,7 @@ impl SystemPrompt {
 
 impl AgentDefinition {
     /// What is wrong with the instructions in it.
-    pub(super) fn check_prompts(&self) -> Vec<Finding> {
+    pub(super) fn check_prompts(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let general = self.general_purpose_subagent.system_prompt.as_ref();
         let general = general.map(|own| own.check(&top.then("general_purpose_subagent").then("system_prompt")));
@@ -255,15 +255,15 @@ mod tests {
 
     use super::*;
     use crate::definition::ClientRules;
-    use crate::definition::check::Surroundings;
+    use crate::definition::check::ValidationContext;
     use crate::definition::judge;
 
     fn findings(body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings {
+        let around = ValidationContext {
             providers,
             clients: ClientRules::everything(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         };
         judge("a", body, &around)
             .findings

@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::diagnostic::{FieldPath, Finding, Segment};
+use super::diagnostic::{Diagnostic, FieldPath, Segment};
 use super::strict::Strict;
 use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
 use crate::domain::plain_words::plain;
@@ -17,7 +17,7 @@ pub struct Parsed<T> {
     /// What could be read; the fields with a wrong shape have their default. `None` when nothing could.
     pub value: Option<T>,
     /// What had the wrong shape.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Diagnostic>,
     /// Which list elements were left out.
     pub gaps: FieldMap,
 }
@@ -52,14 +52,14 @@ impl FieldMap {
 /// Reads `value`. Whatever does not fit is noted, taken out, and the rest read again; `T` and all that it contains
 /// should therefore have defaults.
 pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
-    let mut findings: Vec<Finding> = Vec::new();
+    let mut findings: Vec<Diagnostic> = Vec::new();
     let mut gaps = FieldMap::default();
     if let Err(exceeded) = check(&value) {
         let place = match exceeded {
             LimitExceeded::Nul => place_of_nul(&value).unwrap_or_default(),
             LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
         };
-        findings.push(Finding::error(place, exceeded.to_string()));
+        findings.push(Diagnostic::error(place, exceeded.to_string()));
         return Parsed {
             value: None,
             findings,
@@ -79,7 +79,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
         };
         let place = path_of(error.path());
         let source = gaps.source_of(&place);
-        findings.push(Finding::error(
+        findings.push(Diagnostic::error(
             source.clone(),
             plain_words(&source, &error.inner().to_string()),
         ));
@@ -88,7 +88,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
         }
         if findings.len() == MOST_FINDINGS {
             let message = format!("more may be wrong than these {MOST_FINDINGS} things, which are told first");
-            findings.push(Finding::error(FieldPath::default(), message));
+            findings.push(Diagnostic::error(FieldPath::default(), message));
             return Parsed {
                 value: None,
                 findings,
@@ -106,7 +106,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
 }
 
 /// Whether something about `field` would only repeat that it, or an element of it, could not be read.
-pub fn is_echo(field: &FieldPath, unread: &[Finding]) -> bool {
+pub fn is_echo(field: &FieldPath, unread: &[Diagnostic]) -> bool {
     unread.iter().any(|earlier| {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
         field.after(&earlier.field).is_some() || is_element && earlier.field.parent().as_ref() == Some(field)

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{AgentDefinition, Enclosed, FieldPath, Finding, Parsed, Severity, read};
+use super::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Parsed, Severity, read};
 use crate::domain::id::Digest;
 use crate::domain::time::Timestamp;
 
@@ -25,8 +25,8 @@ impl AgentDefinition {
         struct Stored<'a> {
             #[serde(flatten)]
             definition: &'a AgentDefinition,
-            #[serde(skip_serializing_if = "Enclosed::is_empty")]
-            enclosed: &'a Enclosed,
+            #[serde(skip_serializing_if = "BundledFiles::is_empty")]
+            enclosed: &'a BundledFiles,
         }
         let stored = Stored {
             definition: self,
@@ -43,7 +43,7 @@ impl AgentDefinition {
             .and_then(|fields| fields.shift_remove("enclosed"));
         let mut reading = read::<Self>(stored);
         if let (Some(definition), Some(enclosed)) = (&mut reading.value, enclosed) {
-            let files = read::<Enclosed>(enclosed);
+            let files = read::<BundledFiles>(enclosed);
             reading.findings.extend(
                 files
                     .findings
@@ -104,7 +104,7 @@ pub struct DefinitionVersion {
 
 /// Something that is to be said about a definition, and the place where it is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remark {
+pub struct StoredDiagnostic {
     /// The file, when it comes from one.
     pub file: Option<String>,
     /// Line and column in the file, from 1.
@@ -117,9 +117,9 @@ pub struct Remark {
     pub severity: Severity,
 }
 
-impl From<Finding> for Remark {
-    fn from(finding: Finding) -> Self {
-        let Finding {
+impl From<Diagnostic> for StoredDiagnostic {
+    fn from(finding: Diagnostic) -> Self {
+        let Diagnostic {
             field,
             message,
             severity,
@@ -134,7 +134,7 @@ impl From<Finding> for Remark {
     }
 }
 
-impl fmt::Display for Remark {
+impl fmt::Display for StoredDiagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(file) = &self.file {
             f.write_str(file)?;
@@ -184,7 +184,7 @@ mod tests {
             ..AgentDefinition::default()
         };
         assert!(!plain.text().contains("enclosed"));
-        let mut files = Enclosed::default();
+        let mut files = BundledFiles::default();
         files.add(
             "skills/a/SKILL.md",
             File {
@@ -204,9 +204,12 @@ mod tests {
 
     #[test]
     fn a_remark_names_its_place() {
-        let remark = Remark::from(Finding::error(FieldPath::of(["tools"]).then(0), "there is no tool `x`"));
+        let remark = StoredDiagnostic::from(Diagnostic::error(
+            FieldPath::of(["tools"]).then(0),
+            "there is no tool `x`",
+        ));
         assert_eq!(remark.to_string(), "tools[0]: there is no tool `x`");
-        let placed = Remark {
+        let placed = StoredDiagnostic {
             file: Some("a/AGENTS.md".to_owned()),
             position: Some((2, 1)),
             ..remark

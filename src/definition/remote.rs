@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 
 use super::check::address_problem;
-use super::diagnostic::{FieldPath, Finding, suggestion};
-use super::{AgentDefinition, GENERAL_PURPOSE, Mode, SubagentDefinition, check_headers};
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
+use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
 use crate::domain::background::BackgroundAgent;
 
 /// The fields of a subagent that say something else than how an agent is made: who it is, where it is defined, how it is
@@ -81,14 +81,14 @@ impl SubagentDefinition {
     }
 
     /// What makes no sense about where it is defined; `field` is where it stands.
-    pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Finding> {
+    pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
             Location::Inside => self.only_elsewhere(field),
             Location::Local(graph_id) => self.no_own_making(field, graph_id),
             Location::Remote { graph_id, url } => {
                 let mut findings = self.no_own_making(field, graph_id);
                 let problem = address_problem(url).or_else(|| secret_problem(url));
-                findings.extend(problem.map(|problem| Finding::error(field.then("url"), problem)));
+                findings.extend(problem.map(|problem| Diagnostic::error(field.then("url"), problem)));
                 findings
             }
         };
@@ -99,27 +99,27 @@ impl SubagentDefinition {
             }
             if self.url.is_none() && !self.headers.is_empty() {
                 let message = "goes with `url` only: nothing is sent to an agent on this server";
-                findings.push(Finding::error(field.then("headers"), message));
+                findings.push(Diagnostic::error(field.then("headers"), message));
             }
         }
         findings.extend(check_headers(&field.then("headers"), &self.headers));
         let webhook = self.webhook.as_deref().and_then(address_problem);
-        findings.extend(webhook.map(|problem| Finding::error(field.then("webhook"), problem)));
+        findings.extend(webhook.map(|problem| Diagnostic::error(field.then("webhook"), problem)));
         findings
     }
 
     /// That there is no such agent on this server.
-    fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Finding> {
+    fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Diagnostic> {
         let Location::Local(graph_id) = self.location() else {
             return None;
         };
         let known = || suggestion(graph_id, agents.iter().map(String::as_str), "there are");
         let message = || format!("there is no agent `{graph_id}` on this server; {}", known());
-        (!agents.contains(graph_id)).then(|| Finding::error(field.then("graph_id"), message()))
+        (!agents.contains(graph_id)).then(|| Diagnostic::error(field.then("graph_id"), message()))
     }
 
     /// The fields that only agents defined elsewhere have.
-    fn only_elsewhere(&self, field: &FieldPath) -> Vec<Finding> {
+    fn only_elsewhere(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("url", self.url.is_some()),
             ("headers", !self.headers.is_empty()),
@@ -150,10 +150,10 @@ impl SubagentDefinition {
     }
 
     /// Those of them that are given although the other agent's own definition says it.
-    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Finding> {
+    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
         let more = [
             ("runnable", self.runnable.is_some()),
-            ("mode", self.mode != Mode::default()),
+            ("mode", self.mode != SubagentMode::default()),
             ("initial_messages", !self.initial_messages.is_empty()),
         ];
         let making = self.making();
@@ -164,7 +164,7 @@ impl SubagentDefinition {
             "goes without `graph_id` only: that agent is defined elsewhere",
         );
         if graph_id.trim().is_empty() {
-            findings.push(Finding::error(
+            findings.push(Diagnostic::error(
                 field.then("graph_id"),
                 "must not be blank: it names an agent",
             ));
@@ -173,7 +173,7 @@ impl SubagentDefinition {
     }
 
     /// The fields that only background subagents have, and those that they have not.
-    fn only_background(&self, field: &FieldPath) -> Vec<Finding> {
+    fn only_background(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("webhook", self.webhook.is_some()),
             ("update_strategy", self.update_strategy.is_some()),
@@ -200,9 +200,11 @@ pub(super) fn wrong<'n>(
     field: &FieldPath,
     given: impl IntoIterator<Item = (&'n str, bool)>,
     why: &str,
-) -> Vec<Finding> {
+) -> Vec<Diagnostic> {
     let wrong = given.into_iter().filter(|(_, is_given)| *is_given);
-    wrong.map(|(name, _)| Finding::error(field.then(name), why)).collect()
+    wrong
+        .map(|(name, _)| Diagnostic::error(field.then(name), why))
+        .collect()
 }
 
 impl AgentDefinition {
@@ -217,7 +219,7 @@ impl AgentDefinition {
     }
 
     /// The subagents that are agents of this server which is not among `agents`.
-    pub fn strangers(&self, agents: &BTreeSet<String>) -> Vec<Finding> {
+    pub fn strangers(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let list = FieldPath::of(["subagents"]);
         let all = self.subagents.iter().enumerate();
         all.filter_map(|(at, subagent)| subagent.stranger(&list.then(at), agents))
@@ -225,7 +227,7 @@ impl AgentDefinition {
     }
 
     /// That a background subagent has the name of the general-purpose one, so that the model would know two of that name.
-    pub(super) fn check_background_names(&self) -> Vec<Finding> {
+    pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);
         let all = self.subagents.iter().enumerate();
@@ -236,7 +238,7 @@ impl AgentDefinition {
         );
         let field = |at: usize| FieldPath::of(["subagents"]).then(at).then("name");
         twins
-            .map(|(at, _)| Finding::error(field(at), message.clone()))
+            .map(|(at, _)| Diagnostic::error(field(at), message.clone()))
             .collect()
     }
 }

@@ -1,13 +1,13 @@
 //! What a definition may say about what the embedding program has registered: programs, by their names.
 
-use super::check::Surroundings;
-use super::diagnostic::{FieldPath, Finding, suggestion};
+use super::check::ValidationContext;
+use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::remote::wrong;
 use super::{AgentDefinition, SubagentDefinition};
 
 impl AgentDefinition {
     /// What is wrong with the names of programs in it.
-    pub(super) fn check_registered(&self, around: &Surroundings) -> Vec<Finding> {
+    pub(super) fn check_registered(&self, around: &ValidationContext) -> Vec<Diagnostic> {
         let mut findings = vec![];
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
@@ -18,13 +18,13 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    fn check_runnable(&self, field: &FieldPath, around: &Surroundings) -> Vec<Finding> {
+    fn check_runnable(&self, field: &FieldPath, around: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
         let mut findings = vec![];
         if !around.runnables.contains(name) {
             let known = suggestion(name, around.runnables.iter().map(String::as_str), "registered are");
             let message = format!("there is no program `{name}`; {known}");
-            findings.push(Finding::error(field.then("runnable"), message));
+            findings.push(Diagnostic::error(field.then("runnable"), message));
         }
         let making = self.making();
         let making = making.iter().map(|name| (name.as_str(), true));
@@ -43,17 +43,17 @@ mod tests {
     use serde_json::json;
 
     use crate::definition::ClientRules;
-    use crate::definition::check::{RegisteredPolicy, Surroundings};
+    use crate::definition::check::{RegisteredPolicy, ValidationContext};
     use crate::definition::judge;
 
-    fn around() -> Surroundings {
+    fn around() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
-        Surroundings {
+        ValidationContext {
             providers: set("scripted"),
             runnables: set("count"),
             middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
             clients: ClientRules::everything(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         }
     }
 

@@ -7,7 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 use super::enclosed::{self, FOLDER, is_relative};
 use super::{AgentDefinition, policy};
 use crate::domain::path::{below, normalise};
@@ -143,7 +143,7 @@ fn of_fields(field: &FieldPath, (skills, tools): (&[SkillSource], &[String]), me
 }
 
 /// What makes no sense in the sources of skills in `field`.
-pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Finding> {
+pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Diagnostic> {
     let mut findings = check_paths(field, sources.iter().map(SkillSource::path));
     for (at, source) in sources.iter().enumerate() {
         let SkillSource::Labelled(LabelledSource { label, .. }) = source else {
@@ -151,17 +151,17 @@ pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Fi
         };
         if label.trim().is_empty() || label.chars().count() > LONGEST_LABEL || label.chars().any(char::is_control) {
             let message = format!("must be a line of 1 to {LONGEST_LABEL} characters");
-            findings.push(Finding::error(field.then(at).then("label"), message));
+            findings.push(Diagnostic::error(field.then(at).then("label"), message));
         }
     }
     findings
 }
 
 /// What makes no sense in a list of files or folders in `field`.
-pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Finding> {
+pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if paths.len() > MOST {
-        findings.push(Finding::error(
+        findings.push(Diagnostic::error(
             field.clone(),
             format!("has {} entries; at most {MOST} are allowed", paths.len()),
         ));
@@ -170,9 +170,9 @@ pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<I
     for (at, path) in paths.enumerate() {
         let place = field.then(at);
         if let Some(problem) = source_problem(path) {
-            findings.push(Finding::error(place, problem));
+            findings.push(Diagnostic::error(place, problem));
         } else if !seen.insert(enclosed::seen(path)) {
-            findings.push(Finding::warning(place, format!("`{path}` is listed twice")));
+            findings.push(Diagnostic::warning(place, format!("`{path}` is listed twice")));
         }
     }
     findings
@@ -200,7 +200,7 @@ pub fn source_problem(path: &str) -> Option<String> {
 }
 
 /// What a definition names that lies on the server's disk, which a client's definition may not; nor may it bring servers.
-pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
+pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
     let on_disk = agent
         .named()
         .into_iter()
@@ -210,13 +210,13 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Finding> {
             "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
              thread's files, which begin with /"
         );
-        Finding::error(field, message)
+        Diagnostic::error(field, message)
     });
     let message = "is for definitions in files; one that comes over HTTP names servers of the configuration in `tools`";
     let servers = agent
         .clone()
         .servers_mut()
-        .map(|(field, _)| Finding::error(field, message))
+        .map(|(field, _)| Diagnostic::error(field, message))
         .collect::<Vec<_>>();
     told.chain(servers).collect()
 }

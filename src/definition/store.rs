@@ -7,7 +7,7 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::builtins::{Builtin, STORE};
-use super::diagnostic::{FieldPath, Finding};
+use super::diagnostic::{Diagnostic, FieldPath};
 use crate::domain::item::template::NamespaceTemplate;
 
 /// Whether an agent has tools for the Store, and what these reach.
@@ -17,7 +17,7 @@ pub enum StoreRule {
     /// `true`: a namespace of the assistant's own; `false`: no tools.
     Switch(bool),
     /// What is said.
-    Reach(StoreReach),
+    PeerPolicy(StoreReach),
 }
 
 /// What an agent reaches of the Store.
@@ -51,7 +51,7 @@ impl StoreRule {
     pub fn reach(&self) -> Option<StoreReach> {
         match self {
             Self::Switch(on) => on.then(StoreReach::default),
-            Self::Reach(reach) => Some(reach.clone()),
+            Self::PeerPolicy(reach) => Some(reach.clone()),
         }
     }
 
@@ -66,13 +66,13 @@ impl StoreRule {
     }
 
     /// What makes no sense; `field` is where the rule stands.
-    pub(super) fn check(&self, field: &FieldPath) -> Vec<Finding> {
-        let Self::Reach(reach) = self else { return vec![] };
+    pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
+        let Self::PeerPolicy(reach) = self else { return vec![] };
         let list = field.then("namespace");
         let wrong = NamespaceTemplate::read(&reach.namespace).err().unwrap_or_default();
         let finding = |(at, reason)| match at {
-            Some(at) => Finding::error(list.then(at), reason),
-            None => Finding::error(list.clone(), reason),
+            Some(at) => Diagnostic::error(list.then(at), reason),
+            None => Diagnostic::error(list.clone(), reason),
         };
         wrong.into_iter().map(finding).collect()
     }
@@ -95,7 +95,7 @@ impl<'de> Deserialize<'de> for StoreRule {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<StoreRule, A::Error> {
-                StoreReach::deserialize(MapAccessDeserializer::new(map)).map(StoreRule::Reach)
+                StoreReach::deserialize(MapAccessDeserializer::new(map)).map(StoreRule::PeerPolicy)
             }
         }
 

@@ -2,33 +2,33 @@
 
 use serde_json::Value;
 
-use super::check::{Surroundings, check_agent};
+use super::check::{ValidationContext, check_agent};
 use super::compat::deprecated;
 use super::record::LARGEST_DEFINITION;
 use super::source::check_origin;
-use super::{AgentDefinition, FieldPath, Finding, Severity, is_echo, read};
+use super::{AgentDefinition, Diagnostic, FieldPath, Severity, is_echo, read};
 use crate::domain::plain_words::in_json;
 
 /// What came of reading a definition.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Judgement {
+pub struct Validated {
     /// The definition; only if it can be used.
     pub definition: Option<AgentDefinition>,
     /// Mistakes and oddities, each with its field.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<Diagnostic>,
 }
 
 /// Judges a definition that did not come from a file. A file's definition meets the same checks.
-pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgement {
+pub fn judge(graph_id: &str, mut body: Value, around: &ValidationContext) -> Validated {
     let size = serde_json::to_vec(&body).map_or(usize::MAX, |json| json.len());
     if size > LARGEST_DEFINITION {
         let message = format!("has {size} bytes of JSON; more than {LARGEST_DEFINITION} are not kept");
-        return Judgement {
+        return Validated {
             definition: None,
-            findings: vec![Finding::error(FieldPath::default(), message)],
+            findings: vec![Diagnostic::error(FieldPath::default(), message)],
         };
     }
-    let mut findings: Vec<Finding> = body
+    let mut findings: Vec<Diagnostic> = body
         .as_object_mut()
         .and_then(deprecated::translate)
         .into_iter()
@@ -42,7 +42,7 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
         {
             let field = reading.gaps.source_of(&finding.field);
             if !is_echo(&field, &reading.findings) {
-                findings.push(Finding { field, ..finding });
+                findings.push(Diagnostic { field, ..finding });
             }
         }
     }
@@ -53,7 +53,7 @@ pub fn judge(graph_id: &str, mut body: Value, around: &Surroundings) -> Judgemen
         .for_each(|finding| finding.message = in_json(&finding.message));
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
-    Judgement {
+    Validated {
         definition: reading.value.filter(|_| is_usable),
         findings,
     }
@@ -66,19 +66,19 @@ mod tests {
     use super::*;
     use crate::definition::ClientRules;
 
-    fn around() -> Surroundings {
-        Surroundings {
+    fn around() -> ValidationContext {
+        ValidationContext {
             tools: ["lookup".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
             clients: ClientRules::everything(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         }
     }
 
     #[test]
     fn every_mistake_is_told_with_its_field() {
         let body = json!({"model": "laab:x", "tools": ["nope", 3], "subagents": [{"name": "a"}], "foo": 1});
-        let Judgement { definition, findings } = judge("a b", body, &around());
+        let Validated { definition, findings } = judge("a b", body, &around());
         assert_eq!(definition, None);
         let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
         assert_eq!(
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_good_definition_can_have_oddities() {
         let body = json!({"model": "scripted:x", "default_tools": ["lookup"]});
-        let Judgement { definition, findings } = judge("a", body, &around());
+        let Validated { definition, findings } = judge("a", body, &around());
         assert_eq!(
             definition.and_then(|agent| agent.general_purpose_subagent.tools),
             Some(vec!["lookup".to_owned()])
@@ -102,7 +102,7 @@ mod tests {
     fn a_client_names_neither_folders_on_the_disk_nor_files_that_it_would_bring_along() {
         let body = json!({"model": "scripted:x", "skills": ["/skills", "skills"], "enclosed": {},
             "subagents": [{"name": "a", "description": "Does this and all of that.", "memory": ["AGENTS.md"]}]});
-        let Judgement { definition, findings } = judge("a", body, &around());
+        let Validated { definition, findings } = judge("a", body, &around());
         assert_eq!(definition, None);
         let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
         assert_eq!(fields, ["enclosed", "skills[1]", "subagents[0].memory[0]"]);

@@ -23,7 +23,7 @@ pub struct Assistant {
     /// The number of the version in use.
     pub version: i64,
     /// The settings of the version in use.
-    pub settings: Settings,
+    pub settings: AssistantSettings,
     /// The time of creation.
     pub created_at: Timestamp,
     /// The time of the last change, including a switch to another version.
@@ -32,20 +32,20 @@ pub struct Assistant {
 
 /// One version of an assistant. Versions never change.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Version {
+pub struct AssistantVersion {
     /// The assistant.
     pub assistant: AssistantId,
     /// The number of the version, counted from 1 within the assistant.
     pub number: i64,
     /// The settings of the version.
-    pub settings: Settings,
+    pub settings: AssistantSettings,
     /// The time of creation.
     pub created_at: Timestamp,
 }
 
 /// The settings of one version of an assistant.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Settings {
+pub struct AssistantSettings {
     /// The key of the agent definition.
     pub graph_id: String,
     /// `tags`, `recursion_limit` and `configurable` for every run.
@@ -62,7 +62,7 @@ pub struct Settings {
 
 /// A change of an assistant's settings. The default changes nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Change {
+pub struct AssistantChange {
     /// The key of another definition.
     pub graph_id: Option<String>,
     /// A value that replaces the old one.
@@ -80,18 +80,18 @@ pub struct Change {
 impl Assistant {
     /// Creates the default assistant of a definition.
     pub fn automatic(graph_id: &str, name: &str, description: Option<&str>, now: Timestamp) -> Self {
-        let settings = Settings {
+        let settings = AssistantSettings {
             graph_id: graph_id.to_owned(),
             metadata: Map::from_iter([("created_by".to_owned(), json!("system"))]),
             name: name.to_owned(),
             description: description.map(str::to_owned),
-            ..Settings::default()
+            ..AssistantSettings::default()
         };
         Self::new(AssistantId::of_graph(graph_id), settings, now)
     }
 
     /// Creates an assistant with version 1.
-    pub fn new(id: AssistantId, settings: Settings, now: Timestamp) -> Self {
+    pub fn new(id: AssistantId, settings: AssistantSettings, now: Timestamp) -> Self {
         Self {
             id,
             version: 1,
@@ -102,20 +102,20 @@ impl Assistant {
     }
 
     /// Switches to another version.
-    pub fn take(&mut self, version: Version, now: Timestamp) {
+    pub fn take(&mut self, version: AssistantVersion, now: Timestamp) {
         self.version = version.number;
         self.settings = version.settings;
         self.updated_at = now;
     }
 }
 
-impl Settings {
+impl AssistantSettings {
     /// Returns the settings with `context` and `config.configurable`, two names for one value, made equal: an empty one
     /// is filled from the other.
     ///
     /// # Errors
-    /// Returns [`Contradiction`] if both are given and differ.
-    pub fn mirrored(mut self) -> Result<Self, Contradiction> {
+    /// Returns [`ContextConflict`] if both are given and differ.
+    pub fn mirrored(mut self) -> Result<Self, ContextConflict> {
         let configurable = configurable(&self.config);
         match (configurable.is_empty(), self.context.is_empty()) {
             (false, true) => self.context = configurable,
@@ -123,21 +123,23 @@ impl Settings {
                 self.config
                     .insert("configurable".to_owned(), self.context.clone().into()),
             ),
-            (false, false) if configurable != self.context => return Err(Contradiction),
+            (false, false) if configurable != self.context => return Err(ContextConflict),
             (false, false) | (true, true) => {}
         }
         Ok(self)
     }
 
-    /// Returns these settings with a change applied. As in [`Settings::mirrored`], a new `context` or `configurable`
+    /// Returns these settings with a change applied. As in [`AssistantSettings::mirrored`], a new `context` or `configurable`
     /// changes both; a new `config` without `configurable` leaves the context as it is.
     ///
     /// # Errors
-    /// Returns [`Contradiction`] if the change gives both and they differ.
-    pub fn changed(mut self, change: Change) -> Result<Self, Contradiction> {
+    /// Returns [`ContextConflict`] if the change gives both and they differ.
+    pub fn changed(mut self, change: AssistantChange) -> Result<Self, ContextConflict> {
         let given = change.config.as_ref().map(configurable).unwrap_or_default();
         match change.context {
-            Some(context) if !given.is_empty() && !context.is_empty() && given != context => return Err(Contradiction),
+            Some(context) if !given.is_empty() && !context.is_empty() && given != context => {
+                return Err(ContextConflict);
+            }
             Some(context) if given.is_empty() => {
                 self.config = change.config.unwrap_or(self.config);
                 self.config.remove("configurable");
@@ -227,7 +229,7 @@ pub struct RunSettings {
 /// The error for `config.configurable` and `context` that are both given and differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("config.configurable and context differ")]
-pub struct Contradiction;
+pub struct ContextConflict;
 
 fn configurable(config: &Map<String, Value>) -> Map<String, Value> {
     config
@@ -245,16 +247,16 @@ mod tests {
         value.as_object().cloned().expect("an object")
     }
 
-    fn settings(config: Value, context: Value) -> Settings {
-        Settings {
+    fn settings(config: Value, context: Value) -> AssistantSettings {
+        AssistantSettings {
             config: object(config),
             context: object(context),
             name: "n".to_owned(),
-            ..Settings::default()
+            ..AssistantSettings::default()
         }
     }
 
-    fn both(settings: &Settings) -> Value {
+    fn both(settings: &AssistantSettings) -> Value {
         json!([settings.config, settings.context])
     }
 
@@ -275,7 +277,7 @@ mod tests {
         assert!(same.is_ok());
         assert_eq!(
             settings(json!({"configurable": {"a": 1}}), json!({"b": 1})).mirrored(),
-            Err(Contradiction)
+            Err(ContextConflict)
         );
     }
 
@@ -285,47 +287,47 @@ mod tests {
             json!({"tags": ["x"], "configurable": {"who": "me"}}),
             json!({"who": "me"}),
         );
-        let change = |change: Change| old.clone().changed(change);
-        let config = change(Change {
+        let change = |change: AssistantChange| old.clone().changed(change);
+        let config = change(AssistantChange {
             config: Some(object(json!({"recursion_limit": 60}))),
-            ..Change::default()
+            ..AssistantChange::default()
         });
         assert_eq!(
             config.map(|new| both(&new)),
             Ok(json!([{"recursion_limit": 60}, {"who": "me"}]))
         );
-        let context = change(Change {
+        let context = change(AssistantChange {
             context: Some(object(json!({"b": 2}))),
-            ..Change::default()
+            ..AssistantChange::default()
         });
         assert_eq!(
             context.map(|new| both(&new)),
             Ok(json!([{"tags": ["x"], "configurable": {"b": 2}}, {"b": 2}]))
         );
-        let none = change(Change {
+        let none = change(AssistantChange {
             context: Some(Map::new()),
-            ..Change::default()
+            ..AssistantChange::default()
         });
         assert_eq!(none.map(|new| both(&new)), Ok(json!([{"tags": ["x"]}, {}])));
-        let configurable = Change {
+        let configurable = AssistantChange {
             config: Some(object(json!({"configurable": {"c": 3}}))),
-            ..Change::default()
+            ..AssistantChange::default()
         };
         assert_eq!(
             change(configurable).map(|new| both(&new)),
             Ok(json!([{"configurable": {"c": 3}}, {"c": 3}]))
         );
-        let two = Change {
+        let two = AssistantChange {
             config: Some(object(json!({"configurable": {"c": 3}}))),
             context: Some(object(json!({"d": 4}))),
-            ..Change::default()
+            ..AssistantChange::default()
         };
-        assert_eq!(change(two), Err(Contradiction));
-        let notes = Change {
+        assert_eq!(change(two), Err(ContextConflict));
+        let notes = AssistantChange {
             metadata: Some(object(json!({"more": 1}))),
-            ..Change::default()
+            ..AssistantChange::default()
         };
-        let noted = Settings {
+        let noted = AssistantSettings {
             metadata: object(json!({"tag": "t"})),
             ..old.clone()
         }
@@ -334,7 +336,7 @@ mod tests {
             noted.map(|new| new.metadata),
             Ok(object(json!({"tag": "t", "more": 1})))
         );
-        assert_eq!(change(Change::default()), Ok(old.clone()));
+        assert_eq!(change(AssistantChange::default()), Ok(old.clone()));
     }
 
     #[test]
@@ -350,22 +352,22 @@ mod tests {
         );
         let without = settings(json!({}), json!({"a": 1})).laid_under(&Map::new(), &Map::new());
         assert_eq!(without.config, object(json!({"configurable": {"a": 1}})));
-        let plain = Settings::default().laid_under(&Map::new(), &Map::new());
+        let plain = AssistantSettings::default().laid_under(&Map::new(), &Map::new());
         assert_eq!(plain, RunSettings::default());
     }
 
     #[test]
     fn a_field_that_is_too_large_is_refused_by_name() {
-        let field = |settings: Settings| settings.check().map_err(|invalid| invalid.field);
+        let field = |settings: AssistantSettings| settings.check().map_err(|invalid| invalid.field);
         assert_eq!(field(settings(json!({}), json!({}))), Ok(()));
-        assert_eq!(field(Settings::default()), Err("name".to_owned()));
+        assert_eq!(field(AssistantSettings::default()), Err("name".to_owned()));
         assert_eq!(
             field(settings(json!({}), json!({"x": "y".repeat(MAX_SETTING_BYTES)}))),
             Err("context".to_owned())
         );
-        let long = Settings {
+        let long = AssistantSettings {
             name: "é".repeat(LONGEST_NAME + 1),
-            ..Settings::default()
+            ..AssistantSettings::default()
         };
         assert_eq!(field(long), Err("name".to_owned()));
     }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::field::{FieldRule, Merge, Visibility};
+use super::field::{FieldRule, FieldVisibility, Merge};
 use super::headers::Headers;
 use super::id::{AssistantId, RunId, ThreadId};
 use super::limits::{Limits, Usage};
@@ -19,14 +19,14 @@ use super::visibility::Visibility as Seen;
 
 mod remote;
 
-pub use remote::{Answered, Looks, RemoteWork};
+pub use remote::{Answered, PollPolicy, RemoteWork};
 
 /// The field of the state that holds the tasks, by their ids.
 pub const FIELD: &str = "async_tasks";
 /// How that field is merged.
 pub const RULE: FieldRule = FieldRule {
     merge: Merge::ByKey,
-    visibility: Visibility::Public,
+    visibility: FieldVisibility::Public,
 };
 /// The mark of a message that tells what became of a task.
 pub const NOTIFICATION: &str = "deepagents_notification";
@@ -210,7 +210,7 @@ impl BackgroundTask {
 
     /// The same task as it was `seen` now.
     #[must_use]
-    pub fn seen(&self, seen: &Sight, now: Timestamp) -> Self {
+    pub fn seen(&self, seen: &TaskSnapshot, now: Timestamp) -> Self {
         let is_new = self.status != seen.status || self.run_id != seen.run;
         let now = now.to_second();
         let last_updated_at = if is_new {
@@ -241,7 +241,7 @@ impl BackgroundTask {
 
     /// Whether what was `seen` is an outcome that the state does not know. That of a run which a newer one has
     /// superseded is none.
-    pub fn is_news(&self, seen: &Sight) -> bool {
+    pub fn is_news(&self, seen: &TaskSnapshot) -> bool {
         let is_other = self.status != seen.status || self.run_id != seen.run;
         let is_past = self.superseded_run_ids.contains(&seen.run);
         seen.status.is_outcome() && !self.status.is_final() && is_other && !is_past
@@ -257,7 +257,7 @@ impl BackgroundTask {
     }
 
     /// The message that tells the agent what became of the task.
-    pub fn notification(&self, seen: &Sight) -> Message {
+    pub fn notification(&self, seen: &TaskSnapshot) -> Message {
         let Self {
             task_id, agent_name, ..
         } = self;
@@ -295,7 +295,7 @@ pub struct TaskRun {
 
 /// How a task stands when one looks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Sight {
+pub struct TaskSnapshot {
     /// Its newest run.
     pub run: String,
     /// How it stands.
@@ -322,7 +322,7 @@ pub struct Sight {
     pub answered: Vec<Answered>,
 }
 
-impl Sight {
+impl TaskSnapshot {
     /// A run that stands like this, without anything to say about it.
     pub fn of(run: impl Into<String>, status: TaskStatus) -> Self {
         let interrupts = vec![];
@@ -386,7 +386,7 @@ pub fn cut(text: &str) -> String {
 /// Where a background run stands among those who started it, and what they allow it. Every run on the thread of a task
 /// carries it, so that a limit holds however many runs and servers lie in between.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Ancestry {
+pub struct TaskLineage {
     /// The run at the very top: the one that was asked for by a client.
     pub top: RunId,
     /// How many background tasks lie above and including this one.
@@ -399,20 +399,20 @@ pub struct Ancestry {
     pub tree: Option<Box<Limits>>,
     /// The trees that it belongs to and whose limits reach this far.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub trees: Vec<LimitedTree>,
+    pub trees: Vec<BudgetScope>,
     /// The subagent that began it; none for the main agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub starter: Option<Starter>,
+    pub starter: Option<StartedBy>,
     /// How much clients see of it: never more than of who began it.
     #[serde(default)]
     pub visibility: Seen,
 }
 
-impl Ancestry {
+impl TaskLineage {
     /// The trees that it belongs to and whose limits reach this far.
-    pub fn limited(&self) -> Vec<LimitedTree> {
+    pub fn limited(&self) -> Vec<BudgetScope> {
         let before = || {
-            self.tree.iter().map(|limits| LimitedTree {
+            self.tree.iter().map(|limits| BudgetScope {
                 top: self.top,
                 limits: Limits::clone(limits),
             })
@@ -427,7 +427,7 @@ impl Ancestry {
 
 /// A run that limits what it and all below it use together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct LimitedTree {
+pub struct BudgetScope {
     /// The run, the first one of those that went on with each other.
     pub top: RunId,
     /// The limits.
@@ -436,7 +436,7 @@ pub struct LimitedTree {
 
 /// The subagent that began a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Starter {
+pub struct StartedBy {
     /// Its run.
     pub run: RunId,
     /// The names of the agents from the main one down to it.
@@ -463,7 +463,7 @@ pub struct TaskRecord {
     /// The server that has it; this one when none.
     pub url: Option<String>,
     /// Its place below the agent that asked.
-    pub ancestry: Ancestry,
+    pub ancestry: TaskLineage,
     /// Whether an idle parent is woken by what becomes of it.
     pub notify: bool,
     /// Whether something may come of it that the parent does not know.
@@ -516,18 +516,18 @@ mod tests {
 
     #[test]
     fn an_outcome_is_news_until_the_state_knows_it() {
-        let done = Sight::of("r1", TaskStatus::Success);
+        let done = TaskSnapshot::of("r1", TaskStatus::Success);
         let running = task(TaskStatus::Running);
         assert!(running.is_news(&done));
-        assert!(!running.is_news(&Sight::of("r1", TaskStatus::Pending)));
+        assert!(!running.is_news(&TaskSnapshot::of("r1", TaskStatus::Pending)));
         assert!(!running.seen(&done, Timestamp(0)).is_news(&done));
-        let waits = Sight::of("r1", TaskStatus::Waiting);
+        let waits = TaskSnapshot::of("r1", TaskStatus::Waiting);
         let waiting = running.seen(&waits, Timestamp(0));
         assert!(!waiting.is_news(&waits));
-        assert!(waiting.is_news(&Sight::of("r2", TaskStatus::Waiting)) && waiting.is_news(&done));
+        assert!(waiting.is_news(&TaskSnapshot::of("r2", TaskStatus::Waiting)) && waiting.is_news(&done));
         let newer = running.with_run("r2");
         assert!(
-            !newer.is_news(&Sight::of("r1", TaskStatus::Cancelled)),
+            !newer.is_news(&TaskSnapshot::of("r1", TaskStatus::Cancelled)),
             "the run was superseded"
         );
         assert!(
@@ -538,9 +538,9 @@ mod tests {
 
     #[test]
     fn what_is_told_is_marked_and_cut() {
-        let long = Sight {
+        let long = TaskSnapshot {
             result: Some("é".repeat(LONGEST_RESULT + 5)),
-            ..Sight::of("r1", TaskStatus::Success)
+            ..TaskSnapshot::of("r1", TaskStatus::Success)
         };
         let message = task(TaskStatus::Running).notification(&long);
         assert_eq!(

@@ -19,13 +19,13 @@ pub struct Call {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edited: Option<Action>,
     /// The status of the call.
-    pub fate: Fate,
+    pub fate: CallStatus,
 }
 
 /// The status of a tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Fate {
+pub enum CallStatus {
     /// The call may be executed.
     Ready,
     /// The call was started. Read back after a crash: its outcome is unknown.
@@ -40,12 +40,12 @@ pub enum Fate {
         parked: bool,
     },
     /// The call is complete.
-    Answered(Box<Answer>),
+    Answered(Box<ToolOutput>),
 }
 
 /// The output of a tool call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct ToolOutput {
     /// The result message, and the other writes of the call.
     pub writes: Update,
     /// Whether the agent ends once all calls of the step are complete (a tool that returns directly, structured
@@ -60,7 +60,7 @@ pub struct Answer {
     pub changes: Vec<ItemChange>,
 }
 
-impl Answer {
+impl ToolOutput {
     /// Creates an output that consists of one message.
     pub fn message(message: Message) -> Self {
         Self {
@@ -95,7 +95,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
         .map(|call| Call {
             id: call.id.clone(),
             edited: edited(&call.id),
-            fate: Fate::Ready,
+            fate: CallStatus::Ready,
         });
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let id = call.id.clone()?;
@@ -105,11 +105,11 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
              Send the call again with valid JSON.",
             call.error.as_deref().unwrap_or("they could not be read")
         );
-        let answered = Answer::error(&ToolCall::new(id.clone(), name, serde_json::Map::new()), text);
+        let answered = ToolOutput::error(&ToolCall::new(id.clone(), name, serde_json::Map::new()), text);
         is_open(&id).then(|| Call {
             id,
             edited: None,
-            fate: Fate::Answered(Box::new(answered)),
+            fate: CallStatus::Answered(Box::new(answered)),
         })
     });
     readable.chain(unreadable).collect()
@@ -119,16 +119,16 @@ impl Call {
     /// Returns whether the driver can execute or continue the call now.
     pub(super) fn may_run(&self) -> bool {
         match &self.fate {
-            Fate::Ready | Fate::Started | Fate::Delegated { parked: false, .. } => true,
-            Fate::Asking | Fate::Delegated { parked: true, .. } | Fate::Answered(_) => false,
+            CallStatus::Ready | CallStatus::Started | CallStatus::Delegated { parked: false, .. } => true,
+            CallStatus::Asking | CallStatus::Delegated { parked: true, .. } | CallStatus::Answered(_) => false,
         }
     }
 
     /// Returns the output of a call that is complete.
-    pub fn answer(&self) -> Option<&Answer> {
+    pub fn answer(&self) -> Option<&ToolOutput> {
         match &self.fate {
-            Fate::Answered(answer) => Some(answer),
-            Fate::Ready | Fate::Started | Fate::Asking | Fate::Delegated { .. } => None,
+            CallStatus::Answered(answer) => Some(answer),
+            CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Delegated { .. } => None,
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::call::Fate;
+use super::call::CallStatus;
 use super::id::{CheckpointId, RunId, TaskId, ThreadId};
-use super::interrupt::{Asker, Interrupt};
-use super::machine::{MODEL, Moment, Phase, Plan, Position, START, TOOLS};
+use super::interrupt::{Interrupt, InterruptSource};
+use super::machine::{HookPoint, MODEL, Phase, Plan, Position, START, TOOLS};
 use super::state::{State, Update};
 use super::time::Timestamp;
 
@@ -19,7 +19,7 @@ pub struct Entry {
     /// The number of the step within its lane; the first one is -1.
     pub step: i64,
     /// The cause of the checkpoint.
-    pub source: Source,
+    pub source: CheckpointSource,
     /// The node that wrote: `model`, `tools`, `__start__`, or the name of a hook.
     pub node: String,
     /// The writes: one update, or for `tools` one for each call, in the order of the calls.
@@ -31,7 +31,7 @@ pub struct Entry {
 /// The cause of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum CheckpointSource {
     /// A run brought new input.
     Input,
     /// The agent's loop took a step.
@@ -42,7 +42,7 @@ pub enum Source {
     Fork,
 }
 
-impl Source {
+impl CheckpointSource {
     /// Returns the word used in metadata and in the database.
     pub fn word(self) -> &'static str {
         match self {
@@ -115,8 +115,8 @@ impl Position {
         if let Phase::Tools { calls } = &mut self.phase {
             for call in calls {
                 match call.fate {
-                    Fate::Asking | Fate::Delegated { .. } => call.fate = Fate::Ready,
-                    Fate::Ready | Fate::Started | Fate::Answered(_) => {}
+                    CallStatus::Asking | CallStatus::Delegated { .. } => call.fate = CallStatus::Ready,
+                    CallStatus::Ready | CallStatus::Started | CallStatus::Answered(_) => {}
                 }
             }
         }
@@ -135,8 +135,8 @@ impl Position {
                 .filter(|at| calls[*at].answer().is_none())
                 .map(|at| {
                     let child = match calls[at].fate {
-                        Fate::Delegated { child, .. } => Some(child),
-                        Fate::Ready | Fate::Started | Fate::Asking | Fate::Answered(_) => None,
+                        CallStatus::Delegated { child, .. } => Some(child),
+                        CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Answered(_) => None,
                     };
                     Task {
                         child,
@@ -154,17 +154,17 @@ impl Position {
         tasks
     }
 
-    fn hook_tasks(&self, plan: Option<&Plan>, head: CheckpointId, moment: Moment, next: usize) -> Vec<Task> {
+    fn hook_tasks(&self, plan: Option<&Plan>, head: CheckpointId, moment: HookPoint, next: usize) -> Vec<Task> {
         if let Some(hook) = self.asked.iter().find_map(|i| match &i.asker {
-            Asker::Hook(name) => Some(name.clone()),
-            Asker::Call(_) => None,
+            InterruptSource::Hook(name) => Some(name.clone()),
+            InterruptSource::Call(_) => None,
         }) {
             return vec![self.task(head, &hook, None)];
         }
         let named = plan.and_then(|plan| plan.hooks(moment).get(next));
         match moment {
-            Moment::BeforeAgent | Moment::BeforeModel => vec![self.task(head, MODEL, None)],
-            Moment::AfterModel | Moment::AfterAgent => {
+            HookPoint::BeforeAgent | HookPoint::BeforeModel => vec![self.task(head, MODEL, None)],
+            HookPoint::AfterModel | HookPoint::AfterAgent => {
                 named.map(|name| self.task(head, name, None)).into_iter().collect()
             }
         }
@@ -190,11 +190,13 @@ impl Position {
         }
     }
 
-    fn is_by(&self, asker: &Asker, node: &str, call: Option<usize>) -> bool {
+    fn is_by(&self, asker: &InterruptSource, node: &str, call: Option<usize>) -> bool {
         match (asker, &self.phase, call) {
-            (Asker::Hook(name), _, None) => name == node,
-            (Asker::Call(id), Phase::Tools { calls }, Some(at)) => calls.get(at).is_some_and(|call| call.id == *id),
-            (Asker::Hook(_) | Asker::Call(_), _, _) => false,
+            (InterruptSource::Hook(name), _, None) => name == node,
+            (InterruptSource::Call(id), Phase::Tools { calls }, Some(at)) => {
+                calls.get(at).is_some_and(|call| call.id == *id)
+            }
+            (InterruptSource::Hook(_) | InterruptSource::Call(_), _, _) => false,
         }
     }
 }

@@ -82,7 +82,7 @@ pub enum EventBody {
     /// A piece of a model's answer. Not stored: the checkpoint of the step supersedes it, or [`Fact::BrokenOff`] does.
     Delta(Delta),
     /// A step starts. Not stored: the checkpoint of the step implies it.
-    Begun(Work),
+    Begun(AgentWork),
     /// A piece of the output of a tool call. Not stored: the result of the call supersedes it.
     Output {
         /// The id of the call.
@@ -104,7 +104,7 @@ impl EventBody {
 
 /// The kind of a step that starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum AgentWork {
     /// A call of the model.
     Model,
     /// The execution of a program.

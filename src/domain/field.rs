@@ -29,7 +29,7 @@ pub enum Merge {
 /// The permissions of clients to read and write a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Visibility {
+pub enum FieldVisibility {
     /// Clients can write and read the field.
     #[default]
     Public,
@@ -49,13 +49,13 @@ pub struct FieldRule {
     pub merge: Merge,
     /// The visibility to clients.
     #[serde(default)]
-    pub visibility: Visibility,
+    pub visibility: FieldVisibility,
 }
 
 impl FieldRule {
     /// Returns whether clients cannot read the field.
     pub fn is_hidden(self) -> bool {
-        matches!(self.visibility, Visibility::Input | Visibility::Private)
+        matches!(self.visibility, FieldVisibility::Input | FieldVisibility::Private)
     }
 
     /// Returns the result of writing `value` over the old value.
@@ -131,7 +131,7 @@ pub struct FieldDefinition {
     /// The merge rule.
     pub merge: Merge,
     /// The visibility to clients.
-    pub visibility: Visibility,
+    pub visibility: FieldVisibility,
     /// The JSON Schema of a write: of the value; for `append` of a list, for `by_key` of an object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schema: Option<Value>,
@@ -230,9 +230,9 @@ impl DeclaredFields {
     /// Returns the first field that does not match its schema, or that clients cannot write.
     pub fn check_input(&self, input: &Update) -> Result<(), Invalid> {
         let given = |name: &String| {
-            self.0
-                .get(name)
-                .is_some_and(|(field, _)| matches!(field.visibility, Visibility::Output | Visibility::Private))
+            self.0.get(name).is_some_and(|(field, _)| {
+                matches!(field.visibility, FieldVisibility::Output | FieldVisibility::Private)
+            })
         };
         if let Some(name) = input.fields.keys().find(|name| given(name)) {
             return Err(Invalid::new(name, "cannot be written by clients; leave it out"));
@@ -256,7 +256,7 @@ mod tests {
     fn rule(merge: Merge) -> FieldRule {
         FieldRule {
             merge,
-            visibility: Visibility::Public,
+            visibility: FieldVisibility::Public,
         }
     }
 
@@ -311,10 +311,10 @@ mod tests {
         let declared = DeclaredFields::new(&BTreeMap::from([
             (
                 "log".to_owned(),
-                field(Merge::Append, Visibility::Public, Some(numbers)),
+                field(Merge::Append, FieldVisibility::Public, Some(numbers)),
             ),
-            ("map".to_owned(), field(Merge::ByKey, Visibility::Public, None)),
-            ("score".to_owned(), field(Merge::Last, Visibility::Output, None)),
+            ("map".to_owned(), field(Merge::ByKey, FieldVisibility::Public, None)),
+            ("score".to_owned(), field(Merge::Last, FieldVisibility::Output, None)),
         ]));
         let wrong = |name: &str, value: Value| declared.check(&Update::field(name, value)).map_err(|error| error.field);
         assert_eq!(wrong("log", json!([1, "x"])), Err("log.1".to_owned()));

@@ -22,13 +22,13 @@ const COMPARISONS_PER_CHECK: u32 = 4096;
 
 /// The JSON object that matching objects must contain.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Filter(Map<String, Value>);
+pub struct MetadataFilter(Map<String, Value>);
 
 /// An index term: a digest of a path and the value there. Its 122 bits make collisions practically impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub Uuid);
 
-impl Filter {
+impl MetadataFilter {
     /// Validates a filter; `field` is its name in errors.
     ///
     /// # Errors
@@ -237,8 +237,8 @@ mod tests {
         value.as_object().cloned().expect("an object")
     }
 
-    fn filter(value: Value) -> Filter {
-        Filter::new("metadata", object(value)).expect("a filter")
+    fn filter(value: Value) -> MetadataFilter {
+        MetadataFilter::new("metadata", object(value)).expect("a filter")
     }
 
     #[test]
@@ -282,14 +282,14 @@ mod tests {
     #[test]
     fn a_filter_has_bounds() {
         let deep = (0..16).fold(json!(1), |inner, _| json!({"a": inner}));
-        assert!(Filter::new("values", object(json!({"a": deep}))).is_err_and(|error| error.field == "values"));
+        assert!(MetadataFilter::new("values", object(json!({"a": deep}))).is_err_and(|error| error.field == "values"));
         let many: Map<String, Value> = (0..65).map(|n| (format!("k{n}"), json!(n))).collect();
-        assert!(Filter::new("metadata", many).is_err());
+        assert!(MetadataFilter::new("metadata", many).is_err());
         let equal = object(json!({"list": vec![1; 64]}));
-        assert!(Filter::new("metadata", equal).is_ok());
+        assert!(MetadataFilter::new("metadata", equal).is_ok());
         let equal = object(json!({"list": vec![vec![1; 13]; 5]}));
         assert!(
-            Filter::new("metadata", equal).is_err(),
+            MetadataFilter::new("metadata", equal).is_err(),
             "equal values count, each of them"
         );
     }

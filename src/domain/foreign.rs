@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::call::Answer;
+use super::call::ToolOutput;
 use super::item::ItemChange;
 use super::json_limits::{LimitExceeded, admit, replace_nul};
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall};
@@ -63,7 +63,7 @@ fn admitted(mut call: ToolCall) -> Result<ToolCall, InvalidToolCall> {
 ///
 /// # Errors
 /// Returns the limit that is exceeded.
-pub fn admit_result(answer: &mut Answer) -> Result<(), LimitExceeded> {
+pub fn admit_result(answer: &mut ToolOutput) -> Result<(), LimitExceeded> {
     for change in &mut answer.changes {
         if let ItemChange::Put(draft) = change {
             admit_map(&mut draft.value)?;
@@ -203,7 +203,7 @@ mod tests {
                 artifact: Some(nested(levels)),
                 status: Default::default(),
             };
-            Answer::message(Message::new(role, Content::default()))
+            ToolOutput::message(Message::new(role, Content::default()))
         };
         assert_eq!(admit_result(&mut artifact(MAX_DEPTH)), Ok(()));
         assert_eq!(admit_result(&mut artifact(MAX_DEPTH + 1)), Err(LimitExceeded::Depth));

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Invalid;
 use super::input::{read_call, read_input, under};
-use super::machine::{END, MODEL, Moment, Plan, TOOLS};
+use super::machine::{END, HookPoint, MODEL, Plan, TOOLS};
 use super::message::{Message, ToolCall};
 
 /// The maximum number of targets in one command.
@@ -40,7 +40,7 @@ pub enum Destination {
         sent: Vec<ToolCall>,
     },
     /// A hook, by its hook point and index.
-    Hook(Moment, usize),
+    Hook(HookPoint, usize),
     /// The end: open interrupts are cancelled, and the run does nothing more.
     End,
 }
@@ -216,7 +216,7 @@ mod tests {
         );
         assert_eq!(
             read(json!(["Review.after_model"])),
-            Ok(Some(Destination::Hook(Moment::AfterModel, 0)))
+            Ok(Some(Destination::Hook(HookPoint::AfterModel, 0)))
         );
         assert_eq!(read(json!(["nowhere", "__end__"])), Ok(Some(Destination::End)));
         assert_eq!(read(json!(["nowhere"])), Ok(None));

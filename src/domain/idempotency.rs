@@ -15,14 +15,14 @@ pub const MAX_KEY_LENGTH: usize = 255;
 
 /// An idempotency key, with a fingerprint of its request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct IdempotencyKey {
     /// The digest of the client, followed by the client's key.
     name: String,
     /// A digest of the request, which differs for another request with the same key.
     fingerprint: Uuid,
 }
 
-impl Key {
+impl IdempotencyKey {
     /// Creates the key that `client` wrote as `text` for a request of these `parts` (method, path, body).
     ///
     /// # Errors
@@ -59,7 +59,7 @@ impl Key {
 
 /// The stored response to a request with a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kept {
+pub enum StoredResponse {
     /// A response.
     Answer {
         /// The HTTP status.
@@ -84,7 +84,7 @@ pub enum Once<T> {
     /// The first request with its key, with its result.
     First(T),
     /// A repeated request, with the stored response.
-    Again(Kept),
+    Again(StoredResponse),
     /// A key that belongs to another request.
     Reused,
 }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn fingerprint(parts: &[&[u8]]) -> Uuid {
-        Key::new("alice", "k", parts).expect("a key").fingerprint()
+        IdempotencyKey::new("alice", "k", parts).expect("a key").fingerprint()
     }
 
     #[test]
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn keys_of_different_clients_are_different() {
-        let name = |client: &str| Key::new(client, "k", &[]).expect("a key").name().to_owned();
+        let name = |client: &str| IdempotencyKey::new(client, "k", &[]).expect("a key").name().to_owned();
         assert_eq!(name("192.0.2.1"), name("192.0.2.1"));
         assert_ne!(name("192.0.2.1"), name("192.0.2.2"));
     }
@@ -127,10 +127,10 @@ mod tests {
     fn keys_are_bounded() {
         for text in ["", "a b", "é", &"k".repeat(256)] {
             assert!(
-                Key::new("alice", text, &[]).is_err_and(|error| error.field == "Idempotency-Key"),
+                IdempotencyKey::new("alice", text, &[]).is_err_and(|error| error.field == "Idempotency-Key"),
                 "{text}"
             );
         }
-        assert!(Key::new("alice", &"k".repeat(255), &[]).is_ok());
+        assert!(IdempotencyKey::new("alice", &"k".repeat(255), &[]).is_ok());
     }
 }

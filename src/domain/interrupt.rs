@@ -15,7 +15,7 @@ pub struct Interrupt {
     /// The task that asked; clients list the interrupt under it.
     pub task: TaskId,
     /// The hook or call that asked and receives the answer.
-    pub asker: Asker,
+    pub asker: InterruptSource,
     /// The question, and the form of a valid answer.
     pub question: Question,
     /// The answer, from the moment a valid one is given until the hook or call has read it.
@@ -26,7 +26,7 @@ pub struct Interrupt {
 /// The source of an interrupt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Asker {
+pub enum InterruptSource {
     /// The hook with this public name (`HumanInTheLoopMiddleware.after_model`).
     Hook(String),
     /// The tool call with this id.

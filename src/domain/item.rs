@@ -15,7 +15,7 @@ pub mod filter;
 pub mod template;
 pub mod texts;
 
-pub use filter::{Condition, Filter, Test};
+pub use filter::{Condition, ItemFilter, Test};
 pub use texts::TextPath;
 
 /// The maximum number of labels in a namespace.
@@ -152,7 +152,7 @@ pub struct ItemSearch {
     /// The namespace to search, with all namespaces below it.
     pub prefix: Namespace,
     /// The conditions on the value.
-    pub filter: Filter,
+    pub filter: ItemFilter,
     /// The maximum number of results.
     pub limit: u32,
     /// The number of results to skip.
@@ -161,7 +161,7 @@ pub struct ItemSearch {
 
 /// A query to the Store: a search, ranked by similarity if there is a text.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Inquiry {
+pub struct ItemQuery {
     /// The search.
     pub wanted: ItemSearch,
     /// The text to rank the results by. Ignored without a vector index.
@@ -196,20 +196,20 @@ pub struct FoundItem {
 
 /// A request to write an item.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ItemWish {
+pub struct NewItem {
     /// The address.
     pub address: ItemAddress,
     /// The value, which replaces an older one.
     pub value: Map<String, Value>,
     /// The time to live.
-    pub stay: Stay,
+    pub stay: ItemLifetime,
     /// The texts to index.
     pub indexing: Indexing,
 }
 
 /// The time to live in a request to write an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Stay {
+pub enum ItemLifetime {
     /// The configured default.
     #[default]
     AsConfigured,
@@ -242,7 +242,7 @@ pub struct ItemVector {
 
 /// An item that is ready to be written.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ItemDraft {
+pub struct PreparedItem {
     /// The address.
     pub address: ItemAddress,
     /// The value, which replaces an older one.
@@ -253,7 +253,7 @@ pub struct ItemDraft {
     pub vectors: Vec<ItemVector>,
 }
 
-impl ItemDraft {
+impl PreparedItem {
     /// Creates an item with the time to live `ttl`.
     ///
     /// # Errors
@@ -283,7 +283,7 @@ impl ItemDraft {
 #[derive(Debug, Clone, PartialEq)]
 pub enum ItemChange {
     /// Writes an item and replaces an older one.
-    Put(ItemDraft),
+    Put(PreparedItem),
     /// Deletes an item, if it exists.
     Delete(ItemAddress),
 }
@@ -374,7 +374,7 @@ mod tests {
         let address = ItemAddress::new(Namespace::stored(labels(&["a"])), "k").expect("a key");
         let draft = |value: Value| {
             let value = value.as_object().cloned().expect("an object");
-            ItemDraft::new(address.clone(), value, None)
+            PreparedItem::new(address.clone(), value, None)
                 .map(|draft| draft.value.len())
                 .map_err(|e| e.to_string())
         };

@@ -92,7 +92,7 @@ impl Usage {
 
 /// A change of usage counters, without the running time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Change {
+pub struct UsageChange {
     /// Model calls.
     pub model_calls: i64,
     /// Tool calls.
@@ -107,7 +107,7 @@ pub struct Change {
     pub under_way: i64,
 }
 
-impl Change {
+impl UsageChange {
     /// Returns the change caused by this operation.
     pub fn of(spending: Spending) -> Self {
         match spending {
@@ -164,7 +164,7 @@ impl Change {
     }
 }
 
-impl From<&Usage> for Change {
+impl From<&Usage> for UsageChange {
     fn from(used: &Usage) -> Self {
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         Self {

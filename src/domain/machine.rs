@@ -16,10 +16,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::call::{Answer, Call, Fate, pending_calls};
-use super::checkpoint::{Entry, Source};
+use super::call::{Call, CallStatus, ToolOutput, pending_calls};
+use super::checkpoint::{CheckpointSource, Entry};
 use super::id::{CheckpointId, InterruptId, RunId, TaskId};
-use super::interrupt::{Asker, Interrupt, Question, QuestionKind};
+use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
@@ -29,7 +29,7 @@ mod plan;
 mod review;
 mod work;
 
-pub use plan::{END, MODEL, Moment, Plan, RUNNABLE, START, TOOLS};
+pub use plan::{END, HookPoint, MODEL, Plan, RUNNABLE, START, TOOLS};
 
 /// Where a run stands between two commits. Serialised, this is the checkpoint; the state is stored as what each
 /// checkpoint wrote.
@@ -84,7 +84,7 @@ pub enum Phase {
     /// The hooks of one moment; those before `next` have run.
     Hooks {
         /// Which hooks.
-        moment: Moment,
+        moment: HookPoint,
         /// The index of the next one in the [`Plan`].
         next: usize,
     },
@@ -135,7 +135,7 @@ impl Failure {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Run one hook.
-    RunHook(Moment, usize),
+    RunHook(HookPoint, usize),
     /// Ask the model.
     AskModel,
     /// Run these calls, by their index in the phase.
@@ -207,11 +207,11 @@ impl Machine {
     /// Leaves two checkpoints, as clients of the field expect: one that stands before the input and one after it.
     pub fn begin(&mut self, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Entry; 2] {
         self.position = Position::default();
-        let before = self.enter(ids[0], Source::Input, START, vec![]);
+        let before = self.enter(ids[0], CheckpointSource::Input, START, vec![]);
         let input = input.ruled(&plan.rules);
         self.state.apply(&input);
-        let after = self.enter(ids[1], Source::Loop, START, vec![input]);
-        self.arrive(plan, Moment::BeforeAgent, 0);
+        let after = self.enter(ids[1], CheckpointSource::Loop, START, vec![input]);
+        self.arrive(plan, HookPoint::BeforeAgent, 0);
         [before, after]
     }
 
@@ -231,14 +231,14 @@ impl Machine {
         let entry = (!update.is_empty()).then(|| {
             self.state.apply(&update);
             let node = plan.hooks(moment).get(next).map_or("", String::as_str);
-            self.enter(id, Source::Loop, node, vec![update])
+            self.enter(id, CheckpointSource::Loop, node, vec![update])
         });
         match jump {
             None => self.arrive(plan, moment, next + 1),
-            Some(Jump::Model) => self.arrive(plan, Moment::BeforeModel, 0),
+            Some(Jump::Model) => self.arrive(plan, HookPoint::BeforeModel, 0),
             Some(Jump::Tools) => self.arrive_at_tools(plan),
-            Some(Jump::End) if moment == Moment::AfterAgent => self.position.phase = Phase::Ended,
-            Some(Jump::End) => self.arrive(plan, Moment::AfterAgent, 0),
+            Some(Jump::End) if moment == HookPoint::AfterAgent => self.position.phase = Phase::Ended,
+            Some(Jump::End) => self.arrive(plan, HookPoint::AfterAgent, 0),
         }
         entry
     }
@@ -252,7 +252,7 @@ impl Machine {
             return vec![];
         };
         let task = TaskId::of_step(self.head, &node, 0);
-        self.ask(task, Asker::Hook(node), questions)
+        self.ask(task, InterruptSource::Hook(node), questions)
     }
 
     /// The model answered with `message`; `extra` is what policies around it write.
@@ -264,13 +264,13 @@ impl Machine {
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);
-        let entry = self.enter(id, Source::Loop, MODEL, vec![update]);
-        self.arrive(plan, Moment::AfterModel, 0);
+        let entry = self.enter(id, CheckpointSource::Loop, MODEL, vec![update]);
+        self.arrive(plan, HookPoint::AfterModel, 0);
         entry
     }
 
     /// Notes what became of a call.
-    pub fn set_fate(&mut self, at: usize, fate: Fate) {
+    pub fn set_fate(&mut self, at: usize, fate: CallStatus) {
         if let Phase::Tools { calls } = &mut self.position.phase
             && let Some(call) = calls.get_mut(at)
         {
@@ -287,14 +287,14 @@ impl Machine {
         let Some(call) = calls.get_mut(at) else {
             return vec![];
         };
-        call.fate = Fate::Asking;
-        let asker = Asker::Call(call.id.clone());
+        call.fate = CallStatus::Asking;
+        let asker = InterruptSource::Call(call.id.clone());
         self.ask(task, asker, questions)
     }
 
     /// What the asker itself asked last, each question with its answer. They stay until the step is done, so that whoever
     /// runs again after a crash need not ask again.
-    pub fn answers_to(&self, asker: &Asker) -> Vec<(Question, Value)> {
+    pub fn answers_to(&self, asker: &InterruptSource) -> Vec<(Question, Value)> {
         let own = |i: &&Interrupt| i.asker == *asker && i.question.kind != QuestionKind::UnknownOutcome;
         let answered = |i: &Interrupt| Some((i.question.clone(), i.answer.clone()?));
         self.position.asked.iter().filter(own).filter_map(answered).collect()
@@ -302,7 +302,7 @@ impl Machine {
 
     /// Takes the answer about the unknown outcome of a call, if there is one: it holds for this outcome and no later one.
     pub fn take_verdict(&mut self, call: &str) -> Option<Value> {
-        let about = |i: &Interrupt| matches!(&i.asker, Asker::Call(id) if id == call) && i.answer.is_some();
+        let about = |i: &Interrupt| matches!(&i.asker, InterruptSource::Call(id) if id == call) && i.answer.is_some();
         let is_verdict = |i: &Interrupt| i.question.kind == QuestionKind::UnknownOutcome && about(i);
         let at = self.position.asked.iter().position(is_verdict)?;
         self.position.asked.remove(at).answer
@@ -324,11 +324,11 @@ impl Machine {
         if self.open_questions().any(|open| open.asker == asker) {
             return true;
         }
-        if let (Asker::Call(asker), Phase::Tools { calls }) = (asker, &mut self.position.phase) {
+        if let (InterruptSource::Call(asker), Phase::Tools { calls }) = (asker, &mut self.position.phase) {
             calls
                 .iter_mut()
                 .filter(|call| call.id == asker)
-                .for_each(|call| call.fate = Fate::Ready);
+                .for_each(|call| call.fate = CallStatus::Ready);
         }
         true
     }
@@ -338,11 +338,11 @@ impl Machine {
         let Phase::Tools { calls } = &mut self.position.phase else {
             return false;
         };
-        let parked = Fate::Delegated { child, parked: true };
+        let parked = CallStatus::Delegated { child, parked: true };
         let Some(call) = calls.iter_mut().find(|call| call.fate == parked) else {
             return false;
         };
-        call.fate = Fate::Delegated { child, parked: false };
+        call.fate = CallStatus::Delegated { child, parked: false };
         true
     }
 
@@ -351,7 +351,7 @@ impl Machine {
         let Phase::Tools { calls } = &self.position.phase else {
             return None;
         };
-        let answers: Vec<Answer> = calls.iter().filter_map(Call::answer).cloned().collect();
+        let answers: Vec<ToolOutput> = calls.iter().filter_map(Call::answer).cloned().collect();
         if answers.len() < calls.len() {
             return None;
         }
@@ -366,14 +366,22 @@ impl Machine {
             .collect();
         clash::tell(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
-        let mut entry = self.enter(id, Source::Loop, TOOLS, writes);
+        let mut entry = self.enter(id, CheckpointSource::Loop, TOOLS, writes);
         entry.shown = shown;
-        self.arrive(plan, if ends { Moment::AfterAgent } else { Moment::BeforeModel }, 0);
+        self.arrive(
+            plan,
+            if ends {
+                HookPoint::AfterAgent
+            } else {
+                HookPoint::BeforeModel
+            },
+            0,
+        );
         Some(entry)
     }
 
     /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
-    fn arrive(&mut self, plan: &Plan, moment: Moment, next: usize) {
+    fn arrive(&mut self, plan: &Plan, moment: HookPoint, next: usize) {
         if let Some(node) = plan.program {
             let node = node.to_owned();
             self.position.phase = Phase::Work { node, begun: false };
@@ -384,17 +392,17 @@ impl Machine {
             return;
         }
         match moment {
-            Moment::BeforeAgent => self.arrive(plan, Moment::BeforeModel, 0),
-            Moment::BeforeModel => self.position.phase = Phase::Model,
-            Moment::AfterModel => self.arrive_at_tools(plan),
-            Moment::AfterAgent => self.position.phase = Phase::Ended,
+            HookPoint::BeforeAgent => self.arrive(plan, HookPoint::BeforeModel, 0),
+            HookPoint::BeforeModel => self.position.phase = Phase::Model,
+            HookPoint::AfterModel => self.arrive_at_tools(plan),
+            HookPoint::AfterAgent => self.position.phase = Phase::Ended,
         }
     }
 
     /// Goes to the calls that nobody answered yet; without any, back to the model when hooks answered them all, else out.
     fn arrive_at_tools(&mut self, plan: &Plan) {
         let Some((at, answer)) = self.state.messages.iter().enumerate().rev().find(|(_, m)| m.is_ai()) else {
-            return self.arrive(plan, Moment::AfterAgent, 0);
+            return self.arrive(plan, HookPoint::AfterAgent, 0);
         };
         let later = &self.state.messages[at + 1..];
         let has_calls = !answer.tool_calls().is_empty() || answer.invalid_tool_calls().iter().any(|c| c.id.is_some());
@@ -402,9 +410,9 @@ impl Machine {
         if !calls.is_empty() {
             self.position.phase = Phase::Tools { calls };
         } else if has_calls {
-            self.arrive(plan, Moment::BeforeModel, 0);
+            self.arrive(plan, HookPoint::BeforeModel, 0);
         } else {
-            self.arrive(plan, Moment::AfterAgent, 0);
+            self.arrive(plan, HookPoint::AfterAgent, 0);
         }
     }
 
@@ -414,7 +422,7 @@ impl Machine {
     }
 
     /// Asks in the place of what the asker asked before, unless the questions are about an unknown outcome.
-    fn ask(&mut self, task: TaskId, asker: Asker, questions: Vec<Question>) -> Vec<Interrupt> {
+    fn ask(&mut self, task: TaskId, asker: InterruptSource, questions: Vec<Question>) -> Vec<Interrupt> {
         if questions
             .iter()
             .any(|question| question.kind != QuestionKind::UnknownOutcome)
@@ -439,7 +447,7 @@ impl Machine {
     }
 
     /// Adds a checkpoint to the history.
-    fn enter(&mut self, id: CheckpointId, source: Source, node: &str, writes: Vec<Update>) -> Entry {
+    fn enter(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
         let step = self.step.map_or(-1, |step| step + 1);
         let entry = Entry {
             id,
@@ -474,7 +482,7 @@ impl Machine {
     }
 
     /// The fate of the call at `at`.
-    pub fn fate(&self, at: usize) -> Option<&Fate> {
+    pub fn fate(&self, at: usize) -> Option<&CallStatus> {
         match &self.position.phase {
             Phase::Tools { calls } => calls.get(at).map(|call| &call.fate),
             Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => None,
@@ -505,8 +513,12 @@ impl Machine {
             return vec![];
         };
         let parked = |(at, call): (usize, &Call)| match call.fate {
-            Fate::Delegated { child, parked: true } => Some((at, child)),
-            Fate::Ready | Fate::Started | Fate::Asking | Fate::Delegated { .. } | Fate::Answered(_) => None,
+            CallStatus::Delegated { child, parked: true } => Some((at, child)),
+            CallStatus::Ready
+            | CallStatus::Started
+            | CallStatus::Asking
+            | CallStatus::Delegated { .. }
+            | CallStatus::Answered(_) => None,
         };
         calls.iter().enumerate().filter_map(parked).collect()
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::background::Ancestry;
+use super::background::TaskLineage;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
 use super::machine::Failure;
@@ -199,10 +199,10 @@ pub struct RunRequest {
     pub held: bool,
     /// The agent, resolved at admission. From then on `config` and `context` include the assistant's settings.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub agent: Option<Assigned>,
+    pub agent: Option<AssignedAgent>,
     /// The ancestors of the run, if it belongs to a background task.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub background: Option<Ancestry>,
+    pub background: Option<TaskLineage>,
     /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
 }
@@ -231,7 +231,7 @@ impl RunRequest {
 
 /// The agent of a run, resolved at admission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Assigned {
+pub struct AssignedAgent {
     /// The key of the agent definition.
     pub graph_id: String,
     /// The version of the assistant that was in use.
@@ -246,7 +246,7 @@ pub const MAX_ORDERED_PROMPT_BYTES: usize = 64 * 1024;
 
 /// A task delegated to a subagent, as it is stored: the input of the child run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Order {
+pub struct DelegatedTask {
     /// The description of the task: the message that the subagent receives.
     pub description: String,
     /// The instructions that replace the subagent's own.

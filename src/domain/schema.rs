@@ -77,7 +77,7 @@ impl SchemaError {
 }
 
 /// The result of a validation.
-pub enum Verdict<'a> {
+pub enum SchemaCheck<'a> {
     /// The value matches.
     Fits,
     /// The value does not match, with the errors.
@@ -119,17 +119,17 @@ impl Schema {
     }
 
     /// Validates a value.
-    pub fn judge<'a>(&'a self, value: &'a Value) -> Verdict<'a> {
+    pub fn judge<'a>(&'a self, value: &'a Value) -> SchemaCheck<'a> {
         let checks = self.checks(value);
         if checks > MAX_CHECKS {
-            return Verdict::Unexplained(TOO_LARGE);
+            return SchemaCheck::Unexplained(TOO_LARGE);
         }
         if self.validator.is_valid(value) {
-            return Verdict::Fits;
+            return SchemaCheck::Fits;
         }
         if self.size.is_linear() {
             if checks <= MAX_CHECKS_EXPLAINED {
-                return Verdict::Wrong(self.validator.iter_errors(value).collect());
+                return SchemaCheck::Wrong(self.validator.iter_errors(value).collect());
             }
             if self.size.per_value <= 1 {
                 // Without alternatives the first error can be computed alone.
@@ -137,10 +137,10 @@ impl Schema {
                     .validator
                     .validate(value)
                     .err()
-                    .map_or(Verdict::Fits, |error| Verdict::Wrong(vec![error]));
+                    .map_or(SchemaCheck::Fits, |error| SchemaCheck::Wrong(vec![error]));
             }
         }
-        Verdict::Unexplained(UNEXPLAINED)
+        SchemaCheck::Unexplained(UNEXPLAINED)
     }
 
     /// Validates the value of `field`.
@@ -149,13 +149,13 @@ impl Schema {
     /// Returns the first part that does not match.
     pub fn check(&self, field: &str, value: &Value) -> Result<(), Invalid> {
         match self.judge(value) {
-            Verdict::Fits => Ok(()),
-            Verdict::Wrong(errors) => {
+            SchemaCheck::Fits => Ok(()),
+            SchemaCheck::Wrong(errors) => {
                 let Some(error) = errors.first() else { return Ok(()) };
                 let place = error.instance_path().to_string().replace('/', ".");
                 Err(Invalid::new(format!("{field}{place}"), error.to_string()))
             }
-            Verdict::Unexplained(reason) => Err(Invalid::new(field, reason)),
+            SchemaCheck::Unexplained(reason) => Err(Invalid::new(field, reason)),
         }
     }
 

@@ -11,7 +11,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::field::{FieldRule, Visibility};
+use super::field::{FieldRule, FieldVisibility};
 use super::message::{Content, Message, REMOVE_ALL, Role};
 use super::time::Timestamp;
 
@@ -245,7 +245,7 @@ impl State {
         let is_own = self
             .rules
             .get(field)
-            .is_some_and(|rule| rule.visibility == Visibility::Private);
+            .is_some_and(|rule| rule.visibility == FieldVisibility::Private);
         crosses_to_subagents(field) && !is_own
     }
 

@@ -111,7 +111,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
-    use crate::domain::checkpoint::{Entry, Lane, Source};
+    use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
     use crate::domain::event::Origin;
     use crate::domain::id::{CheckpointId, RunId};
     use crate::domain::message::{ToolCall, ToolStatus};
@@ -139,7 +139,7 @@ mod tests {
 
     fn step(writes: Update) -> Event {
         let id = CheckpointId::mint();
-        let source = Source::Loop;
+        let source = CheckpointSource::Loop;
         let node = "model".to_owned();
         let entry = Entry {
             id,

@@ -9,7 +9,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, InterruptPath, Params, ThreadPath};
 use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved, InterruptView};
 use super::{Api, JsonResult};
-use crate::db::interrupts::{self, Asked, AskedStatus};
+use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::threads;
 
 /// Lists the open questions of all threads, the oldest first.
@@ -56,7 +56,7 @@ pub(super) async fn list(
     params: Params,
 ) -> JsonResult<InterruptList> {
     let thread = path.thread_id;
-    let status = params.word("status", None, |word| AskedStatus::from_word(word).map(Some))?;
+    let status = params.word("status", None, |word| InterruptState::from_word(word).map(Some))?;
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             if threads::find(tx, thread).await?.is_none() {
@@ -90,7 +90,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<Interrupt
     Ok(Json(find(&api, path).await?.into()))
 }
 
-async fn find(api: &Api, path: InterruptPath) -> Result<Asked, ApiError> {
+async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiError> {
     let InterruptPath {
         thread_id,
         interrupt_id,

@@ -10,14 +10,14 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{AgentPath, ApiJson, ApiPath, AssistantPath, Page, Params, SubgraphPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::assistant::{
-    AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedSearch, GraphView,
-    SchemasView, VersionChoice, VersionSearch, VersionView,
+    AssistantCreate, AssistantPatch, AssistantSearch, AssistantView, CheckedAssistant, CheckedAssistantSearch,
+    GraphView, SchemasView, VersionChoice, VersionSearch, VersionView,
 };
 use super::wire::json;
 use super::{Api, JsonResult};
 use crate::db::assistants;
 use crate::domain::assistant::Assistant;
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
 use crate::runtime::{AssistantError, AssistantRef};
 
@@ -51,7 +51,7 @@ pub(super) async fn search(
     State(api): State<Api>,
     ApiJson(body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
-    let CheckedSearch { wanted, page, select } = body.check()?;
+    let CheckedAssistantSearch { wanted, page, select } = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
@@ -136,7 +136,7 @@ pub(super) async fn versions(
 ) -> Result<Response, ApiError> {
     let id = path.assistant_id;
     let page = Page::checked(body.limit, body.offset, 10)?;
-    let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
+    let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
     let part = (page.limit.into(), page.offset.into());
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();

@@ -13,7 +13,7 @@ use super::{Api, JsonResult};
 use crate::db::crons;
 use crate::domain::cron::Cron;
 use crate::domain::id::CronId;
-use crate::domain::idempotency::Kept;
+use crate::domain::idempotency::StoredResponse;
 use crate::runtime::CronError;
 
 /// How often a change is tried again when others change the same cron at the same time.
@@ -35,7 +35,7 @@ pub(super) async fn create(
 }
 
 /// The answer to who makes a cron.
-fn made(cron: &Cron) -> Kept {
+fn made(cron: &Cron) -> StoredResponse {
     idempotency::kept(&CronView::from(cron.clone()))
 }
 

@@ -8,12 +8,12 @@ use serde_json::Value;
 use super::Api;
 use super::error::ApiError;
 use super::wire::Object;
-use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, Parts};
+use super::wire::history::{ENVELOPE_BYTES, HistoryEntries, HistoryEntry, HistoryFields};
 use super::wire::state::{HistoryContext, StateView, metadata_of, run_metadata};
-use crate::db::checkpoints::{self, HistoryQuery, Sketch, Span};
+use crate::db::checkpoints::{self, CheckpointSummary, HistoryQuery, Span};
 use crate::db::{DbResult, Tx, background, interrupts, off_thread, runs, threads};
 use crate::domain::checkpoint::Lane;
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::Plan;
 use crate::domain::run::Run;
@@ -26,7 +26,7 @@ pub(super) enum HistorySlice {
     Newest,
     At(CheckpointId),
     /// Those checkpoints whose metadata contains what is wanted; all when the filter is empty.
-    History(HistoryQuery, Filter),
+    History(HistoryQuery, MetadataFilter),
 }
 
 /// The agent whose history it is: the main agent when the namespace is empty, else the subagent that worked on its last task.
@@ -63,7 +63,7 @@ pub(super) async fn load(
     api: &Api,
     whose: HistoryOf,
     part: HistorySlice,
-    parts: Parts,
+    parts: HistoryFields,
     budget: usize,
 ) -> Result<HistoryPage, ApiError> {
     let HistoryOf { thread, namespace } = whose;
@@ -180,7 +180,7 @@ fn lane_of(child: Option<&Run>) -> Lane {
 struct LoadedHistory {
     child: Option<Run>,
     notes: HashMap<RunId, Object>,
-    asked: Vec<(TaskId, interrupts::Asked)>,
+    asked: Vec<(TaskId, interrupts::InterruptRecord)>,
     /// The newest first.
     entries: Vec<HistoryEntry>,
     /// Whether some were left out for their size.
@@ -194,7 +194,7 @@ struct HistoryLoader {
     namespace: Vec<TaskId>,
     /// The name of the thread's agent.
     agent: String,
-    parts: Parts,
+    parts: HistoryFields,
     budget: usize,
     /// What of runs has been read. Those of a copied thread's history belong to the original.
     known: HashMap<RunId, Option<RunMetadata>>,
@@ -302,7 +302,11 @@ impl HistoryLoader {
     }
 
     /// Those of the checkpoints whose metadata alone fits, the newest first.
-    async fn fitting(&mut self, tx: &mut Tx<'_>, mut wanted: Vec<Sketch>) -> DbResult<Vec<Sketch>> {
+    async fn fitting(
+        &mut self,
+        tx: &mut Tx<'_>,
+        mut wanted: Vec<CheckpointSummary>,
+    ) -> DbResult<Vec<CheckpointSummary>> {
         let mut bytes = 0;
         let own = ENVELOPE_BYTES + json_bytes(&self.thread.metadata);
         for at in 0..wanted.len() {
@@ -323,7 +327,7 @@ impl HistoryLoader {
         &self,
         tx: &mut Tx<'_>,
         lane: Lane,
-        wanted: Vec<Sketch>,
+        wanted: Vec<CheckpointSummary>,
         is_search: bool,
     ) -> DbResult<(Vec<HistoryEntry>, bool)> {
         let own = json_bytes(&self.thread.metadata);
@@ -365,7 +369,7 @@ impl HistoryLoader {
     }
 
     /// The questions of an agent and of the subagents below it, each with the agent's task through which it is asked.
-    async fn asked(&mut self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Vec<(TaskId, interrupts::Asked)>> {
+    async fn asked(&mut self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
         let mut all = vec![];
         for asked in interrupts::of_thread(tx, self.thread.id, None).await? {
             let task = match asked.lane {
@@ -390,14 +394,14 @@ struct Search {
     lane: Lane,
     before: i64,
     limit: i64,
-    filter: Filter,
+    filter: MetadataFilter,
     /// The name of the agent whose lane it is.
     agent: String,
 }
 
 impl HistoryLoader {
     /// The checkpoints whose metadata contains what is wanted, the newest first.
-    async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<Sketch>> {
+    async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<CheckpointSummary>> {
         let Search {
             lane,
             mut before,
@@ -425,10 +429,10 @@ impl HistoryLoader {
     async fn fitting_ones(
         &mut self,
         tx: &mut Tx<'_>,
-        some: &[Sketch],
-        filter: &Filter,
+        some: &[CheckpointSummary],
+        filter: &MetadataFilter,
         agent: &str,
-    ) -> DbResult<Vec<Sketch>> {
+    ) -> DbResult<Vec<CheckpointSummary>> {
         let mut candidates = Vec::with_capacity(some.len());
         for sketch in some {
             if self.known.values().flatten().map(|notes| notes.bytes).sum::<usize>() > self.budget {

@@ -1,4 +1,4 @@
-//! Requests with the header `Idempotency-Key`: whoever sends one again gets the answer of the first time, for a day.
+//! Requests with the header `Idempotency-IdempotencyKey`: whoever sends one again gets the answer of the first time, for a day.
 //!
 //! An endpoint that makes something takes [`Idempotent`] around its body, hands the key on to whoever makes it
 //! ([`crate::db::Db::write_once`]), and answers with [`answer`]. The key is committed with what it made, so a server that
@@ -17,7 +17,7 @@ use utoipa::IntoParams;
 use super::client::ClientId;
 use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 
 /// The header with the key.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -66,7 +66,7 @@ impl Body for Raw {
 }
 
 /// What a request says in its body, and the key under which it says so.
-pub(super) struct Idempotent<B>(pub(super) Option<Key>, pub(super) B);
+pub(super) struct Idempotent<B>(pub(super) Option<IdempotencyKey>, pub(super) B);
 
 impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
     type Rejection = ApiError;
@@ -84,7 +84,7 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
         let body = B::read(&bytes)?;
         let parts = [method.as_str().as_bytes(), place.as_bytes(), &bytes];
         let key = named
-            .map(|named| Key::new(&client, named.to_str().unwrap_or_default(), &parts))
+            .map(|named| IdempotencyKey::new(&client, named.to_str().unwrap_or_default(), &parts))
             .transpose()?;
         Ok(Self(key, body))
     }
@@ -103,8 +103,8 @@ pub(super) fn answer<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Res
 }
 
 /// The answer 200 with this body.
-pub(super) fn kept(body: &impl Serialize) -> Kept {
-    Kept::Answer {
+pub(super) fn kept(body: &impl Serialize) -> StoredResponse {
+    StoredResponse::Answer {
         status: 200,
         body: super::wire::json(body).to_string(),
         location: None,
@@ -112,9 +112,9 @@ pub(super) fn kept(body: &impl Serialize) -> Kept {
 }
 
 /// An answer as it goes out.
-pub(super) fn shown(kept: Kept) -> Response {
+pub(super) fn shown(kept: StoredResponse) -> Response {
     match kept {
-        Kept::Answer { status, body, location } => {
+        StoredResponse::Answer { status, body, location } => {
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
             let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
             if let Some(location) = location.and_then(|location| HeaderValue::from_str(&location).ok()) {
@@ -123,7 +123,7 @@ pub(super) fn shown(kept: Kept) -> Response {
             response
         }
         // A run is followed by whoever knows how; see `runs`.
-        Kept::Run { .. } => ApiError::fault(&"a run was kept for an answer").into_response(),
+        StoredResponse::Run { .. } => ApiError::fault(&"a run was kept for an answer").into_response(),
     }
 }
 

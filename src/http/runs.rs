@@ -11,7 +11,7 @@ use super::error::{ApiError, ErrorBody, Gap};
 use super::extract::{ApiJson, ApiPath, Params, RunPath, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
-use super::stream::{self, Mode, ResumePoint, RunInfo, StreamRequest};
+use super::stream::{self, ResumePoint, RunInfo, StreamMode, StreamRequest};
 use super::subagents;
 use super::waiting::{self, CancelOnDisconnect};
 use super::wire::child::AnyRunView;
@@ -22,11 +22,11 @@ use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
 use crate::domain::id::ThreadId;
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction, Shown};
+use crate::runtime::{AssistantRef, CancelAction, RunResponse};
 
 /// Starts a run and does not wait for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
@@ -47,12 +47,12 @@ pub(super) async fn create(
 }
 
 /// The answer to who does not wait for a run: the run, and its place.
-pub(super) fn shown(runs: &[Run], place: fn(&Run) -> String) -> Kept {
+pub(super) fn shown(runs: &[Run], place: fn(&Run) -> String) -> StoredResponse {
     let body = runs
         .first()
         .map(|run| json(&RunView::just_made(run.clone())))
         .unwrap_or_default();
-    Kept::Answer {
+    StoredResponse::Answer {
         status: 200,
         body: body.to_string(),
         location: runs.first().map(place),
@@ -113,7 +113,12 @@ struct StartedRun {
 }
 
 /// Starts a run to leave it to itself, and answers with what is kept of it.
-pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept: Shown) -> Result<Response, ApiError> {
+pub(super) async fn leave(
+    api: &Api,
+    checked: CheckedRun,
+    key: Option<IdempotencyKey>,
+    kept: RunResponse,
+) -> Result<Response, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let Some(key) = key else {
         let run = api.runs.start(checked.wish).await?;
@@ -124,7 +129,7 @@ pub(super) async fn leave(api: &Api, checked: CheckedRun, key: Option<Key>, kept
 }
 
 /// Starts a run to follow it, or finds the one that was started under the same key.
-async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<StartedRun, ApiError> {
+async fn begin(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
     check_graph(api, &checked.wish.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
@@ -141,7 +146,7 @@ async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Start
             cancel_on_disconnect,
             again: false,
         }),
-        Once::Again(Kept::Run { thread, run }) => {
+        Once::Again(StoredResponse::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
             let run = found.ok_or_else(|| ApiError::not_found("run_not_found"))?;
             Ok(StartedRun {
@@ -151,7 +156,7 @@ async fn begin(api: &Api, checked: CheckedRun, key: Option<Key>) -> Result<Start
             })
         }
         // The path is part of what the key stands for, so what it was kept for was followed, too.
-        Once::Again(Kept::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
+        Once::Again(StoredResponse::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
     }
 }
 
@@ -176,7 +181,7 @@ pub(super) async fn start_and_wait(
     scope: RunScope,
     client: ClientId,
     body: RunCreate,
-    key: Option<Key>,
+    key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
@@ -198,7 +203,7 @@ pub(super) async fn start_and_stream(
     scope: RunScope,
     client: ClientId,
     body: RunCreate,
-    key: Option<Key>,
+    key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
@@ -244,7 +249,7 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
             .request
             .stream_mode
             .iter()
-            .filter_map(|word| Mode::from_word(word))
+            .filter_map(|word| StreamMode::from_word(word))
             .collect(),
         subgraphs: run.request.stream_subgraphs,
         resumable: run.request.stream_resumable,
@@ -441,12 +446,12 @@ fn cancels_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Res
 }
 
 /// The modes that a reader wants: one or several names, or JSON arrays of names.
-fn modes(params: &Params) -> Result<Option<Vec<Mode>>, ApiError> {
+fn modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
     let mut modes = vec![];
     for text in params.texts("stream_mode") {
         let words = serde_json::from_str::<Vec<String>>(&text).unwrap_or_else(|_| vec![text]);
         for word in words.iter().filter(|word| !word.is_empty()) {
-            modes.push(Mode::from_word(word).ok_or_else(|| ApiError::bad_parameter("stream_mode", word))?);
+            modes.push(StreamMode::from_word(word).ok_or_else(|| ApiError::bad_parameter("stream_mode", word))?);
         }
     }
     Ok((!modes.is_empty()).then_some(modes))

@@ -10,13 +10,13 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
 use super::history::{HistoryOf, HistorySlice, load};
 use super::idempotency::{self, Idempotent, KeyHeader};
-use super::wire::history::Parts;
+use super::wire::history::HistoryFields;
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
 use super::{Api, JsonResult, wire};
 use crate::db::checkpoints::HistoryQuery;
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{CheckpointId, TaskId, ThreadId};
-use crate::domain::idempotency::Kept;
+use crate::domain::idempotency::StoredResponse;
 use crate::domain::machine::TOOLS;
 use crate::runtime::StateWrite;
 
@@ -79,7 +79,7 @@ pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointI
         checkpoint: Some(checkpoint),
         ..Place::default()
     };
-    let parts = Parts {
+    let parts = HistoryFields {
         values: true,
         keys: vec![],
         tasks: true,
@@ -113,7 +113,7 @@ async fn state_of(
     api: &Api,
     thread: ThreadId,
     place: &Place,
-    parts: Parts,
+    parts: HistoryFields,
     subgraphs: bool,
 ) -> Result<StateView, ApiError> {
     let budget = api.answers.bytes();
@@ -141,7 +141,7 @@ async fn state_of(
 struct Reading<'a> {
     api: &'a Api,
     thread: ThreadId,
-    parts: Parts,
+    parts: HistoryFields,
     /// How many bytes the answer may still have.
     rest: usize,
 }
@@ -169,7 +169,7 @@ impl Reading<'_> {
             let is_full = self.rest == 0;
             let parts = self.parts.clone();
             if is_full {
-                self.parts = Parts::default();
+                self.parts = HistoryFields::default();
             }
             let found = self.newest(&below).await?;
             self.parts = parts;
@@ -208,7 +208,7 @@ pub(super) async fn update(
 }
 
 /// The answer to who wrote into the state.
-fn written(thread: ThreadId, left: CheckpointId) -> Kept {
+fn written(thread: ThreadId, left: CheckpointId) -> StoredResponse {
     idempotency::kept(&StateUpdated::new(thread, left))
 }
 
@@ -234,7 +234,7 @@ pub(super) async fn history(
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let part = HistorySlice::History(query(page, before), Filter::default());
+    let part = HistorySlice::History(query(page, before), MetadataFilter::default());
     shown(
         &api,
         HistoryOf {
@@ -263,7 +263,7 @@ pub(super) async fn history_posted(
 ) -> Result<Response, ApiError> {
     let page = Page::checked(body.limit, None, 1)?;
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
-    let metadata = Filter::new("metadata", body.metadata.unwrap_or_default())?;
+    let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
     // The checkpoint is named by `configurable` within `before`, or by `before` itself.
     let before = body.before.as_ref();
     let inner = before

@@ -14,7 +14,7 @@ use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
 use crate::domain::Invalid;
 use crate::domain::id::RunId;
-use crate::domain::idempotency::Kept;
+use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::Run;
 use crate::runtime::{CancelAction, CancelError};
 
@@ -90,7 +90,7 @@ pub(super) async fn batch(
     idempotency::answer(once, |runs| idempotency::shown(shown_all(&runs)))
 }
 
-fn shown_all(runs: &[Run]) -> Kept {
+fn shown_all(runs: &[Run]) -> StoredResponse {
     let runs: Vec<RunView> = runs.iter().cloned().map(RunView::just_made).collect();
     idempotency::kept(&runs)
 }

@@ -9,14 +9,14 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiPath, RunPath};
 use super::history::{HistoryOf, HistorySlice, load};
 use super::runs::{self, find};
-use super::stream::{self, Cursor, Mode, ResumePoint, StreamRequest};
+use super::stream::{self, Cursor, ResumePoint, StreamMode, StreamRequest};
 use super::wire::child::{BackgroundTaskView, ChildRunView, RunTreeView};
-use super::wire::history::Parts;
+use super::wire::history::HistoryFields;
 use super::wire::interrupt::brief;
 use super::wire::state::StateView;
 use super::wire::{failure, json as shown};
 use super::{Api, JsonResult};
-use crate::db::interrupts::AskedStatus;
+use crate::db::interrupts::InterruptState;
 use crate::db::{self, checkpoints, interrupts};
 use crate::domain::checkpoint::Lane;
 use crate::domain::run::{Run, RunStatus};
@@ -89,7 +89,7 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
 pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;
-    let parts = Parts {
+    let parts = HistoryFields {
         values: true,
         keys: vec![],
         tasks: true,
@@ -129,7 +129,7 @@ pub(super) async fn at_work_for(api: &Api, child: &Run) -> Result<Option<(Run, i
 pub(super) async fn follow(
     api: &Api,
     child: &Run,
-    (seen, filter): (Option<ResumePoint>, Option<Vec<Mode>>),
+    (seen, filter): (Option<ResumePoint>, Option<Vec<StreamMode>>),
     cancel_on_disconnect: bool,
 ) -> Result<Response, ApiError> {
     let root = child.lineage.root;
@@ -180,7 +180,7 @@ pub(super) async fn outcome(api: &Api, child: &Run) -> Result<Value, ApiError> {
                 return Ok(None);
             };
             let below = db::runs::members(tx, id).await?;
-            let mut asked = interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+            let mut asked = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
             asked.retain(|asked| matches!(asked.lane, Lane::Child(lane) if below.contains(&lane)));
             let (machine, _) = checkpoints::machine(tx, thread, Lane::Child(id)).await?;
             Ok(Some((run.error, asked, machine.state)))

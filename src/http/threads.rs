@@ -13,20 +13,22 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, Page, Params, Select, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader, Raw};
 use super::wire::interrupt::brief;
-use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlView, TtlWish};
-use super::wire::thread::{CheckedSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up};
+use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlRequest, TtlView};
+use super::wire::thread::{
+    CheckedThreadSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up,
+};
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
-use crate::db::interrupts::{self, Asked, AskedStatus};
+use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::idempotency::Kept;
+use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::NewThread;
+use crate::runtime::CreatedThread;
 
 pub(super) mod stream;
 
@@ -49,7 +51,7 @@ pub(super) async fn create(
 }
 
 /// The answer to who makes a thread.
-fn made(new: &NewThread) -> Kept {
+fn made(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
     idempotency::kept(&ThreadView::new(new.thread.clone(), values, Object::new()))
 }
@@ -102,7 +104,7 @@ pub(super) async fn patch(
     let id = path.thread_id;
     let now = api.clock.now();
     let metadata = body.metadata.unwrap_or_default();
-    let ttl = body.ttl.map(TtlWish::check).transpose()?;
+    let ttl = body.ttl.map(TtlRequest::check).transpose()?;
     let patch = api.db.write(move |tx| {
         Box::pin(async move {
             if !metadata.is_empty()
@@ -198,7 +200,7 @@ pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<Threa
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
-    let CheckedSearch {
+    let CheckedThreadSearch {
         wanted,
         page,
         select,
@@ -206,7 +208,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
     } = body.check()?;
     let permit = api.answers.permit().await?;
     let most_bytes = api.answers.bytes();
-    let wanted = threads::ThreadSearch {
+    let wanted = threads::ThreadQuery {
         bytes: most_bytes,
         ..wanted
     };
@@ -284,7 +286,7 @@ pub(super) struct ThreadSummary {
     thread: Thread,
     /// None also when clients do not see what is in it.
     head: Option<CheckpointId>,
-    pub(super) asked: Vec<Asked>,
+    pub(super) asked: Vec<InterruptRecord>,
 }
 
 impl ThreadSummary {
@@ -301,7 +303,7 @@ impl ThreadSummary {
         let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
             .await?
             .filter(|_| is_seen);
-        let asked = interrupts::of_thread(tx, thread.id, Some(AskedStatus::Pending)).await?;
+        let asked = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
         Ok(Self { thread, head, asked })
     }
 

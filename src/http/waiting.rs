@@ -187,7 +187,7 @@ mod tests {
 
     use super::*;
     use crate::domain::id::TaskId;
-    use crate::domain::interrupt::{Asker, Question, QuestionKind};
+    use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
 
     fn question(number: usize) -> Interrupt {
         let task = TaskId::of_step(None, "tools", number);
@@ -202,7 +202,7 @@ mod tests {
         Interrupt {
             id,
             task,
-            asker: Asker::Call("c".into()),
+            asker: InterruptSource::Call("c".into()),
             question,
             answer: None,
         }

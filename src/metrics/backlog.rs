@@ -30,7 +30,7 @@ type Number = Gauge<f64, AtomicU64>;
 
 /// The gauges of the backlog. Unknown values are NaN.
 #[derive(Default)]
-pub(super) struct Gauges {
+pub(super) struct BacklogGauges {
     at_work: Number,
     slots: Number,
     queued: Number,
@@ -38,7 +38,7 @@ pub(super) struct Gauges {
     jobs: Family<[(&'static str, &'static str); 1], Number>,
 }
 
-impl Gauges {
+impl BacklogGauges {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let gauges = Self::default();
         let mut add = |name: &str, text: &str, gauge: &Number| registry.register(name, text, gauge.clone());

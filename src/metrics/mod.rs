@@ -20,8 +20,8 @@ mod work;
 
 pub use backlog::Backlog;
 pub use sample::{Sample, samples};
-pub use traffic::{OpenStream, Traffic};
-pub use work::{FileNames, Work};
+pub use traffic::{HttpMetrics, OpenStream};
+pub use work::{AgentMetrics, ConfiguredNames};
 
 /// The bucket bounds of histograms of time, in seconds.
 const SECONDS: [f64; 14] = [
@@ -34,10 +34,10 @@ pub struct Metrics(Arc<Inner>);
 
 struct Inner {
     registry: Registry,
-    work: Work,
-    traffic: Traffic,
-    backlog: backlog::Gauges,
-    process: process::Gauges,
+    work: AgentMetrics,
+    traffic: HttpMetrics,
+    backlog: backlog::BacklogGauges,
+    process: process::ProcessGauges,
 }
 
 impl Metrics {
@@ -46,10 +46,10 @@ impl Metrics {
         let mut registry = Registry::default();
         let build = Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("adjutant_build", "Build information", build);
-        let work = Work::new(&mut registry, tools);
-        let traffic = Traffic::new(&mut registry);
-        let backlog = backlog::Gauges::new(&mut registry);
-        let process = process::Gauges::new(&mut registry, since);
+        let work = AgentMetrics::new(&mut registry, tools);
+        let traffic = HttpMetrics::new(&mut registry);
+        let backlog = backlog::BacklogGauges::new(&mut registry);
+        let process = process::ProcessGauges::new(&mut registry, since);
         Self(Arc::new(Inner {
             registry,
             work,
@@ -60,12 +60,12 @@ impl Metrics {
     }
 
     /// Returns the counters of runs, model calls and tool calls.
-    pub fn work(&self) -> &Work {
+    pub fn work(&self) -> &AgentMetrics {
         &self.0.work
     }
 
     /// Returns the counters of HTTP requests and streams.
-    pub fn traffic(&self) -> &Traffic {
+    pub fn traffic(&self) -> &HttpMetrics {
         &self.0.traffic
     }
 

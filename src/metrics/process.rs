@@ -10,13 +10,13 @@ use crate::domain::time::Timestamp;
 
 /// The gauges and counters of the process.
 #[derive(Default)]
-pub(super) struct Gauges {
+pub(super) struct ProcessGauges {
     resident: Gauge,
     files: Gauge,
     log_lines_lost: Counter,
 }
 
-impl Gauges {
+impl ProcessGauges {
     pub(super) fn new(registry: &mut Registry, since: Timestamp) -> Self {
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(std::time::Duration::from_micros(u64::try_from(since.0).unwrap_or(0)).as_secs_f64());

@@ -4,7 +4,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{AnswerHead, Chunk, Delta, Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, RunId, TaskId};
 use crate::domain::job::JobKind;
@@ -16,7 +16,7 @@ use crate::domain::state::Update;
 fn metrics() -> Metrics {
     let metrics = Metrics::new(Timestamp(1_700_000_000_500_000), ["lookup".to_owned()]);
     let names = |name: &str| [name.to_owned()].into_iter().collect();
-    metrics.work().knows(FileNames {
+    metrics.work().knows(ConfiguredNames {
         agents: names("boss"),
         models: names("scripted:lab"),
     });
@@ -110,7 +110,7 @@ fn a_result_logged_before_its_step_is_counted_once() {
         id: CheckpointId::mint(),
         parent: None,
         step: 1,
-        source: Source::Loop,
+        source: CheckpointSource::Loop,
         node: TOOLS.to_owned(),
         writes: vec![writes, answer("lookup", ToolStatus::Error)],
         shown: vec![0],
@@ -161,7 +161,7 @@ fn a_made_up_tool_name_is_no_label() {
 #[test]
 fn agents_and_models_that_no_file_names_are_no_labels() {
     let metrics = metrics();
-    metrics.work().knows(FileNames::default());
+    metrics.work().knows(ConfiguredNames::default());
     for _ in 0..3 {
         metrics.work().run_began("made up by a client", Duration::ZERO);
     }

@@ -25,7 +25,7 @@ struct Answered {
 }
 
 /// The counters of HTTP requests and streams.
-pub struct Traffic {
+pub struct HttpMetrics {
     requests: Family<Answered, Counter>,
     took: Family<Route, Histogram>,
     streams: Gauge,
@@ -40,7 +40,7 @@ impl Drop for OpenStream {
     }
 }
 
-impl Traffic {
+impl HttpMetrics {
     pub(super) fn new(registry: &mut Registry) -> Self {
         let requests = Family::default();
         let took: Family<Route, Histogram> = Family::new_with_constructor(|| Histogram::new(SECONDS));

@@ -63,7 +63,7 @@ struct LostCommitLabels {
 }
 
 /// The counters of runs, model calls and tool calls.
-pub struct Work {
+pub struct AgentMetrics {
     runs: Family<RunLabels, Counter>,
     durations: Family<AgentLabels, Histogram>,
     waits: Family<AgentLabels, Histogram>,
@@ -73,19 +73,19 @@ pub struct Work {
     commits: Histogram,
     lost: Family<LostCommitLabels, Counter>,
     tools: RwLock<HashSet<String>>,
-    known: RwLock<FileNames>,
+    known: RwLock<ConfiguredNames>,
 }
 
 /// The names defined in files, which may be used as labels.
 #[derive(Debug, Clone, Default)]
-pub struct FileNames {
+pub struct ConfiguredNames {
     /// The names of agents and subagents.
     pub agents: HashSet<String>,
     /// The models of these agents.
     pub models: HashSet<String>,
 }
 
-impl Work {
+impl AgentMetrics {
     pub(super) fn new(registry: &mut Registry, tools: impl IntoIterator<Item = String>) -> Self {
         let histogram = || Histogram::new(SECONDS);
         let work = Self {
@@ -123,7 +123,7 @@ impl Work {
     }
 
     /// Replaces the known names. All other names are counted together.
-    pub fn knows(&self, known: FileNames) {
+    pub fn knows(&self, known: ConfiguredNames) {
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
     }
 

@@ -11,10 +11,10 @@ use crate::tool::Halt;
 
 /// The policy. It has to be the innermost one that changes the instructions.
 #[derive(Debug, Clone)]
-pub struct Addendum(pub SystemPrompt);
+pub struct PromptSuffix(pub SystemPrompt);
 
 #[async_trait]
-impl Middleware for Addendum {
+impl Middleware for PromptSuffix {
     fn name(&self) -> &str {
         "AddendumMiddleware"
     }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use super::{Middleware, Reaction, edited, open_calls};
+use super::{HookResult, Middleware, edited, open_calls};
 use crate::definition::builtins;
 use crate::definition::{ApprovalRule, FileRules};
-use crate::domain::call::{Answer, EDITED_CALLS};
+use crate::domain::call::{EDITED_CALLS, ToolOutput};
 use crate::domain::interrupt::{Action, Decision, DecisionKind, Decisions, Question, QuestionKind};
-use crate::domain::machine::Moment;
+use crate::domain::machine::HookPoint;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::schema::Schema;
 use crate::domain::state::{State, Update};
@@ -118,11 +118,11 @@ impl Middleware for Approval {
         builtins::APPROVAL
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::AfterModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::AfterModel]
     }
 
-    async fn hook(&self, _: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let open = proposed(state);
         let calls: Vec<ToolCall> = open
             .iter()
@@ -147,7 +147,7 @@ impl Middleware for Approval {
             .zip(&decisions)
             .filter_map(|(call, decision)| approved(call, decision))
             .collect();
-        Ok(Reaction {
+        Ok(HookResult {
             reviewed,
             ..decided(state, &calls, decisions).into()
         })
@@ -161,7 +161,7 @@ impl Middleware for Approval {
         Some(self.question(std::slice::from_ref(call)))
     }
 
-    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
+    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, answer: ToolOutput) -> ToolOutput {
         noticed(state, call, answer)
     }
 }
@@ -227,7 +227,7 @@ fn approved(call: &ToolCall, decision: &Decision) -> Option<ToolCall> {
 
 /// What becomes of a call that was asked about just before it was to be made.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Verdict {
+pub enum ApprovalCheck {
     /// It runs, maybe as another call.
     Run {
         /// The call that runs.
@@ -236,10 +236,10 @@ pub enum Verdict {
         approved: bool,
     },
     /// It does not run; this is its result.
-    Answer(Answer),
+    Answer(ToolOutput),
 }
 
-impl Verdict {
+impl ApprovalCheck {
     /// What the answer to the question about `call` alone says; none if it says nothing that can be understood.
     pub fn of(call: &ToolCall, answer: &Value) -> Option<Self> {
         let decision = decisions(answer, 1)?.pop()?;
@@ -256,9 +256,9 @@ impl Verdict {
                 action: edited_action,
                 approved,
             },
-            Decision::Reject { message } => Self::Answer(Answer::error(call, rejection(call, message))),
+            Decision::Reject { message } => Self::Answer(ToolOutput::error(call, rejection(call, message))),
             Decision::Respond { message } => {
-                Self::Answer(Answer::message(Message::tool(call, ToolStatus::Success, message)))
+                Self::Answer(ToolOutput::message(Message::tool(call, ToolStatus::Success, message)))
             }
         })
     }
@@ -286,7 +286,7 @@ fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
 }
 
 /// `answer` with a notice for the model, when a reviewer had `call` run in place of what the model wanted.
-fn noticed(state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+fn noticed(state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
     let proposed = state
         .last_ai()
         .and_then(|answer| answer.tool_calls().iter().find(|other| other.id == call.id));

@@ -10,11 +10,11 @@ use async_trait::async_trait;
 use futures::future::join_all;
 use serde_json::json;
 
-use super::{Contribution, Middleware, Reaction};
+use super::{Contribution, HookResult, Middleware};
 use crate::definition::builtins;
-use crate::domain::background::{BackgroundAgent, BackgroundTask, FIELD, Sight};
+use crate::domain::background::{BackgroundAgent, BackgroundTask, FIELD, TaskSnapshot};
 use crate::domain::graph::Field;
-use crate::domain::machine::{Jump, Moment};
+use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope, background};
 
@@ -33,7 +33,7 @@ impl BackgroundWork {
     }
 
     /// How a task stands; none if that cannot be seen for now.
-    async fn look(scope: &Scope, task: &BackgroundTask) -> Option<Sight> {
+    async fn look(scope: &Scope, task: &BackgroundTask) -> Option<TaskSnapshot> {
         let looking = scope.tasks.look(scope, task);
         match tokio::time::timeout(PATIENCE, looking).await {
             Ok(Ok(seen)) => Some(seen),
@@ -79,8 +79,8 @@ impl Middleware for BackgroundWork {
         builtins::BACKGROUND
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeModel, Moment::AfterModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeModel, HookPoint::AfterModel]
     }
 
     fn contribution(&self) -> Contribution {
@@ -92,19 +92,19 @@ impl Middleware for BackgroundWork {
         }
     }
 
-    async fn hook(&self, moment: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let is_final_answer = state
             .last_ai()
             .is_some_and(|message| message.tool_calls().is_empty() && message.invalid_tool_calls().is_empty());
-        if moment == Moment::AfterModel && !is_final_answer {
-            return Ok(Reaction::default());
+        if moment == HookPoint::AfterModel && !is_final_answer {
+            return Ok(HookResult::default());
         }
         let update = Self::news(scope, state).await;
-        let jump = (moment == Moment::AfterModel && !update.is_empty()).then_some(Jump::Model);
-        Ok(Reaction {
+        let jump = (moment == HookPoint::AfterModel && !update.is_empty()).then_some(Jump::Model);
+        Ok(HookResult {
             update,
             jump,
-            ..Reaction::default()
+            ..HookResult::default()
         })
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Middleware, ModelAnswer, NextModel, read_settings};
-use crate::definition::{FieldPath, Finding};
+use crate::definition::{Diagnostic, FieldPath};
 use crate::domain::message::{Content, Message, Role};
 use crate::model::ModelRequest;
 use crate::tool::Halt;
@@ -45,11 +45,11 @@ impl Middleware for ContextEditing {
         "ContextEditingMiddleware"
     }
 
-    fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Finding>> {
+    fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
         let policy: Self = read_settings(settings)?;
         if policy.trigger == 0 {
             let field = FieldPath::of(["trigger"]);
-            return Err(vec![Finding::error(field, "must be a whole number from 1 up")]);
+            return Err(vec![Diagnostic::error(field, "must be a whole number from 1 up")]);
         }
         Ok(Some(Arc::new(policy)))
     }

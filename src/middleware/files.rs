@@ -11,12 +11,12 @@ use serde_json::json;
 use super::{Contribution, Middleware, NextCall, open_calls};
 use crate::definition::FileRules;
 use crate::definition::builtins;
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
 use crate::domain::state::{File, State};
 use crate::domain::time::Timestamp;
-use crate::tool::files::{NAMES, Workspace, changed_path, tools};
+use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope};
 
 /// The longest result, in characters, that stays in the conversation.
@@ -29,20 +29,20 @@ const PREVIEW_CHARS: usize = 1_000;
 const FOLDER: &str = "/large_tool_results";
 
 /// The policy.
-pub struct Files {
-    workspace: Arc<dyn Workspace>,
+pub struct FileTools {
+    workspace: Arc<dyn FileWorkspace>,
     rules: FileRules,
 }
 
-impl Files {
+impl FileTools {
     /// File tools over `workspace`, that do what `rules` allow.
-    pub fn new(workspace: Arc<dyn Workspace>, rules: FileRules) -> Self {
+    pub fn new(workspace: Arc<dyn FileWorkspace>, rules: FileRules) -> Self {
         Self { workspace, rules }
     }
 }
 
 #[async_trait]
-impl Middleware for Files {
+impl Middleware for FileTools {
     fn name(&self) -> &str {
         builtins::FILES
     }
@@ -60,12 +60,12 @@ impl Middleware for Files {
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         if let Some(refusal) = collision(&call, next.state) {
-            return Ok(CallOutcome::Answer(Answer::error(&call, refusal)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(&call, refusal)));
         }
         next.call(call).await
     }
 
-    fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: Answer) -> Answer {
+    fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
         shorten(answer, scope.now())
     }
 }
@@ -86,7 +86,7 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
 }
 
 /// Moves the texts of an answer that are too long for a conversation into files, and leaves notices in their places.
-fn shorten(mut answer: Answer, now: Timestamp) -> Answer {
+fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
     let mut files = vec![];
     for message in &mut answer.writes.messages {
         if let Some((path, text)) = too_long(message) {

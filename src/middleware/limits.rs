@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextCall, NextModel};
 use crate::definition::builtins;
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::limits::Spending;
 use crate::domain::message::ToolCall;
 use crate::model::ModelRequest;
@@ -18,10 +18,10 @@ use crate::tool::{CallOutcome, Halt};
 
 /// The policy. The innermost one, so that it counts what really happens.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counted;
+pub struct UsageLimits;
 
 #[async_trait]
-impl Middleware for Counted {
+impl Middleware for UsageLimits {
     fn name(&self) -> &str {
         builtins::LIMITS
     }
@@ -43,7 +43,7 @@ impl Middleware for Counted {
                 Ok(()) => {}
                 Err(Refused::Exceeded(limit)) => {
                     let text = format!("{limit} The call was not made; finish with what you have.");
-                    return Ok(CallOutcome::Answer(Answer::error(&call, text)));
+                    return Ok(CallOutcome::Answer(ToolOutput::error(&call, text)));
                 }
                 Err(away) => return Err(away.into()),
             }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
-use super::{Middleware, ModelAnswer, NextModel, Reaction};
-use crate::definition::Enclosed;
+use super::{HookResult, Middleware, ModelAnswer, NextModel};
+use crate::definition::BundledFiles;
 use crate::definition::builtins;
 use crate::definition::enclosed::{is_enclosed, seen};
-use crate::domain::machine::Moment;
+use crate::domain::machine::HookPoint;
 use crate::domain::state::{Encoding, State, Update};
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
@@ -35,7 +35,7 @@ pub struct Memory {
     /// Absolute paths, in the order in which they are read.
     paths: Vec<String>,
     /// The files of the definition.
-    enclosed: Arc<Enclosed>,
+    enclosed: Arc<BundledFiles>,
     /// Whether the agent has tools to change files.
     can_write: bool,
     /// Is another one when the files are to be read anew.
@@ -44,7 +44,7 @@ pub struct Memory {
 
 impl Memory {
     /// The files that `named` names among the thread's files and those of the definition.
-    pub fn new(named: &[String], enclosed: Arc<Enclosed>, can_write: bool) -> Self {
+    pub fn new(named: &[String], enclosed: Arc<BundledFiles>, can_write: bool) -> Self {
         let paths: Vec<String> = named.iter().map(|path| seen(path)).collect();
         let origin = enclosed.fingerprint(paths.iter().map(String::as_str));
         Self {
@@ -110,11 +110,11 @@ impl Middleware for Memory {
         builtins::MEMORY
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeAgent]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent]
     }
 
-    async fn hook(&self, _: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         Ok(self.read(state).into())
     }
 
@@ -168,7 +168,7 @@ mod tests {
     }
 
     fn memory(paths: &[&str], can_write: bool) -> Memory {
-        let mut enclosed = Enclosed::default();
+        let mut enclosed = BundledFiles::default();
         enclosed.add(
             "AGENTS.md",
             File {

@@ -21,12 +21,12 @@ use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::definition::{Finding, read};
-use crate::domain::call::Answer;
+use crate::definition::{Diagnostic, read};
 use crate::domain::call::EDITED_CALLS;
+use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::interrupt::{Action, Question};
-use crate::domain::machine::{Jump, Moment};
+use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
 use crate::model::ModelRequest;
@@ -60,13 +60,13 @@ pub trait Middleware: Send + Sync {
     ///
     /// # Errors
     /// What makes no sense, with fields relative to the settings.
-    fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Finding>> {
+    fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
         let _ = settings;
         Ok(None)
     }
 
     /// The moments at which its hooks are to run. A hook that is not listed here is never called.
-    fn moments(&self) -> &[Moment] {
+    fn moments(&self) -> &[HookPoint] {
         &[]
     }
 
@@ -79,9 +79,9 @@ pub trait Middleware: Send + Sync {
     ///
     /// # Errors
     /// [`Halt::Ask`] parks the run; the hook is run again, with [`Scope::answer`] set, when somebody has answered.
-    async fn hook(&self, moment: Moment, scope: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let _ = (moment, scope, state);
-        Ok(Reaction::default())
+        Ok(HookResult::default())
     }
 
     /// Stands around a question to the model. May change the request, ask several times, or not at all.
@@ -108,7 +108,7 @@ pub trait Middleware: Send + Sync {
 
     /// Looks at the result of a call before it is written down: a tool's, or a subagent's, which may come long after its
     /// call went through [`Middleware::wrap_tool_call`], maybe in another process.
-    fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: Answer) -> Answer {
+    fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: ToolOutput) -> ToolOutput {
         let _ = (scope, state, call);
         answer
     }
@@ -123,7 +123,7 @@ pub fn listed() -> Vec<Arc<dyn Middleware>> {
 ///
 /// # Errors
 /// Everything that has the wrong shape, with its field.
-pub fn read_settings<T: DeserializeOwned>(settings: &Map<String, Value>) -> Result<T, Vec<Finding>> {
+pub fn read_settings<T: DeserializeOwned>(settings: &Map<String, Value>) -> Result<T, Vec<Diagnostic>> {
     let reading = read(Value::Object(settings.clone()));
     match reading.value {
         Some(value) if reading.findings.is_empty() => Ok(value),
@@ -144,7 +144,7 @@ pub struct Contribution {
 
 /// What a hook did.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Reaction {
+pub struct HookResult {
     /// What it writes.
     pub update: Update,
     /// Where the loop goes instead of on.
@@ -154,7 +154,7 @@ pub struct Reaction {
     pub reviewed: Vec<ToolCall>,
 }
 
-impl From<Update> for Reaction {
+impl From<Update> for HookResult {
     fn from(update: Update) -> Self {
         Self {
             update,
@@ -273,7 +273,7 @@ mod tests {
             Arc::new(todos::Todos::new()),
             Arc::new(store::StoreAccess::new(template, false)),
             Arc::new(background::BackgroundWork::new(vec![])),
-            Arc::new(files::Files::new(Arc::new(StateFiles), FileRules::default())),
+            Arc::new(files::FileTools::new(Arc::new(StateFiles), FileRules::default())),
         ];
         for policy in policies {
             let tools = policy.contribution().tools;

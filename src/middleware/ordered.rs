@@ -12,12 +12,12 @@ use crate::tool::Halt;
 
 /// The policy.
 #[derive(Debug, Clone)]
-pub struct OrderedPrompt {
+pub struct PromptOverride {
     /// The instructions that are replaced.
     standard: SystemPrompt,
 }
 
-impl OrderedPrompt {
+impl PromptOverride {
     /// Replaces `standard`, which begins the instructions of the agent.
     pub fn new(standard: &SystemPrompt) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl OrderedPrompt {
 }
 
 #[async_trait]
-impl Middleware for OrderedPrompt {
+impl Middleware for PromptOverride {
     fn name(&self) -> &str {
         "OrderedPromptMiddleware"
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Reaction;
+use super::HookResult;
 use crate::domain::machine::{Failure, Jump};
 use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
@@ -14,7 +14,7 @@ const MOST: usize = 2;
 const SOURCE: &str = "lc_source";
 
 /// A policy's reminder.
-pub(super) struct Reminder {
+pub(super) struct ToolUseReminder {
     /// What marks the messages as this policy's.
     pub(super) source: &'static str,
     /// What is said.
@@ -23,17 +23,17 @@ pub(super) struct Reminder {
     pub(super) failure: (&'static str, &'static str),
 }
 
-impl Reminder {
+impl ToolUseReminder {
     /// Reminds, if the model's last message is plain text.
     ///
     /// # Errors
     /// The failure, when the model was reminded before and to no avail.
-    pub(super) fn about(self, state: &State) -> Result<Reaction, Halt> {
+    pub(super) fn about(self, state: &State) -> Result<HookResult, Halt> {
         let Some(last) = state.last_ai() else {
-            return Ok(Reaction::default());
+            return Ok(HookResult::default());
         };
         if !last.tool_calls().is_empty() || !last.invalid_tool_calls().is_empty() {
-            return Ok(Reaction::default());
+            return Ok(HookResult::default());
         }
         let turn = state
             .messages
@@ -46,10 +46,10 @@ impl Reminder {
         }
         let mut reminder = Message::human(self.text);
         reminder.additional_kwargs.insert(SOURCE.to_owned(), json!(self.source));
-        Ok(Reaction {
+        Ok(HookResult {
             update: Update::messages([reminder]),
             jump: Some(Jump::Model),
-            ..Reaction::default()
+            ..HookResult::default()
         })
     }
 

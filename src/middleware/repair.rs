@@ -7,29 +7,29 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Middleware, Reaction};
+use super::{HookResult, Middleware};
 use crate::definition::builtins;
-use crate::domain::machine::Moment;
+use crate::domain::machine::HookPoint;
 use crate::domain::message::{Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope};
 
 /// The policy.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Repair;
+pub struct DanglingCalls;
 
 #[async_trait]
-impl Middleware for Repair {
+impl Middleware for DanglingCalls {
     fn name(&self) -> &str {
         builtins::REPAIR
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeAgent]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent]
     }
 
-    async fn hook(&self, _: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
-        Ok(repaired(&state.messages).map(Reaction::from).unwrap_or_default())
+    async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        Ok(repaired(&state.messages).map(HookResult::from).unwrap_or_default())
     }
 }
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::builtins;
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::State;
@@ -53,7 +53,7 @@ impl Middleware for RepeatedFailures {
         next.ask(request).await
     }
 
-    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
         let mut turns = turns(&state.messages);
         // The call belongs to the newest answer of the model, whose results are just coming in.
         let is_current = turns.next().is_some_and(|turn| turn.makes(call));
@@ -205,7 +205,7 @@ mod tests {
             &Scope::sample(Timestamp(0)),
             &state,
             &again,
-            Answer::error(&again, "no such file"),
+            ToolOutput::error(&again, "no such file"),
         );
         answer.writes.messages[0].content.text()
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Contribution, Middleware, open_calls};
 use crate::definition::builtins;
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
@@ -96,11 +96,11 @@ impl Tool for WriteTodos {
         if open_calls(state).iter().filter(|other| other.name == TOOL).count() > 1 {
             let text = "Error: `write_todos` was called more than once in one message, and each call replaces the whole \
                 list. None of them was carried out. Call it once, with the whole list.";
-            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
         let todos = call.args.get(FIELD).cloned().unwrap_or_else(|| Value::Array(vec![]));
         let text = format!("The todo list is now {}", python(&todos));
-        let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+        let mut answer = ToolOutput::message(Message::tool(call, ToolStatus::Success, text));
         answer.writes.merge(Update::field(FIELD, todos));
         Ok(CallOutcome::Answer(answer))
     }
@@ -140,7 +140,7 @@ mod tests {
     #[tokio::test]
     async fn the_list_is_written_and_repeated() {
         let text = "The todo list is now [{'content': 'plan', 'status': 'pending'}]";
-        let mut expected = Answer::message(Message::tool(&call("a"), ToolStatus::Success, text));
+        let mut expected = ToolOutput::message(Message::tool(&call("a"), ToolStatus::Success, text));
         expected.writes.merge(Update::field(
             "todos",
             json!([{"content": "plan", "status": "pending"}]),

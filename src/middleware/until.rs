@@ -5,12 +5,12 @@
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::reminder::Reminder;
+use super::reminder::ToolUseReminder;
 use super::structured::FIELD;
-use super::{Middleware, Reaction};
+use super::{HookResult, Middleware};
 use crate::definition::builtins;
-use crate::domain::call::Answer;
-use crate::domain::machine::Moment;
+use crate::domain::call::ToolOutput;
+use crate::domain::machine::HookPoint;
 use crate::domain::message::{Role, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::tool::{Halt, Scope};
@@ -20,11 +20,11 @@ const OURS: &str = "until_tool";
 
 /// The policy.
 #[derive(Debug, Clone)]
-pub struct UntilTool {
+pub struct UntilToolMiddleware {
     tools: Vec<String>,
 }
 
-impl UntilTool {
+impl UntilToolMiddleware {
     /// The work ends with the first success of one of `tools`.
     pub fn new(tools: Vec<String>) -> Self {
         Self { tools }
@@ -32,16 +32,16 @@ impl UntilTool {
 }
 
 #[async_trait]
-impl Middleware for UntilTool {
+impl Middleware for UntilToolMiddleware {
     fn name(&self) -> &str {
         builtins::UNTIL
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::AfterModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::AfterModel]
     }
 
-    async fn hook(&self, _: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let names: Vec<String> = self.tools.iter().map(|name| format!("`{name}`")).collect();
         let text = format!(
             "Your work is not done before {} has succeeded. Go on.",
@@ -51,7 +51,7 @@ impl Middleware for UntilTool {
             "UntilToolError",
             "the model stopped without calling the tool that its work has to end with",
         );
-        Reminder {
+        ToolUseReminder {
             source: OURS,
             text,
             failure,
@@ -59,7 +59,7 @@ impl Middleware for UntilTool {
         .about(state)
     }
 
-    fn receive(&self, _: &Scope, _: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+    fn receive(&self, _: &Scope, _: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
         let result = answer
             .writes
             .messages
@@ -94,13 +94,13 @@ mod tests {
     use crate::domain::message::Message;
     use crate::domain::time::Timestamp;
 
-    fn policy() -> UntilTool {
-        UntilTool::new(vec!["submit".to_owned()])
+    fn policy() -> UntilToolMiddleware {
+        UntilToolMiddleware::new(vec!["submit".to_owned()])
     }
 
-    fn received(name: &str, status: ToolStatus) -> Answer {
+    fn received(name: &str, status: ToolStatus) -> ToolOutput {
         let call = ToolCall::new("c", name, Map::new());
-        let answer = Answer::message(Message::tool(&call, status, "report 7"));
+        let answer = ToolOutput::message(Message::tool(&call, status, "report 7"));
         policy().receive(&Scope::sample(Timestamp(0)), &State::default(), &call, answer)
     }
 
@@ -129,7 +129,7 @@ mod tests {
             .extend([Message::human("go"), Message::ai("done")].map(Arc::new));
         for _ in 0..2 {
             let reaction = policy()
-                .hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state)
+                .hook(HookPoint::AfterModel, &Scope::sample(Timestamp(0)), &state)
                 .await;
             let reaction = reaction.expect("a reminder");
             assert_eq!(reaction.jump, Some(Jump::Model));
@@ -137,7 +137,7 @@ mod tests {
             state.messages.push(Arc::new(Message::ai("done")));
         }
         let failed = policy()
-            .hook(Moment::AfterModel, &Scope::sample(Timestamp(0)), &state)
+            .hook(HookPoint::AfterModel, &Scope::sample(Timestamp(0)), &state)
             .await;
         assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "UntilToolError"));
     }

@@ -45,12 +45,12 @@ pub struct ProviderConfig {
     /// Its address, when not the public one. For `openai` it ends where `/chat/completions` begins, usually in `/v1`.
     pub base_url: Option<String>,
     /// The key it asks for.
-    pub api_key: Key,
+    pub api_key: ApiKeySource,
 }
 
 /// Where a provider's key comes from.
 #[derive(Debug, Clone)]
-pub enum Key {
+pub enum ApiKeySource {
     /// The key itself.
     Inline(SecretString),
     /// An environment variable, read by the configuration.
@@ -73,12 +73,12 @@ pub struct Providers {
     limits: AnswerLimits,
     http: DynHttpClient,
     /// Those of the embedding program, by the name before the colon.
-    own: BTreeMap<String, Source>,
+    own: BTreeMap<String, ModelSource>,
     models: Mutex<HashMap<String, Arc<dyn Model>>>,
 }
 
 /// Makes the model of a name after the colon.
-pub type Source = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Send + Sync>;
+pub type ModelSource = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Send + Sync>;
 
 impl ProviderConfig {
     /// The address that requests go to, when the protocol does not imply it.
@@ -99,11 +99,11 @@ impl Providers {
         for (name, mut config) in configs {
             // An address of one's own needs no key; the usual one is sent there if it is set.
             let fits = |usual: &&ProviderConfig| {
-                let is_set = matches!(usual.api_key, Key::Env { value: Some(_), .. });
+                let is_set = matches!(usual.api_key, ApiKeySource::Env { value: Some(_), .. });
                 usual.kind == config.kind && (is_set || config.base_url.is_none())
             };
             if let Some(usual) = all.get(&name).filter(fits)
-                && matches!(config.api_key, Key::None)
+                && matches!(config.api_key, ApiKeySource::None)
             {
                 config.api_key = usual.api_key.clone();
             }
@@ -137,7 +137,7 @@ impl Providers {
     }
 
     /// The same providers, and those of the embedding program. One of these precedes another of its name.
-    pub fn with_own(self, own: BTreeMap<String, Source>) -> Self {
+    pub fn with_own(self, own: BTreeMap<String, ModelSource>) -> Self {
         Self { own, ..self }
     }
 
@@ -250,15 +250,15 @@ fn built_in(traits: &ProviderTraits, variable: &impl Fn(&str) -> Option<String>)
     let base_url = first(traits.address_variables).map(|(_, value)| value);
     let optional = base_url.is_some() || !traits.needs_key;
     let api_key = match (first(traits.key_variables), traits.key_variables.first()) {
-        (Some((name, value)), _) => Key::Env {
+        (Some((name, value)), _) => ApiKeySource::Env {
             name: name.to_owned(),
             value: Some(value.trim().to_owned().into()),
         },
-        (None, Some(name)) if !optional => Key::Env {
+        (None, Some(name)) if !optional => ApiKeySource::Env {
             name: (*name).to_owned(),
             value: None,
         },
-        (None, _) => Key::None,
+        (None, _) => ApiKeySource::None,
     };
     ProviderConfig {
         kind: traits.kind,
@@ -272,11 +272,11 @@ fn built_in(traits: &ProviderTraits, variable: &impl Fn(&str) -> Option<String>)
 fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, ModelError> {
     let optional = config.base_url.is_some() || !config.kind.traits().needs_key;
     match &config.api_key {
-        Key::Inline(key) if !key.expose_secret().trim().is_empty() => {
+        ApiKeySource::Inline(key) if !key.expose_secret().trim().is_empty() => {
             Ok(Some(key.expose_secret().trim().to_owned().into()))
         }
-        Key::Env { value: Some(key), .. } => Ok(Some(key.clone())),
-        Key::File(path) => {
+        ApiKeySource::Env { value: Some(key), .. } => Ok(Some(key.clone())),
+        ApiKeySource::File(path) => {
             let text = std::fs::read_to_string(path).map_err(|error| {
                 misconfigured(format!(
                     "the key of provider `{provider}` cannot be read from its key file: {error}"
@@ -287,11 +287,11 @@ fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, 
                 key => Ok(Some(key.to_owned().into())),
             }
         }
-        Key::Inline(_) | Key::None if optional => Ok(None),
-        Key::Env { name, value: None } => Err(misconfigured(format!(
+        ApiKeySource::Inline(_) | ApiKeySource::None if optional => Ok(None),
+        ApiKeySource::Env { name, value: None } => Err(misconfigured(format!(
             "provider `{provider}` needs a key: set {name} or its `api_key`"
         ))),
-        Key::Inline(_) | Key::None => Err(misconfigured(format!(
+        ApiKeySource::Inline(_) | ApiKeySource::None => Err(misconfigured(format!(
             "provider `{provider}` needs a key: set its `api_key`"
         ))),
     }

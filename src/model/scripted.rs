@@ -34,7 +34,7 @@ use crate::domain::message::{InvalidToolCall, Message, Role, ToolCall};
 pub mod demo;
 pub mod plan;
 
-use plan::{Answer, Failure, Planned, PlannedCall, Step, plan};
+use plan::{Planned, PlannedCall, PlannedFailure, ScriptedAnswer, ScriptedStep, plan};
 
 /// The name of the provider.
 pub const PROVIDER: &str = "scripted";
@@ -62,7 +62,7 @@ impl Scripted {
     }
 
     /// Returns whether this planned failure has to happen again, and counts it then.
-    fn is_due(&self, failure: &Failure) -> bool {
+    fn is_due(&self, failure: &PlannedFailure) -> bool {
         let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
         if failed.len() >= MAX_FAILURES {
             failed.clear();
@@ -93,8 +93,8 @@ impl Model for Scripted {
             return Err(failed(failure.status, failure.retry_after));
         }
         match step {
-            Step::Error { status, retry_after } => Err(failed(status, retry_after)),
-            Step::Answer(answer) => Ok(play(answer, &request, &self.model)),
+            ScriptedStep::Error { status, retry_after } => Err(failed(status, retry_after)),
+            ScriptedStep::Answer(answer) => Ok(play(answer, &request, &self.model)),
         }
     }
 }
@@ -111,7 +111,11 @@ fn failed(status: u16, retry_after: Option<Duration>) -> ModelError {
 }
 
 /// Streams the answer in pieces.
-fn play(answer: Answer, request: &ModelRequest, model: &str) -> BoxStream<'static, Result<ModelEvent, ModelError>> {
+fn play(
+    answer: ScriptedAnswer,
+    request: &ModelRequest,
+    model: &str,
+) -> BoxStream<'static, Result<ModelEvent, ModelError>> {
     let first = answer.first;
     let delay = answer.delay;
     let events = stream::iter(events(answer, request, model));
@@ -130,7 +134,7 @@ fn play(answer: Answer, request: &ModelRequest, model: &str) -> BoxStream<'stati
         .boxed()
 }
 
-fn events(answer: Answer, request: &ModelRequest, model: &str) -> Vec<Result<ModelEvent, ModelError>> {
+fn events(answer: ScriptedAnswer, request: &ModelRequest, model: &str) -> Vec<Result<ModelEvent, ModelError>> {
     let calls: Vec<(String, PlannedCall)> = answer
         .calls
         .iter()
@@ -168,7 +172,12 @@ fn events(answer: Answer, request: &ModelRequest, model: &str) -> Vec<Result<Mod
     events
 }
 
-fn message(answer: &Answer, planned: Vec<(String, PlannedCall)>, request: &ModelRequest, model: &str) -> Message {
+fn message(
+    answer: &ScriptedAnswer,
+    planned: Vec<(String, PlannedCall)>,
+    request: &ModelRequest,
+    model: &str,
+) -> Message {
     let reason = if planned.is_empty() { "stop" } else { "tool_calls" };
     let mut calls = Vec::new();
     let mut invalid = Vec::new();

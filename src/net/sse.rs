@@ -3,7 +3,7 @@
 
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Frame {
+pub struct PeerFrame {
     /// Its kind; empty where the server names none.
     pub event: String,
     /// Its place in the stream, where the server gives one.
@@ -24,7 +24,7 @@ pub struct Frames {
     ends_with_cr: bool,
     /// Whether no line was read yet.
     is_first: bool,
-    frame: Frame,
+    frame: PeerFrame,
     /// Whether the event under way is too long.
     spoilt: bool,
 }
@@ -37,7 +37,7 @@ impl Frames {
             line: vec![],
             ends_with_cr: false,
             is_first: true,
-            frame: Frame::default(),
+            frame: PeerFrame::default(),
             spoilt: false,
         }
     }
@@ -48,7 +48,7 @@ impl Frames {
     }
 
     /// Takes more bytes in, and gives the events that are complete with them. A line ends with LF, CR, or both.
-    pub fn take(&mut self, bytes: &[u8]) -> Vec<Frame> {
+    pub fn take(&mut self, bytes: &[u8]) -> Vec<PeerFrame> {
         let mut complete = vec![];
         for part in bytes.split_inclusive(|byte| matches!(byte, b'\r' | b'\n')) {
             if std::mem::take(&mut self.ends_with_cr) && part == b"\n" {
@@ -74,7 +74,7 @@ impl Frames {
     }
 
     /// Reads a line; gives the event that it ends.
-    fn read(&mut self, line: &str) -> Option<Frame> {
+    fn read(&mut self, line: &str) -> Option<PeerFrame> {
         if line.is_empty() {
             let frame = std::mem::take(&mut self.frame);
             let is_whole = !std::mem::take(&mut self.spoilt);
@@ -109,12 +109,12 @@ mod tests {
     fn events_are_found_however_the_bytes_are_cut() {
         let text = ": heartbeat\n\nevent: messages\r\ndata: [1,\r\ndata: 2]\r\nid: 7\r\n\r\ndata:{}\n\ndata: left";
         let expected = [
-            Frame {
+            PeerFrame {
                 event: "messages".to_owned(),
                 id: Some("7".to_owned()),
                 data: "[1,\n2]".to_owned(),
             },
-            Frame {
+            PeerFrame {
                 event: String::new(),
                 id: None,
                 data: "{}".to_owned(),
@@ -122,7 +122,7 @@ mod tests {
         ];
         for size in 1..text.len() {
             let mut frames = Frames::up_to(LONGEST);
-            let found: Vec<Frame> = text
+            let found: Vec<PeerFrame> = text
                 .as_bytes()
                 .chunks(size)
                 .flat_map(|bytes| frames.take(bytes))
@@ -133,15 +133,15 @@ mod tests {
 
     #[test]
     fn blanks_at_the_end_of_data_are_kept_and_every_kind_of_line_end_is_known() {
-        let expected = ["a  ", " b\t"].map(|data| Frame {
+        let expected = ["a  ", " b\t"].map(|data| PeerFrame {
             data: data.to_owned(),
-            ..Frame::default()
+            ..PeerFrame::default()
         });
         for end in ["\n", "\r", "\r\n"] {
             let text = format!("\u{feff}data: a  {end}{end}data:  b\t{end}{end}");
             for size in 1..=text.len() {
                 let mut frames = Frames::up_to(LONGEST);
-                let found: Vec<Frame> = text
+                let found: Vec<PeerFrame> = text
                     .as_bytes()
                     .chunks(size)
                     .flat_map(|bytes| frames.take(bytes))

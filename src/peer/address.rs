@@ -85,9 +85,9 @@ fn is_covered(host: &str, allowed: &str) -> bool {
 }
 
 /// Leads names to addresses that the rules allow, and to no others.
-pub struct Gate(pub Arc<AddressRules>);
+pub struct SsrfGuard(pub Arc<AddressRules>);
 
-impl Resolve for Gate {
+impl Resolve for SsrfGuard {
     fn resolve(&self, name: Name) -> Resolving {
         let rules = Arc::clone(&self.0);
         Box::pin(async move {
@@ -272,7 +272,7 @@ mod tests {
     }
 
     async fn leads_to(rules: AddressRules, name: &str) -> Option<usize> {
-        let found = Gate(Arc::new(rules)).resolve(name.parse().expect("a name")).await;
+        let found = SsrfGuard(Arc::new(rules)).resolve(name.parse().expect("a name")).await;
         found.ok().map(Iterator::count)
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::workplace::ERRAND;
-use crate::domain::background::Sight;
+use crate::domain::background::TaskSnapshot;
 use crate::domain::run::RunStatus;
 
 /// A thread there.
@@ -35,8 +35,8 @@ pub struct PeerRun {
 
 impl PeerRun {
     /// How the work stands by this.
-    pub fn sight(&self) -> Sight {
-        Sight::of(self.run_id.to_string(), self.status.into())
+    pub fn sight(&self) -> TaskSnapshot {
+        TaskSnapshot::of(self.run_id.to_string(), self.status.into())
     }
 
     /// Whether it was begun from here under this key.

@@ -15,11 +15,11 @@ use tokio::sync::Semaphore;
 use url::Url;
 use uuid::Uuid;
 
-use super::address::{AddressRules, Gate};
+use super::address::{AddressRules, SsrfGuard};
 use super::answers::{PeerRun, PeerState, PeerThread};
 use crate::definition::Headers;
 use crate::domain::Invalid;
-use crate::domain::background::Looks;
+use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 
@@ -38,11 +38,11 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 const SCHEME: &str = "x-auth-scheme";
 
 /// Starts a task that ends by itself.
-pub type Spawn = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>;
+pub type SpawnRequest = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>;
 
 /// What the owner of the server decided about other servers.
 #[derive(Debug, Clone)]
-pub struct Reach {
+pub struct PeerPolicy {
     /// Where servers may be that a client named. Those that the owner named may be anywhere.
     pub rules: AddressRules,
     /// Headers of requests to a server, by the origin of its address.
@@ -50,7 +50,7 @@ pub struct Reach {
     /// For how long a server may be out of reach before work there is given up that somebody waits for.
     pub patience: Duration,
     /// When work is looked at that nobody waits for.
-    pub looks: Looks,
+    pub looks: PollPolicy,
     /// How much is read of what servers answer, and how long they may take.
     pub answers: PeerAnswerLimits,
 }
@@ -76,10 +76,10 @@ pub struct Peers {
     rules: Arc<AddressRules>,
     headers: Arc<BTreeMap<String, Headers>>,
     pub(super) patience: Duration,
-    looks: Looks,
+    looks: PollPolicy,
     answers: PeerAnswerLimits,
     pub(super) listeners: Arc<Semaphore>,
-    pub(super) spawn: Spawn,
+    pub(super) spawn: SpawnRequest,
 }
 
 impl Peers {
@@ -87,7 +87,7 @@ impl Peers {
     ///
     /// # Errors
     /// When the system offers no TLS.
-    pub fn new(reach: Reach, spawn: Spawn) -> Result<Self, reqwest::Error> {
+    pub fn new(reach: PeerPolicy, spawn: SpawnRequest) -> Result<Self, reqwest::Error> {
         let rules = Arc::new(reach.rules);
         // A redirect could carry secrets to where they were not meant to go.
         let client = || {
@@ -98,7 +98,7 @@ impl Peers {
         // A proxy would lead past the rules.
         let guarded = client()
             .no_proxy()
-            .dns_resolver(Arc::new(Gate(Arc::clone(&rules))))
+            .dns_resolver(Arc::new(SsrfGuard(Arc::clone(&rules))))
             .build()?;
         let listeners = Arc::new(Semaphore::new(LISTENED_TO));
         Ok(Self {
@@ -115,7 +115,7 @@ impl Peers {
     }
 
     /// When work is looked at that nobody waits for.
-    pub fn looks(&self) -> &Looks {
+    pub fn looks(&self) -> &PollPolicy {
         &self.looks
     }
 
@@ -237,7 +237,7 @@ impl PeerError {
 }
 
 /// What another server answers, or why it is of no use.
-pub type Answer<T> = Result<T, PeerError>;
+pub type PeerResult<T> = Result<T, PeerError>;
 
 impl Peer {
     /// Its name, for those who read about it: where it is, without what may be secret in the address.
@@ -249,7 +249,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn create_thread(&self, id: Uuid, metadata: &Map<String, Value>) -> Answer<PeerThread> {
+    pub async fn create_thread(&self, id: Uuid, metadata: &Map<String, Value>) -> PeerResult<PeerThread> {
         let body = json!({"thread_id": id, "if_exists": "do_nothing", "metadata": metadata});
         self.ask(self.request(Method::POST, "threads").body(body.to_string()))
             .await
@@ -259,7 +259,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn thread(&self, id: Uuid) -> Answer<Option<PeerThread>> {
+    pub async fn thread(&self, id: Uuid) -> PeerResult<Option<PeerThread>> {
         self.find(self.request(Method::GET, &format!("threads/{id}"))).await
     }
 
@@ -267,7 +267,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`]. Whether the run began is unknown when no answer came.
-    pub async fn create_run(&self, thread: Uuid, order: &RunOrder, key: &str) -> Answer<PeerRun> {
+    pub async fn create_run(&self, thread: Uuid, order: &RunOrder, key: &str) -> PeerResult<PeerRun> {
         let body = serde_json::to_string(order).map_err(|error| PeerError::Misunderstood(error.to_string()))?;
         let request = self.request(Method::POST, &format!("threads/{thread}/runs"));
         self.ask(request.header(IDEMPOTENCY_KEY, key).body(body)).await
@@ -277,7 +277,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn run(&self, thread: Uuid, run: Uuid) -> Answer<Option<PeerRun>> {
+    pub async fn run(&self, thread: Uuid, run: Uuid) -> PeerResult<Option<PeerRun>> {
         self.find(self.request(Method::GET, &format!("threads/{thread}/runs/{run}")))
             .await
     }
@@ -286,7 +286,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn runs(&self, thread: Uuid, limit: u32) -> Answer<Vec<PeerRun>> {
+    pub async fn runs(&self, thread: Uuid, limit: u32) -> PeerResult<Vec<PeerRun>> {
         let path = format!("threads/{thread}/runs?limit={limit}");
         Ok(self.find(self.request(Method::GET, &path)).await?.unwrap_or_default())
     }
@@ -295,7 +295,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn cancel(&self, thread: Uuid, run: Uuid) -> Answer<bool> {
+    pub async fn cancel(&self, thread: Uuid, run: Uuid) -> PeerResult<bool> {
         let path = format!("threads/{thread}/runs/{run}/cancel?wait=false&action=interrupt");
         let response = self.send(self.request(Method::POST, &path).body("{}")).await?;
         match response.head().status() {
@@ -310,7 +310,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn state(&self, thread: Uuid) -> Answer<Option<PeerState>> {
+    pub async fn state(&self, thread: Uuid) -> PeerResult<Option<PeerState>> {
         self.find(self.request(Method::GET, &format!("threads/{thread}/state")))
             .await
     }
@@ -319,7 +319,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub(super) async fn listen(&self, thread: Uuid, run: Uuid, after: Option<&str>) -> Answer<PieceReader> {
+    pub(super) async fn listen(&self, thread: Uuid, run: Uuid, after: Option<&str>) -> PeerResult<PieceReader> {
         let after = after
             .and_then(|id| HeaderValue::from_str(id).ok())
             .unwrap_or(HeaderValue::from_static("-1"));
@@ -360,14 +360,14 @@ impl Peer {
         url
     }
 
-    async fn send(&self, request: RequestBuilder) -> Answer<PieceReader> {
+    async fn send(&self, request: RequestBuilder) -> PeerResult<PieceReader> {
         let request = request.header(USER_AGENT, concat!("adjutant/", env!("CARGO_PKG_VERSION")));
         PieceReader::open(request, self.answers.pieces)
             .await
             .map_err(PeerError::from)
     }
 
-    async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<T> {
+    async fn ask<T: DeserializeOwned>(&self, request: RequestBuilder) -> PeerResult<T> {
         let found = self.find(request).await?;
         found.ok_or_else(|| PeerError::Refused {
             status: 404,
@@ -376,7 +376,7 @@ impl Peer {
     }
 
     /// What the answer says; nothing when there is nothing of that kind.
-    async fn find<T: DeserializeOwned>(&self, request: RequestBuilder) -> Answer<Option<T>> {
+    async fn find<T: DeserializeOwned>(&self, request: RequestBuilder) -> PeerResult<Option<T>> {
         let response = self.send(request).await?;
         match response.head().status() {
             StatusCode::NOT_FOUND => Ok(None),
@@ -415,7 +415,7 @@ impl Peer {
 }
 
 /// Reads an answer of at most so many bytes.
-async fn read(mut response: PieceReader, longest: usize) -> Answer<Vec<u8>> {
+async fn read(mut response: PieceReader, longest: usize) -> PeerResult<Vec<u8>> {
     let is_ok = response.head().status().is_success();
     let mut body = Vec::new();
     while let Some(chunk) = response.next().await? {

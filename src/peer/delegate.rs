@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::answers::{PeerRun, PeerState};
 use super::client::{Peer, PeerError, Peers, RunOrder};
 use super::question::{self, is_asked};
-use super::workplace::{BACKOFF, NotBegun, Workplace, failure};
+use super::workplace::{BACKOFF, NotBegun, RemoteThread, failure};
 use crate::definition::AfterCrash;
 use crate::domain::backoff::spread;
 use crate::domain::foreign::{admit_answer, admit_update};
@@ -35,7 +35,7 @@ use crate::tool::{Halt, Runnable, Scope};
 mod stream;
 mod transcript;
 
-use stream::MessageStream;
+use stream::RemoteMessages;
 use transcript::{Transcript, transcript};
 
 /// The class of most errors.
@@ -83,7 +83,7 @@ impl Runnable for RemoteAgent {
         let order = state.messages.iter().rev().find(|message| message.is_human());
         let order = order.map(|message| message.content.text()).unwrap_or_default();
         let turn = Arc::new(RemoteTurn::new(self.clone(), scope));
-        let ended = turn.take(order, MessageStream::new(Arc::clone(&scope.program))).await;
+        let ended = turn.take(order, RemoteMessages::new(Arc::clone(&scope.program))).await;
         let result = match ended {
             Ok(TurnResult::Done(result)) => result,
             Ok(TurnResult::Questions(questions)) => return Err(Halt::Ask(questions)),
@@ -117,8 +117,8 @@ fn admitted(scope: &Scope, mut before: Update) -> Update {
 }
 
 /// Where a run from here has its work done.
-pub fn workplace(peer: Peer, run: RunId) -> Workplace {
-    Workplace {
+pub fn workplace(peer: Peer, run: RunId) -> RemoteThread {
+    RemoteThread {
         peer,
         thread: Uuid::new_v5(&run.0, b"thread"),
     }
@@ -138,7 +138,7 @@ struct RemoteTurn {
     scope: Scope,
     /// The run that has the work done; the same when it is run again after a crash.
     caller: RunId,
-    place: Workplace,
+    place: RemoteThread,
     /// What tells one turn from the next, and is the same when the turn is taken again after a crash.
     key: String,
     /// The run there, once it is known.
@@ -162,7 +162,7 @@ impl RemoteTurn {
     }
 
     /// Has the work done, or goes on waiting for it. Whoever stops waiting for good has it stopped there as well.
-    async fn take(self: Arc<Self>, order: String, mut stream: MessageStream) -> Result<TurnResult, Failure> {
+    async fn take(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
         let mut guard = CancelGuard {
             turn: Arc::clone(&self),
             is_due: None,
@@ -177,7 +177,7 @@ impl RemoteTurn {
         ended
     }
 
-    async fn work(&self, order: String, stream: &mut MessageStream) -> Result<TurnResult, Failure> {
+    async fn work(&self, order: String, stream: &mut RemoteMessages) -> Result<TurnResult, Failure> {
         let run = if self.scope.answers.is_empty() {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
@@ -208,7 +208,7 @@ impl RemoteTurn {
 
     /// Takes the answers there; returns the run that goes on with them. A question that is not asked there any more was
     /// settled there: then it is gone on with whatever came of that.
-    async fn answered(&self, stream: &mut MessageStream) -> Result<PeerRun, Failure> {
+    async fn answered(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
             let runs = self.patiently(|| self.place.runs()).await?;
@@ -241,7 +241,7 @@ impl RemoteTurn {
 
     /// What the work came to once nothing is at work there any more, and where the thread stands then. Somebody there may
     /// have gone on with what this run came to.
-    async fn outcome(&self, mut run: PeerRun, stream: &mut MessageStream) -> Result<(PeerRun, PeerState), Failure> {
+    async fn outcome(&self, mut run: PeerRun, stream: &mut RemoteMessages) -> Result<(PeerRun, PeerState), Failure> {
         loop {
             run = self.wait_for(run, stream).await?;
             let state = self.state().await?;
@@ -301,7 +301,7 @@ impl RemoteTurn {
     }
 
     /// Waits until the run is over. It is listened to if there is room, and else looked at now and then.
-    async fn wait_for(&self, mut run: PeerRun, stream: &mut MessageStream) -> Result<PeerRun, Failure> {
+    async fn wait_for(&self, mut run: PeerRun, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let peer = &self.agent.peer;
         let id = run.run_id;
         let before = self.run.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
@@ -328,7 +328,7 @@ impl RemoteTurn {
 
     /// Passes on what the run tells until it has nothing more to tell, or nothing arrives for too long: then it is looked
     /// whether the run is at work. False if nothing was heard at all.
-    async fn listen(&self, run: Uuid, stream: &mut MessageStream) -> Result<bool, Failure> {
+    async fn listen(&self, run: Uuid, stream: &mut RemoteMessages) -> Result<bool, Failure> {
         let Ok(mut response) = self
             .agent
             .peer

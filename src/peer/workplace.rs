@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use super::answers::{PeerInterrupt, PeerRun, PeerState, PeerThread};
-use super::client::{Answer, Peer, PeerError, RunOrder};
-use crate::domain::background::{LONGEST_RESULT, Sight, TaskStatus};
+use super::client::{Peer, PeerError, PeerResult, RunOrder};
+use crate::domain::background::{LONGEST_RESULT, TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::limits::Usage;
 use crate::domain::machine::END;
@@ -30,7 +30,7 @@ const LONGEST_ERROR: usize = 2_000;
 
 /// A thread of another server on which work from here is done. Its id was chosen here.
 #[derive(Clone)]
-pub struct Workplace {
+pub struct RemoteThread {
     /// The server.
     pub peer: Peer,
     /// The thread.
@@ -55,7 +55,7 @@ impl From<PeerError> for NotBegun {
     }
 }
 
-impl Workplace {
+impl RemoteThread {
     /// Makes the thread, unless it is there, and begins a run on it, unless one of this key was begun. What may pass is
     /// waited for, but not longer than `patience`.
     ///
@@ -110,7 +110,7 @@ impl Workplace {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn find(&self, key: &str) -> Answer<Option<PeerRun>> {
+    pub async fn find(&self, key: &str) -> PeerResult<Option<PeerRun>> {
         Ok(self.runs().await?.into_iter().find(|run| run.is_errand(key)))
     }
 
@@ -118,7 +118,7 @@ impl Workplace {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn runs(&self) -> Answer<Vec<PeerRun>> {
+    pub async fn runs(&self) -> PeerResult<Vec<PeerRun>> {
         self.peer.runs(self.thread, LOOKED_THROUGH).await
     }
 
@@ -126,7 +126,7 @@ impl Workplace {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn look(&self) -> Answer<Option<Sight>> {
+    pub async fn look(&self) -> PeerResult<Option<TaskSnapshot>> {
         let mut newest = self.newest().await?;
         for _ in 0..ATTEMPTS {
             let Some(run) = newest else { return Ok(None) };
@@ -134,14 +134,14 @@ impl Workplace {
             let seen = match run.status {
                 RunStatus::Pending | RunStatus::Running => return Ok(Some(seen)),
                 RunStatus::Interrupted => {
-                    return Ok(Some(Sight {
+                    return Ok(Some(TaskSnapshot {
                         used: self.used().await,
                         ..seen
                     }));
                 }
                 RunStatus::Error | RunStatus::Timeout => {
                     let thread = self.peer.thread(self.thread).await?;
-                    Sight {
+                    TaskSnapshot {
                         error: thread.and_then(|thread| failure(&thread)),
                         used: self.used().await,
                         ..seen
@@ -155,7 +155,7 @@ impl Workplace {
                 return Ok(Some(seen));
             }
         }
-        Ok(newest.map(|run| Sight::of(run.run_id.to_string(), TaskStatus::Running)))
+        Ok(newest.map(|run| TaskSnapshot::of(run.run_id.to_string(), TaskStatus::Running)))
     }
 
     /// What was used there by all that was done; none if that cannot be seen.
@@ -163,7 +163,7 @@ impl Workplace {
         used_by(&self.peer.state(self.thread).await.ok()??)
     }
 
-    pub(super) async fn newest(&self) -> Answer<Option<PeerRun>> {
+    pub(super) async fn newest(&self) -> PeerResult<Option<PeerRun>> {
         Ok(self.peer.runs(self.thread, 1).await?.into_iter().next())
     }
 
@@ -171,7 +171,7 @@ impl Workplace {
     ///
     /// # Errors
     /// See [`PeerError`]; it may have been stopped in part then.
-    pub async fn stop(&self) -> Answer<()> {
+    pub async fn stop(&self) -> PeerResult<()> {
         for run in self.runs().await?.into_iter().filter(|run| !run.status.is_final()) {
             self.peer.cancel(self.thread, run.run_id).await?;
         }
@@ -182,7 +182,7 @@ impl Workplace {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn give_up(&self, graph_id: &str, key: &str) -> Answer<()> {
+    pub async fn give_up(&self, graph_id: &str, key: &str) -> PeerResult<()> {
         let order = RunOrder {
             assistant_id: graph_id.to_owned(),
             command: Some(json!({"goto": END})),
@@ -197,9 +197,9 @@ impl Workplace {
     }
 
     /// Asks until there is an answer, for as long as there is patience.
-    pub(super) async fn patiently<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> Answer<T>
+    pub(super) async fn patiently<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> PeerResult<T>
     where
-        F: Future<Output = Answer<T>>,
+        F: Future<Output = PeerResult<T>>,
     {
         let since = Instant::now();
         let mut failures = 0;
@@ -232,22 +232,22 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
 }
 
 /// What a run that is done came to: a result, or questions.
-fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
+fn came_to(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     let Some(state) = state else {
         let error = "The thread of the task was deleted there.".to_owned();
-        return Sight {
+        return TaskSnapshot {
             status: TaskStatus::Error,
             error: Some(error),
             ..seen
         };
     };
-    let seen = Sight {
+    let seen = TaskSnapshot {
         used: used_by(&state),
         ..seen
     };
     let questions = state.questions();
     if !questions.is_empty() {
-        return Sight {
+        return TaskSnapshot {
             status: TaskStatus::Waiting,
             interrupts: kept_questions(questions),
             ..seen
@@ -279,7 +279,7 @@ fn came_to(seen: Sight, state: Option<PeerState>) -> Sight {
             json!({"type": "text", "text": "(What is no text is too large to be passed on; see it on its server.)"}),
         ];
     }
-    Sight { result, media, ..seen }
+    TaskSnapshot { result, media, ..seen }
 }
 
 /// What was used by all that was done on a thread, as far as its messages tell.
@@ -337,8 +337,8 @@ mod tests {
         serde_json::from_value(values).expect("a state")
     }
 
-    fn done() -> Sight {
-        Sight::of("r1", TaskStatus::Success)
+    fn done() -> TaskSnapshot {
+        TaskSnapshot::of("r1", TaskStatus::Success)
     }
 
     #[test]

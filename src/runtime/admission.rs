@@ -5,13 +5,13 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::ahead::Checked;
-use super::assistants::{self, Cast};
+use super::assistants::{self, ResolvedAssistant};
 use super::registry::Registry;
 use super::sweeper::{HELD, TEMPORARY};
-use super::{CancelAction, StartError, Target, Webhooks, Wish, background, log_lines, resume};
-use crate::agent::assemble::Known;
-use crate::agent::{Agent, ChildWish};
-use crate::db::events::PlacedFact;
+use super::{CancelAction, NewRun, StartError, Target, Webhooks, background, log_lines, resume};
+use crate::agent::assemble::RegisteredAgent;
+use crate::agent::{Agent, NewChildRun};
+use crate::db::events::NewEvent;
 use crate::db::runs::InFlight;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
@@ -24,7 +24,7 @@ use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase};
-use crate::domain::run::{Assigned, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl};
 use crate::domain::time::Timestamp;
@@ -49,7 +49,7 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
 }
 
 /// Who there is to run, and who tells others that they have.
-pub(super) struct House {
+pub(super) struct AdmissionDeps {
     pub(super) registry: Arc<Registry>,
     pub(super) webhooks: Arc<Webhooks>,
     /// How large the files may be that a request brings.
@@ -60,7 +60,7 @@ pub(super) struct House {
 
 /// What does not depend on the wish.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Occasion {
+pub(super) struct AdmissionContext {
     /// Who may take the run at once.
     pub(super) worker: Option<WorkerId>,
     /// When it is.
@@ -76,9 +76,9 @@ pub(super) struct Occasion {
 /// Admits a run of the main agent; writes it, and what its answers change, or nothing.
 pub(super) async fn start(
     tx: &mut Tx<'_>,
-    wish: &Wish,
-    house: &House,
-    occasion: Occasion,
+    wish: &NewRun,
+    house: &AdmissionDeps,
+    occasion: AdmissionContext,
 ) -> DbResult<Result<Admitted, StartError>> {
     start_as(tx, RunId::mint(), wish, house, occasion).await
 }
@@ -87,15 +87,15 @@ pub(super) async fn start(
 pub(super) async fn start_as(
     tx: &mut Tx<'_>,
     id: RunId,
-    wish: &Wish,
-    house: &House,
-    Occasion {
+    wish: &NewRun,
+    house: &AdmissionDeps,
+    AdmissionContext {
         worker,
         now,
         ttl,
         most_waiting,
         number,
-    }: Occasion,
+    }: AdmissionContext,
 ) -> DbResult<Result<Admitted, StartError>> {
     let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
         Ok(cast) => cast,
@@ -150,7 +150,7 @@ pub(super) async fn start_as(
     }
     db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
     if !claimed {
-        db::rings::ring(tx, db::Ring::Queue).await?;
+        db::rings::ring(tx, db::Notification::Queue).await?;
     }
     enter_thread(tx, &thread, &run, &cast.known, now).await?;
     Ok(Ok(Admitted {
@@ -161,7 +161,7 @@ pub(super) async fn start_as(
 }
 
 /// Why a run may not even wait on its thread, if it may not.
-fn no_room(wish: &Wish, in_flight: InFlight, most_waiting: u64) -> Option<StartError> {
+fn no_room(wish: &NewRun, in_flight: InFlight, most_waiting: u64) -> Option<StartError> {
     match wish.request.multitask {
         Multitask::Reject if !in_flight.is_none() => Some(StartError::Busy),
         Multitask::Enqueue if wish.resume.is_none() && in_flight.waiting >= most_waiting => {
@@ -172,7 +172,7 @@ fn no_room(wish: &Wish, in_flight: InFlight, most_waiting: u64) -> Option<StartE
 }
 
 /// What a run that brings its own thread cannot ask for, since there is nothing on that thread yet.
-pub(super) fn check_stateless(wish: &Wish) -> Result<(), StartError> {
+pub(super) fn check_stateless(wish: &NewRun) -> Result<(), StartError> {
     match (&wish.resume, wish.request.checkpoint) {
         (Some(_), _) => Err(StartError::ResumeNeedsThread),
         (None, Some(checkpoint)) => Err(StartError::NoCheckpoint(checkpoint)),
@@ -213,7 +213,7 @@ async fn displace(
 /// The thread of a wish, and whether it is still to be made.
 async fn find_thread(
     tx: &mut Tx<'_>,
-    wish: &Wish,
+    wish: &NewRun,
     ttl: Option<Ttl>,
     now: Timestamp,
 ) -> DbResult<Result<(Thread, bool), StartError>> {
@@ -239,7 +239,7 @@ async fn find_thread(
 
 /// The settings of the run: the wish's own, and the assistant's where it says nothing. An answer goes on with the context
 /// of the thread's last run, where it brings none.
-pub(super) fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings {
+pub(super) fn settings(wish: &NewRun, cast: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &wish.request;
     let assistant = &cast.assistant.settings;
     match thread.config.get("configurable") {
@@ -253,12 +253,18 @@ pub(super) fn settings(wish: &Wish, cast: &Cast, thread: &Thread) -> RunSettings
 }
 
 /// Whether a wish goes on with what waits.
-fn goes_on(wish: &Wish) -> bool {
+fn goes_on(wish: &NewRun) -> bool {
     wish.resume.is_some() || wish.request.command.as_ref().is_some_and(Command::goes_on)
 }
 
 /// The run that is wished for, on this thread and with these settings.
-fn lay_out(id: RunId, wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSettings), now: Timestamp) -> Run {
+fn lay_out(
+    id: RunId,
+    wish: &NewRun,
+    cast: &ResolvedAssistant,
+    (thread, run): (&Thread, RunSettings),
+    now: Timestamp,
+) -> Run {
     let Assistant {
         id: assistant,
         version,
@@ -280,7 +286,7 @@ fn lay_out(id: RunId, wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSett
         temporary: wish.target == Target::Stateless { keep: false },
         config,
         context,
-        agent: Some(Assigned {
+        agent: Some(AssignedAgent {
             graph_id: settings.graph_id.clone(),
             version: *version,
             definition: Some(cast.known.digest.clone()),
@@ -306,8 +312,8 @@ fn lay_out(id: RunId, wish: &Wish, cast: &Cast, (thread, run): (&Thread, RunSett
 /// Answers the thread's open questions with the wish, or drops them for it, or refuses it.
 async fn settle_questions(
     tx: &mut Tx<'_>,
-    wish: &Wish,
-    known: &Known,
+    wish: &NewRun,
+    known: &RegisteredAgent,
     run: &mut Run,
     in_flight: InFlight,
 ) -> DbResult<Result<(), StartError>> {
@@ -337,7 +343,13 @@ async fn settle_questions(
     Ok(Ok(()))
 }
 
-async fn enter_thread(tx: &mut Tx<'_>, thread: &Thread, run: &Run, known: &Known, now: Timestamp) -> DbResult<()> {
+async fn enter_thread(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    run: &Run,
+    known: &RegisteredAgent,
+    now: Timestamp,
+) -> DbResult<()> {
     let mut config = serde_json::Map::new();
     for key in ["configurable", "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
@@ -372,7 +384,7 @@ pub(super) async fn leave_thread(
     error: Option<Failure>,
     now: Timestamp,
 ) -> DbResult<()> {
-    let left = db::threads::Left {
+    let left = db::threads::ThreadAfterRun {
         run: run.id,
         status,
         error,
@@ -385,7 +397,7 @@ pub(super) async fn leave_thread(
 pub(super) async fn child(
     tx: &mut Tx<'_>,
     (root, registry): (&Run, &Registry),
-    wish: &ChildWish,
+    wish: &NewChildRun,
     now: Timestamp,
 ) -> DbResult<Result<Run, String>> {
     if let Some(run) = db::runs::get_by_id(tx, wish.id).await? {
@@ -406,7 +418,7 @@ pub(super) async fn child(
                 }
                 let graph_id = graph_id.clone();
                 let definition = Some(known.digest.clone());
-                Some(Assigned {
+                Some(AssignedAgent {
                     graph_id,
                     version: 1,
                     definition,
@@ -495,7 +507,7 @@ pub(super) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Tim
     let fact = &Fact::Undone;
     db::events::insert(
         tx,
-        &[PlacedFact {
+        &[NewEvent {
             thread,
             seq,
             run: run.id,
@@ -533,7 +545,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
 
 /// Checks a wish that is to be granted later, and more than once, as far as can be told ahead, unless that was done before
 /// the write.
-pub(super) fn check_ahead(wish: &Wish, cast: &Cast, house: &House) -> Result<(), Invalid> {
+pub(super) fn check_ahead(wish: &NewRun, cast: &ResolvedAssistant, house: &AdmissionDeps) -> Result<(), Invalid> {
     let known = &cast.known;
     if !house.has_checked(0, &known.digest) {
         check(wish, &known.agent, house.sizes)?;
@@ -551,7 +563,7 @@ pub(super) fn check_ahead(wish: &Wish, cast: &Cast, house: &House) -> Result<(),
 }
 
 /// Checks what a wish brings, as far as the agent alone tells.
-pub(super) fn check(wish: &Wish, agent: &Agent, sizes: SizeLimits) -> Result<(), Invalid> {
+pub(super) fn check(wish: &NewRun, agent: &Agent, sizes: SizeLimits) -> Result<(), Invalid> {
     if let Some(input) = &wish.request.input {
         let input = read_input(input)?;
         sizes.check_files(&input)?;

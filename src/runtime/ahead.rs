@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::admission::{self, House};
+use super::admission::{self, AdmissionDeps};
 use super::registry::Registry;
-use super::{AssistantRef, Runs, StartError, StateWrite, StateWriteError, Wish, assistants};
-use crate::agent::assemble::Known;
+use super::{AssistantRef, NewRun, Runs, StartError, StateWrite, StateWriteError, assistants};
+use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::Digest;
 use crate::domain::Invalid;
@@ -34,7 +34,7 @@ pub(super) struct Checked {
     context: Map<String, Value>,
 }
 
-impl House {
+impl AdmissionDeps {
     /// Whether the input of a request was checked by this definition.
     pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
         self.checked
@@ -56,7 +56,7 @@ impl Runs {
     ///
     /// # Errors
     /// What does not fit, with the number of its request.
-    pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<Wish>>) -> Result<House, (usize, StartError)> {
+    pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<NewRun>>) -> Result<AdmissionDeps, (usize, StartError)> {
         let mut house = self.0.house();
         for number in (0..wishes.len()).filter(|number| self.may_take_long(&wishes[*number])) {
             let all = Arc::clone(wishes);
@@ -97,9 +97,9 @@ impl Runs {
 
     /// Whether the check of a request may take long: it brings much, or the assistant may have much stored that is checked
     /// with each of its runs.
-    fn may_take_long(&self, wish: &Wish) -> bool {
+    fn may_take_long(&self, wish: &NewRun) -> bool {
         let agents = self.0.registry.agents();
-        let has_schema = |known: &Arc<Known>| known.agent.context().is_some();
+        let has_schema = |known: &Arc<RegisteredAgent>| known.agent.context().is_some();
         let is_checked = match &wish.assistant {
             AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_schema),
             // Which agent it has is not known without a look at it.
@@ -163,7 +163,7 @@ pub(super) struct CheckedWrite {
 }
 
 /// Whether a request brings so much that checking it may take long.
-fn is_large(wish: &Wish) -> bool {
+fn is_large(wish: &NewRun) -> bool {
     let update = wish
         .request
         .command
@@ -180,10 +180,10 @@ fn size_of(context: &Map<String, Value>) -> usize {
 /// The agent that would run, and the context that it would have.
 async fn who_checks(
     tx: &mut Tx<'_>,
-    wish: &Wish,
+    wish: &NewRun,
     registry: &Registry,
     now: Timestamp,
-) -> DbResult<Option<(Arc<Known>, Map<String, Value>)>> {
+) -> DbResult<Option<(Arc<RegisteredAgent>, Map<String, Value>)>> {
     let Ok(mut cast) = assistants::cast(tx, &registry.agents(), &wish.assistant).await? else {
         return Ok(None);
     };

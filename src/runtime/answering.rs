@@ -2,17 +2,17 @@
 
 use serde_json::Value;
 
-use super::{AssistantRef, Runs, StartError, Target, Wish, resume};
-use crate::db::interrupts::{Asked, AskedStatus};
+use super::{AssistantRef, NewRun, Runs, StartError, Target, resume};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, ThreadId};
-use crate::domain::idempotency::{Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once};
 use crate::domain::run::Run;
 
 /// An answer to one question.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reply {
+pub struct InterruptReply {
     /// The question.
     pub interrupt: String,
     /// Where the one who answers saw it asked, when that is to be checked: the namespace as clients write it.
@@ -61,7 +61,12 @@ impl Runs {
     ///
     /// # Errors
     /// See [`RespondError`]; nothing is stored then.
-    pub async fn respond(&self, thread: ThreadId, wish: Wish, replies: &[Reply]) -> Result<Run, RespondError> {
+    pub async fn respond(
+        &self,
+        thread: ThreadId,
+        wish: NewRun,
+        replies: &[InterruptReply],
+    ) -> Result<Run, RespondError> {
         let assistant = self.assistant_of(thread).await?.ok_or(RespondError::NoRun)?;
         for reply in replies {
             if !self.waits(thread, reply).await? {
@@ -75,7 +80,7 @@ impl Runs {
         let assistant = AssistantRef::Id(assistant);
         let resume = Some(Value::Object(answers));
         match self
-            .start(Wish {
+            .start(NewRun {
                 assistant,
                 resume,
                 target: Target::Thread(thread),
@@ -93,13 +98,13 @@ impl Runs {
     }
 
     /// Whether the question of a reply waits for an answer, and was asked where the reply says.
-    async fn waits(&self, thread: ThreadId, reply: &Reply) -> DbResult<bool> {
+    async fn waits(&self, thread: ThreadId, reply: &InterruptReply) -> DbResult<bool> {
         let id = InterruptId(reply.interrupt.clone());
         let place = reply.namespace.clone();
         let read = self.0.db.read(move |tx| {
             Box::pin(async move {
                 let asked = db::interrupts::find(tx, thread, &id).await?;
-                let Some(asked) = asked.filter(|asked| asked.status == AskedStatus::Pending) else {
+                let Some(asked) = asked.filter(|asked| asked.status == InterruptState::Pending) else {
                     return Ok(false);
                 };
                 let Some(place) = place else { return Ok(true) };
@@ -121,7 +126,11 @@ impl Runs {
     ///
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
-    pub async fn start_or_answer(&self, mut wish: Wish, key: Option<Key>) -> Result<Once<Run>, StartError> {
+    pub async fn start_or_answer(
+        &self,
+        mut wish: NewRun,
+        key: Option<IdempotencyKey>,
+    ) -> Result<Once<Run>, StartError> {
         if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) = (&wish.target, &wish.request.input)
         {
             let thread = *thread;
@@ -142,7 +151,7 @@ impl Runs {
 }
 
 /// Whether input is rather something new to say than the answer to what waits.
-fn is_message(open: &[Asked], input: &Value) -> bool {
+fn is_message(open: &[InterruptRecord], input: &Value) -> bool {
     let answers = match open {
         [only] => only.interrupt.question.check(input).is_ok(),
         _ => false,

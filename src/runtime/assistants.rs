@@ -5,24 +5,24 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::{AssistantError, AssistantRef, Runs, StartError};
-use crate::agent::assemble::{Agents, Known};
-use crate::db::threads::{ThreadSearch, ThreadSort};
+use crate::agent::assemble::{Agents, RegisteredAgent};
+use crate::db::threads::{ThreadOrder, ThreadQuery};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
-use crate::domain::assistant::{Assistant, Change, Settings};
-use crate::domain::filter::Filter;
+use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
+use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::{AssistantId, ThreadId};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::time::Timestamp;
 
 /// How many threads are looked up at once to be deleted.
 const THREADS: i64 = 100;
 
 /// Who runs: the assistant as it stands now, and the agent behind it.
-pub(super) struct Cast {
+pub(super) struct ResolvedAssistant {
     pub(super) assistant: Assistant,
-    pub(super) known: Arc<Known>,
+    pub(super) known: Arc<RegisteredAgent>,
 }
 
 /// Finds out who is asked.
@@ -30,7 +30,7 @@ pub(super) async fn cast(
     tx: &mut Tx<'_>,
     agents: &Agents,
     wanted: &AssistantRef,
-) -> DbResult<Result<Cast, StartError>> {
+) -> DbResult<Result<ResolvedAssistant, StartError>> {
     let id = match wanted {
         AssistantRef::Id(id) => *id,
         AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
@@ -42,7 +42,7 @@ pub(super) async fn cast(
         return Ok(Err(StartError::NoAssistant(id.to_string())));
     };
     match agents.of_graph(&assistant.settings.graph_id) {
-        Some(known) => Ok(Ok(Cast {
+        Some(known) => Ok(Ok(ResolvedAssistant {
             known: Arc::clone(known),
             assistant,
         })),
@@ -100,13 +100,13 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
 /// Up to `limit` threads on which this assistant worked last.
 async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
     let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
-    let metadata = Filter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
-    let wanted = ThreadSearch {
+    let metadata = MetadataFilter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
+    let wanted = ThreadQuery {
         metadata,
-        sort: ThreadSort::Id,
+        sort: ThreadOrder::Id,
         ascending: true,
         limit,
-        ..ThreadSearch::default()
+        ..ThreadQuery::default()
     };
     Ok(threads::search(tx, &wanted)
         .await?
@@ -125,9 +125,9 @@ impl Runs {
     pub async fn make_assistant(
         &self,
         id: AssistantId,
-        settings: Settings,
+        settings: AssistantSettings,
         or_take_it: bool,
-        (key, shown): (Option<Key>, fn(&Assistant) -> Kept),
+        (key, shown): (Option<IdempotencyKey>, fn(&Assistant) -> StoredResponse),
     ) -> Result<Once<Assistant>, AssistantError> {
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
@@ -154,7 +154,11 @@ impl Runs {
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
-    pub async fn change_assistant(&self, id: AssistantId, change: Change) -> Result<Assistant, AssistantError> {
+    pub async fn change_assistant(
+        &self,
+        id: AssistantId,
+        change: AssistantChange,
+    ) -> Result<Assistant, AssistantError> {
         if let Some(graph_id) = &change.graph_id {
             self.graph_is_known(graph_id)?;
         }
@@ -275,8 +279,8 @@ impl Runs {
     }
 
     /// The assistants that the definitions have by themselves.
-    pub fn assistants(&self) -> Vec<AssistantCard> {
-        let card = |known: &Arc<Known>| AssistantCard {
+    pub fn assistants(&self) -> Vec<DefaultAssistant> {
+        let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
             graph_id: known.graph_id.clone(),
             name: known.agent.name.clone(),
@@ -315,7 +319,7 @@ impl Runs {
 
 /// An assistant that a definition has by itself.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AssistantCard {
+pub struct DefaultAssistant {
     /// Its id, the same after every restart.
     pub id: AssistantId,
     /// The definition.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::admission::{House, Occasion};
-use super::desk::Desk;
-use super::giving_up::{self, Teller};
+use super::admission::{AdmissionContext, AdmissionDeps};
+use super::desk::RunContext;
+use super::giving_up::{self, CallerNotice};
 use super::worker::Worker;
 use super::{CancelError, Runs, Webhooks, admission, log_lines};
 use crate::db::{self, DbResult, Tx};
@@ -65,9 +65,9 @@ impl Runs {
                 Err(refusal) => return Ok(Err(refusal)),
             };
             match teller {
-                Some(Teller::Started(admitted)) => drop(runs.take_up(*admitted, permit)),
-                Some(Teller::AtWork(hears)) => drop(runs.0.parked.stop(hears)),
-                Some(Teller::Next) => {}
+                Some(CallerNotice::Started(admitted)) => drop(runs.take_up(*admitted, permit)),
+                Some(CallerNotice::AtWork(hears)) => drop(runs.0.parked.stop(hears)),
+                Some(CallerNotice::Next) => {}
                 None => drop(runs.0.stop(run, action)),
             }
             runs.0.bell.notify_one();
@@ -142,7 +142,7 @@ impl Runs {
 
 impl Worker {
     /// Undoes what a run did.
-    pub(super) async fn roll_back(&self, desk: &Arc<Desk>) -> DbResult<()> {
+    pub(super) async fn roll_back(&self, desk: &Arc<RunContext>) -> DbResult<()> {
         self.metrics
             .work()
             .run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
@@ -181,8 +181,8 @@ async fn tell(
     run: &Run,
     action: CancelAction,
     (webhooks, now): (&Webhooks, Timestamp),
-    (house, occasion): (&House, Occasion),
-) -> DbResult<Result<Option<Teller>, CancelError>> {
+    (house, occasion): (&AdmissionDeps, AdmissionContext),
+) -> DbResult<Result<Option<CallerNotice>, CancelError>> {
     let is_child = run.lineage.depth > 0;
     match run.status {
         RunStatus::Pending => {

@@ -13,19 +13,19 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::admission::{self, House};
-use super::{AssistantRef, CronError, Runs, StartError, Target, Wish, assistants};
+use super::admission::{self, AdmissionDeps};
+use super::{AssistantRef, CronError, NewRun, Runs, StartError, Target, assistants};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{AssistantId, CronId, ThreadId};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
 /// A wish for a cron, checked for shape but not yet for sense.
 #[derive(Debug, Clone)]
-pub struct CronWish {
+pub struct NewCron {
     /// Where its runs shall run; none gives every run a thread of its own.
     pub thread: Option<ThreadId>,
     /// Who shall run.
@@ -46,7 +46,7 @@ pub struct CronWish {
     pub payload: Map<String, Value>,
 }
 
-impl CronWish {
+impl NewCron {
     /// The cron that is wished for. It has no due time yet.
     fn into_cron(self, id: CronId, assistant: AssistantId, now: Timestamp) -> Cron {
         let Self {
@@ -99,11 +99,11 @@ fn open<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<Strin
 }
 
 /// What one due time asks for.
-pub(super) fn wish_of(cron: &Cron) -> Wish {
+pub(super) fn wish_of(cron: &Cron) -> NewRun {
     let keep = cron.keep_threads;
     let mut metadata = cron.metadata.clone();
     metadata.insert("cron_id".to_owned(), json!(cron.id));
-    Wish {
+    NewRun {
         target: cron.thread.map_or(Target::Stateless { keep }, Target::Thread),
         assistant: AssistantRef::Id(cron.assistant),
         request: cron.request.clone(),
@@ -115,7 +115,7 @@ pub(super) fn wish_of(cron: &Cron) -> Wish {
 
 /// What the run of a cron is admitted with.
 pub(super) struct RunAhead {
-    pub(super) house: House,
+    pub(super) house: AdmissionDeps,
     /// The thread of the cron.
     pub(super) thread: Option<ThreadId>,
     /// The request that was checked.
@@ -127,8 +127,8 @@ pub(super) struct RunAhead {
 /// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
 async fn lay_out(
     tx: &mut Tx<'_>,
-    wish: CronWish,
-    house: &House,
+    wish: NewCron,
+    house: &AdmissionDeps,
     (id, now): (CronId, Timestamp),
 ) -> DbResult<Result<Cron, CronError>> {
     let cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
@@ -153,9 +153,9 @@ impl Runs {
     /// See [`CronError`]; nothing is stored then.
     pub async fn create_cron(
         &self,
-        wish: CronWish,
-        key: Option<Key>,
-        shown: fn(&Cron) -> Kept,
+        wish: NewCron,
+        key: Option<IdempotencyKey>,
+        shown: fn(&Cron) -> StoredResponse,
     ) -> Result<Once<Cron>, CronError> {
         let id = CronId::mint();
         let now = self.0.clock.now();
@@ -187,7 +187,7 @@ impl Runs {
     ///
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
-    pub async fn update_cron(&self, old: Cron, wish: CronWish) -> Result<Cron, CronError> {
+    pub async fn update_cron(&self, old: Cron, wish: NewCron) -> Result<Cron, CronError> {
         let now = self.0.clock.now();
         let house = self.cron_ahead(&wish, old.id, now).await?;
         self.0
@@ -224,11 +224,11 @@ impl Runs {
     }
 
     /// What a cron is made with, after those parts of the wish were checked whose check takes long.
-    async fn cron_ahead(&self, wish: &CronWish, id: CronId, now: Timestamp) -> Result<House, CronError> {
+    async fn cron_ahead(&self, wish: &NewCron, id: CronId, now: Timestamp) -> Result<AdmissionDeps, CronError> {
         self.0.webhooks.check(&wish.request)?;
         // Which assistant is meant is found out by whoever looks at the wish.
         let cron = wish.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
-        let ahead = Wish {
+        let ahead = NewRun {
             assistant: wish.assistant.clone(),
             ..wish_of(&cron)
         };

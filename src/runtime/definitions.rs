@@ -9,10 +9,10 @@ use super::assistants;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
 use super::{OpenError, Runs};
 use crate::db::{self, DbResult, Tx};
-use crate::definition::check::{Surroundings, check_agent};
+use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
-    AgentDefinition, ClientRules, DefinitionVersion, FieldPath, Finding, Judgement, MOST_AGENTS, Provenance, Remark,
-    Severity, VERSIONS_KEPT, judge,
+    AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
+    StoredDiagnostic, VERSIONS_KEPT, Validated, judge,
 };
 use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
@@ -49,7 +49,7 @@ pub enum DefinitionError {
     TooMany,
     /// The definition cannot be used, for these reasons.
     #[error("the definition cannot be used")]
-    Unusable(Vec<Remark>),
+    Unusable(Vec<StoredDiagnostic>),
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),
@@ -225,10 +225,10 @@ impl Runs {
     pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
         let registry = &self.0.registry;
         registry.are_clients_allowed()?;
-        let Judgement { definition, findings } = self.judge_agent(graph_id, body);
+        let Validated { definition, findings } = self.judge_agent(graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(
-                findings.into_iter().map(Remark::from).collect(),
+                findings.into_iter().map(StoredDiagnostic::from).collect(),
             ));
         };
         let mut sources = registry.sources.lock().await;
@@ -237,7 +237,7 @@ impl Runs {
             .workshop
             .known(graph_id, &definition, &Provenance::Client)
             .map_err(|error| {
-                let finding = Finding::error(FieldPath::default(), error.to_string());
+                let finding = Diagnostic::error(FieldPath::default(), error.to_string());
                 DefinitionError::Unusable(vec![finding.into()])
             })?;
         let brought = Brought {
@@ -299,11 +299,11 @@ impl Runs {
     }
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
-    pub fn judge_agent(&self, graph_id: &str, body: Value) -> Judgement {
+    pub fn judge_agent(&self, graph_id: &str, body: Value) -> Validated {
         let mut judgement = judge(graph_id, body, &self.0.registry.around());
         let peers = &self.0.registry.workshop.peers;
         let webhooks = &self.0.webhooks;
-        let mut forbidden: Vec<Finding> = vec![];
+        let mut forbidden: Vec<Diagnostic> = vec![];
         let subagents = judgement
             .definition
             .iter()
@@ -317,7 +317,7 @@ impl Runs {
                 .and_then(|url| webhooks.check_address(url).err());
             for (field, invalid, section) in [("url", url, "peers"), ("webhook", webhook, "webhooks")] {
                 let message = |why: Invalid| format!("{}; the section `[{section}]` can allow it", why.reason);
-                forbidden.extend(invalid.map(|why| Finding::error(place.then(field), message(why))));
+                forbidden.extend(invalid.map(|why| Diagnostic::error(place.then(field), message(why))));
             }
         }
         if !forbidden.is_empty() {
@@ -393,7 +393,7 @@ impl Runs {
     }
 
     /// Keeps to the former definitions of files, and says why.
-    pub async fn refuse_files(&self, reasons: Vec<(Option<String>, Remark)>) {
+    pub async fn refuse_files(&self, reasons: Vec<(Option<String>, StoredDiagnostic)>) {
         let registry = &self.0.registry;
         for (_, reason) in reasons.iter().filter(|(_, reason)| reason.severity == Severity::Error) {
             tracing::error!(%reason, "a change of the definitions is not taken over; the former ones stay in use");
@@ -404,7 +404,7 @@ impl Runs {
     }
 
     /// Why an agent of a file cannot run on this server as it began.
-    fn misfits(&self, agent: &super::FileAgent, around: &Surroundings) -> Vec<(Option<String>, Remark)> {
+    fn misfits(&self, agent: &super::FileAgent, around: &ValidationContext) -> Vec<(Option<String>, StoredDiagnostic)> {
         let registry = &self.0.registry;
         let found = check_agent(&agent.graph_id, &agent.definition, around);
         let provenance = Provenance::File(agent.place.clone());
@@ -412,7 +412,7 @@ impl Runs {
             .workshop
             .known(&agent.graph_id, &agent.definition, &provenance)
             .err();
-        let unmade = made.map(|error| Finding::error(FieldPath::default(), error.to_string()));
+        let unmade = made.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));
         let mistakes = found
             .into_iter()
             .filter(|finding| finding.severity == Severity::Error)
@@ -422,10 +422,10 @@ impl Runs {
                 "{} (tools and providers are those with which the server began)",
                 finding.message
             );
-            let remark = Remark {
+            let remark = StoredDiagnostic {
                 file: Some(agent.place.clone()),
                 message,
-                ..Remark::from(finding)
+                ..StoredDiagnostic::from(finding)
             };
             (Some(agent.graph_id.clone()), remark)
         });
@@ -434,10 +434,10 @@ impl Runs {
 }
 
 /// Why no agent of a file may have a server.
-fn misfit(invalid: Invalid) -> Remark {
-    Remark {
+fn misfit(invalid: Invalid) -> StoredDiagnostic {
+    StoredDiagnostic {
         field: invalid.field,
-        ..Finding::error(FieldPath::default(), invalid.reason).into()
+        ..Diagnostic::error(FieldPath::default(), invalid.reason).into()
     }
 }
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::Webhooks;
 use super::children::Children;
-use super::ledger::Ledger;
+use super::ledger::BudgetLedger;
 use super::registry::Registry;
-use super::turns::Turns;
-use crate::agent::Stop;
+use super::turns::CommitOrder;
+use crate::agent::ExitReason;
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::machine::Failure;
@@ -18,7 +18,7 @@ use crate::events::ThreadLog;
 use crate::metrics::Metrics;
 
 /// What all journals of one run of the main agent share.
-pub(super) struct Desk {
+pub(super) struct RunContext {
     pub(super) db: Db,
     pub(super) log: Arc<ThreadLog>,
     pub(super) metrics: Metrics,
@@ -36,34 +36,34 @@ pub(super) struct Desk {
     /// Which agents there are.
     pub(super) registry: Arc<Registry>,
     /// In which order commits are stored.
-    pub(super) turns: Turns,
+    pub(super) turns: CommitOrder,
     /// Where the subagents at work are noted.
     pub(super) children: Arc<Children>,
     /// Where it is noted who waits to hear of subagents that wait.
     pub(super) parked: Arc<Children>,
     /// Where it is written down what the run uses together with runs on other threads, if it does.
-    pub(super) ledger: OnceLock<Arc<Ledger>>,
+    pub(super) ledger: OnceLock<Arc<BudgetLedger>>,
     /// How long the run and all below it may be at work.
     pub(super) longest: Duration,
 }
 
-impl Desk {
+impl RunContext {
     pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
-        db::runs::check_fence(tx, self.holder(), db::runs::Trace::at(now)).await
+        db::runs::check_fence(tx, self.holder(), db::runs::RunRowUpdate::at(now)).await
     }
 
-    pub(super) fn holder(&self) -> db::runs::Holder {
+    pub(super) fn holder(&self) -> db::runs::LeaseHolder {
         (self.run.id, self.worker, self.fence)
     }
 }
 
 /// What a failing database means for a loop. The words go to the log; clients get a class.
-pub(super) fn fault(run: RunId, error: &DbError) -> Stop {
+pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
     tracing::error!(%run, %error, "the database failed under a run");
     if error.is_transient() || matches!(error, DbError::Closed) {
-        return Stop::Away;
+        return ExitReason::Away;
     }
-    Stop::Fault(Failure::new(
+    ExitReason::Fault(Failure::new(
         "StorageError",
         "The server could not store the run's progress. Its log has the cause under the id of the run.",
     ))

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
-use super::admission::{self, Admitted, House, Occasion};
-use super::desk::Desk;
-use super::{AssistantRef, CancelAction, CancelError, Target, Wish, resume};
-use crate::db::interrupts::AskedStatus;
-use crate::db::{self, DbResult, Ring, Tx, rings};
+use super::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
+use super::desk::RunContext;
+use super::{AssistantRef, CancelAction, CancelError, NewRun, Target, resume};
+use crate::db::interrupts::InterruptState;
+use crate::db::{self, DbResult, Notification, Tx, rings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::machine::Failure;
@@ -22,7 +22,7 @@ use crate::domain::size::SizeLimits;
 use crate::domain::time::Timestamp;
 
 /// Who tells the caller.
-pub(super) enum Teller {
+pub(super) enum CallerNotice {
     /// The run at work, which hears of it under the name of this subagent: the one given up, or one above it that waits, too.
     AtWork(RunId),
     /// A run that was started for it.
@@ -36,8 +36,8 @@ pub(super) async fn give_up(
     tx: &mut Tx<'_>,
     child: &Run,
     action: CancelAction,
-    (house, occasion): (&House, Occasion),
-) -> DbResult<Result<Teller, CancelError>> {
+    (house, occasion): (&AdmissionDeps, AdmissionContext),
+) -> DbResult<Result<CallerNotice, CancelError>> {
     let thread = child.thread;
     let now = occasion.now;
     db::threads::lock(tx, thread).await?;
@@ -46,7 +46,7 @@ pub(super) async fn give_up(
         .into_iter()
         .map(Lane::Child)
         .collect();
-    let open = db::interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+    let open = db::interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
     if !open.iter().any(|asked| lanes.contains(&asked.lane)) {
         return Ok(Err(CancelError::Over));
     }
@@ -67,23 +67,23 @@ pub(super) async fn give_up(
     let (teller, by) = match (&at_work, newest.filter(|_| waits)) {
         (Some(run), _) => {
             let wakes = clear_way_below(tx, thread, child.id, run.id).await?;
-            rings::ring(tx, Ring::Cancel(wakes)).await?;
-            (Teller::AtWork(wakes), run.id)
+            rings::ring(tx, Notification::Cancel(wakes)).await?;
+            (CallerNotice::AtWork(wakes), run.id)
         }
         (None, Some(newest)) => match start(tx, (thread, newest.assistant), &[child.id], (house, occasion)).await? {
             Some(admitted) => {
                 let by = admitted.run.id;
-                (Teller::Started(Box::new(admitted)), by)
+                (CallerNotice::Started(Box::new(admitted)), by)
             }
-            None => (Teller::Next, newest.id),
+            None => (CallerNotice::Next, newest.id),
         },
-        (None, None) => (Teller::Next, child.lineage.root),
+        (None, None) => (CallerNotice::Next, child.lineage.root),
     };
     let cancelled = Failure::cancelled();
     db::runs::set_child_status(tx, child.id, (RunStatus::Interrupted, Some(&cancelled)), by, now).await?;
     db::runs::give_up(tx, child.id).await?;
     db::interrupts::abandon(tx, thread, Some(&lanes), by, now).await?;
-    if let Teller::Started(_) = teller {
+    if let CallerNotice::Started(_) = teller {
         db::interrupts::goes_on_by(tx, thread, &lanes, by).await?;
     }
     Ok(Ok(teller))
@@ -94,7 +94,7 @@ async fn start(
     tx: &mut Tx<'_>,
     (thread, assistant): (ThreadId, AssistantId),
     children: &[RunId],
-    (house, occasion): (&House, Occasion),
+    (house, occasion): (&AdmissionDeps, AdmissionContext),
 ) -> DbResult<Option<Admitted>> {
     let command = Command {
         given_up: children.to_vec(),
@@ -109,7 +109,7 @@ async fn start(
     let metadata = Map::from_iter([("cancelled_run_ids".to_owned(), json!(children))]);
     let target = Target::Thread(thread);
     let assistant = AssistantRef::Id(assistant);
-    let wish = Wish {
+    let wish = NewRun {
         target,
         assistant,
         request,
@@ -128,7 +128,7 @@ async fn start(
 }
 
 /// After a run of the main agent ended by waiting: starts one more if subagents were given up of which it has not heard.
-pub(super) async fn follow(tx: &mut Tx<'_>, desk: &Desk, at: Timestamp) -> DbResult<()> {
+pub(super) async fn follow(tx: &mut Tx<'_>, desk: &RunContext, at: Timestamp) -> DbResult<()> {
     let run = &desk.run;
     let children = untold(tx, run.thread).await?;
     if children.is_empty() {
@@ -136,13 +136,13 @@ pub(super) async fn follow(tx: &mut Tx<'_>, desk: &Desk, at: Timestamp) -> DbRes
     }
     // It brings no files.
     let sizes = SizeLimits::default();
-    let house = House {
+    let house = AdmissionDeps {
         registry: desk.registry.clone(),
         webhooks: desk.webhooks.clone(),
         sizes,
         checked: vec![],
     };
-    let occasion = Occasion {
+    let occasion = AdmissionContext {
         worker: None,
         now: at,
         ttl: None,

@@ -10,15 +10,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
-use super::desk::{Desk, fault};
+use super::desk::{RunContext, fault};
 use super::{Report, admission, log_lines};
-use crate::agent::assemble::Known;
-use crate::agent::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
-use crate::db::interrupts::{Asked, AskedStatus};
+use crate::agent::assemble::RegisteredAgent;
+use crate::agent::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
-use crate::domain::event::{Delta, Event, EventBody, Fact, Origin, Work};
+use crate::domain::event::{AgentWork, Delta, Event, EventBody, Fact, Origin};
 use crate::domain::id::RunId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
@@ -30,11 +30,11 @@ use crate::tool::budget::{Budget, Meter};
 
 mod commit;
 
-use commit::{Batch, Laid, Written, write_batch};
+use commit::{CommitBatch, CommitOutcome, PlacedStep, write_batch};
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
-    desk: Arc<Desk>,
+    desk: Arc<RunContext>,
     /// The run of this lane: the main agent's, or a child's.
     run: RunId,
     origin: Arc<Origin>,
@@ -70,7 +70,7 @@ impl LaneJournal {
     }
 
     pub(super) fn main(
-        desk: Arc<Desk>,
+        desk: Arc<RunContext>,
         segment: Option<i64>,
         (stop, budget): (CancellationToken, Option<Budget>),
     ) -> Self {
@@ -119,7 +119,7 @@ impl LaneJournal {
     }
 
     /// The agent of this server that a child is, if it is one.
-    async fn known(&self, child: &Run) -> Result<Option<Arc<Known>>, Stop> {
+    async fn known(&self, child: &Run) -> Result<Option<Arc<RegisteredAgent>>, ExitReason> {
         if child.request.agent.is_none() {
             return Ok(None);
         }
@@ -128,13 +128,13 @@ impl LaneJournal {
     }
 
     /// Numbers the notes and lays out what is to be written.
-    fn lay_out(&self, machine: &Machine, notes: Vec<Note>, rest: Option<Rest>) -> Batch {
+    fn lay_out(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
         let at = self.desk.clock.now();
         let (notes, items) = split(notes);
         let count = notes.len();
         let first = self.desk.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
-        let mut batch = Batch {
+        let mut batch = CommitBatch {
             first,
             count,
             at,
@@ -151,9 +151,11 @@ impl LaneJournal {
         };
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
-                Note::Entry { entry, position } => self.lay_out_entry(&mut batch, machine, (entry, position), seq),
-                Note::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
-                Note::Items(_) => continue,
+                PendingWrite::Entry { entry, position } => {
+                    self.lay_out_entry(&mut batch, machine, (entry, position), seq)
+                }
+                PendingWrite::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
+                PendingWrite::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
             batch.events.push(Arc::new(Event {
@@ -177,7 +179,7 @@ impl LaneJournal {
 
     fn lay_out_entry(
         &self,
-        batch: &mut Batch,
+        batch: &mut CommitBatch,
         machine: &Machine,
         (entry, position): (Entry, Position),
         seq: i64,
@@ -188,7 +190,7 @@ impl LaneJournal {
         if newest {
             batch.head = None;
         }
-        batch.entries.push(Laid {
+        batch.entries.push(PlacedStep {
             seq,
             segment: *segment.get_or_insert(seq),
             entry: Arc::clone(&entry),
@@ -197,7 +199,7 @@ impl LaneJournal {
         EventBody::Entry(entry)
     }
 
-    fn lay_out_fact(&self, batch: &mut Batch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
+    fn lay_out_fact(&self, batch: &mut CommitBatch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
         match &mut fact {
             Fact::Asked { interrupts, .. } => {
                 let at = batch.at;
@@ -267,8 +269,8 @@ impl LaneJournal {
         })
     }
 
-    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> Asked {
-        Asked {
+    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
+        InterruptRecord {
             seq,
             interrupt: interrupt.clone(),
             thread: self.desk.run.thread,
@@ -277,7 +279,7 @@ impl LaneJournal {
             agent: self.origin.agent.clone(),
             path: self.origin.path.clone(),
             task_call_id: self.origin.cause.clone(),
-            status: AskedStatus::Pending,
+            status: InterruptState::Pending,
             resolution: None,
             resumed_by: None,
             created_at: at,
@@ -324,7 +326,7 @@ impl LaneJournal {
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
-    async fn write(&self, batch: Arc<Batch>, before: Vec<i64>) -> DbResult<Written> {
+    async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let desk = Arc::clone(&self.desk);
         let run = self.run;
         let lane = self.origin.lane;
@@ -333,8 +335,8 @@ impl LaneJournal {
         let write = self.desk.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &desk, (run, lane), &batch, turn, &before).await?;
-                if matches!(written, Written::Now) && desk.has_company && ends {
-                    db::rings::ring(tx, db::Ring::Ended(desk.run.thread)).await?;
+                if matches!(written, CommitOutcome::Now) && desk.has_company && ends {
+                    db::rings::ring(tx, db::Notification::Ended(desk.run.thread)).await?;
                 }
                 Ok(written)
             })
@@ -348,7 +350,7 @@ impl LaneJournal {
     /// Each try has numbers of its own. Other lanes store theirs in the meantime, and who reads in another process takes
     /// everything below the highest number for what there is. A try whose outcome nobody told us may have succeeded, so the
     /// next one looks for it first.
-    async fn store(&self, batch: Batch) -> DbResult<Option<Batch>> {
+    async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
         let mut pauses = pauses().build();
         let mut batch = Arc::new(batch);
@@ -358,13 +360,13 @@ impl LaneJournal {
                 .filter(|_| batch.count > 0)
                 .map(|range: &Range<i64>| range.start);
             let error = match self.write(Arc::clone(&batch), before.collect()).await {
-                Ok(Written::Now) => break Ok(Some(Arc::unwrap_or_clone(batch))),
-                Ok(Written::Before(first)) => {
+                Ok(CommitOutcome::Now) => break Ok(Some(Arc::unwrap_or_clone(batch))),
+                Ok(CommitOutcome::Before(first)) => {
                     tried.push(batch.numbers());
                     tried.retain(|range| range.start != first);
                     break Ok(Some(batch.renumbered(first)));
                 }
-                Ok(Written::Lost) => {
+                Ok(CommitOutcome::Lost) => {
                     tried.push(batch.numbers());
                     break Ok(None);
                 }
@@ -387,7 +389,7 @@ impl LaneJournal {
     }
 
     /// The history goes on in the segment that was stored.
-    fn settle_segment(&self, first: i64, stored: &Batch) {
+    fn settle_segment(&self, first: i64, stored: &CommitBatch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         let count = stored.numbers().end - stored.first;
         if let Some(number) = segment
@@ -427,13 +429,13 @@ struct Rest {
 }
 
 /// The events among the notes, and what is to be remembered without being one.
-fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
+fn split(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
     let mut events = Vec::with_capacity(notes.len());
     let mut items = vec![];
     for note in notes {
         match note {
-            Note::Items(changes) => items.extend(changes),
-            Note::Entry { .. } | Note::Fact(_) => events.push(note),
+            PendingWrite::Items(changes) => items.extend(changes),
+            PendingWrite::Entry { .. } | PendingWrite::Fact(_) => events.push(note),
         }
     }
     (events, items)
@@ -441,8 +443,10 @@ fn split(notes: Vec<Note>) -> (Vec<Note>, Vec<ItemChange>) {
 
 #[async_trait]
 impl Journal for LaneJournal {
-    async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
-        let ends = notes.iter().any(|note| matches!(note, Note::Fact(Fact::Ended { .. })));
+    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
+        let ends = notes
+            .iter()
+            .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
         let fault = |error: DbError| {
             self.desk.metrics.work().commit_lost("database");
             fault(self.desk.run.id, &error)
@@ -456,7 +460,7 @@ impl Journal for LaneJournal {
         let begun = Instant::now();
         let Some(stored) = self.store(batch).await.map_err(fault)? else {
             self.desk.metrics.work().commit_lost("lease");
-            return Err(Stop::LeaseLost);
+            return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
         stored.asked.iter().for_each(log_lines::asked);
@@ -477,7 +481,7 @@ impl Journal for LaneJournal {
         self.show(EventBody::Delta(delta));
     }
 
-    fn begin(&self, work: Work) {
+    fn begin(&self, work: AgentWork) {
         self.show(EventBody::Begun(work));
     }
 
@@ -485,7 +489,7 @@ impl Journal for LaneJournal {
         self.show(EventBody::Output { call, text });
     }
 
-    async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
         let desk = Arc::clone(&self.desk);
         let now = self.desk.clock.now();
         let head = parent.head.map(|head| (head, parent.position.clone()));
@@ -519,7 +523,7 @@ impl Journal for LaneJournal {
         let admitted = patiently(self.desk.run.id, admit)
             .await
             .map_err(|error| fault(self.desk.run.id, &error))?
-            .ok_or(Stop::LeaseLost)?;
+            .ok_or(ExitReason::LeaseLost)?;
         match admitted {
             Err(reason) => Ok(ChildVerdict::Refused(reason)),
             Ok(run) if run.created_at == now => {
@@ -542,7 +546,7 @@ impl Journal for LaneJournal {
             }
             Ok(_) => match self.find_child(id).await? {
                 Some((_, child)) => Ok(ChildVerdict::Admitted(Box::new(child))),
-                None => Err(Stop::Fault(Failure::new("RuntimeError", "a child run vanished"))),
+                None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
             },
         }
     }
@@ -551,7 +555,7 @@ impl Journal for LaneJournal {
         self.run
     }
 
-    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
+    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
         let thread = self.desk.run.thread;
         let at_work = self.enters(child);
         let find = || {
@@ -609,7 +613,7 @@ impl Journal for LaneJournal {
         }))
     }
 
-    async fn given_up(&self, child: RunId) -> Result<(), Stop> {
+    async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
         // Enlisted before the look, or who gives it up right after it would not be heard.
         let waits = self.desk.parked.enter(child, CancellationToken::new());
         let read = || self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
@@ -622,7 +626,7 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {
+    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         let thread = self.desk.run.thread;
         let read = || {
             self.desk.db.read(move |tx| {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::CancelAction;
 use super::worker::Worker;
-use crate::db::{self, DbResult, Engine, Ring};
+use crate::db::{self, DbResult, Engine, Notification};
 use crate::domain::id::RunId;
 
 impl Worker {
@@ -104,10 +104,10 @@ impl Worker {
         let mut rings = self.db.rings();
         while let Some(heard) = self.shutdown.soft().run_until_cancelled(rings.recv()).await {
             match heard {
-                Ok(Ring::Queue) => self.bell.notify_one(),
-                Ok(Ring::Cancel(run)) if self.works_on(run) => self.hear_cancels().await,
-                Ok(Ring::Cancel(run)) => drop(self.parked.stop(run)),
-                Ok(Ring::Ended(thread)) => self.events.wake(thread),
+                Ok(Notification::Queue) => self.bell.notify_one(),
+                Ok(Notification::Cancel(run)) if self.works_on(run) => self.hear_cancels().await,
+                Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
+                Ok(Notification::Ended(thread)) => self.events.wake(thread),
                 Err(RecvError::Lagged(_)) => {
                     self.bell.notify_one();
                     self.hear_cancels().await;

@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::desk::Desk;
+use super::desk::RunContext;
 use crate::db::trees::{self, TreeUsed};
 use crate::db::{self, Db, DbError, DbResult, Tx};
-use crate::domain::background::LimitedTree;
+use crate::domain::background::BudgetScope;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::limits::{Change, Spending, Usage};
+use crate::domain::limits::{Spending, Usage, UsageChange};
 use crate::domain::time::Timestamp;
-use crate::tool::budget::{Exceeded, Pool, Refused};
+use crate::tool::budget::{LimitReached, Refused, SharedBudget};
 
 /// The books as one run of the main agent writes them.
-pub(super) struct Ledger {
+pub(super) struct BudgetLedger {
     db: Db,
-    trees: Vec<LimitedTree>,
+    trees: Vec<BudgetScope>,
     share: RunId,
     page: Mutex<Page>,
 }
@@ -29,15 +29,15 @@ pub(super) struct Ledger {
 /// What is not in the books yet, and what they said last.
 #[derive(Debug, Default)]
 struct Page {
-    noted: Change,
+    noted: UsageChange,
     /// Up to when the time of this run is in the books.
     since: Timestamp,
-    left: Option<Left>,
+    left: Option<RemainingTime>,
 }
 
 /// How much time there was.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Left {
+pub(super) struct RemainingTime {
     at: Timestamp,
     seconds: f64,
     limit: f64,
@@ -45,20 +45,20 @@ pub(super) struct Left {
 
 /// What is charged.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Charge {
+pub(super) struct BudgetCharge {
     /// What has changed before.
-    pub(super) noted: Change,
+    pub(super) noted: UsageChange,
     /// What is about to be done, if anything is.
     pub(super) spending: Option<Spending>,
     /// Whether it goes on by itself.
     pub(super) in_background: bool,
 }
 
-impl Ledger {
+impl BudgetLedger {
     /// Opens the books for a run whose share is called `share`, and which has used this much by what is stored.
     pub(super) async fn open(
-        desk: &Desk,
-        trees: Vec<LimitedTree>,
+        desk: &RunContext,
+        trees: Vec<BudgetScope>,
         share: RunId,
         used: &Usage,
     ) -> DbResult<Option<Arc<Self>>> {
@@ -67,7 +67,7 @@ impl Ledger {
         }
         let thread = desk.run.thread;
         let now = desk.clock.now();
-        let used = Change::from(used);
+        let used = UsageChange::from(used);
         let all = trees.clone();
         let write = desk.db.write(move |tx| {
             Box::pin(async move {
@@ -106,7 +106,7 @@ impl Ledger {
             let under_way = i64::try_from(waiting)
                 .unwrap_or(i64::MAX)
                 .saturating_sub(share.under_way);
-            let change = Change { under_way, ..noted };
+            let change = UsageChange { under_way, ..noted };
             used.busy.covers(since, now);
             used.sum = used.sum.plus(change);
             trees::set(tx, tree.top, &used).await?;
@@ -116,7 +116,7 @@ impl Ledger {
     }
 
     /// What was noted, which is taken, and up to when time is in the books.
-    fn turn(&self) -> (Change, Timestamp) {
+    fn turn(&self) -> (UsageChange, Timestamp) {
         let mut page = self.page();
         (std::mem::take(&mut page.noted), page.since)
     }
@@ -126,7 +126,7 @@ impl Ledger {
     }
 }
 
-impl std::fmt::Debug for Ledger {
+impl std::fmt::Debug for BudgetLedger {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ledger")
             .field("trees", &self.trees)
@@ -136,15 +136,15 @@ impl std::fmt::Debug for Ledger {
 }
 
 #[async_trait]
-impl Pool for Ledger {
+impl SharedBudget for BudgetLedger {
     async fn charge(&self, spending: Option<Spending>, now: Timestamp) -> Result<(), Refused> {
         let (noted, since) = self.turn();
-        if spending.is_none() && noted == Change::default() {
+        if spending.is_none() && noted == UsageChange::default() {
             return Ok(());
         }
         let trees = self.trees.clone();
         let share = self.share;
-        let charge = Charge {
+        let charge = BudgetCharge {
             noted,
             spending,
             in_background: false,
@@ -166,13 +166,13 @@ impl Pool for Ledger {
         Err(refused)
     }
 
-    fn note(&self, change: Change) {
+    fn note(&self, change: UsageChange) {
         let mut page = self.page();
         page.noted = page.noted.plus(change);
     }
 
-    fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
-        let Left { at, seconds, limit } = self.page().left?;
+    fn time_left(&self, now: Timestamp) -> Option<(Duration, LimitReached)> {
+        let RemainingTime { at, seconds, limit } = self.page().left?;
         let left = (seconds - now.since(at).as_secs_f64()).max(0.0);
         Some((
             Duration::try_from_secs_f64(left).ok()?,
@@ -180,7 +180,7 @@ impl Pool for Ledger {
         ))
     }
 
-    fn trees(&self) -> &[LimitedTree] {
+    fn trees(&self) -> &[BudgetScope] {
         &self.trees
     }
 
@@ -192,16 +192,16 @@ impl Pool for Ledger {
 /// Charges all of these trees, or none if a limit of one of them forbids it; how much time there is then.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
-    (trees, share): (&[LimitedTree], RunId),
-    Charge {
+    (trees, share): (&[BudgetScope], RunId),
+    BudgetCharge {
         noted,
         spending,
         in_background,
-    }: Charge,
+    }: BudgetCharge,
     (since, now): (Timestamp, Timestamp),
-) -> DbResult<Result<Option<Left>, Exceeded>> {
+) -> DbResult<Result<Option<RemainingTime>, LimitReached>> {
     let mut all: Vec<(RunId, TreeUsed)> = vec![];
-    let mut left: Option<Left> = None;
+    let mut left: Option<RemainingTime> = None;
     for tree in trees {
         let Some(mut used) = trees::lock(tx, tree.top).await? else {
             continue;
@@ -216,7 +216,7 @@ pub(super) async fn charge(
         }
         if let Some(limit) = tree.limits.wall_s {
             let seconds = limit - used.busy.seconds();
-            left = left.filter(|left| left.seconds <= seconds).or(Some(Left {
+            left = left.filter(|left| left.seconds <= seconds).or(Some(RemainingTime {
                 at: now,
                 seconds,
                 limit,
@@ -225,12 +225,12 @@ pub(super) async fn charge(
         all.push((tree.top, used));
     }
     let spent = match spending {
-        Some(Spending::Child) if in_background => Change {
+        Some(Spending::Child) if in_background => UsageChange {
             children: 1,
-            ..Change::default()
+            ..UsageChange::default()
         },
-        Some(spending) => Change::of(spending),
-        None => Change::default(),
+        Some(spending) => UsageChange::of(spending),
+        None => UsageChange::default(),
     };
     for (tree, used) in all {
         trees::set(
@@ -250,7 +250,7 @@ pub(super) async fn charge(
 /// Begins the books of whoever's share is called `share`, for these trees.
 pub(super) async fn enter(
     tx: &mut Tx<'_>,
-    trees: &[LimitedTree],
+    trees: &[BudgetScope],
     (share, thread): (RunId, ThreadId),
     now: Timestamp,
 ) -> DbResult<()> {
@@ -261,15 +261,15 @@ pub(super) async fn enter(
 }
 
 /// Writes down for these trees what a task of another server has used, as far as is known.
-pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[LimitedTree], share: RunId, used: &Usage) -> DbResult<()> {
+pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, used: &Usage) -> DbResult<()> {
     for tree in trees {
-        set_share(tx, tree, share, &Change::from(used)).await?;
+        set_share(tx, tree, share, &UsageChange::from(used)).await?;
     }
     Ok(())
 }
 
 /// The limit that one more task would break that goes on.
-pub(super) async fn room(tx: &mut Tx<'_>, trees: &[LimitedTree]) -> DbResult<Option<Exceeded>> {
+pub(super) async fn room(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Option<LimitReached>> {
     for tree in trees {
         let (Some(used), Some(limit)) = (trees::lock(tx, tree.top).await?, tree.limits.children_at_once) else {
             continue;
@@ -282,7 +282,7 @@ pub(super) async fn room(tx: &mut Tx<'_>, trees: &[LimitedTree]) -> DbResult<Opt
 }
 
 /// How many work for a tree at the moment: subagents, and background tasks that are not over.
-async fn under_way(tx: &mut Tx<'_>, tree: &LimitedTree, used: &TreeUsed) -> DbResult<u64> {
+async fn under_way(tx: &mut Tx<'_>, tree: &BudgetScope, used: &TreeUsed) -> DbResult<u64> {
     if tree.limits.children_at_once.is_none() {
         return Ok(0);
     }
@@ -298,7 +298,7 @@ fn usage_of(used: &TreeUsed) -> Usage {
 }
 
 /// Sets the share of a run to what is stored of its work. Nobody is under way yet.
-async fn set_share(tx: &mut Tx<'_>, tree: &LimitedTree, share: RunId, used: &Change) -> DbResult<()> {
+async fn set_share(tx: &mut Tx<'_>, tree: &BudgetScope, share: RunId, used: &UsageChange) -> DbResult<()> {
     let (Some(mut whole), Some(before)) = (
         trees::lock(tx, tree.top).await?,
         trees::share(tx, tree.top, share).await?,
@@ -306,7 +306,7 @@ async fn set_share(tx: &mut Tx<'_>, tree: &LimitedTree, share: RunId, used: &Cha
         return Ok(());
     };
     let change = used.minus(before);
-    if change == Change::default() {
+    if change == UsageChange::default() {
         return Ok(());
     }
     whole.sum = whole.sum.plus(change);
@@ -314,8 +314,8 @@ async fn set_share(tx: &mut Tx<'_>, tree: &LimitedTree, share: RunId, used: &Cha
     trees::add_to_share(tx, tree.top, share, &change).await
 }
 
-fn exceeded(limit: &'static str, value: String) -> Exceeded {
-    Exceeded {
+fn exceeded(limit: &'static str, value: String) -> LimitReached {
+    LimitReached {
         limit,
         value,
         of_tree: true,

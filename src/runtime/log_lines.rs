@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::db::interrupts::Asked;
+use crate::db::interrupts::InterruptRecord;
 use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::interrupt::QuestionKind;
 use crate::domain::limits::Usage;
@@ -14,7 +14,7 @@ use crate::domain::run::Run;
 pub(super) const ROLLED_BACK: &str = "rolled_back";
 
 /// How a run of a main agent ended.
-pub(super) struct End<'a> {
+pub(super) struct FinishedRun<'a> {
     /// The word for it.
     status: &'static str,
     /// Why, when it failed or was cancelled.
@@ -28,7 +28,7 @@ pub(super) struct End<'a> {
 }
 
 /// The end that an event tells, after so long; none if it tells something else.
-pub(super) fn end_in(event: &Event, took: Duration) -> Option<End<'_>> {
+pub(super) fn end_in(event: &Event, took: Duration) -> Option<FinishedRun<'_>> {
     let EventBody::Fact(Fact::Ended {
         status,
         error,
@@ -39,7 +39,7 @@ pub(super) fn end_in(event: &Event, took: Duration) -> Option<End<'_>> {
         return None;
     };
     let used = used.as_ref().map(|totals| totals.tree.unwrap_or(totals.own));
-    Some(End {
+    Some(FinishedRun {
         status: status.word(),
         error: error.as_ref(),
         waits: *waits,
@@ -49,7 +49,7 @@ pub(super) fn end_in(event: &Event, took: Duration) -> Option<End<'_>> {
 }
 
 /// Says that a run ended.
-pub(super) fn run_ended(run: &Run, end: &End<'_>) {
+pub(super) fn run_ended(run: &Run, end: &FinishedRun<'_>) {
     tracing::info!(
         run = %run.id,
         thread = %run.thread,
@@ -70,7 +70,7 @@ pub(super) fn run_ended(run: &Run, end: &End<'_>) {
 pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
     run_ended(
         run,
-        &End {
+        &FinishedRun {
             status,
             error: None,
             waits: false,
@@ -81,7 +81,7 @@ pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
 }
 
 /// Says that an agent waits for an answer.
-pub(super) fn asked(asked: &Asked) {
+pub(super) fn asked(asked: &InterruptRecord) {
     let question = &asked.interrupt.question;
     let kind = match question.kind {
         QuestionKind::ToolApproval => "tool_approval",

@@ -13,10 +13,10 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde_json::{Map, Value};
 
-use crate::db::interrupts::AskedStatus;
+use crate::db::interrupts::InterruptState;
 use crate::db::{self, Db, DbResult, Engine};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::machine::Plan;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
@@ -55,25 +55,25 @@ mod webhooks;
 mod worker;
 mod writing;
 
-pub use answering::{Reply, RespondError};
-pub use assistants::AssistantCard;
+pub use answering::{InterruptReply, RespondError};
+pub use assistants::DefaultAssistant;
 pub use background::known_of;
 pub use cancel::CancelAction;
-pub use crons::CronWish;
+pub use crons::NewCron;
 pub use definitions::DefinitionError;
 pub use queue::RunBounds;
 pub use refusal::{AssistantError, CancelError, CronError, OpenError, ResolveError, StartError, StateWriteError};
-pub use registry::{AgentRecord, FileAgent, FileAgents, Ground};
+pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
-pub use threads::{NewThread, NodeWrite, Superstep, ThreadWish};
+pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use worker::Worker;
 
 /// A wish for a run, checked for shape but not yet for sense.
 #[derive(Debug, Clone)]
-pub struct Wish {
+pub struct NewRun {
     /// Where it shall run.
     pub target: Target,
     /// Who shall run.
@@ -140,13 +140,13 @@ pub struct StateWrite {
 }
 
 /// What runs are made with.
-pub struct Parts {
+pub struct RuntimeParts {
     /// Where everything is stored.
     pub db: Db,
     /// The logs of all threads.
     pub events: Events,
     /// What agents are defined by.
-    pub ground: Ground,
+    pub ground: AgentSources,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
     /// Owns the tasks.
@@ -181,7 +181,7 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
 }
 
 /// How runs are shown to who does not follow them.
-pub type Shown = fn(&[Run]) -> Kept;
+pub type RunResponse = fn(&[Run]) -> StoredResponse;
 
 /// How a question stands.
 enum Standing {
@@ -200,7 +200,7 @@ impl Runs {
     ///
     /// # Errors
     /// When an agent of a file cannot be assembled, or the database fails.
-    pub async fn open(mut parts: Parts) -> Result<Self, OpenError> {
+    pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.ground.files);
         parts.metrics.work().knows(files.labels());
         let worker = Arc::new(Worker::new(parts));
@@ -285,7 +285,7 @@ impl Runs {
             stream_mode: vec!["values".to_owned()],
             ..RunRequest::default()
         };
-        let wish = Wish {
+        let wish = NewRun {
             target: Target::Thread(thread),
             assistant: AssistantRef::Id(assistant),
             request,
@@ -336,8 +336,8 @@ impl Runs {
         });
         let (asked, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
         match (asked.status, asked.resumed_by) {
-            (AskedStatus::Pending, _) => Ok(Standing::Open(assistant)),
-            (AskedStatus::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
+            (InterruptState::Pending, _) => Ok(Standing::Open(assistant)),
+            (InterruptState::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
                 Ok(Standing::AnsweredBy(by))
             }
             (status, _) => Err(ResolveError::Stale(status.word())),
@@ -352,8 +352,8 @@ impl Runs {
         &self,
         thread: ThreadId,
         write: StateWrite,
-        key: Option<Key>,
-        shown: fn(ThreadId, CheckpointId) -> Kept,
+        key: Option<IdempotencyKey>,
+        shown: fn(ThreadId, CheckpointId) -> StoredResponse,
     ) -> Result<Once<CheckpointId>, StateWriteError> {
         let checked = match self.checked_write(thread, write).await {
             Ok(checked) => checked,

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::desk::Desk;
-use super::ledger::Ledger;
+use super::desk::RunContext;
+use super::ledger::BudgetLedger;
 use super::{giving_up, resume};
-use crate::agent::Note;
-use crate::agent::assemble::Known;
+use crate::agent::PendingWrite;
+use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::builtins::{BACKGROUND, Builtin};
-use crate::domain::background::{Ancestry, LimitedTree};
+use crate::domain::background::{BudgetScope, TaskLineage};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
@@ -19,13 +19,13 @@ use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Machine, Phase, Plan};
 use crate::domain::run::{Command, Resume, Run, RunRequest};
 use crate::domain::state::Update;
-use crate::tool::budget::{Budget, Meter, Pool};
+use crate::tool::budget::{Budget, Meter, SharedBudget};
 
 /// A machine that is ready to be driven.
-pub(super) struct Opening {
+pub(super) struct ReadyMachine {
     pub(super) machine: Machine,
     /// What led up to it and is still to be stored.
-    pub(super) notes: Vec<Note>,
+    pub(super) notes: Vec<PendingWrite>,
     /// The segment of history that its next checkpoint continues.
     pub(super) segment: Option<i64>,
     pub(super) plan: Plan,
@@ -51,7 +51,7 @@ struct Found {
 const GAP: i64 = 1 << 20;
 
 /// Loads the machine of a run, gives it what the request brings, and opens the log.
-pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
+pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
     let run = &desk.run;
     let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
     if run.attempt > 1 || goes_on(&run.request) {
@@ -74,13 +74,13 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     } = found;
     let budget = budget(desk, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
-    let mut notes = vec![Note::Fact(Fact::Started {
+    let mut notes = vec![PendingWrite::Fact(Fact::Started {
         base: machine.head,
         attempt: run.attempt,
         resumed,
     })];
     if own {
-        return Ok(Opening {
+        return Ok(ReadyMachine {
             machine,
             notes,
             segment,
@@ -92,7 +92,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
     let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
     if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
         let entry = machine.forked(CheckpointId::mint());
-        notes.push(Note::entry(entry, &machine));
+        notes.push(PendingWrite::entry(entry, &machine));
     }
     if let Some(command) = &run.request.command {
         // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
@@ -101,7 +101,7 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
             abandon(desk, run, &machine).await?;
         }
         let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
-        return Ok(Opening {
+        return Ok(ReadyMachine {
             machine,
             notes,
             segment,
@@ -116,11 +116,11 @@ pub(super) async fn open(desk: &Desk, known: &Known) -> DbResult<Opening> {
             // The shape was checked when the run was admitted.
             let input = crate::agent::identified(read_input(input).unwrap_or_default());
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
-            notes.extend(Note::input(&mut machine, &plan, input, ids));
+            notes.extend(PendingWrite::input(&mut machine, &plan, input, ids));
         }
         None => machine.reopen(),
     }
-    Ok(Opening {
+    Ok(ReadyMachine {
         machine,
         notes,
         segment,
@@ -180,7 +180,7 @@ impl Spent {
 }
 
 /// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
-async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
+async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
     let run = desk.run.id;
     let thread = desk.run.thread;
     let now = desk.clock.now();
@@ -219,12 +219,12 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
         .chain([desk.longest.as_secs_f64()])
         .reduce(f64::min);
     limits.tree = Some(tree);
-    let ledger = Ledger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
+    let ledger = BudgetLedger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
     if let Some(ledger) = &ledger {
         // The first one stays: a run is opened once under a claim.
         drop(desk.ledger.set(Arc::clone(ledger)));
     }
-    let pool = ledger.map(|ledger| ledger as Arc<dyn Pool>);
+    let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
     Ok(Budget::of_member(
         limits,
         meter,
@@ -235,13 +235,13 @@ async fn budget(desk: &Desk, known: &Known) -> DbResult<Budget> {
 
 /// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
 /// begin background tasks. All runs take them in the same order.
-fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
+fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
     let mut trees = desk
         .run
         .request
         .background
         .as_ref()
-        .map(Ancestry::limited)
+        .map(TaskLineage::limited)
         .unwrap_or_default();
     let has_others = known.agent.subagents().is_some_and(|roster| roster.refers());
     let begins_tasks = has_others
@@ -254,7 +254,7 @@ fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
         .tree
         .as_deref()
         .filter(|tree| begins_tasks && **tree != Limits::default());
-    trees.extend(own.map(|limits| LimitedTree {
+    trees.extend(own.map(|limits| BudgetScope {
         top: first,
         limits: limits.clone(),
     }));
@@ -263,7 +263,7 @@ fn trees(desk: &Desk, known: &Known, first: RunId) -> Vec<LimitedTree> {
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
-pub(super) async fn open_log(desk: &Desk) -> DbResult<bool> {
+pub(super) async fn open_log(desk: &RunContext) -> DbResult<bool> {
     if desk.log.is_open() {
         return Ok(false);
     }
@@ -311,7 +311,7 @@ fn obey(
     place: Option<&Destination>,
     machine: &mut Machine,
     plan: &Plan,
-    notes: &mut Vec<Note>,
+    notes: &mut Vec<PendingWrite>,
 ) -> bool {
     let update = command
         .update
@@ -326,7 +326,7 @@ fn obey(
     }
     if ends || update != Update::none() {
         let entry = machine.noted(plan, update, CheckpointId::mint());
-        notes.push(Note::entry(entry, machine));
+        notes.push(PendingWrite::entry(entry, machine));
     }
     machine.reopen();
     if let Some(place) = place {
@@ -336,7 +336,7 @@ fn obey(
 }
 
 /// Reads where the thread stands, after delivering the answers that the run brings.
-async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
+async fn find(desk: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
@@ -370,7 +370,7 @@ async fn find(desk: &Desk, run: &Run, answers: Option<Resume>) -> DbResult<Found
 }
 
 /// New input leaves what was under way behind: questions nobody will answer any more, children nobody waits for.
-async fn abandon(desk: &Desk, run: &Run, machine: &Machine) -> DbResult<()> {
+async fn abandon(desk: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }

@@ -6,31 +6,31 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::Wish;
-use crate::agent::assemble::{Agents, Known, Workshop};
+use super::NewRun;
+use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
-use crate::definition::check::{Surroundings, check_agent};
+use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
 use crate::definition::{
-    AgentDefinition, DefinitionVersion, Digest, FieldPath, Finding, GENERAL_PURPOSE, Remark, Severity,
+    AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, Severity, StoredDiagnostic,
 };
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
-use crate::domain::run::{Assigned, Run};
+use crate::domain::run::{AssignedAgent, Run};
 use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
-use crate::metrics::FileNames;
+use crate::metrics::ConfiguredNames;
 
 /// How many agents of earlier definitions are kept in memory.
 const PAST: usize = 64;
 
 /// What agents are defined by, and made of.
-pub struct Ground {
+pub struct AgentSources {
     /// What agents are made of.
-    pub workshop: Workshop,
+    pub workshop: AgentFactory,
     /// What definitions may refer to.
-    pub around: Surroundings,
+    pub around: ValidationContext,
     /// The agents that files define.
     pub files: FileAgents,
 }
@@ -41,7 +41,7 @@ pub struct FileAgents {
     /// The agents.
     pub agents: Vec<FileAgent>,
     /// What is odd about them, each with its `graph_id`; without one it is about all of them.
-    pub remarks: Vec<(Option<String>, Remark)>,
+    pub remarks: Vec<(Option<String>, StoredDiagnostic)>,
     /// The MCP servers that the configuration has for all agents.
     pub servers: BTreeMap<String, McpServerDefinition>,
 }
@@ -78,7 +78,7 @@ pub struct AgentRecord {
     /// The version in use.
     pub version: DefinitionVersion,
     /// What is wrong with it, or odd; for a file also why its last change is not in use.
-    pub remarks: Vec<Remark>,
+    pub remarks: Vec<StoredDiagnostic>,
     /// Whether it can run.
     pub is_usable: bool,
 }
@@ -90,11 +90,11 @@ pub(super) type Records = BTreeMap<String, AgentRecord>;
 pub(super) struct Registry {
     pub(super) db: Db,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) workshop: Workshop,
-    around: Surroundings,
+    pub(super) workshop: AgentFactory,
+    around: ValidationContext,
     current: RwLock<Current>,
     /// Agents of definitions that are not in use any more, those asked for last at the end.
-    past: Mutex<VecDeque<Arc<Known>>>,
+    past: Mutex<VecDeque<Arc<RegisteredAgent>>>,
     /// Held by whoever changes the set.
     pub(super) sources: tokio::sync::Mutex<Sources>,
 }
@@ -111,9 +111,9 @@ pub(super) struct Sources {
     /// Those of files.
     pub(super) files: BTreeMap<String, DefinitionVersion>,
     /// What is odd about them.
-    pub(super) oddities: Vec<(Option<String>, Remark)>,
+    pub(super) oddities: Vec<(Option<String>, StoredDiagnostic)>,
     /// Why the last change of the files is not in use; nothing if it is.
-    pub(super) refusals: Vec<(Option<String>, Remark)>,
+    pub(super) refusals: Vec<(Option<String>, StoredDiagnostic)>,
     /// Those that clients defined.
     pub(super) clients: BTreeMap<String, DefinitionVersion>,
     /// The number of the last change by clients that is known here.
@@ -138,8 +138,8 @@ impl Sources {
 
 impl FileAgents {
     /// The names that metrics may have as labels: what is written in files, and never what clients choose.
-    pub(super) fn labels(&self) -> FileNames {
-        let mut known = FileNames::default();
+    pub(super) fn labels(&self) -> ConfiguredNames {
+        let mut known = ConfiguredNames::default();
         for FileAgent {
             graph_id, definition, ..
         } in &self.agents
@@ -169,7 +169,7 @@ impl FileAgents {
 
 impl Registry {
     /// A registry of no agents.
-    pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: Workshop, around: Surroundings) -> Self {
+    pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: AgentFactory, around: ValidationContext) -> Self {
         Self {
             db,
             clock,
@@ -231,27 +231,27 @@ impl Registry {
     }
 
     /// What is to be said about a definition.
-    fn remarks_on(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
+    fn remarks_on(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let graph_id = &version.graph_id;
         if version.provenance.file().is_none() {
             return self.remarks_on_client(version, sources);
         }
         let said = sources.refusals.iter().chain(&sources.oddities);
         let concerns = |about: &Option<String>| about.as_ref().is_none_or(|about| about == graph_id);
-        let mut remarks: Vec<Remark> = said
+        let mut remarks: Vec<StoredDiagnostic> = said
             .filter(|(about, _)| concerns(about))
             .map(|(_, remark)| remark.clone())
             .collect();
         if sources.clients.contains_key(graph_id) {
             let message = "a client has defined an agent of this name, too; the file precedes";
-            remarks.push(Finding::warning(FieldPath::default(), message).into());
+            remarks.push(Diagnostic::warning(FieldPath::default(), message).into());
         }
         remarks
     }
 
     /// What is to be said about a definition that a client brought. An agent that it refers to and that went away since
     /// makes its other abilities no worse.
-    fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<Remark> {
+    fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let DefinitionVersion {
             graph_id, definition, ..
         } = version;
@@ -259,14 +259,14 @@ impl Registry {
             .subagents
             .iter()
             .filter_map(|subagent| subagent.graph_id.clone());
-        let around = Surroundings {
+        let around = ValidationContext {
             agents: referred.collect(),
             ..self.around()
         };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
         let gone = definition.strangers(&agents);
-        let gone = gone.into_iter().map(|finding| Finding {
+        let gone = gone.into_iter().map(|finding| Diagnostic {
             severity: Severity::Warning,
             ..finding
         });
@@ -275,15 +275,15 @@ impl Registry {
             .into_iter()
             .chain(misused)
             .chain(gone)
-            .map(Remark::from)
+            .map(StoredDiagnostic::from)
             .collect()
     }
 
     /// What a definition may refer to now.
-    pub(super) fn around(&self) -> Surroundings {
+    pub(super) fn around(&self) -> ValidationContext {
         let agents = self.records().keys().cloned().collect();
         let mcp_servers = self.workshop.servers.common();
-        Surroundings {
+        ValidationContext {
             agents,
             mcp_servers,
             ..self.around.clone()
@@ -295,8 +295,8 @@ impl Registry {
         &self,
         version: &DefinitionVersion,
         old: &Agents,
-        remarks: &[Remark],
-    ) -> Result<Option<Arc<Known>>, Remark> {
+        remarks: &[StoredDiagnostic],
+    ) -> Result<Option<Arc<RegisteredAgent>>, StoredDiagnostic> {
         let is_wrong = remarks.iter().any(|remark| remark.severity == Severity::Error);
         if is_wrong && version.provenance.file().is_none() {
             return Ok(None);
@@ -312,13 +312,13 @@ impl Registry {
             .known(&version.graph_id, &version.definition, &version.provenance);
         known
             .map(Some)
-            .map_err(|error| Finding::error(FieldPath::default(), error.to_string()).into())
+            .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
     }
 
     /// The agent that a run was admitted for, as it was defined then.
-    pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<Known>>> {
+    pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<RegisteredAgent>>> {
         let agents = self.agents();
-        let Some(Assigned {
+        let Some(AssignedAgent {
             graph_id,
             definition: Some(digest),
             ..
@@ -342,7 +342,7 @@ impl Registry {
         tx: &mut Tx<'_>,
         graph_id: &str,
         digest: &Digest,
-    ) -> DbResult<Option<Arc<Known>>> {
+    ) -> DbResult<Option<Arc<RegisteredAgent>>> {
         if let Some(known) = self.at_hand(graph_id, digest) {
             return Ok(Some(known));
         }
@@ -364,8 +364,8 @@ impl Registry {
         }
     }
 
-    fn at_hand(&self, graph_id: &str, digest: &Digest) -> Option<Arc<Known>> {
-        let is_it = |known: &&Arc<Known>| known.graph_id == graph_id && known.digest == *digest;
+    fn at_hand(&self, graph_id: &str, digest: &Digest) -> Option<Arc<RegisteredAgent>> {
+        let is_it = |known: &&Arc<RegisteredAgent>| known.graph_id == graph_id && known.digest == *digest;
         if let Some(known) = self.agents().of_graph(graph_id).filter(is_it) {
             return Some(Arc::clone(known));
         }
@@ -377,7 +377,7 @@ impl Registry {
             .cloned()
     }
 
-    fn remember(&self, known: Arc<Known>) {
+    fn remember(&self, known: Arc<RegisteredAgent>) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         past.push_back(known);
         if past.len() > PAST {
@@ -387,7 +387,12 @@ impl Registry {
 
     /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on its
     /// thread, the one that began it.
-    pub(super) async fn bound(&self, tx: &mut Tx<'_>, wish: &Wish, known: Arc<Known>) -> DbResult<Arc<Known>> {
+    pub(super) async fn bound(
+        &self,
+        tx: &mut Tx<'_>,
+        wish: &NewRun,
+        known: Arc<RegisteredAgent>,
+    ) -> DbResult<Arc<RegisteredAgent>> {
         let goes_on = wish.resume.is_some() || wish.request.input.is_none();
         match wish.target.thread().filter(|_| goes_on) {
             Some(thread) => self.as_begun(tx, (thread, wish.request.checkpoint), known).await,
@@ -396,7 +401,7 @@ impl Registry {
     }
 
     /// The agent that worked on a thread last, by the definition with which it began what is under way there.
-    pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<Known>>> {
+    pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
             Some(known) => self.as_begun(tx, (thread.id, None), known).await.map(Some),
             None => Ok(None),
@@ -409,8 +414,8 @@ impl Registry {
         &self,
         tx: &mut Tx<'_>,
         (thread, checkpoint): (ThreadId, Option<CheckpointId>),
-        known: Arc<Known>,
-    ) -> DbResult<Arc<Known>> {
+        known: Arc<RegisteredAgent>,
+    ) -> DbResult<Arc<RegisteredAgent>> {
         let head = match checkpoint {
             Some(checkpoint) => db::checkpoints::find_head(tx, thread, checkpoint).await?,
             None => db::checkpoints::head(tx, thread, Lane::Main).await?,
@@ -421,7 +426,7 @@ impl Registry {
         };
         let run = db::runs::get_by_id(tx, run).await?;
         let bound = match run.and_then(|run| run.request.agent) {
-            Some(Assigned {
+            Some(AssignedAgent {
                 graph_id,
                 definition: Some(digest),
                 ..

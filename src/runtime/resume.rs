@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::StartError;
-use crate::db::interrupts::{Asked, AskedStatus};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
@@ -13,8 +13,8 @@ use crate::domain::machine::Machine;
 use crate::domain::run::{Resume, Run};
 
 /// The open questions of a thread, in the order in which they were asked.
-pub(super) async fn pending(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<Asked>> {
-    db::interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await
+pub(super) async fn pending(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<InterruptRecord>> {
+    db::interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await
 }
 
 /// Marks the open questions of the thread as answered by `run`: `answer` is one answer to the only one, a map by id, or a
@@ -41,7 +41,7 @@ pub(super) async fn answer(tx: &mut Tx<'_>, run: &Run, answer: &Value) -> DbResu
 }
 
 /// Which answer is for which question.
-fn assign<'a>(open: &'a [Asked], answer: &Value) -> Result<Vec<(&'a Asked, Value)>, StartError> {
+fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
     let ids = || open.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
     if let Some(by_id) = answer
         .as_object()
@@ -70,12 +70,12 @@ fn assign<'a>(open: &'a [Asked], answer: &Value) -> Result<Vec<(&'a Asked, Value
 }
 
 /// The answers of a list: one for each question, or one decision for each call that is asked about.
-fn in_order<'a>(open: &'a [Asked], list: &[Value]) -> Result<Vec<(&'a Asked, Value)>, StartError> {
+fn in_order<'a>(open: &'a [InterruptRecord], list: &[Value]) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
     let are_decisions = list.iter().all(|one| one.get("type").is_some());
     let calls: usize = open.iter().map(|asked| asked.interrupt.question.calls.len()).sum();
     if are_decisions && list.len() == calls {
         let mut rest = list;
-        let mut take = |asked: &'a Asked| {
+        let mut take = |asked: &'a InterruptRecord| {
             let (own, after) = rest.split_at(asked.interrupt.question.calls.len());
             rest = after;
             (asked, json!({"decisions": own}))

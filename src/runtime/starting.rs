@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::admission::{self, Admitted, House, Occasion};
-use super::{Runs, Shown, StartError, Wish, log_lines};
+use super::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
+use super::{NewRun, RunResponse, Runs, StartError, log_lines};
 use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Tx};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::Run;
 
 impl Runs {
@@ -19,7 +19,7 @@ impl Runs {
     ///
     /// # Errors
     /// See [`StartError`]; nothing is stored then.
-    pub async fn start(&self, wish: Wish) -> Result<Run, StartError> {
+    pub async fn start(&self, wish: NewRun) -> Result<Run, StartError> {
         let wish = Arc::new(vec![wish]);
         let house = self.prepared(&wish).await.map_err(|(_, refusal)| refusal)?;
         let work = self.seen_through(|runs| async move {
@@ -37,7 +37,7 @@ impl Runs {
     ///
     /// # Errors
     /// Why the requests cannot be granted, with the number of the first one.
-    async fn prepared(&self, wishes: &Arc<Vec<Wish>>) -> Result<House, (usize, StartError)> {
+    async fn prepared(&self, wishes: &Arc<Vec<NewRun>>) -> Result<AdmissionDeps, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
             self.0
                 .webhooks
@@ -56,7 +56,7 @@ impl Runs {
     ///
     /// # Errors
     /// When the database fails.
-    pub(super) async fn kept<T>(&self, key: Option<Key>) -> DbResult<Option<Once<T>>> {
+    pub(super) async fn kept<T>(&self, key: Option<IdempotencyKey>) -> DbResult<Option<Once<T>>> {
         let Some(key) = key else { return Ok(None) };
         let now = self.0.clock.now();
         let found = self
@@ -71,7 +71,12 @@ impl Runs {
     ///
     /// # Errors
     /// See [`StartError`]; nothing is stored then, not even the key.
-    pub async fn start_once(&self, wish: Wish, key: Key, shown: Option<Shown>) -> Result<Once<Run>, StartError> {
+    pub async fn start_once(
+        &self,
+        wish: NewRun,
+        key: IdempotencyKey,
+        shown: Option<RunResponse>,
+    ) -> Result<Once<Run>, StartError> {
         let wish = Arc::new(vec![wish]);
         let house = match self.prepared(&wish).await {
             Ok(house) => house,
@@ -82,7 +87,7 @@ impl Runs {
             let now = occasion.now;
             let kept = move |admitted: &Admitted| match shown {
                 Some(shown) => shown(std::slice::from_ref(&admitted.run)),
-                None => Kept::Run {
+                None => StoredResponse::Run {
                     thread: admitted.run.thread,
                     run: admitted.run.id,
                 },
@@ -110,9 +115,9 @@ impl Runs {
     /// That of the first wish that cannot be granted, with its number; nothing is stored then.
     pub async fn start_all(
         &self,
-        wishes: Vec<Wish>,
-        key: Option<Key>,
-        shown: Shown,
+        wishes: Vec<NewRun>,
+        key: Option<IdempotencyKey>,
+        shown: RunResponse,
     ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
         for (at, wish) in wishes.iter().enumerate() {
             admission::check_stateless(wish).map_err(|error| (at, error))?;
@@ -151,12 +156,12 @@ impl Runs {
     }
 
     /// A slot in which a run may begin at once, if there is a free one, and how it is met.
-    pub(super) fn occasion(&self) -> (Option<OwnedSemaphorePermit>, Occasion) {
+    pub(super) fn occasion(&self) -> (Option<OwnedSemaphorePermit>, AdmissionContext) {
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let worker = permit.is_some().then_some(self.0.id);
         (
             permit,
-            Occasion {
+            AdmissionContext {
                 worker,
                 ..self.0.occasion()
             },
@@ -195,13 +200,13 @@ impl Runs {
 /// Admits all, or none: the threads of those before a refusal go again.
 async fn admit_all(
     tx: &mut Tx<'_>,
-    wishes: &[Wish],
-    house: &House,
-    occasion: Occasion,
+    wishes: &[NewRun],
+    house: &AdmissionDeps,
+    occasion: AdmissionContext,
 ) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
     let mut runs: Vec<Run> = vec![];
     for (at, wish) in wishes.iter().enumerate() {
-        match admission::start(tx, wish, house, Occasion { number: at, ..occasion }).await? {
+        match admission::start(tx, wish, house, AdmissionContext { number: at, ..occasion }).await? {
             Ok(admitted) => runs.push(admitted.run),
             Err(refusal) => {
                 for run in runs {

@@ -13,7 +13,7 @@ use crate::db::ListPart;
 use crate::db::items::{self, MOST_COMPARED, NamespaceSearch};
 use crate::db::{Db, DbError, DbResult};
 use crate::domain::Invalid;
-use crate::domain::item::{FoundItem, Inquiry, Item, ItemAddress, ItemDraft, ItemWish, Namespace, Stay};
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemLifetime, ItemQuery, Namespace, NewItem, PreparedItem};
 use crate::domain::machine::Failure;
 use crate::domain::time::Clock;
 use crate::model::ModelError;
@@ -112,7 +112,7 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`]; nothing is written then.
-    pub async fn put(&self, wish: ItemWish) -> Result<(), StoreError> {
+    pub async fn put(&self, wish: NewItem) -> Result<(), StoreError> {
         let draft = self.draft(wish).await?;
         let now = self.0.clock.now();
         self.0
@@ -124,18 +124,18 @@ impl Store {
 
     /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there that
     /// cannot be found.
-    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, StoreError> {
+    async fn draft(&self, wish: NewItem) -> Result<PreparedItem, StoreError> {
         let ttl = match wish.stay {
-            Stay::AsConfigured => self.0.settings.default_ttl,
-            Stay::Forever => None,
-            Stay::For(ttl) => Some(ttl),
+            ItemLifetime::AsConfigured => self.0.settings.default_ttl,
+            ItemLifetime::Forever => None,
+            ItemLifetime::For(ttl) => Some(ttl),
         };
-        let draft = ItemDraft::new(wish.address, wish.value, ttl)?;
+        let draft = PreparedItem::new(wish.address, wish.value, ttl)?;
         let vectors = match &self.0.index {
             Some(index) => index.vectors(&draft.value, &wish.indexing).await?,
             None => vec![],
         };
-        Ok(ItemDraft { vectors, ..draft })
+        Ok(PreparedItem { vectors, ..draft })
     }
 
     /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says otherwise.
@@ -171,8 +171,8 @@ impl Store {
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn search(&self, inquiry: Inquiry, bytes: usize) -> Result<ListPart<FoundItem>, StoreError> {
-        let Inquiry { wanted, query, refresh } = inquiry;
+    pub async fn search(&self, inquiry: ItemQuery, bytes: usize) -> Result<ListPart<FoundItem>, StoreError> {
+        let ItemQuery { wanted, query, refresh } = inquiry;
         let near = match (&self.0.index, query.filter(|query| !query.trim().is_empty())) {
             (Some(index), Some(query)) => Some(index.near(&query).await?),
             (None, _) | (_, None) => None,
@@ -289,14 +289,14 @@ impl Items for Store {
         Self::get(self, address, None).await.map_err(|error| told(error.into()))
     }
 
-    async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
+    async fn search(&self, inquiry: ItemQuery) -> Result<Vec<FoundItem>, Failure> {
         Self::search(self, inquiry, MOST_FOUND_BYTES)
             .await
             .map(ListPart::into_items)
             .map_err(told)
     }
 
-    async fn draft(&self, wish: ItemWish) -> Result<ItemDraft, Failure> {
+    async fn draft(&self, wish: NewItem) -> Result<PreparedItem, Failure> {
         Self::draft(self, wish).await.map_err(told)
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::desk::Desk;
+use super::desk::RunContext;
 use super::worker::Worker;
 use crate::db::{self, DbError, DbResult};
 use crate::domain::idempotency::REMEMBERED;
@@ -58,7 +58,7 @@ impl Worker {
     }
 
     /// Removes the thread of a stateless run, once those who wait for the result have read it.
-    pub(super) async fn clear_away(&self, desk: &Arc<Desk>) {
+    pub(super) async fn clear_away(&self, desk: &Arc<RunContext>) {
         let request = &desk.run.request;
         if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
             return;

@@ -9,13 +9,13 @@ use super::{Runs, StateWriteError};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 
 /// A wish for a thread, checked for shape.
 #[derive(Debug, Clone)]
-pub struct ThreadWish {
+pub struct NewThread {
     /// Its id.
     pub id: ThreadId,
     /// The owner's own notes.
@@ -44,7 +44,7 @@ pub struct NodeWrite {
 
 /// A thread that was just made.
 #[derive(Debug, Clone)]
-pub struct NewThread {
+pub struct CreatedThread {
     /// The thread.
     pub thread: Thread,
     /// The state that the history comes to with which it begins; none without a history.
@@ -59,10 +59,10 @@ impl Runs {
     /// See [`StateWriteError`]; nothing is stored then.
     pub async fn create_thread(
         &self,
-        wish: ThreadWish,
-        key: Option<Key>,
-        shown: fn(&NewThread) -> Kept,
-    ) -> Result<Result<Once<NewThread>, ThreadId>, StateWriteError> {
+        wish: NewThread,
+        key: Option<IdempotencyKey>,
+        shown: fn(&CreatedThread) -> StoredResponse,
+    ) -> Result<Result<Once<CreatedThread>, ThreadId>, StateWriteError> {
         let now = self.0.clock.now();
         let ttl = wish.ttl.or(self.0.retention.threads);
         let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
@@ -79,12 +79,12 @@ impl Runs {
                     return Ok(Err(thread.id));
                 }
                 if history.is_empty() {
-                    return Ok(Ok(NewThread { thread, state: None }));
+                    return Ok(Ok(CreatedThread { thread, state: None }));
                 }
                 history.store(tx, thread.id, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
                 let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
-                Ok(Ok(NewThread {
+                Ok(Ok(CreatedThread {
                     thread: stored,
                     state: machine.head.map(|_| machine.state),
                 }))
@@ -103,9 +103,9 @@ impl Runs {
     pub async fn copy_thread(
         &self,
         from: ThreadId,
-        key: Option<Key>,
-        shown: fn(&NewThread) -> Kept,
-    ) -> DbResult<Option<Once<NewThread>>> {
+        key: Option<IdempotencyKey>,
+        shown: fn(&CreatedThread) -> StoredResponse,
+    ) -> DbResult<Option<Once<CreatedThread>>> {
         self.seen_through(move |runs| async move {
             let to = ThreadId::mint();
             let copied = runs.copy_in_pieces(from, to, key, shown).await;
@@ -124,9 +124,9 @@ impl Runs {
         &self,
         from: ThreadId,
         to: ThreadId,
-        key: Option<Key>,
-        shown: fn(&NewThread) -> Kept,
-    ) -> DbResult<Option<Once<NewThread>>> {
+        key: Option<IdempotencyKey>,
+        shown: fn(&CreatedThread) -> StoredResponse,
+    ) -> DbResult<Option<Once<CreatedThread>>> {
         let now = self.0.clock.now();
         let begun = self
             .0
@@ -156,7 +156,7 @@ impl Runs {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, to, remains, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                Ok(Ok(NewThread {
+                Ok(Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),
                 }))

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 /// The line in which the commits of a run stand.
 #[derive(Default)]
-pub(super) struct Turns(Mutex<Option<oneshot::Receiver<()>>>);
+pub(super) struct CommitOrder(Mutex<Option<oneshot::Receiver<()>>>);
 
 /// The place of a commit in the line. Dropping it lets the next one go ahead.
 pub(super) struct Turn {
@@ -18,7 +18,7 @@ pub(super) struct Turn {
     _next: oneshot::Sender<()>,
 }
 
-impl Turns {
+impl CommitOrder {
     /// The next place.
     pub(super) fn take(&self) -> Turn {
         let (next, after) = oneshot::channel();
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn a_turn_comes_when_the_one_before_is_over_however_that_happens() {
-        let turns = Turns::default();
+        let turns = CommitOrder::default();
         let mut first = turns.take();
         let mut second = turns.take();
         let mut third = turns.take();

@@ -22,11 +22,11 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::address::{AddressRules, Gate};
+use crate::peer::address::{AddressRules, SsrfGuard};
 
 mod signature;
 
-use signature::Key;
+use signature::SigningKey;
 
 /// What the owner of the server decided about webhooks.
 #[derive(Debug, Clone)]
@@ -79,7 +79,7 @@ pub struct Webhooks {
     client: Client,
     rules: Arc<AddressRules>,
     headers: HeaderMap,
-    key: Option<Key>,
+    key: Option<SigningKey>,
     render: Render,
     pub(super) timeout: Duration,
     pub(super) attempts: u32,
@@ -105,7 +105,7 @@ impl Webhooks {
         let client = crate::net::client_builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
-            .dns_resolver(Arc::new(Gate(Arc::clone(&rules))))
+            .dns_resolver(Arc::new(SsrfGuard(Arc::clone(&rules))))
             .connect_timeout(settings.timeout)
             .timeout(settings.timeout)
             .pool_max_idle_per_host(0)
@@ -113,7 +113,7 @@ impl Webhooks {
         let key = settings
             .secret
             .as_ref()
-            .map(|secret| Key::new(secret).ok_or("the secret is empty or not Base64"));
+            .map(|secret| SigningKey::new(secret).ok_or("the secret is empty or not Base64"));
         Ok(Self {
             client,
             rules,

@@ -11,17 +11,17 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::admission::{House, Occasion};
+use super::admission::{AdmissionContext, AdmissionDeps};
 use super::children::Children;
-use super::desk::{Desk, fault};
+use super::desk::{RunContext, fault};
 use super::jobs::JobQueue;
 use super::journal::{LaneJournal, patiently};
-use super::opening::{self, Opening};
+use super::opening::{self, ReadyMachine};
 use super::queue::{QueueRoom, RunBounds};
 use super::registry::Registry;
-use super::turns::Turns;
+use super::turns::CommitOrder;
 use super::{CancelAction, Store, Webhooks};
-use crate::agent::{Breakpoints, Ending, Growth, Journal, Loop, Note, Stop};
+use crate::agent::{Breakpoints, ExitReason, Growth, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
 use crate::db::{self, Db, DbError, DbResult, Engine, Tx};
 use crate::domain::event::Fact;
@@ -94,8 +94,8 @@ pub(super) struct Active {
 }
 
 impl Worker {
-    pub(super) fn new(parts: super::Parts) -> Self {
-        let super::Ground {
+    pub(super) fn new(parts: super::RuntimeParts) -> Self {
+        let super::AgentSources {
             workshop,
             around,
             files: _,
@@ -133,10 +133,10 @@ impl Worker {
         }
     }
 
-    pub(super) fn house(&self) -> House {
+    pub(super) fn house(&self) -> AdmissionDeps {
         let registry = Arc::clone(&self.registry);
         let webhooks = Arc::clone(&self.webhooks);
-        House {
+        AdmissionDeps {
             registry,
             webhooks,
             sizes: self.sizes,
@@ -145,11 +145,11 @@ impl Worker {
     }
 
     /// How a wish is met now, if its run has to wait for its turn.
-    pub(super) fn occasion(&self) -> Occasion {
+    pub(super) fn occasion(&self) -> AdmissionContext {
         let most_waiting = self.bounds.waiting_on_thread;
         let now = self.clock.now();
         let ttl = self.retention.threads;
-        Occasion {
+        AdmissionContext {
             worker: None,
             now,
             ttl,
@@ -282,8 +282,8 @@ impl Worker {
         None
     }
 
-    fn desk(&self, Claim { run, fence, crashes }: Claim) -> Desk {
-        Desk {
+    fn desk(&self, Claim { run, fence, crashes }: Claim) -> RunContext {
+        RunContext {
             db: self.db.clone(),
             log: self.events.log(run.thread),
             metrics: self.metrics.clone(),
@@ -295,7 +295,7 @@ impl Worker {
             crashes,
             has_company: self.has_company.load(Ordering::Acquire),
             registry: Arc::clone(&self.registry),
-            turns: Turns::default(),
+            turns: CommitOrder::default(),
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),
             ledger: OnceLock::new(),
@@ -304,7 +304,7 @@ impl Worker {
     }
 
     /// Drives a run to where it ends, and writes down how, unless the loop itself did.
-    async fn work(self: &Arc<Self>, desk: &Arc<Desk>, stop: CancellationToken) {
+    async fn work(self: &Arc<Self>, desk: &Arc<RunContext>, stop: CancellationToken) {
         let run = &desk.run;
         // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
         if desk.crashes >= MAX_CRASHES {
@@ -333,7 +333,7 @@ impl Worker {
                 return self.not_loaded(desk, &error).await;
             }
         };
-        let Opening {
+        let ReadyMachine {
             mut machine,
             notes,
             segment,
@@ -367,32 +367,32 @@ impl Worker {
             driving.drive(&mut machine, notes).await
         };
         match driven {
-            Ok(Ending::Done | Ending::Failed(_) | Ending::Parked(_) | Ending::Paused) => {}
-            Err(Stop::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
-            Err(Stop::Away) => self.give_back(desk).await,
-            Err(Stop::Fault(failure)) => self.fail(desk, &machine, failure).await,
-            Err(Stop::Cancelled) => self.cancelled(desk, &machine, &journal).await,
+            Ok(LoopOutcome::Done | LoopOutcome::Failed(_) | LoopOutcome::Parked(_) | LoopOutcome::Paused) => {}
+            Err(ExitReason::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
+            Err(ExitReason::Away) => self.give_back(desk).await,
+            Err(ExitReason::Fault(failure)) => self.fail(desk, &machine, failure).await,
+            Err(ExitReason::Cancelled) => self.cancelled(desk, &machine, &journal).await,
         }
     }
 
     /// Ends a run for which something cannot be read, or gives it back when the database did not answer.
-    async fn not_loaded(&self, desk: &Arc<Desk>, error: &DbError) {
+    async fn not_loaded(&self, desk: &Arc<RunContext>, error: &DbError) {
         if error.is_corrupt() {
             return self.fail(desk, &Machine::default(), db::runs::unreadable(error)).await;
         }
         match fault(desk.run.id, error) {
-            Stop::Fault(failure) => self.fail(desk, &Machine::default(), failure).await,
-            Stop::Away | Stop::LeaseLost | Stop::Cancelled => self.give_back(desk).await,
+            ExitReason::Fault(failure) => self.fail(desk, &Machine::default(), failure).await,
+            ExitReason::Away | ExitReason::LeaseLost | ExitReason::Cancelled => self.give_back(desk).await,
         }
     }
 
-    async fn fail(&self, desk: &Arc<Desk>, machine: &Machine, failure: Failure) {
+    async fn fail(&self, desk: &Arc<RunContext>, machine: &Machine, failure: Failure) {
         let mut notes = vec![];
         match opening::open_log(desk).await {
             Ok(true) => {
                 let base = machine.head;
                 let attempt = desk.run.attempt;
-                notes.push(Note::Fact(Fact::Started {
+                notes.push(PendingWrite::Fact(Fact::Started {
                     base,
                     attempt,
                     resumed: false,
@@ -405,7 +405,7 @@ impl Worker {
             }
         }
         let journal = LaneJournal::main(Arc::clone(desk), None, (CancellationToken::new(), None));
-        notes.push(Note::Fact(Fact::over(RunStatus::Error, Some(failure))));
+        notes.push(PendingWrite::Fact(Fact::over(RunStatus::Error, Some(failure))));
         if let Err(stop) = journal.commit(machine, notes).await {
             tracing::error!(run = %desk.run.id, ?stop, "could not store that a run failed");
             self.give_back(desk).await;
@@ -413,13 +413,13 @@ impl Worker {
     }
 
     /// A loop was told to stop: by a client, or because the server goes down.
-    async fn cancelled(&self, desk: &Arc<Desk>, machine: &Machine, journal: &LaneJournal) {
+    async fn cancelled(&self, desk: &Arc<RunContext>, machine: &Machine, journal: &LaneJournal) {
         let wanted = self.active().get(&desk.run.id).and_then(|active| active.wanted);
         let done = match wanted {
             Some(CancelAction::Interrupt) => {
                 let error = Some(Failure::cancelled());
                 let ended = Fact::over(RunStatus::Interrupted, error);
-                let stored = journal.commit(machine, vec![Note::Fact(ended)]).await;
+                let stored = journal.commit(machine, vec![PendingWrite::Fact(ended)]).await;
                 stored.map_err(|stop| format!("{stop:?}"))
             }
             Some(CancelAction::Rollback) => patiently(desk.run.id, || self.roll_back(desk))
@@ -436,7 +436,7 @@ impl Worker {
 
     /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run
     /// belongs to its worker for as long as that lives.
-    async fn give_back(&self, desk: &Arc<Desk>) {
+    async fn give_back(&self, desk: &Arc<RunContext>) {
         while self
             .shutdown
             .soft()
@@ -452,7 +452,7 @@ impl Worker {
     }
 
     /// Gives a run back, for the next process to go on with.
-    async fn release(&self, desk: &Arc<Desk>) -> DbResult<()> {
+    async fn release(&self, desk: &Arc<RunContext>) -> DbResult<()> {
         let run = desk.run.id;
         let worker = desk.worker;
         let fence = desk.fence;

@@ -4,11 +4,11 @@ use super::ahead::CheckedWrite;
 use super::registry::Registry;
 use super::{StateWriteError, Superstep};
 use crate::agent::Agent;
-use crate::db::checkpoints::Placed;
+use crate::db::checkpoints::NewCheckpoint;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::checkpoint::Entry;
-use crate::domain::checkpoint::{Lane, Source};
+use crate::domain::checkpoint::{CheckpointSource, Lane};
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
@@ -71,9 +71,9 @@ pub(super) async fn write(
     let entry = if is_aside {
         machine.noted(&plan, update, CheckpointId::mint())
     } else {
-        machine.written(&plan, Source::Update, &node, update, CheckpointId::mint())
+        machine.written(&plan, CheckpointSource::Update, &node, update, CheckpointId::mint())
     };
-    let placed = Placed {
+    let placed = NewCheckpoint {
         thread,
         lane: Lane::Main,
         seq,
@@ -216,7 +216,7 @@ impl History {
             if !knows(plan, &last) {
                 return Err(StateWriteError::NoNode(last));
             }
-            let entry = machine.written(plan, Source::Update, &last, update, CheckpointId::mint());
+            let entry = machine.written(plan, CheckpointSource::Update, &last, update, CheckpointId::mint());
             steps.push((entry, machine.position.clone()));
         }
         let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;
@@ -230,16 +230,20 @@ impl History {
 
     /// Stores it as that of a new thread.
     pub(super) async fn store(&self, tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
-        let placed = self.steps.iter().zip(1..).map(|((entry, position), seq)| Placed {
-            thread,
-            lane: Lane::Main,
-            seq,
-            segment: None,
-            run: None,
-            entry,
-            position,
-            at: now,
-        });
+        let placed = self
+            .steps
+            .iter()
+            .zip(1..)
+            .map(|((entry, position), seq)| NewCheckpoint {
+                thread,
+                lane: Lane::Main,
+                seq,
+                segment: None,
+                run: None,
+                entry,
+                position,
+                at: now,
+            });
         db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
         let status = (!self.is_done).then_some(ThreadStatus::Interrupted);
         db::threads::set(

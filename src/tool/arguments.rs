@@ -8,7 +8,7 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use serde_json::{Map, Value};
 use tokio::runtime::RuntimeFlavor;
 
-use crate::domain::schema::{Schema, Verdict};
+use crate::domain::schema::{Schema, SchemaCheck};
 use crate::model::ToolSpec;
 
 /// The maximum number of invalid fields that one error text names.
@@ -47,9 +47,9 @@ impl ArgumentCheck {
         let args = Value::Object(args.clone());
         let verdict = aside(compiled.takes_long(&args), || compiled.judge(&args));
         let mut lines: Vec<String> = match verdict {
-            Verdict::Fits => return Ok(()),
-            Verdict::Wrong(errors) => errors.iter().flat_map(error_lines).collect(),
-            Verdict::Unexplained(reason) => vec![format!("- the whole {reason}")],
+            SchemaCheck::Fits => return Ok(()),
+            SchemaCheck::Wrong(errors) => errors.iter().flat_map(error_lines).collect(),
+            SchemaCheck::Unexplained(reason) => vec![format!("- the whole {reason}")],
         };
         lines.dedup();
         let left_out = lines.len().saturating_sub(MAX_LINES);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::domain::limits::{Change, Limits, Spending, Usage};
+use crate::domain::limits::{Limits, Spending, Usage, UsageChange};
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, Role};
 use crate::domain::time::Timestamp;
@@ -16,7 +16,7 @@ use crate::tool::Halt;
 mod background;
 mod pool;
 
-pub use pool::{Pool, Refused};
+pub use pool::{Refused, SharedBudget};
 
 /// The class of the error that ends a run at a limit.
 pub const LIMIT_EXCEEDED: &str = "LimitExceededError";
@@ -130,12 +130,12 @@ struct TreeBudget {
     limits: Limits,
     meter: Meter,
     /// The counters that are shared with runs on other threads.
-    pool: Option<Arc<dyn Pool>>,
+    pool: Option<Arc<dyn SharedBudget>>,
 }
 
 /// The limit that an action would exceed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exceeded {
+pub struct LimitReached {
     /// The name of the limit.
     pub limit: &'static str,
     /// Its value.
@@ -144,7 +144,7 @@ pub struct Exceeded {
     pub of_tree: bool,
 }
 
-impl fmt::Display for Exceeded {
+impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = if self.of_tree {
             "this run and its subagents together"
@@ -156,8 +156,8 @@ impl fmt::Display for Exceeded {
 }
 
 /// A run ends that may not go on.
-impl From<Exceeded> for Halt {
-    fn from(exceeded: Exceeded) -> Self {
+impl From<LimitReached> for Halt {
+    fn from(exceeded: LimitReached) -> Self {
         Self::Fail(Failure::new(LIMIT_EXCEEDED, exceeded.to_string()))
     }
 }
@@ -169,7 +169,7 @@ impl Budget {
     }
 
     /// Creates the budget of a main agent that shares `pool` with runs on other threads.
-    pub fn of_member(limits: Limits, meter: Arc<Meter>, whole: Meter, pool: Option<Arc<dyn Pool>>) -> Self {
+    pub fn of_member(limits: Limits, meter: Arc<Meter>, whole: Meter, pool: Option<Arc<dyn SharedBudget>>) -> Self {
         let of_tree = limits.tree.as_deref().cloned().unwrap_or_default();
         let max_depth = limits
             .depth
@@ -205,7 +205,7 @@ impl Budget {
     ///
     /// # Errors
     /// The limit that the action would exceed; nothing is counted then.
-    pub fn spend(&self, spending: Spending, now: Timestamp) -> Result<(), Exceeded> {
+    pub fn spend(&self, spending: Spending, now: Timestamp) -> Result<(), LimitReached> {
         let TreeBudget {
             limits,
             meter: whole,
@@ -215,7 +215,7 @@ impl Budget {
         let mut all = whole.counts();
         let check = |of_tree, limits: &Limits, used: Usage, under_way| {
             let exceeded = limits.broken_by(spending, &used, under_way);
-            exceeded.map_or(Ok(()), |(limit, value)| Err(Exceeded { limit, value, of_tree }))
+            exceeded.map_or(Ok(()), |(limit, value)| Err(LimitReached { limit, value, of_tree }))
         };
         let in_background = own.in_background;
         check(
@@ -239,9 +239,9 @@ impl Budget {
     ///
     /// # Errors
     /// As [`Budget::spend`].
-    pub fn spend_child(&self, depth: u32, now: Timestamp) -> Result<(), Exceeded> {
+    pub fn spend_child(&self, depth: u32, now: Timestamp) -> Result<(), LimitReached> {
         if depth > self.max_depth {
-            return Err(Exceeded {
+            return Err(LimitReached {
                 limit: "depth",
                 value: self.max_depth.to_string(),
                 of_tree: true,
@@ -252,11 +252,11 @@ impl Budget {
 
     /// Returns the remaining running time by the limits of the run and of the tree, and the limit to report when it is
     /// used up; `None` if there is no limit.
-    pub fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)> {
+    pub fn time_left(&self, now: Timestamp) -> Option<(Duration, LimitReached)> {
         let remaining = |of_tree: bool, limits: &Limits, meter: &Meter| {
             let limit = limits.wall_s?;
             let seconds = (limit - meter.with_before(&meter.counts(), now).seconds).max(0.0);
-            let exceeded = Exceeded {
+            let exceeded = LimitReached {
                 limit: "wall_s",
                 value: limit.to_string(),
                 of_tree,
@@ -276,7 +276,7 @@ impl Budget {
     ///
     /// # Errors
     /// The limit, if the time is used up; `work` is dropped then.
-    pub async fn in_time<T>(&self, now: Timestamp, work: impl Future<Output = T>) -> Result<T, Exceeded> {
+    pub async fn in_time<T>(&self, now: Timestamp, work: impl Future<Output = T>) -> Result<T, LimitReached> {
         match self.time_left(now) {
             None => Ok(work.await),
             Some((time, exceeded)) => tokio::time::timeout(time, work).await.map_err(|_| exceeded),
@@ -306,10 +306,10 @@ impl Budget {
         let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let input_tokens = whole(input);
         let output_tokens = whole(output);
-        self.record(Change {
+        self.record(UsageChange {
             input_tokens,
             output_tokens,
-            ..Change::default()
+            ..UsageChange::default()
         });
     }
 
@@ -318,22 +318,22 @@ impl Budget {
         for meter in [&*self.meter, &self.tree.meter] {
             meter.counts().under_way += 1;
         }
-        self.record(Change {
+        self.record(UsageChange {
             under_way: 1,
-            ..Change::default()
+            ..UsageChange::default()
         });
     }
 
     /// Counts the end of a subagent.
     pub fn child_done(&self) {
         self.child_stopped();
-        self.record(Change {
+        self.record(UsageChange {
             under_way: -1,
-            ..Change::default()
+            ..UsageChange::default()
         });
     }
 
-    fn record(&self, change: Change) {
+    fn record(&self, change: UsageChange) {
         if let Some(pool) = self.pool() {
             pool.note(change);
         }

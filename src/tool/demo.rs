@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
@@ -88,7 +88,7 @@ impl Tool for Demo {
             Action::Lookup => lookup(argument(call, "query")),
             Action::Publish => publish(argument(call, "title"), argument(call, "text")),
         };
-        Ok(CallOutcome::Answer(Answer::message(Message::tool(
+        Ok(CallOutcome::Answer(ToolOutput::message(Message::tool(
             call,
             ToolStatus::Success,
             text,

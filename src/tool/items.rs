@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 
-use crate::domain::item::{FoundItem, Inquiry, Item, ItemAddress, ItemDraft, ItemWish};
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemQuery, NewItem, PreparedItem};
 use crate::domain::machine::Failure;
 
 /// Read access to the Store, and preparation of items to write.
@@ -19,30 +19,30 @@ pub trait Items: Send + Sync {
     ///
     /// # Errors
     /// When the inquiry is invalid, or the Store or its embedding model fails.
-    async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure>;
+    async fn search(&self, inquiry: ItemQuery) -> Result<Vec<FoundItem>, Failure>;
 
-    /// Prepares an item for a write; the tool puts it into [`Answer::changes`](crate::domain::call::Answer).
+    /// Prepares an item for a write; the tool puts it into [`Answer::changes`](crate::domain::call::ToolOutput).
     ///
     /// # Errors
     /// When the item is invalid, or the embedding model fails.
-    async fn draft(&self, item: ItemWish) -> Result<ItemDraft, Failure>;
+    async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure>;
 }
 
 /// An in-memory Store for tests. Items never expire, and searches ignore the query text.
 #[cfg(test)]
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ItemsInMemory(std::sync::Arc<std::sync::Mutex<Vec<Item>>>);
+pub(crate) struct InMemoryItems(std::sync::Arc<std::sync::Mutex<Vec<Item>>>);
 
 #[cfg(test)]
-impl ItemsInMemory {
+impl InMemoryItems {
     /// Applies a change.
     pub(crate) fn apply(&self, change: &crate::domain::item::ItemChange) {
         use crate::domain::item::ItemChange;
         use crate::domain::time::Timestamp;
         let mut items = self.0.lock().expect("the lock is never poisoned");
-        let (ItemChange::Put(ItemDraft { address, .. }) | ItemChange::Delete(address)) = change;
+        let (ItemChange::Put(PreparedItem { address, .. }) | ItemChange::Delete(address)) = change;
         items.retain(|item| item.address != *address);
-        if let ItemChange::Put(ItemDraft { address, value, .. }) = change {
+        if let ItemChange::Put(PreparedItem { address, value, .. }) = change {
             let address = address.clone();
             let value = value.clone();
             let at = Timestamp(0);
@@ -59,7 +59,7 @@ impl ItemsInMemory {
 
 #[cfg(test)]
 #[async_trait]
-impl Items for ItemsInMemory {
+impl Items for InMemoryItems {
     async fn get(&self, address: ItemAddress) -> Result<Option<Item>, Failure> {
         Ok(self
             .0
@@ -70,7 +70,7 @@ impl Items for ItemsInMemory {
             .cloned())
     }
 
-    async fn search(&self, inquiry: Inquiry) -> Result<Vec<FoundItem>, Failure> {
+    async fn search(&self, inquiry: ItemQuery) -> Result<Vec<FoundItem>, Failure> {
         let prefix = inquiry.wanted.prefix;
         let items = self.0.lock().expect("the lock is never poisoned");
         let within = items
@@ -84,8 +84,8 @@ impl Items for ItemsInMemory {
             .collect())
     }
 
-    async fn draft(&self, item: ItemWish) -> Result<ItemDraft, Failure> {
-        ItemDraft::new(item.address, item.value, None)
+    async fn draft(&self, item: NewItem) -> Result<PreparedItem, Failure> {
+        PreparedItem::new(item.address, item.value, None)
             .map_err(|error| Failure::new("InvalidItemError", error.to_string()))
     }
 }

@@ -13,11 +13,11 @@ use serde_json::Value;
 
 use crate::definition::mcp::ToolNames;
 use crate::definition::{AfterCrash, OnError};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::interrupt::Question;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, ToolCall};
-use crate::domain::run::Order;
+use crate::domain::run::DelegatedTask;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
@@ -41,7 +41,7 @@ pub use items::Items;
 pub use program::Runnable;
 pub use scope::Scope;
 pub use slots::CallSlots;
-pub use voice::{Voice, Word};
+pub use voice::{ProgressEvent, ProgressSink};
 
 /// A tool.
 #[async_trait]
@@ -76,7 +76,7 @@ pub trait Tool: Send + Sync {
 #[derive(Debug, Clone, PartialEq)]
 pub enum CallOutcome {
     /// A result.
-    Answer(Answer),
+    Answer(ToolOutput),
     /// A subagent shall find the result.
     Delegate(Delegation),
 }
@@ -87,15 +87,15 @@ pub struct Delegation {
     /// The subagent's name.
     pub subagent: String,
     /// The work.
-    pub order: Order,
+    pub order: DelegatedTask,
 }
 
 impl Delegation {
     /// Hands `work` to the subagent of this name. All that it is told is `work`.
     pub fn to(subagent: impl Into<String>, work: impl Into<String>) -> Self {
-        let order = Order {
+        let order = DelegatedTask {
             description: work.into(),
-            ..Order::default()
+            ..DelegatedTask::default()
         };
         Self {
             subagent: subagent.into(),
@@ -282,7 +282,7 @@ mod tests {
         }
 
         async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
-            Ok(CallOutcome::Answer(Answer::error(call, "")))
+            Ok(CallOutcome::Answer(ToolOutput::error(call, "")))
         }
     }
 

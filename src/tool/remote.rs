@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use super::{CallOutcome, Delegation, Halt, Scope, Tool};
 use crate::definition::{AfterCrash, OnError, ToolDefinition};
 use crate::domain::Invalid;
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::input::read_initial;
 use crate::domain::json_limits::read_foreign;
 use crate::domain::machine::Failure;
@@ -453,7 +453,7 @@ fn result(call: &ToolCall, content: Content, artifact: Option<Value>, update: Up
         name: Some(call.name.clone()),
         ..Message::new(role, content)
     };
-    let mut answer = Answer::message(message);
+    let mut answer = ToolOutput::message(message);
     answer.writes.merge(update);
     CallOutcome::Answer(answer)
 }

@@ -14,7 +14,7 @@ use crate::domain::visibility::Visibility;
 use crate::tool::background::Tasks;
 use crate::tool::budget::Budget;
 use crate::tool::program::ProgramScope;
-use crate::tool::{CallSlots, Items, Voice};
+use crate::tool::{CallSlots, Items, ProgressSink};
 
 /// The context of one agent of a run. Cheap to clone.
 #[derive(Clone)]
@@ -59,7 +59,7 @@ pub struct Scope {
     /// The limits on simultaneous calls.
     pub slots: CallSlots,
     /// Sends progress to clients while the run goes on.
-    pub voice: Voice,
+    pub voice: ProgressSink,
     /// The JSON Schema (`response_format`) that a program's result has to match, if the delegating agent requires one.
     pub form: Option<Arc<Value>>,
     /// The answer to the question that the hook, call or program asked before, when it runs again; of several the first.
@@ -116,7 +116,7 @@ impl Scope {
             context: Arc::new(Map::from_iter([("user".to_owned(), Value::from("u1"))])),
             context_scoping: ContextScoping::default(),
             clock: Arc::new(crate::domain::time::ManualClock::starting_at(now)),
-            store: Arc::new(crate::tool::items::ItemsInMemory::default()),
+            store: Arc::new(crate::tool::items::InMemoryItems::default()),
             tasks: Arc::new(crate::tool::background::NoTasks),
             task: Some(TaskId(uuid::Uuid::from_u128(4))),
             step_limit: None,
@@ -124,7 +124,7 @@ impl Scope {
             stop: CancellationToken::new(),
             budget: Budget::endless(now),
             slots: CallSlots::default(),
-            voice: Voice::default(),
+            voice: ProgressSink::default(),
             form: None,
             answer: None,
             question: None,

@@ -7,11 +7,11 @@ use serde_json::{Map, Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
 use crate::domain::Invalid;
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::item::{
-    Filter, FoundItem, Indexing, Inquiry, Item, ItemAddress, ItemChange, ItemError, ItemSearch, ItemWish, Namespace,
-    Stay,
+    FoundItem, Indexing, Item, ItemAddress, ItemChange, ItemError, ItemFilter, ItemLifetime, ItemQuery, ItemSearch,
+    Namespace, NewItem,
 };
 use crate::domain::machine::Failure;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -147,10 +147,10 @@ impl StoreTool {
                     .and_then(Value::as_object)
                     .cloned()
                     .unwrap_or_default();
-                let wish = ItemWish {
+                let wish = NewItem {
                     address,
                     value,
-                    stay: Stay::default(),
+                    stay: ItemLifetime::default(),
                     indexing: Indexing::default(),
                 };
                 (
@@ -184,7 +184,7 @@ async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<Strin
     };
     let filter = asked.get("filter").and_then(Value::as_object);
     let filter = filter
-        .map(|filter| Filter::read("filter", filter))
+        .map(|filter| ItemFilter::read("filter", filter))
         .transpose()
         .map_err(|error| invalid(&error))?;
     let wanted = ItemSearch {
@@ -196,7 +196,7 @@ async fn search(scope: &Scope, place: Namespace, depth: usize, asked: &Map<Strin
     let query = asked.get("query").and_then(Value::as_str).map(str::to_owned);
     let found = scope
         .store
-        .search(Inquiry {
+        .search(ItemQuery {
             wanted,
             query,
             refresh: None,
@@ -243,8 +243,8 @@ impl Tool for StoreTool {
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let (text, changes) = self.carry_out(scope, &call.args).await.map_err(Halt::Fail)?;
-        let answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
-        Ok(CallOutcome::Answer(Answer { changes, ..answer }))
+        let answer = ToolOutput::message(Message::tool(call, ToolStatus::Success, text));
+        Ok(CallOutcome::Answer(ToolOutput { changes, ..answer }))
     }
 }
 

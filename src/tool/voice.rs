@@ -15,11 +15,11 @@ const UNHEARD: usize = 64;
 /// Clients get it in the order in which it was told and before the result of whoever told it. A step that a crash makes the
 /// server repeat tells it again.
 #[derive(Clone)]
-pub struct Voice(Arc<Line>);
+pub struct ProgressSink(Arc<Line>);
 
 /// What is told.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Word {
+pub enum ProgressEvent {
     /// Any JSON. It is stored before clients see it.
     Custom(Value),
     /// A piece of what a call will come to. It is not stored: the result supersedes it.
@@ -32,11 +32,11 @@ pub enum Word {
 }
 
 struct Line {
-    mouth: mpsc::Sender<Word>,
-    ear: Mutex<mpsc::Receiver<Word>>,
+    mouth: mpsc::Sender<ProgressEvent>,
+    ear: Mutex<mpsc::Receiver<ProgressEvent>>,
 }
 
-impl Default for Voice {
+impl Default for ProgressSink {
     fn default() -> Self {
         let (mouth, ear) = mpsc::channel(UNHEARD);
         Self(Arc::new(Line {
@@ -46,13 +46,13 @@ impl Default for Voice {
     }
 }
 
-impl Voice {
+impl ProgressSink {
     /// Tells clients `value`, any JSON. Waits while too much is told at once.
     ///
     /// What exceeds the limits of JSON from outside is not told, since it could not be read back from the log.
     pub async fn tell(&self, mut value: Value) {
         match json_limits::admit(&mut value) {
-            Ok(()) => self.say(Word::Custom(value)).await,
+            Ok(()) => self.say(ProgressEvent::Custom(value)).await,
             Err(exceeded) => tracing::warn!(%exceeded, "what a tool wanted to tell clients was left out"),
         }
     }
@@ -60,25 +60,25 @@ impl Voice {
     /// Tells clients, who may want to show it at once, the next piece of the text that the call of this id will come to.
     /// Waits while too much is told at once.
     pub async fn tell_output(&self, call: &str, text: impl Into<String>) {
-        self.say(Word::Output {
+        self.say(ProgressEvent::Output {
             call: call.to_owned(),
             text: json_limits::without_nul(text.into()),
         })
         .await;
     }
 
-    async fn say(&self, word: Word) {
+    async fn say(&self, word: ProgressEvent) {
         // The other end lives as long as this one.
         let _ = self.0.mouth.send(word).await;
     }
 
     /// Waits for the next word.
-    pub async fn heard(&self) -> Option<Word> {
+    pub async fn heard(&self) -> Option<ProgressEvent> {
         self.0.ear.lock().await.recv().await
     }
 
     /// What was told and not heard yet.
-    pub fn unheard(&self) -> Vec<Word> {
+    pub fn unheard(&self) -> Vec<ProgressEvent> {
         let Ok(mut ear) = self.0.ear.try_lock() else {
             return vec![];
         };

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Delegating, Shares};
+use super::{Delegating, SharedState};
 use crate::definition::enclosed::seen;
 use crate::definition::mcp::McpOwner;
-use crate::definition::{self, AgentSpec, Enclosed, SkillSource, SubagentDefinition, SystemPrompt};
+use crate::definition::{self, AgentSpec, BundledFiles, SkillSource, SubagentDefinition, SystemPrompt};
 use crate::domain::background::BackgroundAgent;
 use crate::middleware::Middleware;
 use crate::middleware::memory::Memory;
 use crate::middleware::skills::Skills;
-use crate::tool::files::{StateFiles, WithEnclosed, Workspace};
+use crate::tool::files::{FileWorkspace, StateFiles, WithEnclosed};
 
 /// What one agent is to be, and what it is made with on this server.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub(super) struct Draft {
     pub(super) spec: AgentSpec,
     /// Whose MCP servers it may name.
     pub(super) servers: McpOwner,
-    pub(super) shares: Shares,
+    pub(super) shares: SharedState,
     /// Whether who delegates may write the instructions.
     pub(super) ordered_prompt: bool,
     pub(super) delegations: Option<Delegating>,
@@ -50,7 +50,7 @@ impl Draft {
     }
 
     /// The files of the definition that are this agent's own.
-    fn own_files(&self) -> Arc<Enclosed> {
+    fn own_files(&self) -> Arc<BundledFiles> {
         let named = self
             .spec
             .skills
@@ -62,7 +62,7 @@ impl Draft {
     }
 
     /// Where its file tools work.
-    pub(super) fn workspace(&self) -> Arc<dyn Workspace> {
+    pub(super) fn workspace(&self) -> Arc<dyn FileWorkspace> {
         let own = self.own_files();
         if own.is_empty() {
             Arc::new(StateFiles)
@@ -79,7 +79,7 @@ impl Draft {
         if !self.spec.skills.is_empty() {
             let skills = Skills::new(&self.spec.skills, Arc::clone(&own), &self.spec.skill_tools);
             let folders = self.spec.skills.iter().map(SkillSource::seen).collect();
-            let alone: Arc<dyn Workspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
+            let alone: Arc<dyn FileWorkspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
             policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
         }
         if !self.spec.memory.is_empty() {

@@ -13,10 +13,10 @@ use crate::domain::thread::Thread;
 
 /// The agents of this server at one moment.
 #[derive(Default)]
-pub struct Agents(BTreeMap<String, Arc<Known>>);
+pub struct Agents(BTreeMap<String, Arc<RegisteredAgent>>);
 
-impl FromIterator<Arc<Known>> for Agents {
-    fn from_iter<I: IntoIterator<Item = Arc<Known>>>(all: I) -> Self {
+impl FromIterator<Arc<RegisteredAgent>> for Agents {
+    fn from_iter<I: IntoIterator<Item = Arc<RegisteredAgent>>>(all: I) -> Self {
         Self(all.into_iter().map(|known| (known.graph_id.clone(), known)).collect())
     }
 }
@@ -26,7 +26,7 @@ type Build = dyn Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync;
 
 /// An agent, and what the server knows about it besides.
 #[derive(Clone)]
-pub struct Known {
+pub struct RegisteredAgent {
     /// The key of its definition.
     pub graph_id: String,
     /// The content of its definition.
@@ -48,7 +48,7 @@ pub struct Known {
     alone: Arc<OnceLock<Arc<Agent>>>,
 }
 
-impl Known {
+impl RegisteredAgent {
     /// The agent of a definition, which may be that of the owner of this server; `build` builds it once more, as it may
     /// delegate or not and as the form of its result is.
     pub(super) fn new(
@@ -107,17 +107,17 @@ impl Known {
 
 impl Agents {
     /// The agent of this definition.
-    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<Known>> {
+    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<RegisteredAgent>> {
         self.0.get(graph_id)
     }
 
     /// The agent that worked on a thread last, as it is defined now.
-    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<Known>> {
+    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<RegisteredAgent>> {
         self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
     }
 
     /// The agent that a run was admitted for, as it is defined now.
-    pub fn of_run(&self, run: &Run) -> Option<&Arc<Known>> {
+    pub fn of_run(&self, run: &Run) -> Option<&Arc<RegisteredAgent>> {
         match &run.request.agent {
             Some(agent) => self.0.get(&agent.graph_id),
             None => self.0.values().find(|known| known.assistant == run.assistant),
@@ -125,7 +125,7 @@ impl Agents {
     }
 
     /// All of them, by `graph_id`.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<Known>> {
+    pub fn all(&self) -> impl Iterator<Item = &Arc<RegisteredAgent>> {
         self.0.values()
     }
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{STEP_LIMIT, Workshop};
-use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, Shares};
-use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, Mode, SubagentDefinition};
+use super::{AgentFactory, STEP_LIMIT};
+use crate::agent::{Agent, AgentKind, AgentProgram, RemoteIdentity, SharedState};
+use crate::definition::{AfterCrash, AgentDefinition, AnswerFormat, SubagentDefinition, SubagentMode};
 use crate::domain::field::DeclaredFields;
 use crate::domain::machine::{Failure, MODEL, Plan, RUNNABLE};
 use crate::domain::state::{State, Update};
@@ -14,7 +14,7 @@ use crate::middleware::structured::native::NativeAnswer;
 use crate::peer::RemoteAgent;
 use crate::tool::{Halt, Runnable, Scope};
 
-impl Workshop {
+impl AgentFactory {
     /// The agent of a subagent that is the registered program `name`.
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
         let missing = || {
@@ -77,8 +77,8 @@ fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFi
         },
         limits: subagent.limits.clone().unwrap_or_default(),
         declared,
-        is_fork: subagent.mode == Mode::Fork,
-        shares: Shares::default(),
+        is_fork: subagent.mode == SubagentMode::Fork,
+        shares: SharedState::default(),
         display_text: subagent.display_text.clone(),
         initial: subagent.beginning(),
         kind: AgentKind::Program(own),

@@ -8,18 +8,18 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use crate::agent::assemble::plan;
-use crate::agent::roster::{Build, Roster};
-use crate::agent::{Agent, AgentKind, ModelLoop, Shares};
+use crate::agent::roster::{Build, SubagentRegistry};
+use crate::agent::{Agent, AgentKind, ModelLoop, SharedState};
 use crate::definition::{AfterCrash, ApprovalRule, OnError};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::interrupt::{Question, QuestionKind};
-use crate::domain::machine::{Failure, Moment};
+use crate::domain::machine::{Failure, HookPoint};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::Order;
+use crate::domain::run::DelegatedTask;
 use crate::domain::state::{File, State, Update};
 use crate::middleware::approval::Approval;
-use crate::middleware::delegation::{Menu, SubagentCard, Subagents};
-use crate::middleware::{Middleware, Reaction};
+use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
+use crate::middleware::{HookResult, Middleware};
 use crate::model::ToolSpec;
 use crate::model::scripted::Scripted;
 use crate::tool::{ArgumentCheck, CallOutcome, Delegation, Halt, Scope, Tool, Toolbox};
@@ -143,9 +143,9 @@ impl Tool for Act {
                     .unwrap_or_default()
                     .to_owned()
             };
-            let order = Order {
+            let order = DelegatedTask {
                 description: text("description"),
-                ..Order::default()
+                ..DelegatedTask::default()
             };
             return Ok(CallOutcome::Delegate(Delegation {
                 subagent: text("subagent_type"),
@@ -175,7 +175,7 @@ impl Tool for Act {
             Some(answer) => format!("{name} {}: {answer}", call.id),
             None => format!("{name} {}", call.id),
         };
-        let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+        let mut answer = ToolOutput::message(Message::tool(call, ToolStatus::Success, text));
         if let Some(path) = call.args.get("path").and_then(Value::as_str) {
             let file = (name == JOT).then(|| Arc::new(File::text(call.id.as_str(), scope.now())));
             answer.writes.merge(Update {
@@ -196,16 +196,16 @@ impl Middleware for Tally {
         "Tally"
     }
 
-    fn moments(&self) -> &[Moment] {
+    fn moments(&self) -> &[HookPoint] {
         &[
-            Moment::BeforeAgent,
-            Moment::BeforeModel,
-            Moment::AfterModel,
-            Moment::AfterAgent,
+            HookPoint::BeforeAgent,
+            HookPoint::BeforeModel,
+            HookPoint::AfterModel,
+            HookPoint::AfterAgent,
         ]
     }
 
-    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let count = state.fields.get(moment.word()).and_then(Value::as_u64).unwrap_or(0);
         Ok(Update::field(moment.word(), json!(count + 1)).into())
     }
@@ -215,17 +215,17 @@ impl Middleware for Tally {
 pub(super) fn agent_of(
     name: &str,
     world: &Arc<World>,
-    roster: Option<Arc<Roster>>,
+    roster: Option<Arc<SubagentRegistry>>,
     mut stack: Vec<Arc<dyn Middleware>>,
 ) -> Agent {
     if roster.is_some() {
-        let card = |name: &str| SubagentCard {
+        let card = |name: &str| SubagentSummary {
             name: name.to_owned(),
-            ..SubagentCard::default()
+            ..SubagentSummary::default()
         };
-        stack.push(Arc::new(Subagents::new(&Menu {
+        stack.push(Arc::new(Subagents::new(&SubagentList {
             cards: ["one", "two"].map(card).to_vec(),
-            ..Menu::default()
+            ..SubagentList::default()
         })));
     }
     let acts = TOOLS.map(|name| {
@@ -257,7 +257,7 @@ pub(super) fn agent_of(
         limits: crate::domain::limits::Limits::default(),
         declared: crate::domain::field::DeclaredFields::default(),
         is_fork: false,
-        shares: Shares::default(),
+        shares: SharedState::default(),
         display_text: None,
         initial: vec![],
         kind: AgentKind::ModelLoop(Box::new(ModelLoop {
@@ -280,13 +280,13 @@ pub(super) fn roster(
     world: &Arc<World>,
     depth: u32,
     policies: fn(&Arc<World>) -> Vec<Arc<dyn Middleware>>,
-) -> Arc<Roster> {
+) -> Arc<SubagentRegistry> {
     let builders = ["one", "two"].map(|name| {
         let world = Arc::clone(world);
         let build: Build = Box::new(move |roster, _| agent_of(name, &world, roster, policies(&world)));
         (name.to_owned(), build)
     });
-    Roster::new(depth, builders, BTreeMap::new(), BTreeMap::new())
+    SubagentRegistry::new(depth, builders, BTreeMap::new(), BTreeMap::new())
 }
 
 /// The policies of an agent that counts its hooks and asks before it pays.

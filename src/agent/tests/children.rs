@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::cast::{COUNT, ERASE, INQUIRE, JOT, World, careful_agent, plain_agent};
 use super::memory::Death;
 use super::{Stage, questions, says, script};
-use crate::agent::{Ending, Stop};
+use crate::agent::{ExitReason, LoopOutcome};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::RunId;
@@ -37,7 +37,7 @@ async fn of_two_children_one_may_fail_and_the_other_reports() {
     let ending = stage
         .hears(script(&[&[("a", "task", work(bad)), ("b", "task", work(good))]]))
         .await;
-    assert_eq!(ending, Ending::Done);
+    assert_eq!(ending, LoopOutcome::Done);
     let results = stage.results();
     assert!(
         results[0].starts_with("The subagent `one` failed (ModelRefusedError)"),
@@ -61,7 +61,7 @@ async fn a_child_at_the_deepest_level_has_no_way_to_delegate() {
     let second = script(&[&[("b", "task", work(&third))]]);
     assert_eq!(
         stage.hears(script(&[&[("a", "task", work(&second))]])).await,
-        Ending::Done
+        LoopOutcome::Done
     );
     let children = stage.store.children();
     assert_eq!(children.len(), 2);
@@ -89,7 +89,7 @@ async fn what_a_child_wrote_comes_up_and_so_does_what_it_deleted() {
         &[("a", JOT, file("/old")), ("b", JOT, file("/kept"))],
         &[("c", "task", work(&child))],
     ];
-    assert_eq!(stage.hears(script(&steps)).await, Ending::Done);
+    assert_eq!(stage.hears(script(&steps)).await, LoopOutcome::Done);
     let files = stage.state().files;
     let contents: Vec<_> = files
         .iter()
@@ -112,7 +112,7 @@ async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
             stage
                 .hears(script(&[&[("a", "task", work(&short)), ("b", "task", work(&long))]]))
                 .await,
-            Ending::Done
+            LoopOutcome::Done
         );
         assert_eq!(stage.state().files["/f"].content, first, "of the last call");
         let (stage, _) = self::stage(1);
@@ -120,7 +120,7 @@ async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
             stage
                 .hears(script(&[&[("a", "task", work(&long)), ("b", "task", work(&short))]]))
                 .await,
-            Ending::Done
+            LoopOutcome::Done
         );
         assert_eq!(
             stage.state().files["/f"].content,
@@ -135,7 +135,7 @@ async fn a_child_knows_its_work_and_nothing_of_the_conversation() {
     let (stage, _) = stage(1);
     assert_eq!(
         stage.hears(script(&[&[("a", "task", work("what I want"))]])).await,
-        Ending::Done
+        LoopOutcome::Done
     );
     let (child, lineage) = stage.store.children().remove(0);
     assert_eq!(lineage.cause.as_deref(), Some("a"));
@@ -158,7 +158,7 @@ async fn the_child_that_was_answered_goes_on_while_its_sibling_waits() {
     assert_eq!(questions(&still), vec![asked[0].clone()]);
     assert_eq!(world.happened("x"), 0);
     assert_eq!(world.happened("y"), 1);
-    assert_eq!(stage.is_answered(&asked[0], json!(6)).await, Ending::Done);
+    assert_eq!(stage.is_answered(&asked[0], json!(6)).await, LoopOutcome::Done);
     assert_eq!(stage.results(), vec!["done".to_owned(), "done".to_owned()]);
     assert_eq!(stage.store.children().len(), 2);
 }
@@ -177,7 +177,7 @@ async fn a_question_two_levels_down_finds_its_way_up_and_the_answer_down() {
         stage
             .is_answered(&asked[0], json!({"decisions": [{"type": "approve"}]}))
             .await,
-        Ending::Done
+        LoopOutcome::Done
     );
     assert_eq!(world.happened("pay"), 1);
     assert_eq!(stage.store.children().len(), 2);
@@ -209,11 +209,11 @@ async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() 
         stage.revives(Some(Death::Told(commit)));
         assert_eq!(
             stage.attempt(run, &wish).await,
-            Err(Stop::Cancelled),
+            Err(ExitReason::Cancelled),
             "in commit {commit}"
         );
         stage.revives(None);
-        assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
+        assert_eq!(stage.attempt(run, &wish).await, Ok(LoopOutcome::Done));
         assert_eq!(stage.results(), vec!["done".to_owned(); 2]);
         assert_eq!(stage.store.children().len(), 2);
     }
@@ -243,7 +243,7 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
         met += 1;
         stage.revives(None);
         stage.store.cancel(*first);
-        assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done), "after {last}");
+        assert_eq!(stage.attempt(run, &wish).await, Ok(LoopOutcome::Done), "after {last}");
         let results = stage.results();
         let cancelled = "The subagent `one` was cancelled by request before it was done: it has no result.";
         assert_eq!(results, [cancelled, "done"], "after {last}");

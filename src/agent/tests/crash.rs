@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::cast::{self, World, careful_agent, number, outcome_of, reply_to};
 use super::memory::{Death, Row};
 use super::{Stage, Wish, says};
-use crate::agent::Ending;
+use crate::agent::LoopOutcome;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Interrupt, QuestionKind};
@@ -139,7 +139,7 @@ async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<Str
         };
         commits.push(stage.store.commits());
         match ending {
-            Ending::Parked(questions) => {
+            LoopOutcome::Parked(questions) => {
                 assert!(!questions.is_empty(), "nobody waits for nothing");
                 let chosen = |asked: &&Interrupt| {
                     number(&format!("{seed} {turn} {}", asked.question.calls[0])).is_multiple_of(2)
@@ -151,8 +151,8 @@ async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<Str
                     .map(|asked| (asked.id.clone(), answer_to(asked, &world)));
                 wish = Wish::Answers(answers.collect());
             }
-            Ending::Done => return (life(&stage), world.effects(), commits),
-            Ending::Paused | Ending::Failed(_) => panic!("{ending:?}"),
+            LoopOutcome::Done => return (life(&stage), world.effects(), commits),
+            LoopOutcome::Paused | LoopOutcome::Failed(_) => panic!("{ending:?}"),
         }
     }
     panic!("it never ends");

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::cast::{CONFESS, COUNT, JOT, SEND, SHOUT, World, plain_agent};
 use super::memory::Death;
 use super::{Stage, Wish, questions, says, script};
-use crate::agent::{Ending, Stop};
-use crate::domain::call::Fate;
+use crate::agent::{ExitReason, LoopOutcome};
+use crate::domain::call::CallStatus;
 use crate::domain::id::{InterruptId, RunId};
 
 /// The first commit of a run is made before the model is asked, the second before a call has its effect, the third when
@@ -22,11 +22,11 @@ fn stage() -> (Stage, Arc<World>) {
 }
 
 /// A run of `calls` that dies, and its second attempt.
-async fn dies(stage: &Stage, death: Death, calls: &[(&str, &str, Value)]) -> Ending {
+async fn dies(stage: &Stage, death: Death, calls: &[(&str, &str, Value)]) -> LoopOutcome {
     let run = RunId::mint();
     let wish = says(script(&[calls]));
     stage.revives(Some(death));
-    assert_eq!(stage.attempt(run, &wish).await, Err(Stop::LeaseLost));
+    assert_eq!(stage.attempt(run, &wish).await, Err(ExitReason::LeaseLost));
     stage.revives(None);
     stage.attempt(run, &wish).await.unwrap()
 }
@@ -43,7 +43,7 @@ async fn nothing_happens_outside_before_all_that_led_to_it_is_stored() {
         let attempt = stage
             .attempt(RunId::mint(), &says(script(&[&[("a", tool, json!({}))]])))
             .await;
-        assert_eq!(attempt, Err(Stop::LeaseLost), "{tool}");
+        assert_eq!(attempt, Err(ExitReason::LeaseLost), "{tool}");
         assert_eq!(world.happened("a"), 0, "{tool}");
     }
 }
@@ -55,8 +55,8 @@ async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
     let calls = [("a", SEND, json!({})), ("b", JOT, json!({}))];
     assert!(stage.attempt(RunId::mint(), &says(script(&[&calls]))).await.is_err());
     let machine = stage.machine();
-    assert_eq!(machine.fate(0), Some(&Fate::Started));
-    assert_eq!(machine.fate(1), Some(&Fate::Ready));
+    assert_eq!(machine.fate(0), Some(&CallStatus::Started));
+    assert_eq!(machine.fate(1), Some(&CallStatus::Ready));
     assert!(world.happened("a") <= 1);
 }
 
@@ -64,7 +64,7 @@ async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
 async fn a_call_that_may_be_repeated_is_repeated_under_the_same_key() {
     let (stage, world) = stage();
     let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", COUNT, json!({}))]).await;
-    assert_eq!(ending, Ending::Done);
+    assert_eq!(ending, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 2);
     assert_eq!(stage.results(), vec!["count a".to_owned()]);
 }
@@ -73,7 +73,7 @@ async fn a_call_that_may_be_repeated_is_repeated_under_the_same_key() {
 async fn a_call_that_counts_as_failed_is_not_repeated() {
     let (stage, world) = stage();
     let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", SHOUT, json!({}))]).await;
-    assert_eq!(ending, Ending::Done);
+    assert_eq!(ending, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
     assert!(stage.results()[0].contains("its outcome is unknown"));
 }
@@ -91,7 +91,7 @@ async fn a_human_decides_about_a_call_of_unknown_outcome() {
         assert_eq!(world.happened("a"), 1);
         assert_eq!(
             stage.is_answered(&questions(&waits)[0], decision(word.clone())).await,
-            Ending::Done
+            LoopOutcome::Done
         );
         assert_eq!(world.happened("a"), times, "{word}");
         assert_eq!(stage.results(), vec![result.to_owned()], "{word}");
@@ -128,7 +128,7 @@ async fn a_crash_asks_about_each_outcome_anew() {
     let second = questions(&waits)[0].clone();
     assert_ne!(first, second, "the approval was for the first outcome");
     let word = decision(json!({"type": "respond", "message": "ok"}));
-    assert_eq!(stage.is_answered(&second, word).await, Ending::Done);
+    assert_eq!(stage.is_answered(&second, word).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 2);
 }
 
@@ -150,7 +150,7 @@ async fn a_call_that_is_made_again_has_the_answer_to_its_own_question() {
     let asked = confesses_and_dies(&stage).await;
     assert_eq!(
         stage.is_answered(&asked, decision(json!({"type": "approve"}))).await,
-        Ending::Done
+        LoopOutcome::Done
     );
     assert_eq!(stage.results(), vec!["confess a: \"the answer\"".to_owned()]);
     assert_eq!(world.happened("a"), 2);
@@ -167,7 +167,7 @@ async fn answers_are_not_lost_when_the_run_dies_before_its_first_commit() {
         assert!(stage.attempt(run, &wish).await.is_err());
         assert_eq!(world.happened("a"), 0);
         stage.revives(None);
-        assert_eq!(stage.attempt(run, &wish).await, Ok(Ending::Done));
+        assert_eq!(stage.attempt(run, &wish).await, Ok(LoopOutcome::Done));
         assert_eq!(stage.results(), vec!["confess a: 1".to_owned()]);
         assert_eq!(world.happened("a"), 1);
     }

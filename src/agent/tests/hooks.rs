@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::cast::{COUNT, INQUIRE, World, agent_of};
 use super::{Stage, Wish, questions, script};
-use crate::agent::Ending;
+use crate::agent::LoopOutcome;
 use crate::domain::interrupt::{Question, QuestionKind};
-use crate::domain::machine::{Jump, Moment};
+use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
-use crate::middleware::{Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use crate::middleware::{HookResult, Middleware, ModelAnswer, NextCall, NextModel};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope};
 
@@ -27,11 +27,11 @@ impl Probe {
     }
 }
 
-const ALL: [Moment; 4] = [
-    Moment::BeforeAgent,
-    Moment::BeforeModel,
-    Moment::AfterModel,
-    Moment::AfterAgent,
+const ALL: [HookPoint; 4] = [
+    HookPoint::BeforeAgent,
+    HookPoint::BeforeModel,
+    HookPoint::AfterModel,
+    HookPoint::AfterAgent,
 ];
 
 #[async_trait]
@@ -40,13 +40,13 @@ impl Middleware for Probe {
         self.0
     }
 
-    fn moments(&self) -> &[Moment] {
+    fn moments(&self) -> &[HookPoint] {
         &ALL
     }
 
-    async fn hook(&self, moment: Moment, _: &Scope, _: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, _: &Scope, _: &State) -> Result<HookResult, Halt> {
         self.note(moment.word());
-        Ok(Reaction::default())
+        Ok(HookResult::default())
     }
 
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
@@ -108,7 +108,7 @@ impl Middleware for Scribe {
 }
 
 /// Asks a human before each call of a tool, and at one moment of the loop.
-struct Doubtful(Moment);
+struct Doubtful(HookPoint);
 
 impl Doubtful {
     fn asks(&self, scope: &Scope) -> Result<Value, Halt> {
@@ -129,11 +129,11 @@ impl Middleware for Doubtful {
         "Doubtful"
     }
 
-    fn moments(&self) -> &[Moment] {
+    fn moments(&self) -> &[HookPoint] {
         std::slice::from_ref(&self.0)
     }
 
-    async fn hook(&self, _: Moment, scope: &Scope, _: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, _: HookPoint, scope: &Scope, _: &State) -> Result<HookResult, Halt> {
         Ok(Update::field("told", self.asks(scope)?).into())
     }
 
@@ -152,15 +152,15 @@ impl Middleware for Impatient {
         "Impatient"
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeModel]
     }
 
-    async fn hook(&self, _: Moment, _: &Scope, _: &State) -> Result<Reaction, Halt> {
-        Ok(Reaction {
+    async fn hook(&self, _: HookPoint, _: &Scope, _: &State) -> Result<HookResult, Halt> {
+        Ok(HookResult {
             update: Update::messages([Message::ai("enough")]),
             jump: Some(Jump::End),
-            ..Reaction::default()
+            ..HookResult::default()
         })
     }
 }
@@ -189,7 +189,10 @@ fn lines(log: &Log) -> String {
 async fn two_policies_act_in_the_order_that_is_printed_in_the_documentation() {
     let (stack, log) = probes();
     let (stage, _) = stage(stack);
-    assert_eq!(stage.hears(script(&[&[("a", COUNT, json!({}))]])).await, Ending::Done);
+    assert_eq!(
+        stage.hears(script(&[&[("a", COUNT, json!({}))]])).await,
+        LoopOutcome::Done
+    );
     let round = "A.before_model B.before_model A.model( B.model( B.)model A.)model B.after_model A.after_model";
     let expected = format!(
         "A.before_agent B.before_agent {round} A.tool( B.tool( B.)tool A.)tool {round} B.after_agent A.after_agent"
@@ -200,13 +203,13 @@ async fn two_policies_act_in_the_order_that_is_printed_in_the_documentation() {
 #[tokio::test]
 async fn hooks_that_are_past_do_not_run_again_when_a_question_was_answered() {
     let (mut stack, log) = probes();
-    stack.insert(1, Arc::new(Doubtful(Moment::BeforeModel)));
+    stack.insert(1, Arc::new(Doubtful(HookPoint::BeforeModel)));
     let (stage, _) = stage(stack);
     let waits = stage.hears("hello").await;
     assert_eq!(lines(&log), "A.before_agent B.before_agent A.before_model");
     assert_eq!(
         stage.is_answered(&questions(&waits)[0], json!("yes")).await,
-        Ending::Done
+        LoopOutcome::Done
     );
     let round = "B.before_model A.model( B.model( B.)model A.)model B.after_model A.after_model";
     assert_eq!(lines(&log), format!("{round} B.after_agent A.after_agent"));
@@ -216,7 +219,10 @@ async fn hooks_that_are_past_do_not_run_again_when_a_question_was_answered() {
 #[tokio::test]
 async fn a_failed_or_dropped_attempt_at_the_model_leaves_nothing() {
     let (stage, _) = stage(vec![Arc::new(Stubborn), Arc::new(Scribe::default())]);
-    assert_eq!(stage.hears(r#"{"script": [{"text": "hello"}]}"#).await, Ending::Done);
+    assert_eq!(
+        stage.hears(r#"{"script": [{"text": "hello"}]}"#).await,
+        LoopOutcome::Done
+    );
     let state = stage.state();
     assert_eq!(state.fields.keys().collect::<Vec<_>>(), ["written_2"]);
     assert_eq!(state.messages.iter().filter(|message| message.is_ai()).count(), 1);
@@ -226,7 +232,7 @@ async fn a_failed_or_dropped_attempt_at_the_model_leaves_nothing() {
 async fn a_retry_wins_over_a_model_that_fails_once() {
     let (stage, _) = stage(vec![Arc::new(Stubborn)]);
     let script = r#"{"script": [{"text": "hello", "fail_first": 1}]}"#;
-    assert_eq!(stage.hears(script).await, Ending::Done);
+    assert_eq!(stage.hears(script).await, LoopOutcome::Done);
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "hello");
 }
 
@@ -237,7 +243,7 @@ async fn a_question_inside_a_retry_is_asked_once_and_parks_the_call() {
     let asked = questions(&waits);
     assert_eq!(asked.len(), 1);
     assert_eq!(world.happened("a"), 0);
-    assert_eq!(stage.is_answered(&asked[0], json!(1)).await, Ending::Done);
+    assert_eq!(stage.is_answered(&asked[0], json!(1)).await, LoopOutcome::Done);
     assert_eq!(stage.results(), vec!["inquire a: 1".to_owned()]);
     assert_eq!(world.happened("a"), 1);
 }
@@ -246,7 +252,7 @@ async fn a_question_inside_a_retry_is_asked_once_and_parks_the_call() {
 async fn a_policy_may_ask_around_a_call_and_no_other_policy_swallows_it() {
     let (stage, world) = stage(vec![
         Arc::new(Stubborn),
-        Arc::new(Doubtful(Moment::AfterAgent)),
+        Arc::new(Doubtful(HookPoint::AfterAgent)),
         Arc::new(Stubborn),
     ]);
     let waits = stage
@@ -269,7 +275,7 @@ async fn a_hook_that_jumps_to_the_end_spares_the_model_and_not_the_last_hooks() 
     let (stage, _) = stage(stack);
     assert_eq!(
         stage.runs(Wish::Input(Update::messages([Message::human("hi")]))).await,
-        Ending::Done
+        LoopOutcome::Done
     );
     assert_eq!(lines(&log), "A.before_agent B.before_agent B.after_agent A.after_agent");
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "enough");

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::cast::{COUNT, SPAWN, World, agent_of};
 use super::memory::Death;
 use super::{Stage, says};
-use crate::agent::roster::{Build, Roster};
-use crate::agent::{Agent, Ending};
+use crate::agent::roster::{Build, SubagentRegistry};
+use crate::agent::{Agent, LoopOutcome};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::RunId;
@@ -18,7 +18,7 @@ use crate::domain::limits::Limits;
 use crate::domain::machine::MODEL;
 use crate::domain::run::Lineage;
 use crate::middleware::Middleware;
-use crate::middleware::limits::Counted;
+use crate::middleware::limits::UsageLimits;
 
 /// What an agent does in one call.
 #[derive(Debug, Clone)]
@@ -78,7 +78,7 @@ fn scripted(plot: &Plot, place: &str) -> String {
 }
 
 fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
-    let policies = || vec![Arc::new(Counted) as Arc<dyn Middleware>];
+    let policies = || vec![Arc::new(UsageLimits) as Arc<dyn Middleware>];
     let builders = ["one", "two"].map(|name| {
         let world = Arc::clone(world);
         let limits = below.clone();
@@ -88,7 +88,7 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
         });
         (name.to_owned(), build)
     });
-    let roster = Roster::new(3, builders, BTreeMap::new(), BTreeMap::new());
+    let roster = SubagentRegistry::new(3, builders, BTreeMap::new(), BTreeMap::new());
     Agent {
         limits: main.clone(),
         ..agent_of("main", world, Some(roster), policies())
@@ -164,7 +164,7 @@ proptest! {
         let run = RunId::mint();
         let wish = says(scripted(&plot, "m"));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let mut ending = Err(crate::agent::Stop::LeaseLost);
+        let mut ending = Err(crate::agent::ExitReason::LeaseLost);
         if let Some(at) = death {
             stage.revives(Some(Death::Before(at)));
             ending = runtime.block_on(stage.attempt(run, &wish));
@@ -174,8 +174,8 @@ proptest! {
             ending = runtime.block_on(stage.attempt(run, &wish));
         }
         match ending {
-            Ok(Ending::Done) => {}
-            Ok(Ending::Failed(failure)) => prop_assert_eq!(failure.class, "LimitExceededError"),
+            Ok(LoopOutcome::Done) => {}
+            Ok(LoopOutcome::Failed(failure)) => prop_assert_eq!(failure.class, "LimitExceededError"),
             other => prop_assert!(false, "{:?}", other),
         }
         holds(&stage, &main, &below);

@@ -7,15 +7,15 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::journal::{Child, ChildVerdict, ChildWish, Journal, Note, Stop};
+use crate::agent::journal::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::domain::checkpoint::Lane;
-use crate::domain::event::{Delta, Fact, Work};
+use crate::domain::event::{AgentWork, Delta, Fact};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::item::ItemChange;
 use crate::domain::limits::Usage;
 use crate::domain::machine::{Failure, Machine, Position, START};
-use crate::domain::run::{Lineage, Order};
+use crate::domain::run::{DelegatedTask, Lineage};
 use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::tool::budget::Meter;
@@ -48,7 +48,7 @@ pub(super) struct Store(Mutex<Disk>);
 #[derive(Default)]
 struct Disk {
     lanes: BTreeMap<Lane, Vec<Row>>,
-    children: BTreeMap<RunId, (String, Order)>,
+    children: BTreeMap<RunId, (String, DelegatedTask)>,
     facts: Vec<(Lane, String)>,
     items: Vec<ItemChange>,
     deltas: usize,
@@ -129,12 +129,12 @@ impl Store {
         machine
     }
 
-    fn write(&self, change: impl FnOnce(&mut Disk)) -> Result<(), Stop> {
+    fn write(&self, change: impl FnOnce(&mut Disk)) -> Result<(), ExitReason> {
         let mut disk = self.disk();
         let this = disk.commits + 1;
         if disk.dead || disk.death == Some(Death::Before(this)) {
             disk.dead = true;
-            return Err(Stop::LeaseLost);
+            return Err(ExitReason::LeaseLost);
         }
         change(&mut disk);
         disk.commits = this;
@@ -143,13 +143,13 @@ impl Store {
         }
         if disk.death == Some(Death::After(this)) {
             disk.dead = true;
-            return Err(Stop::Fault(Failure::new("StorageError", "the process is dead")));
+            return Err(ExitReason::Fault(Failure::new("StorageError", "the process is dead")));
         }
         Ok(())
     }
 
     /// Takes answers to whoever asked, in one transaction; doing it again changes nothing.
-    pub(super) fn deliver(&self, answers: &BTreeMap<InterruptId, Value>) -> Result<(), Stop> {
+    pub(super) fn deliver(&self, answers: &BTreeMap<InterruptId, Value>) -> Result<(), ExitReason> {
         let mut changed = BTreeMap::new();
         for (id, answer) in answers {
             let lanes: Vec<Lane> = self.disk().lanes.keys().copied().collect();
@@ -261,12 +261,12 @@ impl Memory {
 
 #[async_trait]
 impl Journal for Memory {
-    async fn commit(&self, machine: &Machine, notes: Vec<Note>) -> Result<(), Stop> {
+    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
         tokio::task::yield_now().await;
         self.store.write(|disk| {
             for note in notes {
                 match note {
-                    Note::Entry { entry, position } => {
+                    PendingWrite::Entry { entry, position } => {
                         let row = Row {
                             id: entry.id,
                             step: entry.step,
@@ -279,8 +279,8 @@ impl Journal for Memory {
                         assert_eq!(rows.last().map(|row| row.id), entry.parent, "a history without holes");
                         rows.push(row);
                     }
-                    Note::Items(changes) => disk.items.extend(changes),
-                    Note::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
+                    PendingWrite::Items(changes) => disk.items.extend(changes),
+                    PendingWrite::Fact(fact) => disk.facts.push((self.lane, serde_json::to_string(&fact).unwrap())),
                 }
             }
             disk.put_position(self.lane, &machine.position);
@@ -292,11 +292,11 @@ impl Journal for Memory {
         self.store.disk().deltas += 1;
     }
 
-    fn begin(&self, _: Work) {}
+    fn begin(&self, _: AgentWork) {}
 
     fn put_out(&self, _: String, _: String) {}
 
-    async fn child(&self, parent: &Machine, wish: ChildWish) -> Result<ChildVerdict, Stop> {
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
         tokio::task::yield_now().await;
         if wish.lineage.depth > wish.max_depth {
             return Ok(ChildVerdict::Refused(format!("not deeper than {}", wish.max_depth)));
@@ -315,7 +315,7 @@ impl Journal for Memory {
         self.run
     }
 
-    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, Stop> {
+    async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
         let Some((lineage, order)) = self.store.disk().children.get(&child).cloned() else {
             return Ok(None);
         };
@@ -345,11 +345,11 @@ impl Journal for Memory {
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, Stop> {
+    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         Ok(self.store.questions(Lane::Child(child)))
     }
 
-    async fn given_up(&self, _: RunId) -> Result<(), Stop> {
+    async fn given_up(&self, _: RunId) -> Result<(), ExitReason> {
         std::future::pending().await
     }
 }

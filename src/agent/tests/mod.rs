@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, Breakpoints, Ending, Growth, Loop, Note, Stop, identified};
+use super::{Agent, Breakpoints, ExitReason, Growth, Loop, LoopOutcome, PendingWrite, identified};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
@@ -63,15 +63,15 @@ impl Stage {
     }
 
     /// Runs to where it ends; the server is as good as new.
-    async fn runs(&self, wish: Wish) -> Ending {
+    async fn runs(&self, wish: Wish) -> LoopOutcome {
         self.attempt(RunId::mint(), &wish).await.unwrap()
     }
 
-    async fn hears(&self, text: impl Into<String>) -> Ending {
+    async fn hears(&self, text: impl Into<String>) -> LoopOutcome {
         self.runs(says(text)).await
     }
 
-    async fn is_answered(&self, id: &InterruptId, answer: Value) -> Ending {
+    async fn is_answered(&self, id: &InterruptId, answer: Value) -> LoopOutcome {
         self.runs(Wish::Answers(BTreeMap::from([(id.clone(), answer)]))).await
     }
 
@@ -83,7 +83,7 @@ impl Stage {
     }
 
     /// Begins a run, or begins it once more after a crash, as the server does.
-    async fn attempt(&self, run: RunId, wish: &Wish) -> Result<Ending, Stop> {
+    async fn attempt(&self, run: RunId, wish: &Wish) -> Result<LoopOutcome, ExitReason> {
         if let Wish::Answers(answers) = wish {
             self.store.deliver(answers)?;
         }
@@ -94,7 +94,7 @@ impl Stage {
         let mut machine = self.store.machine(Lane::Main);
         let own = self.store.owner(Lane::Main) == Some(run);
         let resumed = own || !matches!(wish, Wish::Input(_));
-        let mut notes = vec![Note::Fact(Fact::Started {
+        let mut notes = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
             attempt: 1,
             resumed,
@@ -103,7 +103,7 @@ impl Stage {
             _ if own => {}
             Wish::Input(input) => {
                 let ids = [CheckpointId::mint(), CheckpointId::mint()];
-                notes.extend(Note::input(&mut machine, &plan, identified(input.clone()), ids));
+                notes.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
             }
             Wish::Answers(_) | Wish::Onward => machine.reopen(),
         }
@@ -137,14 +137,14 @@ impl Stage {
             context_scoping: crate::definition::ContextScoping::default(),
             clock: Arc::new(ManualClock::starting_at(Timestamp(0))),
             tasks: Arc::new(crate::tool::background::NoTasks),
-            store: Arc::new(crate::tool::items::ItemsInMemory::default()),
+            store: Arc::new(crate::tool::items::InMemoryItems::default()),
             task: None,
             step_limit: None,
             sizes: crate::domain::size::SizeLimits::default(),
             slots: crate::tool::CallSlots::default(),
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),
-            voice: crate::tool::Voice::default(),
+            voice: crate::tool::ProgressSink::default(),
             form: None,
             answer: None,
             question: None,
@@ -196,9 +196,9 @@ fn script(steps: &[&[(&str, &str, Value)]]) -> String {
 }
 
 /// The questions that a run waits for.
-fn questions(ending: &Ending) -> Vec<InterruptId> {
+fn questions(ending: &LoopOutcome) -> Vec<InterruptId> {
     match ending {
-        Ending::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),
+        LoopOutcome::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),
         other => panic!("{other:?}"),
     }
 }

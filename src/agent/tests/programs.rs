@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::{Stage, questions};
-use crate::agent::{Agent, AgentKind, AgentProgram, Ending, RemoteIdentity, Shares};
+use crate::agent::{Agent, AgentKind, AgentProgram, LoopOutcome, RemoteIdentity, SharedState};
 use crate::definition::AfterCrash;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Chunk, Fact};
@@ -81,7 +81,7 @@ fn stage(node: &'static str) -> Stage {
         limits: Limits::default(),
         declared: DeclaredFields::default(),
         is_fork: false,
-        shares: Shares::default(),
+        shares: SharedState::default(),
         display_text: None,
         initial: vec![],
         kind: AgentKind::Program(AgentProgram {
@@ -104,12 +104,12 @@ fn texts(stage: &Stage) -> Vec<String> {
 #[tokio::test]
 async fn what_a_remote_agent_writes_on_the_way_is_a_checkpoint_before_its_answer() {
     let remote = stage(MODEL);
-    assert_eq!(remote.hears("work").await, Ending::Done);
+    assert_eq!(remote.hears("work").await, LoopOutcome::Done);
     assert_eq!(nodes(&remote), ["__start__", "__start__", MODEL, MODEL]);
     assert_eq!(texts(&remote), ["work", "", "Hello"]);
     assert_eq!(remote.store.deltas(), 4, "it begins, two pieces, it ends");
     let plain = stage(RUNNABLE);
-    assert_eq!(plain.hears("work").await, Ending::Done);
+    assert_eq!(plain.hears("work").await, LoopOutcome::Done);
     assert_eq!(nodes(&plain), ["__start__", "__start__", RUNNABLE, RUNNABLE]);
     assert_eq!(plain.store.deltas(), 0, "only remote agents stream");
 }
@@ -121,14 +121,14 @@ async fn a_program_that_asked_twice_goes_on_with_both_answers() {
     assert_eq!(asked.len(), 2);
     let left = questions(&stage.is_answered(&asked[1], json!(2)).await);
     assert_eq!(left, asked[..1]);
-    assert_eq!(stage.is_answered(&asked[0], json!(1)).await, Ending::Done);
+    assert_eq!(stage.is_answered(&asked[0], json!(1)).await, LoopOutcome::Done);
     assert_eq!(texts(&stage), ["ask", "one=1 two=2", "Hello"]);
 }
 
 #[tokio::test]
 async fn a_remote_agent_that_fails_leaves_what_it_had_said() {
     let stage = stage(MODEL);
-    let Ending::Failed(failure) = stage.hears("fail").await else {
+    let LoopOutcome::Failed(failure) = stage.hears("fail").await else {
         panic!("it failed")
     };
     assert_eq!(failure.class, "RemoteAgentError");
@@ -144,7 +144,7 @@ async fn a_remote_agent_that_fails_leaves_what_it_had_said() {
 async fn a_program_that_asks_nothing_fails() {
     let stage = stage(RUNNABLE);
     let ending = stage.hears("ask nothing").await;
-    let is_failure = matches!(&ending, Ending::Failed(failure) if failure.message.contains("nobody can answer"));
+    let is_failure = matches!(&ending, LoopOutcome::Failed(failure) if failure.message.contains("nobody can answer"));
     assert!(is_failure, "{ending:?}");
     assert_eq!(stage.machine().open_questions().count(), 0);
 }

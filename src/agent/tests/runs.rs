@@ -7,8 +7,8 @@ use serde_json::json;
 use super::cast::{BREAK, COUNT, FAIL, INQUIRE, JOT, PAY, SEND, World, careful_agent, plain_agent};
 use super::memory::Death;
 use super::{Stage, Wish, questions, says, script};
-use crate::agent::{Breakpoints, Ending, Stop};
-use crate::domain::call::Fate;
+use crate::agent::{Breakpoints, ExitReason, LoopOutcome};
+use crate::domain::call::CallStatus;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::RunId;
@@ -33,9 +33,9 @@ fn nodes(stage: &Stage) -> Vec<String> {
     stage.store.rows(Lane::Main).into_iter().map(|row| row.node).collect()
 }
 
-fn class(ending: &Ending) -> &str {
+fn class(ending: &LoopOutcome) -> &str {
     match ending {
-        Ending::Failed(failure) => &failure.class,
+        LoopOutcome::Failed(failure) => &failure.class,
         other => panic!("{other:?}"),
     }
 }
@@ -43,7 +43,10 @@ fn class(ending: &Ending) -> &str {
 #[tokio::test]
 async fn a_run_leaves_its_steps_in_order() {
     let (stage, _) = stage();
-    assert_eq!(stage.hears(script(&[&[("a", JOT, json!({}))]])).await, Ending::Done);
+    assert_eq!(
+        stage.hears(script(&[&[("a", JOT, json!({}))]])).await,
+        LoopOutcome::Done
+    );
     assert_eq!(nodes(&stage), ["__start__", "__start__", MODEL, TOOLS, MODEL]);
     let facts = stage.store.facts(Lane::Main);
     assert!(
@@ -69,9 +72,12 @@ async fn without_input_on_a_fresh_thread_there_is_nothing_to_run() {
 async fn a_run_that_stopped_before_a_node_goes_on_from_there_with_the_same_breakpoints() {
     let (mut stage, world) = stage();
     stage.breakpoints = before(&[TOOLS]);
-    assert_eq!(stage.hears(script(&[&[("a", SEND, json!({}))]])).await, Ending::Paused);
+    assert_eq!(
+        stage.hears(script(&[&[("a", SEND, json!({}))]])).await,
+        LoopOutcome::Paused
+    );
     assert_eq!(world.happened("a"), 0);
-    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
 }
 
@@ -83,15 +89,23 @@ async fn a_breakpoint_stops_each_time_its_node_comes() {
     for _ in 0..3 {
         endings.push(stage.runs(Wish::Onward).await);
     }
-    assert_eq!(endings, [Ending::Paused, Ending::Paused, Ending::Paused, Ending::Done]);
+    assert_eq!(
+        endings,
+        [
+            LoopOutcome::Paused,
+            LoopOutcome::Paused,
+            LoopOutcome::Paused,
+            LoopOutcome::Done
+        ]
+    );
 }
 
 #[tokio::test]
 async fn a_new_turn_stops_at_the_breakpoint_that_the_last_one_stopped_at() {
     let (mut stage, _) = stage();
     stage.breakpoints = before(&[MODEL]);
-    assert_eq!(stage.hears("one").await, Ending::Paused);
-    assert_eq!(stage.hears("two").await, Ending::Paused);
+    assert_eq!(stage.hears("one").await, LoopOutcome::Paused);
+    assert_eq!(stage.hears("two").await, LoopOutcome::Paused);
 }
 
 #[tokio::test]
@@ -101,10 +115,13 @@ async fn a_breakpoint_after_a_node_stops_behind_it() {
         before: vec![],
         after: vec![TOOLS.to_owned()],
     };
-    assert_eq!(stage.hears(script(&[&[("a", SEND, json!({}))]])).await, Ending::Paused);
+    assert_eq!(
+        stage.hears(script(&[&[("a", SEND, json!({}))]])).await,
+        LoopOutcome::Paused
+    );
     assert_eq!(world.happened("a"), 1);
     assert_eq!(nodes(&stage).last().unwrap().as_str(), TOOLS);
-    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
 }
 
 #[tokio::test]
@@ -116,9 +133,9 @@ async fn an_approval_does_not_pass_over_a_breakpoint_behind_it() {
     let approved = stage
         .is_answered(&questions(&waits)[0], json!({"decisions": [{"type": "approve"}]}))
         .await;
-    assert_eq!(approved, Ending::Paused);
+    assert_eq!(approved, LoopOutcome::Paused);
     assert_eq!(world.happened("a"), 0);
-    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
 }
 
@@ -127,13 +144,13 @@ async fn an_answered_call_does_not_stop_at_the_breakpoint_before_its_step_again(
     let (mut stage, world) = stage();
     stage.breakpoints = before(&[TOOLS]);
     let calls = [("a", INQUIRE, json!({})), ("b", INQUIRE, json!({}))];
-    assert_eq!(stage.hears(script(&[&calls])).await, Ending::Paused);
+    assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Paused);
     let waits = stage.runs(Wish::Onward).await;
     let asked = questions(&waits);
     let still = stage.is_answered(&asked[0], json!(1)).await;
     assert_eq!(questions(&still).len(), 1);
     assert_eq!(world.effects().len(), 1);
-    assert_eq!(stage.is_answered(&asked[1], json!(1)).await, Ending::Done);
+    assert_eq!(stage.is_answered(&asked[1], json!(1)).await, LoopOutcome::Done);
 }
 
 #[tokio::test]
@@ -144,7 +161,7 @@ async fn the_step_limit_fails_the_run_and_the_next_run_counts_anew() {
     assert_eq!(class(&ending), "GraphRecursionError");
     assert_eq!(world.happened("a"), 1);
     assert_eq!(stage.machine().position.phase, Phase::Model);
-    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
     assert_eq!(stage.machine().position.failure, None);
 }
@@ -154,7 +171,10 @@ async fn a_run_that_answers_counts_its_own_steps() {
     let (mut stage, _) = stage();
     stage.step_limit = Some(2);
     let waits = stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
-    assert_eq!(stage.is_answered(&questions(&waits)[0], json!(1)).await, Ending::Done);
+    assert_eq!(
+        stage.is_answered(&questions(&waits)[0], json!(1)).await,
+        LoopOutcome::Done
+    );
 }
 
 #[tokio::test]
@@ -173,7 +193,7 @@ async fn a_crash_does_not_give_a_run_new_steps() {
 async fn an_unreadable_call_is_answered_and_the_loop_goes_on() {
     let (stage, world) = stage();
     let ending = stage.hears(script(&[&[("a", SEND, json!("{"))]])).await;
-    assert_eq!(ending, Ending::Done);
+    assert_eq!(ending, LoopOutcome::Done);
     assert_eq!(world.effects().len(), 0);
     assert!(stage.results()[0].contains("not a JSON object"));
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "done");
@@ -187,7 +207,7 @@ async fn unknown_tools_wrong_arguments_and_failing_tools_are_answers() {
         ("b", JOT, json!({"path": 1})),
         ("c", FAIL, json!({})),
     ];
-    assert_eq!(stage.hears(script(&[&calls])).await, Ending::Done);
+    assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Done);
     let results = stage.results();
     assert!(results[0].starts_with("Error: dig is not a valid tool"), "{results:?}");
     assert!(results[1].contains("`path`: must be"), "{results:?}");
@@ -199,7 +219,7 @@ async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_a
     let (stage, world) = stage();
     let calls = [("a", BREAK, json!({})), ("b", SEND, json!({}))];
     assert_eq!(class(&stage.hears(script(&[&calls])).await), "ToolError");
-    assert!(matches!(stage.machine().fate(1), Some(Fate::Answered(_))));
+    assert!(matches!(stage.machine().fate(1), Some(CallStatus::Answered(_))));
     assert_eq!(
         class(&stage.runs(Wish::Onward).await),
         "ToolError",
@@ -216,7 +236,7 @@ async fn a_failing_model_fails_the_run_and_may_be_asked_again() {
         .hears(r#"{"script": [{"text": "hello", "fail_first": 1, "status": 400}]}"#)
         .await;
     assert_eq!(class(&ending), "ModelRefusedError");
-    assert_eq!(stage.runs(Wish::Onward).await, Ending::Done);
+    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "hello");
 }
 
@@ -227,7 +247,7 @@ async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
     let attempt = stage
         .attempt(RunId::mint(), &says(script(&[&[("a", COUNT, json!({}))]])))
         .await;
-    assert_eq!(attempt, Err(Stop::LeaseLost));
+    assert_eq!(attempt, Err(ExitReason::LeaseLost));
     assert_eq!(stage.store.commits(), 1);
     assert_eq!(nodes(&stage).len(), 2);
     assert!(
@@ -246,11 +266,11 @@ async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun(
     let run = RunId::mint();
     let wish = says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]]));
     stage.revives(Some(Death::Told(3)));
-    assert_eq!(stage.attempt(run, &wish).await, Err(Stop::Cancelled));
+    assert_eq!(stage.attempt(run, &wish).await, Err(ExitReason::Cancelled));
     let machine = stage.machine();
     assert!(matches!(
         (machine.fate(0), machine.fate(1)),
-        (Some(Fate::Answered(_)), Some(Fate::Started))
+        (Some(CallStatus::Answered(_)), Some(CallStatus::Started))
     ));
     stage.revives(None);
     let waits = stage.attempt(run, &wish).await.unwrap();
@@ -262,7 +282,7 @@ async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun(
 async fn a_message_instead_of_an_answer_begins_a_new_turn() {
     let (stage, world) = stage();
     stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
-    assert_eq!(stage.hears("never mind").await, Ending::Done);
+    assert_eq!(stage.hears("never mind").await, LoopOutcome::Done);
     assert_eq!(stage.machine().open_questions().count(), 0);
     assert_eq!(world.effects().len(), 0);
 }
@@ -288,5 +308,5 @@ async fn an_unreadable_call_in_the_input_of_a_client_is_answered_like_any_other(
             Message::new(role, ""),
         ])))
         .await;
-    assert_eq!(ending, Ending::Done);
+    assert_eq!(ending, LoopOutcome::Done);
 }

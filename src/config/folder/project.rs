@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::place::Place;
 use super::{Search, markdown};
-use crate::config::problem::{Origin, Problem};
+use crate::config::problem::{Problem, SettingOrigin};
 use crate::definition::{FieldPath, SubagentDefinition, read};
 
 /// Adds the subagents of a project's folder to those of an agent, which holds them in `list`. Returns which file holds what
@@ -20,7 +20,7 @@ pub(in crate::config) fn load(
     shown: &Path,
     list: &mut Vec<Value>,
     problems: &mut Vec<Problem>,
-) -> Vec<Origin> {
+) -> Vec<SettingOrigin> {
     let mut search = Search {
         origins: vec![],
         problems,

@@ -71,15 +71,15 @@ fn page() -> String {
     section::<Server>(&mut page, "[server]");
     section::<Storage>(&mut page, "[storage]");
     section::<Runtime>(&mut page, "[runtime]");
-    section::<Answers>(&mut page, "[answers]");
+    section::<AnswersSection>(&mut page, "[answers]");
     section::<ItemTtl>(&mut page, "[store.ttl]");
     section::<IndexSection>(&mut page, "[store.index]");
     section::<TimeToLive>(&mut page, "[threads.ttl]");
     page.push_str(
         "## `[checkpointer.ttl]`\n\nWhen the history of a thread goes. The keys are those of `[threads.ttl]`.\n\n",
     );
-    section::<Webhooks>(&mut page, "[webhooks]");
-    section::<Peers>(&mut page, "[peers]");
+    section::<WebhooksSection>(&mut page, "[webhooks]");
+    section::<PeersSection>(&mut page, "[peers]");
     section::<AgentsApi>(&mut page, "[agents_api]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");

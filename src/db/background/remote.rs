@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::TaskRow;
 use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
-use crate::db::json::{Cell, encode, readable};
+use crate::db::json::{ColumnRef, encode, readable};
 use crate::db::{DbResult, Tx};
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::ThreadId;
@@ -83,7 +83,7 @@ pub async fn used(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Usage> {
     const SQL: &str = "select used from remote_runs where remote_run_id = $1";
     let found: Option<Option<String>> =
         on_engine!(tx, |conn| query_scalar(SQL).bind(task.0).fetch_optional(conn).await)?;
-    let cell = Cell {
+    let cell = ColumnRef {
         table: "remote_runs",
         column: "used",
         id: &task.0,

@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use super::{EntryColumns, Head, TABLE, lane_id, lane_of, missing_ancestor, source_of};
 use crate::db::engine::on_engine;
-use crate::db::fold::Fold;
-use crate::db::json::Cell;
+use crate::db::fold::StateFold;
+use crate::db::json::ColumnRef;
 use crate::db::{DbResult, Tx};
-use crate::domain::checkpoint::{Checkpoint, Entry, Lane, Source};
+use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry, Lane};
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::Position;
 use crate::domain::state::State;
@@ -51,12 +51,12 @@ async fn state_at(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, checkpoint: Che
     }
     let (base, steps) = steps_to(tx, thread, lane, checkpoint).await?;
     let mut fold = base.map_or_else(
-        || Fold::with_capacity(steps.len()),
-        |state| Fold::from(State::clone(&state)),
+        || StateFold::with_capacity(steps.len()),
+        |state| StateFold::from(State::clone(&state)),
     );
     for row in steps {
         fold.add(
-            Cell {
+            ColumnRef {
                 table: TABLE,
                 column: "writes",
                 id: &row.checkpoint_id,
@@ -134,7 +134,7 @@ struct CheckpointRow {
 impl CheckpointRow {
     /// Decodes the checkpoint, with an empty state.
     fn read(self, thread: ThreadId) -> DbResult<Checkpoint> {
-        let cell = Cell {
+        let cell = ColumnRef {
             table: TABLE,
             column: "position",
             id: &self.checkpoint_id,
@@ -236,7 +236,7 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
         .windows(2)
         .filter(|pair| pair[1].parent_id != Some(pair[0].checkpoint_id));
     let branch_parents: HashSet<Uuid> = branch_starts.filter_map(|pair| pair[1].parent_id).collect();
-    let mut current: Option<(CheckpointId, Fold)> = None;
+    let mut current: Option<(CheckpointId, StateFold)> = None;
     let mut rest = sizes.as_slice();
     while let Some(last) = rest.get(chunk_len(rest).saturating_sub(1)) {
         let rows = rows_between(
@@ -261,9 +261,9 @@ pub async fn walk<V: Visit>(tx: &mut Tx<'_>, span: Span, with_states: bool, visi
                 let mut fold = match (checkpoint.entry.parent, current.take()) {
                     (Some(parent), Some((newest, fold))) if newest == parent => fold,
                     (Some(parent), _) => {
-                        Fold::from(State::clone(&*state_at(tx, span.thread, span.lane, parent).await?))
+                        StateFold::from(State::clone(&*state_at(tx, span.thread, span.lane, parent).await?))
                     }
-                    (None, _) => Fold::default(),
+                    (None, _) => StateFold::default(),
                 };
                 fold.add(std::mem::take(&mut checkpoint.entry.writes));
                 if branch_parents.contains(&id.0) {
@@ -359,7 +359,7 @@ pub async fn history(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, wanted: Hist
 
 /// The metadata of a checkpoint, without its position, writes and state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sketch {
+pub struct CheckpointSummary {
     /// The checkpoint.
     pub id: CheckpointId,
     /// Its number in the log of the thread.
@@ -367,7 +367,7 @@ pub struct Sketch {
     /// Its step number in the lane.
     pub step: i64,
     /// The kind of write that made it.
-    pub source: Source,
+    pub source: CheckpointSource,
     /// The run of the main agent that made it; none for a client's update.
     pub run: Option<RunId>,
     /// The checkpoint before it.
@@ -390,11 +390,11 @@ struct SketchRow {
     created_at: i64,
 }
 
-impl TryFrom<SketchRow> for Sketch {
+impl TryFrom<SketchRow> for CheckpointSummary {
     type Error = crate::db::DbError;
 
     fn try_from(row: SketchRow) -> DbResult<Self> {
-        let cell = Cell {
+        let cell = ColumnRef {
             table: TABLE,
             column: "source",
             id: &row.checkpoint_id,
@@ -416,7 +416,12 @@ const SELECT_SKETCH: &str =
     "select checkpoint_id, seq, segment, parent_id, step, source, run_id, created_at from checkpoints";
 
 /// Returns a checkpoint of a lane without its writes.
-pub async fn sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: CheckpointId) -> DbResult<Option<Sketch>> {
+pub async fn sketch(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    lane: Lane,
+    id: CheckpointId,
+) -> DbResult<Option<CheckpointSummary>> {
     const SQL: &str = concatcp!(
         SELECT_SKETCH,
         " where checkpoint_id = $1 and thread_id = $2 and lane = $3"
@@ -427,11 +432,17 @@ pub async fn sketch(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, id: Checkpoin
         .bind(lane_id(lane))
         .fetch_optional(conn)
         .await)?;
-    row.map(Sketch::try_from).transpose()
+    row.map(CheckpointSummary::try_from).transpose()
 }
 
 /// Returns up to `limit` checkpoints of a lane with numbers below `before`, newest first, without their writes.
-pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64, limit: i64) -> DbResult<Vec<Sketch>> {
+pub async fn sketches(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    lane: Lane,
+    before: i64,
+    limit: i64,
+) -> DbResult<Vec<CheckpointSummary>> {
     const SQL: &str = concatcp!(
         SELECT_SKETCH,
         " where thread_id = $1 and lane = $2 and seq < $3 order by seq desc limit $4"
@@ -443,7 +454,7 @@ pub async fn sketches(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane, before: i64
         .bind(limit)
         .fetch_all(conn)
         .await)?;
-    rows.into_iter().map(Sketch::try_from).collect()
+    rows.into_iter().map(CheckpointSummary::try_from).collect()
 }
 
 /// Returns the first step of a lane after number `seq` of the log.

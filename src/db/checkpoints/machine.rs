@@ -3,7 +3,7 @@
 use sqlx::query_scalar;
 
 use super::super::engine::on_engine;
-use super::super::json::Cell;
+use super::super::json::ColumnRef;
 use super::{DbResult, Head, TABLE, Tx, find_head, head, lane_id, load_state};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -66,7 +66,7 @@ pub async fn input_of(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult
     let Some(writes) = writes else {
         return Ok(None);
     };
-    let updates: Vec<Update> = Cell {
+    let updates: Vec<Update> = ColumnRef {
         table: TABLE,
         column: "writes",
         id: &lane,

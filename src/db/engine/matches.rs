@@ -6,12 +6,12 @@ use sqlx::types::Json;
 use sqlx::{Postgres, QueryBuilder, Sqlite};
 
 use super::valid_json;
-use crate::domain::item::{Condition, Filter, Test};
+use crate::domain::item::{Condition, ItemFilter, Test};
 
 /// A query under construction, on either engine.
 pub(in crate::db) trait Matches {
     /// Appends each condition of the filter on the JSON object in `column`, after `and`.
-    fn push_matches(&mut self, column: &str, filter: &Filter);
+    fn push_matches(&mut self, column: &str, filter: &ItemFilter);
 }
 
 /// Returns the SQL operator of a test.
@@ -27,7 +27,7 @@ fn operator(test: Test) -> &'static str {
 }
 
 impl Matches for QueryBuilder<Postgres> {
-    fn push_matches(&mut self, column: &str, filter: &Filter) {
+    fn push_matches(&mut self, column: &str, filter: &ItemFilter) {
         for Condition { path, test, operand } in filter.conditions() {
             match (test, operand) {
                 (Test::Eq | Test::Ne, _) => {
@@ -67,7 +67,7 @@ fn push_field(query: &mut QueryBuilder<Postgres>, column: &str, path: &[String])
 }
 
 impl Matches for QueryBuilder<Sqlite> {
-    fn push_matches(&mut self, column: &str, filter: &Filter) {
+    fn push_matches(&mut self, column: &str, filter: &ItemFilter) {
         for Condition { path, test, operand } in filter.conditions() {
             self.push(" and ");
             match (test, operand) {

@@ -13,7 +13,7 @@ use super::{ItemRow, SELECT, namespace_of, range, text_of};
 use crate::db::engine::{Engine, Matches, Vector, on_engine};
 use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
-use crate::domain::item::{FoundItem, Item, ItemAddress, ItemDraft, ItemSearch};
+use crate::domain::item::{FoundItem, Item, ItemAddress, ItemSearch, PreparedItem};
 use crate::domain::time::Timestamp;
 
 /// The number of vectors read at a time.
@@ -32,7 +32,7 @@ pub enum VectorSearch {
 
 /// A query of a semantic search.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Near {
+pub struct VectorQuery {
     /// The embedding of the query text, a unit vector.
     pub vector: Vec<f32>,
     /// The method of comparing.
@@ -86,7 +86,7 @@ impl Db {
 }
 
 /// Replaces the vectors of a stored item.
-pub(super) async fn replace(tx: &mut Tx<'_>, draft: &ItemDraft) -> DbResult<()> {
+pub(super) async fn replace(tx: &mut Tx<'_>, draft: &PreparedItem) -> DbResult<()> {
     const DELETE: &str = "delete from item_vectors where namespace = $1 and key = $2";
     let namespace = text_of(&draft.address.namespace);
     let key = draft.address.key.as_str();
@@ -115,7 +115,7 @@ pub(super) async fn replace(tx: &mut Tx<'_>, draft: &ItemDraft) -> DbResult<()> 
 pub async fn nearest(
     tx: &mut Tx<'_>,
     wanted: &ItemSearch,
-    near: &Near,
+    near: &VectorQuery,
     now: Timestamp,
 ) -> DbResult<Option<Vec<FoundItem>>> {
     match near.by {
@@ -135,7 +135,7 @@ struct ScoredRow {
 async fn search_in_postgres(
     tx: &mut Tx<'_>,
     wanted: &ItemSearch,
-    near: &Near,
+    near: &VectorQuery,
     now: Timestamp,
 ) -> DbResult<Vec<FoundItem>> {
     let (from, to) = range(&wanted.prefix);
@@ -193,7 +193,7 @@ impl Scored {
 async fn search_by_scan(
     tx: &mut Tx<'_>,
     wanted: &ItemSearch,
-    near: &Near,
+    near: &VectorQuery,
     now: Timestamp,
 ) -> DbResult<Option<Vec<FoundItem>>> {
     let (from, to) = range(&wanted.prefix);

@@ -10,7 +10,7 @@ use super::{COLUMNS, ReadRun, RunRow, SELECT};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
-use crate::db::{DbError, DbResult, Ring, Tx, interrupts, rings, threads};
+use crate::db::{DbError, DbResult, Notification, Tx, interrupts, rings, threads};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
@@ -75,13 +75,13 @@ async fn end_unreadable(
     } else {
         stop_children(tx, run.thread, run.id, now).await?;
     }
-    let left = threads::Left {
+    let left = threads::ThreadAfterRun {
         run: run.id,
         status: ThreadStatus::Error,
         error: Some(failure),
     };
     threads::leave(tx, run.thread, &left, now).await?;
-    rings::ring(tx, Ring::Ended(run.thread)).await
+    rings::ring(tx, Notification::Ended(run.thread)).await
 }
 
 /// Claims a pending run of the main agent for `worker`, unless another run is running on its thread. A run that cannot
@@ -175,11 +175,11 @@ pub async fn adopt_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp, li
 }
 
 /// A run, the worker that claimed it, and the fence of that claim.
-pub type Holder = (RunId, WorkerId, i64);
+pub type LeaseHolder = (RunId, WorkerId, i64);
 
 /// The changes to a run's row that go with a write for the run.
 #[derive(Debug, Clone, Copy)]
-pub struct Trace<'a> {
+pub struct RunRowUpdate<'a> {
     /// The number of the first log entry that is written, if any. The row keeps the first one of the run.
     pub seq: Option<i64>,
     /// The usage of the run so far, if it is to be stored.
@@ -190,7 +190,7 @@ pub struct Trace<'a> {
     pub at: Timestamp,
 }
 
-impl Trace<'_> {
+impl RunRowUpdate<'_> {
     /// Returns a change of the time only.
     pub fn at(at: Timestamp) -> Self {
         Self {
@@ -204,7 +204,11 @@ impl Trace<'_> {
 
 /// Returns whether the worker still holds the run. If so, no other worker can claim it before the end of the
 /// transaction.
-pub async fn check_fence(tx: &mut Tx<'_>, (run, worker, fence): Holder, trace: Trace<'_>) -> DbResult<bool> {
+pub async fn check_fence(
+    tx: &mut Tx<'_>,
+    (run, worker, fence): LeaseHolder,
+    trace: RunRowUpdate<'_>,
+) -> DbResult<bool> {
     const SQL: &str = "update runs set updated_at = $4, first_seq = coalesce(first_seq, $5), usage = coalesce($6, usage), \
         crashes = case when $7 then 0 else crashes end where run_id = $1 and worker = $2 and fence = $3";
     let usage = trace.usage.map(encode).transpose()?;
@@ -225,9 +229,9 @@ pub async fn check_fence(tx: &mut Tx<'_>, (run, worker, fence): Holder, trace: T
 /// Does the same as [`check_fence`], and stores the final status of the run in the same statement.
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
-    (run, worker, fence): Holder,
+    (run, worker, fence): LeaseHolder,
     (status, error): (RunStatus, Option<&Failure>),
-    trace: Trace<'_>,
+    trace: RunRowUpdate<'_>,
 ) -> DbResult<bool> {
     const SQL: &str = "update runs set updated_at = $4, status = $5, error = $6, first_seq = coalesce(first_seq, $7), \
         usage = coalesce($8, usage) where run_id = $1 and worker = $2 and fence = $3";
@@ -287,7 +291,7 @@ pub async fn request_cancel(tx: &mut Tx<'_>, run: RunId, action: &str) -> DbResu
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
-    rings::ring(tx, Ring::Cancel(run)).await?;
+    rings::ring(tx, Notification::Cancel(run)).await?;
     Ok(asked == 1)
 }
 

@@ -8,7 +8,7 @@ use crate::domain::time::Timestamp;
 
 /// The numbers of due and running runs of main agents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Queue {
+pub struct QueueDepth {
     /// The number of pending runs that are due.
     pub due: u64,
     /// The time since which the oldest of those has been due.
@@ -19,7 +19,7 @@ pub struct Queue {
 
 /// Counts the due and the running runs at `now`. Reads only the entries of two partial indexes: pending and running
 /// runs.
-pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Queue> {
+pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<QueueDepth> {
     const SQL: &str = "select \
         (select count(*) from runs where depth = 0 and status = 'pending' and due_at <= $1) as due, \
         (select min(due_at) from runs where depth = 0 and status = 'pending' and due_at <= $1) as oldest, \
@@ -27,7 +27,7 @@ pub async fn queue(tx: &mut Tx<'_>, now: Timestamp) -> DbResult<Queue> {
     let (due, oldest, running): (i64, Option<i64>, i64) =
         on_engine!(tx, |conn| query_as(SQL).bind(now.0).fetch_one(conn).await)?;
     let count = |number| u64::try_from(number).unwrap_or(0);
-    Ok(Queue {
+    Ok(QueueDepth {
         due: count(due),
         oldest: oldest.map(Timestamp),
         running: count(running),

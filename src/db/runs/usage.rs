@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::TABLE;
 use crate::db::engine::on_engine;
-use crate::db::json::{Cell, encode};
+use crate::db::json::{ColumnRef, encode};
 use crate::db::{DbResult, Tx};
 use crate::domain::id::RunId;
 use crate::domain::limits::Usage;
@@ -30,7 +30,7 @@ pub async fn usage(tx: &mut Tx<'_>, run: RunId) -> DbResult<Usage> {
     const SQL: &str = "select usage from runs where run_id = $1";
     let found: Option<Option<String>> =
         on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
-    let cell = Cell {
+    let cell = ColumnRef {
         table: TABLE,
         column: "usage",
         id: &run.0,
@@ -69,7 +69,7 @@ pub async fn usages_with_background(tx: &mut Tx<'_>, root: RunId) -> DbResult<Ha
 
 fn decode_rows(rows: Vec<(Uuid, String)>) -> HashMap<RunId, Usage> {
     let decode = |(id, usage): (Uuid, String)| {
-        let cell = Cell {
+        let cell = ColumnRef {
             table: TABLE,
             column: "usage",
             id: &id,

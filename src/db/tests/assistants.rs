@@ -2,10 +2,10 @@ use serde_json::{Value, json};
 
 use super::tables::plan;
 use super::{Db, object, on_both, read, write};
-use crate::db::assistants::{self, AssistantSearch, AssistantSort};
+use crate::db::assistants::{self, AssistantOrder, AssistantQuery};
 use crate::db::engine::Conn;
-use crate::domain::assistant::{Assistant, Settings};
-use crate::domain::filter::Filter;
+use crate::domain::assistant::{Assistant, AssistantSettings};
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
@@ -19,20 +19,20 @@ on_both!(
 );
 
 fn named(name: &str, graph_id: &str, now: i64) -> Assistant {
-    let settings = Settings {
+    let settings = AssistantSettings {
         name: name.to_owned(),
         graph_id: graph_id.to_owned(),
-        ..Settings::default()
+        ..AssistantSettings::default()
     };
     Assistant::new(AssistantId::mint(), settings, Timestamp(now))
 }
 
-fn filter(wanted: Value) -> Filter {
-    Filter::new("metadata", object(wanted)).expect("a filter")
+fn filter(wanted: Value) -> MetadataFilter {
+    MetadataFilter::new("metadata", object(wanted)).expect("a filter")
 }
 
 async fn an_assistant_is_stored_once_with_its_first_version(db: Db) {
-    let settings = Settings {
+    let settings = AssistantSettings {
         graph_id: "agent".to_owned(),
         config: object(json!({"tags": ["x"], "recursion_limit": 5})),
         context: object(json!({"who": {"is": "me"}})),
@@ -103,7 +103,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         ids.push(assistant.id);
         write!(db, |tx| assistants::insert(tx, &assistant));
     }
-    let found = async |wanted: AssistantSearch| {
+    let found = async |wanted: AssistantQuery| {
         let counted = wanted.clone();
         let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         let places: Vec<usize> = found
@@ -112,10 +112,10 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
             .collect();
         (places, read!(db, |tx| assistants::count(tx, &counted)))
     };
-    let all = AssistantSearch::default();
+    let all = AssistantQuery::default();
     assert_eq!(found(all.clone()).await, (vec![3, 2, 1, 0], 4));
     assert_eq!(
-        found(AssistantSearch {
+        found(AssistantQuery {
             limit: 2,
             offset: 1,
             ..all.clone()
@@ -123,22 +123,22 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         .await,
         (vec![2, 1], 4)
     );
-    let sorted = |sort, ascending| AssistantSearch {
+    let sorted = |sort, ascending| AssistantQuery {
         sort,
         ascending,
         ..all.clone()
     };
-    assert_eq!(found(sorted(AssistantSort::Name, true)).await.0, [1, 0, 3, 2]);
-    assert_eq!(found(sorted(AssistantSort::Name, false)).await.0, [2, 3, 0, 1]);
-    assert_eq!(found(sorted(AssistantSort::UpdatedAt, true)).await.0, [3, 2, 1, 0]);
-    assert_eq!(found(sorted(AssistantSort::Graph, true)).await.0, [0, 2, 1, 3]);
-    assert_eq!(found(sorted(AssistantSort::Id, true)).await.0, [0, 1, 2, 3]);
-    let plain = AssistantSearch {
+    assert_eq!(found(sorted(AssistantOrder::Name, true)).await.0, [1, 0, 3, 2]);
+    assert_eq!(found(sorted(AssistantOrder::Name, false)).await.0, [2, 3, 0, 1]);
+    assert_eq!(found(sorted(AssistantOrder::UpdatedAt, true)).await.0, [3, 2, 1, 0]);
+    assert_eq!(found(sorted(AssistantOrder::Graph, true)).await.0, [0, 2, 1, 3]);
+    assert_eq!(found(sorted(AssistantOrder::Id, true)).await.0, [0, 1, 2, 3]);
+    let plain = AssistantQuery {
         graph_id: Some("plain".to_owned()),
         ..all.clone()
     };
     assert_eq!(found(plain).await, (vec![3, 1], 2));
-    let led = AssistantSearch {
+    let led = AssistantQuery {
         metadata: filter(json!({"team": {"lead": true}})),
         ..all.clone()
     };
@@ -151,10 +151,10 @@ async fn a_search_finds_any_part_of_a_name(db: Db) {
         write!(db, |tx| assistants::insert(tx, &assistant));
     }
     let found = async |name: &str| {
-        let wanted = AssistantSearch {
+        let wanted = AssistantQuery {
             name: Some(name.to_owned()),
             ascending: true,
-            ..AssistantSearch::default()
+            ..AssistantQuery::default()
         };
         let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         found.into_iter().map(|one| one.settings.name).collect::<Vec<_>>()
@@ -187,9 +187,9 @@ async fn renaming_changes_the_only_version(db: Db) {
     assert_eq!(found.updated_at, Timestamp(1));
     let version = read!(db, |tx| assistants::version(tx, id, 1)).expect("a version");
     assert_eq!(version.settings, found.settings);
-    let by_name = AssistantSearch {
+    let by_name = AssistantQuery {
         name: Some("new".to_owned()),
-        ..AssistantSearch::default()
+        ..AssistantQuery::default()
     };
     assert_eq!(read!(db, |tx| assistants::count(tx, &by_name)), 1);
 }

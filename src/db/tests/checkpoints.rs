@@ -3,10 +3,10 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{Db, on_both, read, saying, stored_thread, texts, write};
-use crate::db::checkpoints::{self, HistoryQuery, Placed};
-use crate::db::events::{self, Logged, PlacedFact};
+use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
+use crate::db::events::{self, Logged, NewEvent};
 use crate::db::{DbError, DbResult, Tx};
-use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::Fact;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::machine::{Phase, Position};
@@ -39,7 +39,7 @@ async fn insert_step(tx: &mut Tx<'_>, thread: ThreadId, seq: i64, entry: Entry) 
         ..Position::default()
     };
     let at = Timestamp(seq);
-    let placed = Placed {
+    let placed = NewCheckpoint {
         thread,
         lane: Lane::Main,
         seq,
@@ -197,7 +197,7 @@ async fn a_history_has_all_branches_newest_first(db: Db) {
     let b = saying("b", Some(a.id), 0);
     let c = saying("c", Some(b.id), 1);
     let mut d = saying("d", Some(a.id), 0);
-    d.source = Source::Fork;
+    d.source = CheckpointSource::Fork;
     let e = saying("e", Some(d.id), 1);
     let f = saying("f", Some(c.id), 2);
     for (seq, entry) in (1..).zip([&a, &b, &c, &d, &e, &f]) {
@@ -248,7 +248,7 @@ async fn lanes_are_separate(db: Db) {
             let entry = &inner;
             let position = &stored;
             let at = Timestamp(2);
-            let placed = Placed {
+            let placed = NewCheckpoint {
                 thread,
                 lane,
                 seq: 2,
@@ -362,7 +362,7 @@ async fn many_checkpoints_are_stored_in_batches(db: Db) {
             let checkpoint = |(seq, entry)| {
                 let lane = Lane::Main;
                 let at = Timestamp(seq);
-                Placed {
+                NewCheckpoint {
                     thread,
                     lane,
                     seq,
@@ -373,7 +373,7 @@ async fn many_checkpoints_are_stored_in_batches(db: Db) {
                     at,
                 }
             };
-            let placed: Vec<Placed<'_>> = (1..).zip(&entries).map(checkpoint).collect();
+            let placed: Vec<NewCheckpoint<'_>> = (1..).zip(&entries).map(checkpoint).collect();
             assert_eq!(checkpoints::insert_all(tx, &placed).await?, 1);
             assert_eq!(checkpoints::insert_all(tx, &[]).await?, 0);
             Ok(())
@@ -397,7 +397,7 @@ async fn the_log_has_steps_and_events_in_order(db: Db) {
             let lane = Lane::Main;
             let position = Position::default();
             let facts = [1, 3, 5].map(|n| Fact::Custom { value: json!(n) });
-            let fact = |seq: i64, run, fact| PlacedFact {
+            let fact = |seq: i64, run, fact| NewEvent {
                 thread,
                 seq,
                 run,
@@ -413,7 +413,7 @@ async fn the_log_has_steps_and_events_in_order(db: Db) {
             events::insert(tx, &facts).await?;
             let checkpoint = |seq, run, entry| {
                 let at = Timestamp(seq);
-                Placed {
+                NewCheckpoint {
                     thread,
                     lane,
                     seq,
@@ -464,7 +464,7 @@ async fn the_checkpoints_of_a_run_are_deleted(db: Db) {
             let at = Timestamp(2);
             let run = Some(run);
             let entry = &undone;
-            let placed = Placed {
+            let placed = NewCheckpoint {
                 thread,
                 lane,
                 seq: 2,

@@ -1,12 +1,12 @@
 use serde_json::json;
 
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
-use crate::db::checkpoints::{self, HistoryQuery, Placed};
+use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::{Engine, Tx, copies, threads};
-use crate::domain::call::{Call, Fate};
+use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
 use crate::domain::id::{RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
+use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::machine::{Phase, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -21,7 +21,7 @@ on_both!(
 async fn put(db: &Db, thread: ThreadId, lane: Lane, seq: i64, entry: &Entry, position: Position) {
     let entry = entry.clone();
     write!(db, |tx| async {
-        let placed = Placed {
+        let placed = NewCheckpoint {
             thread,
             lane,
             seq,
@@ -65,9 +65,9 @@ async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy
 
 /// Counts the threads that a search finds and whose creation time is that of copies.
 async fn found(db: &Db) -> usize {
-    let all = threads::ThreadSearch {
+    let all = threads::ThreadQuery {
         limit: 100,
-        ..threads::ThreadSearch::default()
+        ..threads::ThreadQuery::default()
     };
     let page = read!(db, |tx| threads::search(tx, &all));
     page.threads
@@ -138,25 +138,25 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
     let asked = Interrupt {
         id,
         task,
-        asker: Asker::Call("a".to_owned()),
+        asker: InterruptSource::Call("a".to_owned()),
         question,
         answer: None,
     };
-    let call = |id: &str, fate: Fate| Call {
+    let call = |id: &str, fate: CallStatus| Call {
         id: id.to_owned(),
         edited: None,
         fate,
     };
     let calls = vec![
-        call("a", Fate::Asking),
+        call("a", CallStatus::Asking),
         call(
             "b",
-            Fate::Delegated {
+            CallStatus::Delegated {
                 child: RunId::mint(),
                 parked: true,
             },
         ),
-        call("c", Fate::Started),
+        call("c", CallStatus::Started),
     ];
     let position = Position {
         phase: Phase::Tools { calls },
@@ -169,7 +169,11 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
     let position = history(&db, to).await.remove(0).position;
     assert_eq!(position.asked, vec![]);
     assert_eq!(position.copied, true);
-    let calls = vec![call("a", Fate::Ready), call("b", Fate::Ready), call("c", Fate::Started)];
+    let calls = vec![
+        call("a", CallStatus::Ready),
+        call("b", CallStatus::Ready),
+        call("c", CallStatus::Started),
+    ];
     assert_eq!(position.phase, Phase::Tools { calls });
     let copied = read!(db, |tx| threads::find(tx, to)).expect("the copy");
     assert_eq!(copied.status, ThreadStatus::Interrupted);

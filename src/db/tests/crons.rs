@@ -1,9 +1,9 @@
 use super::{Db, object, on_both, read, stored_thread, thread_at, write};
-use crate::db::crons::{self, CronSearch, CronSort};
+use crate::db::crons::{self, CronOrder, CronQuery};
 use crate::db::{DbError, assistants, jobs, threads};
 use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, CronId, ThreadId, WorkerId};
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::RunRequest;
@@ -190,21 +190,21 @@ async fn are_sorted(db: Db) {
         ids.push(stored(&db, &cron).await);
     }
     let expected = [
-        (CronSort::Id, [0, 1, 2]),
-        (CronSort::Assistant, [0, 1, 2]),
-        (CronSort::Thread, [1, 0, 2]),
-        (CronSort::CreatedAt, [0, 1, 2]),
-        (CronSort::UpdatedAt, [0, 1, 2]),
-        (CronSort::Due, [2, 1, 0]),
-        (CronSort::End, [0, 2, 1]),
+        (CronOrder::Id, [0, 1, 2]),
+        (CronOrder::Assistant, [0, 1, 2]),
+        (CronOrder::Thread, [1, 0, 2]),
+        (CronOrder::CreatedAt, [0, 1, 2]),
+        (CronOrder::UpdatedAt, [0, 1, 2]),
+        (CronOrder::Due, [2, 1, 0]),
+        (CronOrder::End, [0, 2, 1]),
     ];
     for (sort, order) in expected {
         for ascending in [true, false] {
-            let wanted = CronSearch {
+            let wanted = CronQuery {
                 sort,
                 ascending,
                 limit: 10,
-                ..CronSearch::default()
+                ..CronQuery::default()
             };
             let mut found: Vec<CronId> = read!(db, |tx| crons::search(tx, &wanted, usize::MAX))
                 .into_items()
@@ -217,10 +217,10 @@ async fn are_sorted(db: Db) {
             assert_eq!(found, order.map(|at: usize| ids[at]), "{sort:?} {ascending}");
         }
     }
-    let who = Filter::new("metadata", object(serde_json::json!({"who": "me"}))).expect("a filter");
-    let wanted = CronSearch {
+    let who = MetadataFilter::new("metadata", object(serde_json::json!({"who": "me"}))).expect("a filter");
+    let wanted = CronQuery {
         metadata: who,
-        ..CronSearch::default()
+        ..CronQuery::default()
     };
     assert_eq!(read!(db, |tx| crons::count(tx, &wanted)), 3);
 }

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::{Db, on_both, read, run_at, stored_thread, write};
 use crate::db::{definitions, runs, threads};
 use crate::definition::{AgentDefinition, Digest, Provenance};
-use crate::domain::run::{Assigned, RunRequest, RunStatus};
+use crate::domain::run::{AssignedAgent, RunRequest, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
@@ -101,7 +101,7 @@ async fn a_definition_is_kept_while_a_run_needs_it(db: Db) {
     }
     let under = |prompt: &str| {
         let definition = Some(saying(prompt).digest());
-        let agent = Some(Assigned {
+        let agent = Some(AssignedAgent {
             graph_id: "a".to_owned(),
             version: 1,
             definition,

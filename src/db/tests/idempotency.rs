@@ -5,7 +5,7 @@ use tokio::sync::Barrier;
 use super::{Db, on_both, write};
 use crate::db::idempotency;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::idempotency::{Kept, Key, Once, REMEMBERED};
+use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
 use crate::domain::time::Timestamp;
 
 on_both!(
@@ -17,12 +17,12 @@ on_both!(
 
 const BEGIN: Timestamp = Timestamp(1_000_000);
 
-fn key(text: &str, body: &str) -> Key {
-    Key::new("alice", text, &[b"POST", body.as_bytes()]).expect("a key")
+fn key(text: &str, body: &str) -> IdempotencyKey {
+    IdempotencyKey::new("alice", text, &[b"POST", body.as_bytes()]).expect("a key")
 }
 
-fn response(number: i32) -> Kept {
-    Kept::Answer {
+fn response(number: i32) -> StoredResponse {
+    StoredResponse::Answer {
         status: 200,
         body: number.to_string(),
         location: Some("/threads/x".to_owned()),
@@ -32,7 +32,7 @@ fn response(number: i32) -> Kept {
 /// Creates `number` under a key.
 async fn create(
     db: &Db,
-    key: Key,
+    key: IdempotencyKey,
     number: Result<i32, &'static str>,
     now: Timestamp,
 ) -> Result<Once<i32>, &'static str> {
@@ -56,7 +56,7 @@ async fn a_repeated_request_gets_the_stored_response(db: Db) {
         create(&db, key("k", "{}"), Err("no"), BEGIN).await,
         Ok(Once::Again(response(1)))
     );
-    let kept_run = Kept::Run {
+    let kept_run = StoredResponse::Run {
         thread: ThreadId::mint(),
         run: RunId::mint(),
     };

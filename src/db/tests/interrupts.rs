@@ -1,15 +1,15 @@
 use serde_json::json;
 
 use super::{Db, on_both, read, stored_thread, write};
-use crate::db::interrupts::{self, Asked, AskedStatus};
+use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
+use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::time::Timestamp;
 
 on_both!(interrupts_are_stored_and_answered, pending_interrupts_are_dropped);
 
-fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
+fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> InterruptRecord {
     let task = TaskId::of_step(None, &format!("{thread}"), usize::try_from(seq).expect("small"));
     let question = Question {
         kind: QuestionKind::Question,
@@ -18,8 +18,8 @@ fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
         calls: vec!["c".to_owned()],
         key: None,
     };
-    let asker = Asker::Call("c".to_owned());
-    Asked {
+    let asker = InterruptSource::Call("c".to_owned());
+    InterruptRecord {
         interrupt: Interrupt {
             id: InterruptId::of_task(task, 0),
             task,
@@ -34,7 +34,7 @@ fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> Asked {
         path: vec!["agent".to_owned(), "helper".to_owned()],
         task_call_id: Some("call".to_owned()),
         seq,
-        status: AskedStatus::Pending,
+        status: InterruptState::Pending,
         resolution: None,
         resumed_by: None,
         created_at: Timestamp(seq),
@@ -86,19 +86,19 @@ async fn interrupts_are_stored_and_answered(db: Db) {
     };
     assert!(resolve(9).await);
     assert!(!resolve(10).await);
-    let answered = Asked {
-        status: AskedStatus::Resolved,
+    let answered = InterruptRecord {
+        status: InterruptState::Resolved,
         resolution: Some(json!({"yes": 1})),
         resumed_by: Some(by),
         resolved_at: Some(Timestamp(9)),
         ..first.clone()
     };
     assert_eq!(
-        read!(db, |tx| interrupts::of_thread(tx, one, Some(AskedStatus::Resolved))),
+        read!(db, |tx| interrupts::of_thread(tx, one, Some(InterruptState::Resolved))),
         [answered]
     );
     assert_eq!(
-        read!(db, |tx| interrupts::of_thread(tx, one, Some(AskedStatus::Pending))),
+        read!(db, |tx| interrupts::of_thread(tx, one, Some(InterruptState::Pending))),
         [later]
     );
     let again = first.clone();
@@ -129,13 +129,21 @@ async fn pending_interrupts_are_dropped(db: Db) {
         )),
         2
     );
-    let open = read!(db, |tx| interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)));
+    let open = read!(db, |tx| interrupts::of_thread(
+        tx,
+        thread,
+        Some(InterruptState::Pending)
+    ));
     assert_eq!(open.iter().map(|asked| asked.lane).collect::<Vec<_>>(), [Lane::Main]);
     assert_eq!(
         write!(db, |tx| interrupts::drop_pending(tx, thread, None, Timestamp(5))),
         1
     );
-    let dropped = read!(db, |tx| interrupts::of_thread(tx, thread, Some(AskedStatus::Dropped)));
+    let dropped = read!(db, |tx| interrupts::of_thread(
+        tx,
+        thread,
+        Some(InterruptState::Dropped)
+    ));
     assert_eq!(
         dropped.iter().map(|asked| asked.resolved_at).collect::<Vec<_>>(),
         [Some(Timestamp(5)), Some(Timestamp(4)), Some(Timestamp(4))]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{object, on_both, read, write};
 use crate::db::Db;
 use crate::db::items::{self, NamespaceSearch};
-use crate::domain::item::{Filter, Item, ItemAddress, ItemDraft, ItemSearch, Namespace};
+use crate::domain::item::{Item, ItemAddress, ItemFilter, ItemSearch, Namespace, PreparedItem};
 use crate::domain::time::Timestamp;
 
 on_both! {
@@ -30,11 +30,11 @@ fn address(labels: &str, key: &str) -> ItemAddress {
     ItemAddress::new(namespace(labels), key).expect("an address")
 }
 
-fn draft(labels: &str, key: &str, value: Value) -> ItemDraft {
-    ItemDraft::new(address(labels, key), object(value), None).expect("a draft")
+fn draft(labels: &str, key: &str, value: Value) -> PreparedItem {
+    PreparedItem::new(address(labels, key), object(value), None).expect("a draft")
 }
 
-async fn put(db: &Db, draft: ItemDraft, now: i64) {
+async fn put(db: &Db, draft: PreparedItem, now: i64) {
     write!(db, |tx| items::put(tx, &draft, Timestamp(now)));
 }
 
@@ -45,7 +45,7 @@ async fn find(db: &Db, labels: &str, key: &str, now: i64) -> Option<Item> {
 
 /// Returns the keys that a search finds, in order.
 async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<String> {
-    let filter = Filter::read("filter", &object(filter)).expect("a filter");
+    let filter = ItemFilter::read("filter", &object(filter)).expect("a filter");
     let wanted = ItemSearch {
         prefix: namespace(prefix),
         filter,
@@ -168,8 +168,8 @@ async fn filters_find_items_by_value(db: Db) {
 }
 
 /// Returns an item with a TTL of ten microseconds.
-fn short_lived(labels: &str, key: &str) -> ItemDraft {
-    ItemDraft {
+fn short_lived(labels: &str, key: &str) -> PreparedItem {
+    PreparedItem {
         ttl: Some(Duration::from_micros(10)),
         ..draft(labels, key, json!({}))
     }

@@ -5,9 +5,9 @@ use sqlx::{AssertSqlSafe, QueryBuilder, raw_sql};
 
 use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
-use crate::db::threads::{self, AccessPath, ThreadSearch, ThreadSort};
+use crate::db::threads::{self, AccessPath, ThreadOrder, ThreadQuery};
 use crate::db::{DbResult, Tx};
-use crate::domain::filter::{Filter, Term};
+use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::thread::ThreadStatus;
 
 on_both!(
@@ -16,29 +16,29 @@ on_both!(
     searches_find_rare_and_frequent_terms
 );
 
-const SORTS: [ThreadSort; 5] = [
-    ThreadSort::Id,
-    ThreadSort::Status,
-    ThreadSort::CreatedAt,
-    ThreadSort::UpdatedAt,
-    ThreadSort::StateUpdatedAt,
+const SORTS: [ThreadOrder; 5] = [
+    ThreadOrder::Id,
+    ThreadOrder::Status,
+    ThreadOrder::CreatedAt,
+    ThreadOrder::UpdatedAt,
+    ThreadOrder::StateUpdatedAt,
 ];
 
-fn filter(wanted: Value) -> Filter {
-    Filter::new("metadata", object(wanted)).expect("a filter")
+fn filter(wanted: Value) -> MetadataFilter {
+    MetadataFilter::new("metadata", object(wanted)).expect("a filter")
 }
 
 /// Matches all threads.
-fn many() -> Filter {
+fn many() -> MetadataFilter {
     filter(json!({"graph_id": "agent"}))
 }
 
 /// Matches ten threads.
-fn few() -> Filter {
+fn few() -> MetadataFilter {
     filter(json!({"owner": "me"}))
 }
 
-fn only_term(filter: &Filter) -> Term {
+fn only_term(filter: &MetadataFilter) -> Term {
     *filter.terms().first().expect("a term")
 }
 
@@ -98,7 +98,7 @@ enum Part {
 }
 
 /// Returns the database's plan for a statement of a search.
-async fn plan(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath, part: Part) -> DbResult<String> {
+async fn plan(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, part: Part) -> DbResult<String> {
     macro_rules! explain {
         ($explain:literal, $conn:expr, $row:ty) => {{
             let mut sql = QueryBuilder::new($explain);
@@ -136,10 +136,10 @@ fn assert_indexed(plan: &str, about: &str) {
     }
 }
 
-fn searches() -> Vec<(ThreadSearch, AccessPath)> {
+fn searches() -> Vec<(ThreadQuery, AccessPath)> {
     let mut all = vec![];
     let filters = [
-        (Filter::default(), AccessPath::Order),
+        (MetadataFilter::default(), AccessPath::Order),
         (many(), AccessPath::Order),
         (few(), AccessPath::Term(only_term(&few()))),
         (
@@ -156,12 +156,12 @@ fn searches() -> Vec<(ThreadSearch, AccessPath)> {
             for status in [None, Some(ThreadStatus::Idle)] {
                 all.extend(filters.clone().map(|(metadata, path)| {
                     (
-                        ThreadSearch {
+                        ThreadQuery {
                             metadata,
                             status,
                             sort,
                             ascending,
-                            ..ThreadSearch::default()
+                            ..ThreadQuery::default()
                         },
                         path,
                     )
@@ -176,7 +176,7 @@ async fn pages_are_read_from_an_index(db: Db) {
     fill(&db).await;
     for (wanted, path) in searches() {
         for offset in [0, 50_000] {
-            let search = ThreadSearch {
+            let search = ThreadQuery {
                 offset,
                 ..wanted.clone()
             };
@@ -189,13 +189,13 @@ async fn pages_are_read_from_an_index(db: Db) {
             assert!(path != AccessPath::Order || sorts <= 1, "{about}\n{plan}");
         }
     }
-    let ids = read!(db, |tx| threads::search(tx, &ThreadSearch::default()));
+    let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::default()));
     let ids = Some(ids.threads.iter().map(|thread| thread.id).collect());
     for sort in SORTS {
-        let search = ThreadSearch {
+        let search = ThreadQuery {
             ids: ids.clone(),
             sort,
-            ..ThreadSearch::default()
+            ..ThreadQuery::default()
         };
         let plan = read!(db, |tx| plan(tx, &search, AccessPath::Ids, Part::Page));
         assert_indexed(&plan, "by ids");
@@ -218,7 +218,7 @@ async fn matches_are_counted_in_an_index(db: Db) {
 
 async fn searches_find_rare_and_frequent_terms(db: Db) {
     fill(&db).await;
-    let found = async |wanted: ThreadSearch| {
+    let found = async |wanted: ThreadQuery| {
         let page = read!(db, |tx| threads::search(tx, &wanted));
         (
             page.threads
@@ -228,19 +228,19 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
             page.total,
         )
     };
-    let all = ThreadSearch {
+    let all = ThreadQuery {
         limit: 3,
         ascending: true,
-        ..ThreadSearch::default()
+        ..ThreadQuery::default()
     };
     assert_eq!(found(all.clone()).await, (vec![1, 2, 3], 100_000));
-    let deep = ThreadSearch {
+    let deep = ThreadQuery {
         offset: 99_998,
         ..all.clone()
     };
     assert_eq!(found(deep).await, (vec![99_999, 100_000], 100_000));
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             metadata: many(),
             ..all.clone()
         })
@@ -248,7 +248,7 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
         (vec![1, 2, 3], 100_000)
     );
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             metadata: few(),
             offset: 8,
             ..all.clone()
@@ -256,16 +256,16 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
         .await,
         (vec![9, 10], 10)
     );
-    let idle = ThreadSearch {
+    let idle = ThreadQuery {
         status: Some(ThreadStatus::Idle),
-        sort: ThreadSort::UpdatedAt,
+        sort: ThreadOrder::UpdatedAt,
         ..all.clone()
     };
     assert_eq!(found(idle).await, (vec![100_000, 99_990, 99_980], 10_000));
     let both = filter(json!({"graph_id": "agent", "owner": "me"}));
     let busy = Some(ThreadStatus::Busy);
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             metadata: both,
             status: busy,
             ..all.clone()
@@ -274,7 +274,7 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
         (vec![2], 1)
     );
     let none = filter(json!({"owner": "you"}));
-    assert_eq!(found(ThreadSearch { metadata: none, ..all }).await, (vec![], 0));
+    assert_eq!(found(ThreadQuery { metadata: none, ..all }).await, (vec![], 0));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::{Db, on_both, read, run_at, saying, stored_thread, texts, thread_at, write};
-use crate::db::checkpoints::{self, HistoryQuery, Placed};
-use crate::db::events::{self, PlacedFact};
+use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
+use crate::db::events::{self, NewEvent};
 use crate::db::{retention, runs, threads};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::event::Fact;
@@ -31,7 +31,7 @@ fn with_ttl(now: i64, micros: u64) -> Thread {
 async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {
     let entry = entry.clone();
     write!(db, |tx| async {
-        let placed = Placed {
+        let placed = NewCheckpoint {
             thread,
             lane: Lane::Main,
             seq,
@@ -84,7 +84,7 @@ async fn every_change_restarts_the_ttl(db: Db) {
     ));
     assert_eq!(expires().await, Some(Timestamp(30)));
     let run = run_at(id, 1);
-    let left = threads::Left {
+    let left = threads::ThreadAfterRun {
         run: run.id,
         status: ThreadStatus::Idle,
         error: None,
@@ -149,7 +149,7 @@ async fn pruning_keeps_the_newest_state(db: Db) {
         Timestamp(2)
     ));
     write!(db, |tx| async {
-        let placed = PlacedFact {
+        let placed = NewEvent {
             thread: id,
             seq: 9,
             run: run_id,

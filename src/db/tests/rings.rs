@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{open, postgres, write};
-use crate::db::rings::{Ring, ring};
+use crate::db::rings::{Notification, ring};
 use crate::domain::id::{RunId, ThreadId};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -15,12 +15,16 @@ async fn notifications_reach_another_server_after_the_commit() {
     let undone = RunId::mint();
     let failed = sender.write(move |tx| {
         Box::pin(async move {
-            ring(tx, Ring::Cancel(undone)).await?;
+            ring(tx, Notification::Cancel(undone)).await?;
             Err::<(), _>(crate::db::DbError::Busy)
         })
     });
     assert!(failed.await.is_err());
-    for sent in [Ring::Cancel(RunId::mint()), Ring::Ended(ThreadId::mint()), Ring::Queue] {
+    for sent in [
+        Notification::Cancel(RunId::mint()),
+        Notification::Ended(ThreadId::mint()),
+        Notification::Queue,
+    ] {
         // The receiver may not listen yet, so the notification is sent until it arrives.
         while !matches!(tokio::time::timeout(Duration::from_millis(300), rings.recv()).await, Ok(Ok(received)) if received == sent)
         {
@@ -28,7 +32,7 @@ async fn notifications_reach_another_server_after_the_commit() {
         }
     }
     while let Ok(received) = rings.try_recv() {
-        assert_ne!(received, Ring::Cancel(undone));
+        assert_ne!(received, Notification::Cancel(undone));
     }
     sender.close().await;
     receiver.close().await;

@@ -248,7 +248,7 @@ async fn due_and_running_runs_are_counted(db: Db) {
     let queue = async |now: i64| read!(db, |tx| runs::queue(tx, Timestamp(now)));
     assert_eq!(
         queue(0).await,
-        runs::Queue {
+        runs::QueueDepth {
             due: 0,
             oldest: None,
             running: 0
@@ -256,7 +256,7 @@ async fn due_and_running_runs_are_counted(db: Db) {
     );
     assert_eq!(
         queue(10).await,
-        runs::Queue {
+        runs::QueueDepth {
             due: 2,
             oldest: Some(Timestamp(1)),
             running: 0
@@ -265,7 +265,7 @@ async fn due_and_running_runs_are_counted(db: Db) {
     write!(db, |tx| runs::claim(tx, a, WorkerId::mint(), Timestamp(10)));
     assert_eq!(
         queue(1000).await,
-        runs::Queue {
+        runs::QueueDepth {
             due: 2,
             oldest: Some(Timestamp(2)),
             running: 1
@@ -284,7 +284,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(write!(db, |tx| runs::check_fence(
         tx,
         (id, old, fence),
-        runs::Trace::at(Timestamp(3))
+        runs::RunRowUpdate::at(Timestamp(3))
     )));
     let adopted = write!(db, |tx| runs::adopt_orphans(tx, new, Timestamp(4), 10));
     let newer = adopted[0].fence;
@@ -292,17 +292,17 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
         (id, old, fence),
-        runs::Trace::at(Timestamp(5))
+        runs::RunRowUpdate::at(Timestamp(5))
     )));
     assert!(!write!(db, |tx| runs::check_fence(
         tx,
         (id, old, newer),
-        runs::Trace::at(Timestamp(5))
+        runs::RunRowUpdate::at(Timestamp(5))
     )));
     assert!(write!(db, |tx| runs::check_fence(
         tx,
         (id, new, newer),
-        runs::Trace::at(Timestamp(5))
+        runs::RunRowUpdate::at(Timestamp(5))
     )));
     let failed = (RunStatus::Error, Some(Failure::new("E", "m")));
     let (status, error) = failed.clone();
@@ -310,7 +310,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
         tx,
         (id, old, fence),
         (status, error.as_ref()),
-        runs::Trace::at(Timestamp(6))
+        runs::RunRowUpdate::at(Timestamp(6))
     )));
     assert!(read!(db, |tx| runs::get_by_id(tx, id)).is_some_and(|run| run.status == RunStatus::Running));
     assert!(!write!(db, |tx| runs::any_pending(tx)));
@@ -319,7 +319,7 @@ async fn a_worker_with_an_old_fence_cannot_write(db: Db) {
         tx,
         (id, new, newer),
         (status, error.as_ref()),
-        runs::Trace::at(Timestamp(7))
+        runs::RunRowUpdate::at(Timestamp(7))
     )));
     let ended = read!(db, |tx| runs::get_by_id(tx, id)).expect("the run");
     assert_eq!(ended.status, failed.0);
@@ -396,7 +396,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
     write!(db, |tx| runs::release_all(tx, worker));
     worker = WorkerId::mint();
     assert_eq!(adopted(worker).await, (5, 3));
-    let trace = runs::Trace::at(Timestamp(3));
+    let trace = runs::RunRowUpdate::at(Timestamp(3));
     assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 5), trace)));
     worker = WorkerId::mint();
     assert_eq!(
@@ -404,7 +404,7 @@ async fn crashes_are_counted_since_the_last_progress(db: Db) {
         (6, 4),
         "a write without progress does not reset the count"
     );
-    let trace = runs::Trace { gets_on: true, ..trace };
+    let trace = runs::RunRowUpdate { gets_on: true, ..trace };
     assert!(write!(db, |tx| runs::check_fence(tx, (id, worker, 6), trace)));
     assert_eq!(adopted(WorkerId::mint()).await, (7, 1));
 }

@@ -1,13 +1,13 @@
 use serde_json::{Value, json};
 
 use super::{Db, object, on_both, read, run_at, saying, stored_thread, thread_at, write};
-use crate::db::checkpoints::{self, Placed};
-use crate::db::events::{self, PlacedFact};
-use crate::db::threads::{self, ThreadChange, ThreadSearch, ThreadSort};
+use crate::db::checkpoints::{self, NewCheckpoint};
+use crate::db::events::{self, NewEvent};
+use crate::db::threads::{self, ThreadChange, ThreadOrder, ThreadQuery};
 use crate::db::{DbError, runs};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::machine::{Failure, Position};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
@@ -109,7 +109,7 @@ async fn the_end_of_a_run_sets_the_status_of_its_thread(db: Db) {
     let run = ending.id;
     let error = Some(Failure::new("E", "m"));
     write!(db, |tx| runs::insert(tx, &ending, None));
-    let left = threads::Left {
+    let left = threads::ThreadAfterRun {
         run,
         status: ThreadStatus::Error,
         error,
@@ -121,7 +121,7 @@ async fn the_end_of_a_run_sets_the_status_of_its_thread(db: Db) {
     assert_eq!(thread.updated_at, Timestamp(5));
     assert_eq!(thread.state_updated_at, Timestamp(5));
     write!(db, |tx| runs::insert(tx, &waiting, None));
-    let left = threads::Left {
+    let left = threads::ThreadAfterRun {
         run,
         status: ThreadStatus::Idle,
         error: None,
@@ -132,8 +132,8 @@ async fn the_end_of_a_run_sets_the_status_of_its_thread(db: Db) {
     assert_eq!(thread.error, None);
 }
 
-fn filter(wanted: Value) -> Filter {
-    Filter::new("metadata", object(wanted)).expect("a filter")
+fn filter(wanted: Value) -> MetadataFilter {
+    MetadataFilter::new("metadata", object(wanted)).expect("a filter")
 }
 
 async fn a_search_filters_sorts_and_pages(db: Db) {
@@ -150,7 +150,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         ids.push(thread.id);
         write!(db, |tx| threads::insert(tx, &thread));
     }
-    let found = async |wanted: ThreadSearch| {
+    let found = async |wanted: ThreadQuery| {
         let counted = wanted.clone();
         let page = read!(db, |tx| threads::search(tx, &wanted));
         let places: Vec<usize> = page
@@ -161,10 +161,10 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         assert_eq!(read!(db, |tx| threads::count(tx, &counted)), page.total);
         (places, page.total)
     };
-    let all = ThreadSearch::default();
+    let all = ThreadQuery::default();
     assert_eq!(found(all.clone()).await, (vec![4, 3, 2, 1, 0], 5));
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             limit: 2,
             offset: 1,
             ..all.clone()
@@ -172,15 +172,15 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         .await,
         (vec![3, 2], 5)
     );
-    let updated = ThreadSearch {
-        sort: ThreadSort::UpdatedAt,
+    let updated = ThreadQuery {
+        sort: ThreadOrder::UpdatedAt,
         ascending: true,
         ..all.clone()
     };
     assert_eq!(found(updated).await, (vec![4, 3, 2, 1, 0], 5));
-    for sort in [ThreadSort::Id, ThreadSort::StateUpdatedAt, ThreadSort::CreatedAt] {
+    for sort in [ThreadOrder::Id, ThreadOrder::StateUpdatedAt, ThreadOrder::CreatedAt] {
         assert_eq!(
-            found(ThreadSearch {
+            found(ThreadQuery {
                 sort,
                 ascending: true,
                 ..all.clone()
@@ -189,14 +189,14 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
             (vec![0, 1, 2, 3, 4], 5)
         );
     }
-    let by_status = ThreadSearch {
-        sort: ThreadSort::Status,
+    let by_status = ThreadQuery {
+        sort: ThreadOrder::Status,
         ascending: true,
         ..all.clone()
     };
     assert_eq!(found(by_status).await, (vec![3, 1, 4, 2, 0], 5));
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             status: Some(ThreadStatus::Busy),
             ..all.clone()
         })
@@ -205,7 +205,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
     );
     let some = Some(vec![ids[2], ids[0], crate::domain::id::ThreadId::mint()]);
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             ids: some,
             ..all.clone()
         })
@@ -213,7 +213,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         (vec![2, 0], 2)
     );
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             ids: Some(vec![]),
             ..all.clone()
         })
@@ -221,7 +221,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         (vec![], 0)
     );
     assert_eq!(
-        found(ThreadSearch {
+        found(ThreadQuery {
             metadata: filter(json!({"n": 3})),
             ..all
         })
@@ -260,9 +260,9 @@ async fn a_search_matches_contained_metadata(db: Db) {
     ];
     for (wanted, expected) in cases {
         let text = wanted.to_string();
-        let wanted = ThreadSearch {
+        let wanted = ThreadQuery {
             metadata: filter(wanted.clone()),
-            ..ThreadSearch::default()
+            ..ThreadQuery::default()
         };
         assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
     }
@@ -281,7 +281,7 @@ async fn deleting_a_thread_deletes_everything_on_it(db: Db) {
             let lane = Lane::Main;
             let at = Timestamp(1);
             let run = Some(run_id);
-            let placed = Placed {
+            let placed = NewCheckpoint {
                 thread: id,
                 lane,
                 seq: 1,
@@ -292,7 +292,7 @@ async fn deleting_a_thread_deletes_everything_on_it(db: Db) {
                 at,
             };
             checkpoints::insert(tx, &placed).await?;
-            let fact = PlacedFact {
+            let fact = NewEvent {
                 thread: id,
                 seq: 2,
                 run: run_id,
@@ -368,7 +368,7 @@ async fn every_change_has_a_new_version(db: Db) {
     let lane = Lane::Main;
     let at = Timestamp(9);
     write!(db, |tx| {
-        let facts = [3, 5].map(|seq| PlacedFact {
+        let facts = [3, 5].map(|seq| NewEvent {
             thread: id,
             seq,
             run,

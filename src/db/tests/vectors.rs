@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{object, on_both, read, write};
-use crate::db::items::{self, Near, VectorSearch, nearest};
+use crate::db::items::{self, VectorQuery, VectorSearch, nearest};
 use crate::db::{Db, Engine};
-use crate::domain::item::{Filter, ItemAddress, ItemDraft, ItemSearch, ItemVector, Namespace};
+use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
 use crate::domain::time::Timestamp;
 
 on_both! {
@@ -28,9 +28,9 @@ async fn put(db: &Db, labels: &str, key: &str, vectors: &[[f32; 2]], value: Valu
         vector: vector.to_vec(),
     };
     let vectors = vectors.iter().enumerate().map(vector).collect();
-    let draft = ItemDraft {
+    let draft = PreparedItem {
         vectors,
-        ..ItemDraft::new(address, object(value), None).expect("a draft")
+        ..PreparedItem::new(address, object(value), None).expect("a draft")
     };
     write!(db, |tx| items::put(tx, &draft, Timestamp(1)));
 }
@@ -46,14 +46,14 @@ async fn nearest_keys(db: &Db, labels: &str, filter: Value, page: (u32, u32)) ->
     );
     let mut lists = vec![];
     for by in [VectorSearch::Scan, by] {
-        let filter = Filter::read("filter", &object(filter.clone())).expect("a filter");
+        let filter = ItemFilter::read("filter", &object(filter.clone())).expect("a filter");
         let wanted = ItemSearch {
             prefix: namespace(labels),
             filter,
             limit: page.0,
             offset: page.1,
         };
-        let near = Near {
+        let near = VectorQuery {
             vector: vec![1.0, 0.0],
             by,
         };
@@ -126,10 +126,10 @@ async fn pages_are_right_among_many_vectors(db: Db) {
                 // The order of the keys differs from that of the scores.
                 let key = format!("{:04}", (u32::from(number) * 7) % 1500);
                 let address = ItemAddress::new(namespace("n"), key).expect("an address");
-                let draft = ItemDraft::new(address, object(json!({"number": number})), None).expect("a draft");
+                let draft = PreparedItem::new(address, object(json!({"number": number})), None).expect("a draft");
                 items::put(
                     tx,
-                    &ItemDraft {
+                    &PreparedItem {
                         vectors: vectors.collect(),
                         ..draft
                     },

@@ -26,10 +26,7 @@ async fn concurrent_writes_all_succeed(db: Db) {
         }
     });
     futures::future::join_all(writes).await;
-    assert_eq!(
-        read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())),
-        64
-    );
+    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 64);
 }
 
 async fn a_failed_job_does_not_affect_others(db: Db) {
@@ -57,10 +54,7 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
         }
     });
     futures::future::join_all(writes).await;
-    assert_eq!(
-        read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())),
-        42
-    );
+    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 42);
 }
 
 async fn a_panicking_job_does_not_affect_others(db: Db) {
@@ -81,7 +75,7 @@ async fn a_panicking_job_does_not_affect_others(db: Db) {
         matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"),
         "{later:?}"
     );
-    let found = read!(db, |tx| threads::search(tx, &threads::ThreadSearch::default()));
+    let found = read!(db, |tx| threads::search(tx, &threads::ThreadQuery::default()));
     assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
 
@@ -131,10 +125,7 @@ async fn closing_finishes_accepted_writes() {
     db.close().await;
     let db = super::open(&url).await;
     assert!(read!(db, |tx| threads::find(tx, id)).is_some());
-    assert_eq!(
-        read!(db, |tx| threads::count(tx, &threads::ThreadSearch::default())),
-        21
-    );
+    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 21);
     db.close().await;
 }
 

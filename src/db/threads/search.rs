@@ -17,7 +17,7 @@ use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
 use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
 use crate::domain::checkpoint::Lane;
-use crate::domain::filter::{Filter, Term};
+use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::id::ThreadId;
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
@@ -34,7 +34,7 @@ const BATCH: i64 = 200;
 
 /// A sort key of threads. Ties are sorted by id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ThreadSort {
+pub enum ThreadOrder {
     /// By id.
     Id,
     /// By status, as text.
@@ -50,17 +50,17 @@ pub enum ThreadSort {
 
 /// A search for threads. The default finds the ten newest.
 #[derive(Debug, Clone)]
-pub struct ThreadSearch {
+pub struct ThreadQuery {
     /// Only threads with these ids.
     pub ids: Option<Vec<ThreadId>>,
     /// Only threads whose metadata contains this.
-    pub metadata: Filter,
+    pub metadata: MetadataFilter,
     /// Only threads whose main agent's state contains this.
-    pub values: Filter,
+    pub values: MetadataFilter,
     /// Only threads with this status.
     pub status: Option<ThreadStatus>,
     /// The sort key.
-    pub sort: ThreadSort,
+    pub sort: ThreadOrder,
     /// Whether the order is ascending.
     pub ascending: bool,
     /// The maximum number of threads.
@@ -74,14 +74,14 @@ pub struct ThreadSearch {
     pub hidden: Vec<ThreadId>,
 }
 
-impl Default for ThreadSearch {
+impl Default for ThreadQuery {
     fn default() -> Self {
         Self {
             ids: None,
-            metadata: Filter::default(),
-            values: Filter::default(),
+            metadata: MetadataFilter::default(),
+            values: MetadataFilter::default(),
             status: None,
-            sort: ThreadSort::default(),
+            sort: ThreadOrder::default(),
             ascending: false,
             limit: 10,
             offset: 0,
@@ -111,19 +111,19 @@ pub(in crate::db) enum AccessPath {
     Order,
 }
 
-impl ThreadSearch {
+impl ThreadQuery {
     fn order(&self) -> &'static str {
         match (self.sort, self.ascending) {
-            (ThreadSort::Id, true) => " order by thread_id",
-            (ThreadSort::Id, false) => " order by thread_id desc",
-            (ThreadSort::Status, true) => " order by status, updated_at, thread_id",
-            (ThreadSort::Status, false) => " order by status desc, updated_at desc, thread_id desc",
-            (ThreadSort::CreatedAt, true) => " order by created_at, thread_id",
-            (ThreadSort::CreatedAt, false) => " order by created_at desc, thread_id desc",
-            (ThreadSort::UpdatedAt, true) => " order by updated_at, thread_id",
-            (ThreadSort::UpdatedAt, false) => " order by updated_at desc, thread_id desc",
-            (ThreadSort::StateUpdatedAt, true) => " order by state_updated_at, thread_id",
-            (ThreadSort::StateUpdatedAt, false) => " order by state_updated_at desc, thread_id desc",
+            (ThreadOrder::Id, true) => " order by thread_id",
+            (ThreadOrder::Id, false) => " order by thread_id desc",
+            (ThreadOrder::Status, true) => " order by status, updated_at, thread_id",
+            (ThreadOrder::Status, false) => " order by status desc, updated_at desc, thread_id desc",
+            (ThreadOrder::CreatedAt, true) => " order by created_at, thread_id",
+            (ThreadOrder::CreatedAt, false) => " order by created_at desc, thread_id desc",
+            (ThreadOrder::UpdatedAt, true) => " order by updated_at, thread_id",
+            (ThreadOrder::UpdatedAt, false) => " order by updated_at desc, thread_id desc",
+            (ThreadOrder::StateUpdatedAt, true) => " order by state_updated_at, thread_id",
+            (ThreadOrder::StateUpdatedAt, false) => " order by state_updated_at desc, thread_id desc",
         }
     }
 
@@ -251,8 +251,8 @@ impl ThreadSearch {
 ///
 /// # Errors
 /// [`DbError::Unfit`] when a search by values would have to fold the states of more than [`LOOKED_INTO`] threads.
-pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPage> {
-    let wanted = &ThreadSearch {
+pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<ThreadPage> {
+    let wanted = &ThreadQuery {
         hidden: copies::unfinished(tx).await?,
         ..wanted.clone()
     };
@@ -272,8 +272,8 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<ThreadPa
 ///
 /// # Errors
 /// As [`search`].
-pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<i64> {
-    let wanted = &ThreadSearch {
+pub async fn count(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<i64> {
+    let wanted = &ThreadQuery {
         hidden: copies::unfinished(tx).await?,
         ..wanted.clone()
     };
@@ -291,7 +291,7 @@ struct AccessPaths {
 }
 
 /// Chooses the access paths of a search by the number of threads that have its rarest term.
-async fn access_paths(tx: &mut Tx<'_>, wanted: &ThreadSearch) -> DbResult<AccessPaths> {
+async fn access_paths(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<AccessPaths> {
     if wanted.ids.is_some() {
         return Ok(AccessPaths {
             to_read: AccessPath::Ids,
@@ -329,7 +329,7 @@ async fn count_term(tx: &mut Tx<'_>, term: Term) -> DbResult<i64> {
         .await)?)
 }
 
-async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> DbResult<Vec<Thread>> {
+async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> DbResult<Vec<Thread>> {
     let rows: Vec<ThreadRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("");
         wanted.push_page(&mut sql, path)?;
@@ -338,7 +338,7 @@ async fn read_page(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> 
     Ok(rows.into_iter().map(Thread::from).collect())
 }
 
-async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath, most: Option<i64>) -> DbResult<i64> {
+async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath, most: Option<i64>) -> DbResult<i64> {
     Ok(on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("");
         wanted.push_count(&mut sql, path, most)?;
@@ -347,7 +347,7 @@ async fn count_by(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath, most
 }
 
 /// Reads a page in batches until it is full.
-async fn read_in_batches(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> DbResult<Vec<Thread>> {
+async fn read_in_batches(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> DbResult<Vec<Thread>> {
     let mut page = Page::new(wanted, 0);
     loop {
         let count = i64::try_from(page.threads.len()).unwrap_or(i64::MAX);
@@ -376,7 +376,7 @@ struct Page {
 
 impl Page {
     /// Starts the page of a search, of whose threads the first `to_skip` are skipped.
-    fn new(wanted: &ThreadSearch, to_skip: i64) -> Self {
+    fn new(wanted: &ThreadQuery, to_skip: i64) -> Self {
         let count = |number| usize::try_from(number).unwrap_or(usize::MAX);
         Self {
             threads: vec![],
@@ -403,7 +403,7 @@ impl Page {
 
 /// Searches by values. States are not stored, so the state of every thread that meets the other conditions is folded,
 /// one at a time.
-async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> DbResult<ThreadPage> {
+async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadQuery, path: AccessPath) -> DbResult<ThreadPage> {
     let mut page = Page::new(wanted, wanted.offset);
     let mut total = 0;
     let mut offset = 0;
@@ -438,7 +438,7 @@ async fn by_values(tx: &mut Tx<'_>, wanted: &ThreadSearch, path: AccessPath) -> 
 }
 
 /// Returns whether the values of a state match the filter.
-async fn contains(state: Arc<State>, wanted: &Filter) -> DbResult<bool> {
+async fn contains(state: Arc<State>, wanted: &MetadataFilter) -> DbResult<bool> {
     let wanted = wanted.clone();
     off_thread(move |stop| wanted.matches_fields(|name| state.value(name), &|| stop.is_set())).await
 }

@@ -62,15 +62,15 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::definition::ClientRules;
-    use crate::definition::check::Surroundings;
+    use crate::definition::check::ValidationContext;
     use crate::definition::judge;
 
     fn told(graph_id: &str, body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings {
+        let around = ValidationContext {
             providers,
             clients: ClientRules::everything(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         };
         judge(graph_id, body, &around)
             .findings

@@ -1,7 +1,7 @@
 //! What makes no sense in the policies that are listed, inherited and blocked, and in how a subagent begins.
 
 use super::super::builtins::APPROVAL;
-use super::super::{AgentDefinition, FieldPath, Mode, SubagentDefinition, inherit, permission, policy};
+use super::super::{AgentDefinition, FieldPath, SubagentDefinition, SubagentMode, inherit, permission, policy};
 use super::Check;
 
 impl Check<'_> {
@@ -39,7 +39,7 @@ impl Check<'_> {
 
     /// A fork is its caller but for a name, an order and a few words more.
     fn mode(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
-        if subagent.mode != Mode::Fork {
+        if subagent.mode != SubagentMode::Fork {
             return;
         }
         let given = [
@@ -75,17 +75,17 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::definition::ClientRules;
-    use crate::definition::check::Surroundings;
+    use crate::definition::check::ValidationContext;
     use crate::definition::judge;
 
     fn findings(mut subagent: Value) -> Vec<String> {
         subagent["name"] = json!("twin");
         subagent["description"] = json!("Goes on as its caller.");
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = Surroundings {
+        let around = ValidationContext {
             providers,
             clients: ClientRules::everything(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         };
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
         judge("a", body, &around)

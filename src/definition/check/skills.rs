@@ -66,14 +66,14 @@ mod tests {
     use serde_json::json;
 
     use crate::definition::AgentDefinition;
-    use crate::definition::check::{Surroundings, check_agent};
+    use crate::definition::check::{ValidationContext, check_agent};
 
     #[test]
     fn tools_of_skills_need_skills_and_are_no_others() {
-        let around = Surroundings {
+        let around = ValidationContext {
             tools: ["lookup".to_owned(), "publish".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         };
         let findings = |body| {
             let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn tools_of_skills_can_be_those_of_mcp_servers() {
-        let around = Surroundings {
+        let around = ValidationContext {
             providers: ["scripted".to_owned()].into_iter().collect(),
             mcp_servers: ["docs".to_owned()].into_iter().collect(),
-            ..Surroundings::default()
+            ..ValidationContext::default()
         };
         let told = |tools: &[&str], skill_tools: &[&str]| {
             let body = json!({"model": "scripted:x", "skills": ["/s"], "tools": tools, "skill_tools": skill_tools});
@@ -130,9 +130,9 @@ mod tests {
             check_agent(
                 "a",
                 &agent,
-                &Surroundings {
+                &ValidationContext {
                     providers,
-                    ..Surroundings::default()
+                    ..ValidationContext::default()
                 }
             ),
             []

@@ -1,8 +1,8 @@
 //! What makes no sense in the definition of a tool.
 
-use super::{Check, Surroundings, address_problem, is_word};
+use super::{Check, ValidationContext, address_problem, is_word};
 use crate::definition::builtins::is_policy_tool;
-use crate::definition::diagnostic::{FieldPath, Finding, suggestion};
+use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
 /// How often a call may be made again.
@@ -12,13 +12,13 @@ const MOST_RETRIES: u32 = 10;
 const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Checks the definition of a tool. The fields of the findings are relative to it.
-pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Finding> {
-    let around = Surroundings::default();
+pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Diagnostic> {
+    let around = ValidationContext::default();
     let mut check = Check::new(&around);
     let top = FieldPath::default();
     check
         .findings
-        .extend(tool_name_problem(name).map(|message| Finding::error(top.clone(), message)));
+        .extend(tool_name_problem(name).map(|message| Diagnostic::error(top.clone(), message)));
     match tool.kind {
         ToolKind::Http => check.remote_tool(tool),
         ToolKind::Builtin => check.built_in_tool(tool),

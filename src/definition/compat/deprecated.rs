@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::definition::{FieldPath, Finding};
+use crate::definition::{Diagnostic, FieldPath};
 
 /// Each deprecated key and the field of a subagent for which it is the default.
 const DEFAULTS: [(&str, &str); 3] = [
@@ -21,7 +21,7 @@ const GENERAL: &str = "general_purpose_subagent";
 /// Replaces the deprecated keys of an agent's definition. Returns one warning that names all that were there.
 ///
 /// What is written in the present way precedes: a subagent's own field, and all of `general_purpose_subagent`.
-pub fn translate(agent: &mut Map<String, Value>) -> Option<Finding> {
+pub fn translate(agent: &mut Map<String, Value>) -> Option<Diagnostic> {
     let mut found = vec![];
     let mut defaults = Map::new();
     for (key, field) in DEFAULTS {
@@ -54,7 +54,7 @@ pub fn translate(agent: &mut Map<String, Value>) -> Option<Finding> {
         names.join(", "),
         if names.len() == 1 { "is" } else { "are" }
     );
-    Some(Finding::warning(FieldPath::of([first]), message))
+    Some(Diagnostic::warning(FieldPath::of([first]), message))
 }
 
 fn fill(fields: &mut Map<String, Value>, defaults: &Map<String, Value>) {

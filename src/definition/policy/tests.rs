@@ -4,14 +4,14 @@ use super::*;
 use crate::definition::check::RegisteredPolicy;
 use crate::definition::{ClientRules, judge};
 
-fn around() -> Surroundings {
+fn around() -> ValidationContext {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    Surroundings {
+    ValidationContext {
         tools: set(&["lookup", "publish"]),
         providers: set(&["scripted"]),
         middleware: [("audit".to_owned(), RegisteredPolicy::default())].into(),
         clients: ClientRules::everything(),
-        ..Surroundings::default()
+        ..ValidationContext::default()
     }
 }
 

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Sight, TaskStatus};
+use super::{TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::time::Timestamp;
 
 /// When tasks on other servers are looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Looks {
+pub struct PollPolicy {
     /// How long after it was begun, or something about it changed; each further time it is waited twice as long.
     pub first: Duration,
     /// The longest pause.
@@ -21,7 +21,7 @@ pub struct Looks {
     pub patience: Duration,
 }
 
-impl Default for Looks {
+impl Default for PollPolicy {
     fn default() -> Self {
         let first = Duration::from_secs(1);
         let longest = Duration::from_secs(30);
@@ -33,7 +33,7 @@ impl Default for Looks {
     }
 }
 
-impl Looks {
+impl PollPolicy {
     /// How long it is waited after so many looks in vain; tasks of one server shall not all be looked at at one moment.
     pub fn pause(&self, looks: u32, task: Uuid) -> Duration {
         let backoff = Backoff::doubling(self.first, self.longest);
@@ -67,7 +67,7 @@ pub struct Answered {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RemoteWork {
     /// How it stood when it was seen last; none while it is being begun.
-    pub seen: Option<Sight>,
+    pub seen: Option<TaskSnapshot>,
     /// Whether it is to be stopped there.
     pub unwanted: bool,
     /// How often it was looked at in vain since something changed.
@@ -82,8 +82,8 @@ pub struct RemoteWork {
 
 impl RemoteWork {
     /// Whether this is what was seen before.
-    pub fn is_known(&self, seen: &Sight) -> bool {
-        let known = self.seen.as_ref().map(|known| Sight {
+    pub fn is_known(&self, seen: &TaskSnapshot) -> bool {
+        let known = self.seen.as_ref().map(|known| TaskSnapshot {
             since: None,
             answered: vec![],
             ..known.clone()
@@ -103,10 +103,10 @@ impl RemoteWork {
         let at = answered.at;
         all.push(answered);
         all.drain(..all.len().saturating_sub(MOST_ANSWERED));
-        let seen = Sight {
+        let seen = TaskSnapshot {
             since: Some(at),
             answered: all,
-            ..Sight::of(run, TaskStatus::Running)
+            ..TaskSnapshot::of(run, TaskStatus::Running)
         };
         Self {
             seen: Some(seen),
@@ -117,7 +117,12 @@ impl RemoteWork {
 
     /// What is known after it was `seen`, or was not to be seen for some reason.
     #[must_use]
-    pub fn after(&self, seen: Result<Sight, String>, (task, now): (Uuid, Timestamp), looks: &Looks) -> Self {
+    pub fn after(
+        &self,
+        seen: Result<TaskSnapshot, String>,
+        (task, now): (Uuid, Timestamp),
+        looks: &PollPolicy,
+    ) -> Self {
         match seen {
             Ok(seen) => {
                 let before = self.seen.as_ref().map(|before| (&before.run, before.status));
@@ -135,7 +140,7 @@ impl RemoteWork {
                     .as_ref()
                     .map(|before| before.answered.clone())
                     .unwrap_or_default();
-                let seen = Sight {
+                let seen = TaskSnapshot {
                     since,
                     answered,
                     ..seen
@@ -165,9 +170,9 @@ impl RemoteWork {
                         "{reason}, for {} seconds; it is not known what became of it",
                         looks.patience.as_secs()
                     );
-                    work.seen = Some(Sight {
+                    work.seen = Some(TaskSnapshot {
                         error: Some(error),
-                        ..Sight::of(run, TaskStatus::Error)
+                        ..TaskSnapshot::of(run, TaskStatus::Error)
                     });
                     work.due_at = None;
                 } else {
@@ -183,7 +188,7 @@ impl RemoteWork {
 mod tests {
     use super::*;
 
-    const LOOKS: Looks = Looks {
+    const LOOKS: PollPolicy = PollPolicy {
         first: Duration::from_secs(1),
         longest: Duration::from_secs(8),
         patience: Duration::from_secs(100),
@@ -194,13 +199,13 @@ mod tests {
         Timestamp(number * 1_000_000)
     }
 
-    fn after(work: &RemoteWork, seen: Result<Sight, String>, at: i64) -> RemoteWork {
+    fn after(work: &RemoteWork, seen: Result<TaskSnapshot, String>, at: i64) -> RemoteWork {
         work.after(seen, (TASK, second(at)), &LOOKS)
     }
 
     #[test]
     fn the_less_happens_the_seldomer_it_is_looked() {
-        let running = || Ok(Sight::of("r1", TaskStatus::Running));
+        let running = || Ok(TaskSnapshot::of("r1", TaskStatus::Running));
         let mut work = after(&RemoteWork::default(), running(), 0);
         let mut pauses = vec![];
         for at in 1..=5 {
@@ -208,17 +213,17 @@ mod tests {
             pauses.push(work.due_at.expect("it is looked at again").since(second(at)).as_secs());
         }
         assert_eq!(pauses, [2, 4, 8, 8, 8]);
-        let other = after(&work, Ok(Sight::of("r2", TaskStatus::Running)), 9);
+        let other = after(&work, Ok(TaskSnapshot::of("r2", TaskStatus::Running)), 9);
         assert_eq!(other.attempts, 0);
         assert_eq!(other.due_at, Some(second(10)));
-        let done = after(&other, Ok(Sight::of("r2", TaskStatus::Success)), 10);
+        let done = after(&other, Ok(TaskSnapshot::of("r2", TaskStatus::Success)), 10);
         assert_eq!(done.due_at, None);
         assert_eq!(done.unwanted, false);
     }
 
     #[test]
     fn a_task_that_waits_is_looked_at_until_nobody_wants_it() {
-        let waits = || Ok(Sight::of("r1", TaskStatus::Waiting));
+        let waits = || Ok(TaskSnapshot::of("r1", TaskStatus::Waiting));
         let work = after(&RemoteWork::default(), waits(), 0);
         assert!(work.due_at.is_some());
         let unwanted = after(&RemoteWork { unwanted: true, ..work }, waits(), 1);
@@ -229,11 +234,15 @@ mod tests {
     #[test]
     fn a_server_that_is_gone_for_too_long_is_given_up() {
         let lost = || Err("it could not be reached".to_owned());
-        let work = after(&RemoteWork::default(), Ok(Sight::of("r1", TaskStatus::Running)), 0);
+        let work = after(
+            &RemoteWork::default(),
+            Ok(TaskSnapshot::of("r1", TaskStatus::Running)),
+            0,
+        );
         let work = after(&work, lost(), 10);
         assert_eq!(work.lost_since, Some(second(10)));
         assert_eq!(work.seen.as_ref().map(|seen| seen.status), Some(TaskStatus::Running));
-        let back = after(&work, Ok(Sight::of("r1", TaskStatus::Running)), 50);
+        let back = after(&work, Ok(TaskSnapshot::of("r1", TaskStatus::Running)), 50);
         assert_eq!(back.lost_since, None);
         let gone = after(&after(&back, lost(), 60), lost(), 160);
         let seen = gone.seen.expect("an outcome");

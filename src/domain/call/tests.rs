@@ -39,7 +39,7 @@ fn calls_without_a_result_are_pending_in_the_models_order() {
     let expected = ["a", "c"].map(|id| Call {
         id: id.to_owned(),
         edited: None,
-        fate: Fate::Ready,
+        fate: CallStatus::Ready,
     });
     assert_eq!(pending, expected);
 }
@@ -56,7 +56,7 @@ fn an_invalid_call_is_pending_with_an_error_result() {
         pending.iter().map(|call| call.id.as_str()).collect::<Vec<_>>(),
         ["a", "x"]
     );
-    let Some(Answer {
+    let Some(ToolOutput {
         writes,
         ends: false,
         shown: false,

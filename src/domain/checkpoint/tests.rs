@@ -6,12 +6,12 @@ use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, Role, ToolCall};
 
 fn plan() -> Plan {
-    let names = |moment: Moment| vec![format!("A.{}", moment.word())];
+    let names = |moment: HookPoint| vec![format!("A.{}", moment.word())];
     Plan {
-        before_agent: names(Moment::BeforeAgent),
-        before_model: names(Moment::BeforeModel),
-        after_model: names(Moment::AfterModel),
-        after_agent: names(Moment::AfterAgent),
+        before_agent: names(HookPoint::BeforeAgent),
+        before_model: names(HookPoint::BeforeModel),
+        after_model: names(HookPoint::AfterModel),
+        after_agent: names(HookPoint::AfterAgent),
         step_limit: 100,
         ..Plan::default()
     }
@@ -63,11 +63,11 @@ fn next_tasks_are_named_by_node_without_silent_hooks() {
     let hooks = |moment| Phase::Hooks { moment, next: 0 };
     let table = [
         (Phase::Start, vec![START]),
-        (hooks(Moment::BeforeAgent), vec![MODEL]),
-        (hooks(Moment::BeforeModel), vec![MODEL]),
+        (hooks(HookPoint::BeforeAgent), vec![MODEL]),
+        (hooks(HookPoint::BeforeModel), vec![MODEL]),
         (Phase::Model, vec![MODEL]),
-        (hooks(Moment::AfterModel), vec!["A.after_model"]),
-        (hooks(Moment::AfterAgent), vec!["A.after_agent"]),
+        (hooks(HookPoint::AfterModel), vec!["A.after_model"]),
+        (hooks(HookPoint::AfterAgent), vec!["A.after_agent"]),
         (Phase::Ended, vec![]),
     ];
     for (phase, expected) in table {
@@ -89,10 +89,10 @@ fn each_open_call_is_a_task_with_its_interrupt_or_child() {
     let mut machine = in_tools(&["a", "b", "c"]);
     let child = RunId::mint();
     machine.call_asked(0, vec![question()]);
-    machine.set_fate(1, Fate::Delegated { child, parked: true });
+    machine.set_fate(1, CallStatus::Delegated { child, parked: true });
     machine.set_fate(
         2,
-        Fate::Answered(Box::new(super::super::call::Answer::message(Message::human("")))),
+        CallStatus::Answered(Box::new(super::super::call::ToolOutput::message(Message::human("")))),
     );
     let tasks = tasks(&machine);
     assert_eq!(
@@ -108,7 +108,7 @@ fn each_open_call_is_a_task_with_its_interrupt_or_child() {
 fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
     let mut machine = in_tools(&["a"]);
     machine.position.phase = Phase::Hooks {
-        moment: Moment::BeforeModel,
+        moment: HookPoint::BeforeModel,
         next: 0,
     };
     let asked = machine.hook_asked(&plan(), vec![question()]).remove(0);

@@ -14,7 +14,7 @@ const MAX_TEXT_BYTES: usize = 4096;
 
 /// Conditions that must all be true. A field that an item does not have counts as null.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Filter(Vec<Condition>);
+pub struct ItemFilter(Vec<Condition>);
 
 /// One condition.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,7 +65,7 @@ impl Test {
     }
 }
 
-impl Filter {
+impl ItemFilter {
     /// Parses `{"field": value, "field": {"$gt": value}, "field": {"inner": …}}`. `name` is the filter's name in
     /// errors.
     ///
@@ -199,7 +199,7 @@ mod tests {
 
     fn read(filter: Value) -> Result<Vec<(String, Test, Value)>, String> {
         let fields = filter.as_object().cloned().expect("an object");
-        let filter = Filter::read("filter", &fields).map_err(|error| error.to_string())?;
+        let filter = ItemFilter::read("filter", &fields).map_err(|error| error.to_string())?;
         let shown = |c: &Condition| (c.path.join("/"), c.test, c.operand.clone());
         Ok(filter.conditions().iter().map(shown).collect())
     }

@@ -49,7 +49,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
-    use crate::domain::field::{FieldRule, Visibility};
+    use crate::domain::field::{FieldRule, FieldVisibility};
     use crate::domain::message::{Message, ToolCall, ToolStatus};
 
     fn result(id: &str, field: &str, merge: Merge) -> Update {
@@ -60,7 +60,7 @@ mod tests {
             field.to_owned(),
             FieldRule {
                 merge,
-                visibility: Visibility::Public,
+                visibility: FieldVisibility::Public,
             },
         );
         update

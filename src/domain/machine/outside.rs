@@ -1,9 +1,10 @@
 //! What clients do to a machine that no run moves: they write into its state, or send it elsewhere.
 
 use super::{
-    Asker, Call, CheckpointId, Entry, MODEL, Machine, Moment, Phase, Plan, Position, START, Source, TOOLS, Update,
+    Call, CheckpointId, CheckpointSource, Entry, HookPoint, InterruptSource, MODEL, Machine, Phase, Plan, Position,
+    START, TOOLS, Update,
 };
-use crate::domain::call::Fate;
+use crate::domain::call::CallStatus;
 use crate::domain::goto::Destination;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::Action;
@@ -17,11 +18,18 @@ impl Machine {
         };
         calls
             .iter()
-            .any(|call| matches!(call.fate, Fate::Delegated { child: of, .. } if of == child))
+            .any(|call| matches!(call.fate, CallStatus::Delegated { child: of, .. } if of == child))
     }
 
     /// Writes `update` from outside the loop, as if `node` had written it.
-    pub fn written(&mut self, plan: &Plan, source: Source, node: &str, update: Update, id: CheckpointId) -> Entry {
+    pub fn written(
+        &mut self,
+        plan: &Plan,
+        source: CheckpointSource,
+        node: &str,
+        update: Update,
+        id: CheckpointId,
+    ) -> Entry {
         let update = update.ruled(&plan.rules);
         self.state.apply(&update);
         self.position = Position::default();
@@ -34,13 +42,13 @@ impl Machine {
     pub fn noted(&mut self, plan: &Plan, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
         self.state.apply(&update);
-        self.enter(id, Source::Update, START, vec![update])
+        self.enter(id, CheckpointSource::Update, START, vec![update])
     }
 
     /// Begins a history of its own at an older checkpoint, and stands where that stands. A run that asks before it takes a step
     /// needs a checkpoint at which its question waits.
     pub fn forked(&mut self, id: CheckpointId) -> Entry {
-        self.enter(id, Source::Fork, START, vec![])
+        self.enter(id, CheckpointSource::Fork, START, vec![])
     }
 
     /// Goes to where the loop goes after `node`.
@@ -48,9 +56,9 @@ impl Machine {
         match node {
             // What a program writes is the end of the run.
             _ if plan.program == Some(node) => self.position.phase = Phase::Ended,
-            START => self.arrive(plan, Moment::BeforeAgent, 0),
-            MODEL => self.arrive(plan, Moment::AfterModel, 0),
-            TOOLS => self.arrive(plan, Moment::BeforeModel, 0),
+            START => self.arrive(plan, HookPoint::BeforeAgent, 0),
+            MODEL => self.arrive(plan, HookPoint::AfterModel, 0),
+            TOOLS => self.arrive(plan, HookPoint::BeforeModel, 0),
             _ => match plan.find(node) {
                 Some((moment, at)) => self.arrive(plan, moment, at + 1),
                 None => self.position.phase = Phase::Ended,
@@ -84,7 +92,7 @@ impl Machine {
     fn go_to_tools(&mut self, plan: &Plan, own: bool, sent: &[ToolCall]) {
         self.position
             .asked
-            .retain(|asked| own && matches!(asked.asker, Asker::Call(_)));
+            .retain(|asked| own && matches!(asked.asker, InterruptSource::Call(_)));
         let before = std::mem::take(&mut self.position.phase);
         if own {
             self.arrive_at_tools(plan);
@@ -118,6 +126,6 @@ fn sent_call(call: &ToolCall) -> Call {
     Call {
         id: call.id.clone(),
         edited: Some(action),
-        fate: Fate::Ready,
+        fate: CallStatus::Ready,
     }
 }

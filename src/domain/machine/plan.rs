@@ -19,7 +19,7 @@ pub const RUNNABLE: &str = "runnable";
 /// The moments at which policies act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Moment {
+pub enum HookPoint {
     /// Once, when a run begins.
     BeforeAgent,
     /// Before each question to the model.
@@ -30,7 +30,7 @@ pub enum Moment {
     AfterAgent,
 }
 
-impl Moment {
+impl HookPoint {
     /// The name in the names of nodes.
     pub fn word(self) -> &'static str {
         match self {
@@ -45,13 +45,13 @@ impl Moment {
 /// The public names of an agent's hooks, in the order in which each moment runs them, and its step limit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Hooks of [`Moment::BeforeAgent`].
+    /// Hooks of [`HookPoint::BeforeAgent`].
     pub before_agent: Vec<String>,
-    /// Hooks of [`Moment::BeforeModel`].
+    /// Hooks of [`HookPoint::BeforeModel`].
     pub before_model: Vec<String>,
-    /// Hooks of [`Moment::AfterModel`].
+    /// Hooks of [`HookPoint::AfterModel`].
     pub after_model: Vec<String>,
-    /// Hooks of [`Moment::AfterAgent`].
+    /// Hooks of [`HookPoint::AfterAgent`].
     pub after_agent: Vec<String>,
     /// How many steps one run may take; hooks, model calls and tool steps count one each.
     pub step_limit: u32,
@@ -63,17 +63,17 @@ pub struct Plan {
 
 impl Plan {
     /// The hooks of one moment.
-    pub fn hooks(&self, moment: Moment) -> &[String] {
+    pub fn hooks(&self, moment: HookPoint) -> &[String] {
         match moment {
-            Moment::BeforeAgent => &self.before_agent,
-            Moment::BeforeModel => &self.before_model,
-            Moment::AfterModel => &self.after_model,
-            Moment::AfterAgent => &self.after_agent,
+            HookPoint::BeforeAgent => &self.before_agent,
+            HookPoint::BeforeModel => &self.before_model,
+            HookPoint::AfterModel => &self.after_model,
+            HookPoint::AfterAgent => &self.after_agent,
         }
     }
 
     /// The moment and the index of the hook of this name.
-    pub fn find(&self, name: &str) -> Option<(Moment, usize)> {
+    pub fn find(&self, name: &str) -> Option<(HookPoint, usize)> {
         let at = |moment| {
             self.hooks(moment)
                 .iter()
@@ -81,10 +81,10 @@ impl Plan {
                 .map(|at| (moment, at))
         };
         [
-            Moment::BeforeAgent,
-            Moment::BeforeModel,
-            Moment::AfterModel,
-            Moment::AfterAgent,
+            HookPoint::BeforeAgent,
+            HookPoint::BeforeModel,
+            HookPoint::AfterModel,
+            HookPoint::AfterAgent,
         ]
         .into_iter()
         .find_map(at)

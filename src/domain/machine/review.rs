@@ -6,8 +6,8 @@
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{Asker, Machine, Phase, Position, Question, QuestionKind};
-use crate::domain::call::Fate;
+use super::{InterruptSource, Machine, Phase, Position, Question, QuestionKind};
+use crate::domain::call::CallStatus;
 use crate::domain::interrupt::Action;
 use crate::domain::message::ToolCall;
 
@@ -32,7 +32,7 @@ impl Machine {
     pub fn take_review(&mut self, call: &str, question: &Question) -> Option<Value> {
         let at = self.position.asked.iter().position(|asked| {
             let is_review = asked.question.kind == QuestionKind::ToolApproval && asked.answer.is_some();
-            is_review && matches!(&asked.asker, Asker::Call(id) if id == call)
+            is_review && matches!(&asked.asker, InterruptSource::Call(id) if id == call)
         })?;
         let asked = self.position.asked.remove(at);
         asked.answer.filter(|_| asked.question.value == question.value)
@@ -58,8 +58,8 @@ impl Position {
         if let Phase::Tools { calls } = &mut self.phase {
             let begun = calls
                 .iter_mut()
-                .filter(|call| matches!(call.fate, Fate::Asking | Fate::Started));
-            begun.for_each(|call| call.fate = Fate::Ready);
+                .filter(|call| matches!(call.fate, CallStatus::Asking | CallStatus::Started));
+            begun.for_each(|call| call.fate = CallStatus::Ready);
         }
         self
     }

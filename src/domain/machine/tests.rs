@@ -9,7 +9,7 @@ use crate::domain::message::{InvalidToolCall, Role, ToolStatus};
 
 mod outside;
 
-fn names(moment: Moment, policies: [&str; 2]) -> Vec<String> {
+fn names(moment: HookPoint, policies: [&str; 2]) -> Vec<String> {
     policies
         .iter()
         .map(|policy| format!("{policy}.{}", moment.word()))
@@ -19,10 +19,10 @@ fn names(moment: Moment, policies: [&str; 2]) -> Vec<String> {
 /// Two policies with a hook at every moment.
 fn plan() -> Plan {
     Plan {
-        before_agent: names(Moment::BeforeAgent, ["A", "B"]),
-        before_model: names(Moment::BeforeModel, ["A", "B"]),
-        after_model: names(Moment::AfterModel, ["B", "A"]),
-        after_agent: names(Moment::AfterAgent, ["B", "A"]),
+        before_agent: names(HookPoint::BeforeAgent, ["A", "B"]),
+        before_model: names(HookPoint::BeforeModel, ["A", "B"]),
+        after_model: names(HookPoint::AfterModel, ["B", "A"]),
+        after_agent: names(HookPoint::AfterAgent, ["B", "A"]),
         step_limit: 100,
         ..Plan::default()
     }
@@ -35,7 +35,7 @@ fn bare_plan() -> Plan {
     }
 }
 
-fn hooks(moment: Moment, next: usize) -> Phase {
+fn hooks(moment: HookPoint, next: usize) -> Phase {
     Phase::Hooks { moment, next }
 }
 
@@ -77,8 +77,8 @@ fn unreadable(call: Option<&str>) -> Message {
     )
 }
 
-fn answered(call: &str) -> Fate {
-    Fate::Answered(Box::new(Answer::message(Message::tool(
+fn answered(call: &str) -> CallStatus {
+    CallStatus::Answered(Box::new(ToolOutput::message(Message::tool(
         &tool_call(call),
         ToolStatus::Success,
         call,
@@ -124,7 +124,7 @@ fn reloaded(machine: &Machine) -> Machine {
 
 #[test]
 fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
-    use Moment::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
+    use HookPoint::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
     let table = [
         (hooks(BeforeAgent, 0), hooks(BeforeAgent, 1)),
         (hooks(BeforeAgent, 1), hooks(BeforeModel, 0)),
@@ -156,7 +156,7 @@ fn the_answer_of_the_model_decides_between_tools_and_the_end() {
     let mut asked = standing(Phase::Model, [Message::human("hi")]);
     assert_eq!(asked.next(&plan()), Step::AskModel);
     asked.model_done(&plan(), calling(&["a", "b"]), Update::none(), id());
-    assert_eq!(asked.position.phase, hooks(Moment::AfterModel, 0));
+    assert_eq!(asked.position.phase, hooks(HookPoint::AfterModel, 0));
     asked.hook_done(&plan(), Update::none(), None, id());
     asked.hook_done(&plan(), Update::none(), None, id());
     assert_eq!(asked.next(&plan()), Step::RunCalls(vec![0, 1]));
@@ -185,25 +185,25 @@ fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_a
         .map(|update| update.messages[0].answers().unwrap().to_owned())
         .collect();
     assert_eq!(written, ["a", "b"]);
-    assert_eq!(machine.position.phase, hooks(Moment::BeforeModel, 0));
+    assert_eq!(machine.position.phase, hooks(HookPoint::BeforeModel, 0));
 }
 
 #[test]
 fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
     let mut machine = in_tools(&["a", "b"]);
-    let last = Answer {
+    let last = ToolOutput {
         ends: true,
-        ..Answer::message(Message::tool(&tool_call("a"), ToolStatus::Success, ""))
+        ..ToolOutput::message(Message::tool(&tool_call("a"), ToolStatus::Success, ""))
     };
-    machine.set_fate(0, Fate::Answered(Box::new(last)));
+    machine.set_fate(0, CallStatus::Answered(Box::new(last)));
     machine.set_fate(1, answered("b"));
     assert!(machine.tools_done(&plan(), id()).is_some());
-    assert_eq!(machine.position.phase, hooks(Moment::AfterAgent, 0));
+    assert_eq!(machine.position.phase, hooks(HookPoint::AfterAgent, 0));
 }
 
 #[test]
 fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
-    use Moment::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
+    use HookPoint::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
     for moment in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
         let end = if moment == AfterAgent {
             Phase::Ended
@@ -234,12 +234,12 @@ fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
 fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
     let result = Message::tool(&tool_call("a"), ToolStatus::Error, "no");
     let table = [
-        (vec![calling(&["a"]), result], hooks(Moment::BeforeModel, 0)),
-        (vec![Message::ai("done")], hooks(Moment::AfterAgent, 0)),
-        (vec![Message::human("hi")], hooks(Moment::AfterAgent, 0)),
+        (vec![calling(&["a"]), result], hooks(HookPoint::BeforeModel, 0)),
+        (vec![Message::ai("done")], hooks(HookPoint::AfterAgent, 0)),
+        (vec![Message::human("hi")], hooks(HookPoint::AfterAgent, 0)),
     ];
     for (messages, expected) in table {
-        let mut machine = standing(hooks(Moment::AfterModel, 0), messages);
+        let mut machine = standing(hooks(HookPoint::AfterModel, 0), messages);
         machine.hook_done(&plan(), Update::none(), Some(Jump::Tools), id());
         assert_eq!(machine.position.phase, expected);
     }
@@ -247,13 +247,13 @@ fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
 
 #[test]
 fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
-    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
+    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let asked = machine.hook_asked(&plan(), vec![question()]).remove(0);
-    assert_eq!(asked.asker, Asker::Hook("A.after_model".to_owned()));
+    assert_eq!(asked.asker, InterruptSource::Hook("A.after_model".to_owned()));
     assert_eq!(machine.next(&plan()), Step::Park);
     assert!(machine.resolve(&asked.id, json!("yes")));
     assert!(!machine.resolve(&asked.id, json!("no")), "it is not open any more");
-    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 1));
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 1));
     machine.hook_done(&plan(), Update::none(), None, id());
     assert_eq!(machine.position.asked, []);
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
@@ -261,7 +261,7 @@ fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
 
 #[test]
 fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer() {
-    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
+    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let first = machine.hook_asked(&plan(), vec![question()]).remove(0).id;
     machine.resolve(&first, json!("first"));
     let second = machine.hook_asked(&plan(), vec![question()]).remove(0).id;
@@ -325,11 +325,11 @@ fn of_two_waiting_calls_the_approved_one_runs_while_the_other_waits() {
 fn a_call_may_run_by_its_fate() {
     let child = RunId::mint();
     let table = [
-        (Fate::Ready, true),
-        (Fate::Started, true),
-        (Fate::Asking, false),
-        (Fate::Delegated { child, parked: false }, true),
-        (Fate::Delegated { child, parked: true }, false),
+        (CallStatus::Ready, true),
+        (CallStatus::Started, true),
+        (CallStatus::Asking, false),
+        (CallStatus::Delegated { child, parked: false }, true),
+        (CallStatus::Delegated { child, parked: true }, false),
     ];
     for (fate, runs) in table {
         let mut machine = in_tools(&["a"]);
@@ -346,14 +346,14 @@ fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
     let mut machine = in_tools(&["a", "b"]);
     machine.set_fate(
         0,
-        Fate::Delegated {
+        CallStatus::Delegated {
             child: first,
             parked: true,
         },
     );
     machine.set_fate(
         1,
-        Fate::Delegated {
+        CallStatus::Delegated {
             child: second,
             parked: true,
         },
@@ -369,7 +369,7 @@ fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
 #[test]
 fn calls_that_a_hook_answered_do_not_run() {
     let rejected = Message::tool(&tool_call("a"), ToolStatus::Error, "rejected");
-    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a", "b"])]);
+    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a", "b"])]);
     machine.hook_done(&plan(), Update::messages([rejected]), None, id());
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
     assert_eq!(machine.call(0), Some(tool_call("b")));
@@ -385,7 +385,7 @@ fn a_result_of_an_earlier_answer_is_not_taken_for_one_of_the_last() {
 
 #[test]
 fn the_reviewers_call_runs_in_place_of_the_models() {
-    let mut machine = standing(hooks(Moment::AfterModel, 1), [calling(&["a"])]);
+    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let edits = json!({"a": {"name": "other", "args": {"x": 1}}});
     machine.hook_done(&plan(), Update::field(EDITED_CALLS, edits), None, id());
     assert_eq!(
@@ -406,7 +406,7 @@ fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
     };
     for (phase, fails) in [
         (Phase::Model, true),
-        (hooks(Moment::BeforeModel, 0), true),
+        (hooks(HookPoint::BeforeModel, 0), true),
         (Phase::Ended, false),
     ] {
         for taken in [1, 2, 3] {
@@ -426,7 +426,7 @@ fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
 
 #[test]
 fn hooks_answers_and_tool_steps_count_one_step_each() {
-    let mut machine = standing(hooks(Moment::BeforeModel, 1), []);
+    let mut machine = standing(hooks(HookPoint::BeforeModel, 1), []);
     machine.hook_done(&plan(), Update::none(), None, id());
     machine.model_done(&bare_plan(), calling(&["a", "b"]), Update::none(), id());
     machine.set_fate(0, answered("a"));
@@ -450,7 +450,7 @@ fn ids_survive_a_reload() {
     machine.call_asked(0, vec![question()]);
     machine.set_fate(
         1,
-        Fate::Delegated {
+        CallStatus::Delegated {
             child: RunId::of_child(machine.call_task(1)),
             parked: true,
         },

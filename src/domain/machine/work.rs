@@ -1,7 +1,8 @@
 //! The one step of an agent that is a program: it takes the whole state, and what it writes is the end of the run.
 
 use super::{
-    Asker, CheckpointId, Entry, Interrupt, Machine, Phase, Question, QuestionKind, Source, TaskId, Update, Value,
+    CheckpointId, CheckpointSource, Entry, Interrupt, InterruptSource, Machine, Phase, Question, QuestionKind, TaskId,
+    Update, Value,
 };
 
 impl Machine {
@@ -40,8 +41,8 @@ impl Machine {
     }
 
     /// The program as one that asks.
-    pub fn work_asker(&self) -> Asker {
-        Asker::Hook(self.work_node().to_owned())
+    pub fn work_asker(&self) -> InterruptSource {
+        InterruptSource::Hook(self.work_node().to_owned())
     }
 
     /// Takes the answer about the unknown outcome of the program, if there is one: it holds for this outcome and no later
@@ -56,7 +57,7 @@ impl Machine {
     pub fn work_wrote(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.state.apply(&update);
         let node = self.work_node().to_owned();
-        self.enter(id, Source::Loop, &node, vec![update])
+        self.enter(id, CheckpointSource::Loop, &node, vec![update])
     }
 
     /// The program came to its end and writes `update`.
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!(machine.take_verdict_on_work(), None, "it holds once");
         let own = machine.work_asked(vec![question(QuestionKind::Question)]).remove(0).id;
         assert!(machine.resolve(&own, json!("this")) && !machine.work_was_begun());
-        let answers = machine.answers_to(&Asker::Hook(RUNNABLE.to_owned()));
+        let answers = machine.answers_to(&InterruptSource::Hook(RUNNABLE.to_owned()));
         assert_eq!(answers, [(question(QuestionKind::Question), json!("this"))]);
         assert_eq!(machine.next(&plan), Step::Work);
     }

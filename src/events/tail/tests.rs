@@ -6,7 +6,7 @@ use super::*;
 use crate::domain::event::Origin;
 use tokio_util::sync::CancellationToken;
 
-use crate::db::events::PlacedFact;
+use crate::db::events::NewEvent;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};
 use crate::domain::thread::Thread;
@@ -87,7 +87,7 @@ impl Scene {
         let facts = facts.to_vec();
         let job = self.db.write(move |tx| {
             Box::pin(async move {
-                let placed = |(seq, fact)| PlacedFact {
+                let placed = |(seq, fact)| NewEvent {
                     thread,
                     seq,
                     run,

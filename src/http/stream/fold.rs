@@ -135,9 +135,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::domain::checkpoint::{Lane, Source};
+    use crate::domain::checkpoint::{CheckpointSource, Lane};
     use crate::domain::id::{InterruptId, TaskId};
-    use crate::domain::interrupt::{Asker, Question, QuestionKind};
+    use crate::domain::interrupt::{InterruptSource, Question, QuestionKind};
     use crate::domain::message::Message;
     use crate::domain::state::Update;
 
@@ -166,7 +166,7 @@ mod tests {
             id: CheckpointId::mint(),
             parent,
             step,
-            source: Source::Loop,
+            source: CheckpointSource::Loop,
             node: "model".to_owned(),
             writes: vec![Update::messages([Message::human(text).with_id(text)])],
             shown: vec![],
@@ -178,7 +178,7 @@ mod tests {
         Interrupt {
             id: InterruptId::of_task(task, number),
             task,
-            asker: Asker::Call("c".into()),
+            asker: InterruptSource::Call("c".into()),
             question: Question {
                 kind: QuestionKind::Question,
                 value: json!(number),

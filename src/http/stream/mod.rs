@@ -16,7 +16,7 @@ use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
 pub use frame::{Cursor, Frame, ResumePoint};
 pub(super) use pump::{Flow, Projection, beat, respond};
-pub use v1::{Loaded, Mode, Modes, Needs, Presenter, RunInfo};
+pub use v1::{Loaded, Modes, Needs, RunInfo, StreamMode, V1Presenter};
 
 pub(in crate::http) mod fold;
 pub mod frame;
@@ -32,7 +32,7 @@ pub struct StreamRequest {
     /// The run.
     pub info: RunInfo,
     /// The modes that the run was asked for; `values` if there are none.
-    pub modes: Vec<Mode>,
+    pub modes: Vec<StreamMode>,
     /// Whether subagents are shown.
     pub subgraphs: bool,
     /// Whether events carry ids, so that the client can go on after one of them.
@@ -40,7 +40,7 @@ pub struct StreamRequest {
     /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
     pub seen: Option<ResumePoint>,
     /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
-    pub filter: Option<Vec<Mode>>,
+    pub filter: Option<Vec<StreamMode>>,
     /// How long the line may be silent.
     pub heartbeat: Duration,
     /// What to do if the client leaves before the run is over.
@@ -108,7 +108,7 @@ impl Log for RunLog {
 
 /// The projection of a run's events for one client.
 struct RunProjection<L> {
-    presenter: Presenter,
+    presenter: V1Presenter,
     resumable: bool,
     seen: Option<Cursor>,
     on_leave: OnLeave,
@@ -151,13 +151,15 @@ impl<L: Log> RunProjection<L> {
             on_leave,
         } = request;
         let asked: Modes = if modes.is_empty() {
-            [Mode::Values].into_iter().collect()
+            [StreamMode::Values].into_iter().collect()
         } else {
             modes.into_iter().collect()
         };
         let mut presenter = match filter {
-            None => Presenter::new(info, asked, subgraphs),
-            Some(filter) => Presenter::new(info, asked.and(filter.into_iter().collect()), subgraphs).without_opening(),
+            None => V1Presenter::new(info, asked, subgraphs),
+            Some(filter) => {
+                V1Presenter::new(info, asked.and(filter.into_iter().collect()), subgraphs).without_opening()
+            }
         };
         let seen = seen.map(|place| {
             presenter.recall(place.said);

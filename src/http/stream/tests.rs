@@ -80,7 +80,7 @@ fn ended() -> Fact {
     }
 }
 
-fn request(modes: &[Mode]) -> StreamRequest {
+fn request(modes: &[StreamMode]) -> StreamRequest {
     let info = RunInfo {
         run: RunId::mint(),
         thread: ThreadId::mint(),
@@ -126,7 +126,7 @@ fn text(bytes: io::Result<Bytes>) -> String {
 async fn what_is_ready_goes_out_in_one_write() {
     let writes = answer(
         &[started(false), custom("a"), custom("b"), ended()],
-        request(&[Mode::Custom]),
+        request(&[StreamMode::Custom]),
     )
     .await;
     assert_eq!(writes.len(), 1);
@@ -137,7 +137,7 @@ async fn what_is_ready_goes_out_in_one_write() {
 #[tokio::test]
 async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks() {
     let facts = [started(true), custom("a"), custom("b"), ended()];
-    let modes = [Mode::Custom, Mode::Values];
+    let modes = [StreamMode::Custom, StreamMode::Values];
     let all = answer(
         &facts,
         StreamRequest {
@@ -167,12 +167,12 @@ async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks(
 #[tokio::test]
 async fn a_filter_leaves_only_what_was_asked_for_twice() {
     let facts = [started(true), custom("a"), ended()];
-    let filter = Some(vec![Mode::Custom, Mode::Updates]);
+    let filter = Some(vec![StreamMode::Custom, StreamMode::Updates]);
     let filtered = answer(
         &facts,
         StreamRequest {
             filter,
-            ..request(&[Mode::Custom, Mode::Values])
+            ..request(&[StreamMode::Custom, StreamMode::Values])
         },
     )
     .await;
@@ -189,7 +189,7 @@ async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop
     let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
     let request = StreamRequest {
         on_leave: Some(on_leave),
-        ..request(&[Mode::Custom])
+        ..request(&[StreamMode::Custom])
     };
     let writes: Vec<_> = body(Written(log, true), request).collect().await;
     assert!(matches!(&writes[..], [Ok(_), Err(_)]), "{writes:?}");
@@ -200,7 +200,7 @@ async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop
 async fn a_silent_line_shows_signs_of_life() {
     let (sender, log) = mpsc::unbounded_channel();
     let begun = tokio::time::Instant::now();
-    let mut body = Box::pin(body(Written(log, false), request(&[Mode::Custom])));
+    let mut body = Box::pin(body(Written(log, false), request(&[StreamMode::Custom])));
     assert_eq!(body.next().await.map(text).as_deref(), Some(": heartbeat\r\n\r\n"));
     assert_eq!(begun.elapsed().as_secs(), 5);
     assert!(sender.send(event(1, custom("a"))).is_ok());
@@ -224,7 +224,7 @@ async fn leaving_is_noticed_before_the_end_and_not_after_it() {
         });
         StreamRequest {
             on_leave: Some(on_leave),
-            ..request(&[Mode::Custom])
+            ..request(&[StreamMode::Custom])
         }
     };
     answer(&[custom("a"), ended()], guard()).await;
@@ -245,7 +245,7 @@ async fn a_log_that_cannot_be_read_ends_the_stream_with_an_error() {
         attempt: 1,
         resumed: false,
     }];
-    let told = answer(&facts, request(&[Mode::Values])).await.concat();
+    let told = answer(&facts, request(&[StreamMode::Values])).await.concat();
     assert!(
         told.starts_with("event: error\r\ndata: {\"error\":\"InternalServerError\""),
         "{told}"

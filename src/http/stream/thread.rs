@@ -8,7 +8,7 @@ use bytes::BytesMut;
 use serde_json::{Value, json};
 
 use super::pump::{self, Flow, Projection};
-use super::v2::{CurrentRun, Frame, Presenter};
+use super::v2::{CurrentRun, V2Frame, V2Presenter};
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
@@ -19,14 +19,14 @@ pub struct ThreadFrames {
     events: Events,
     thread: ThreadId,
     /// What the client wants is in here.
-    pub presenter: Presenter,
+    pub presenter: V2Presenter,
     /// A run of which nothing is told any more: it was undone.
     gone: Option<RunId>,
 }
 
 impl ThreadFrames {
     /// A reader of `thread`.
-    pub fn new(events: Events, thread: ThreadId, presenter: Presenter) -> Self {
+    pub fn new(events: Events, thread: ThreadId, presenter: V2Presenter) -> Self {
         Self {
             events,
             thread,
@@ -39,7 +39,7 @@ impl ThreadFrames {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<Frame>> {
+    pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<V2Frame>> {
         if self.gone == Some(event.run) {
             return Ok(vec![]);
         }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::db::{runs, threads};
 use crate::domain::id::{CheckpointId, ThreadId};
-use crate::domain::idempotency::{Kept, Key, Once};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::http::Api;
@@ -17,11 +17,11 @@ use crate::http::extract::within_limits;
 use crate::http::idempotency::{Idempotent, KeyHeader, Raw};
 use crate::http::runs::check_graph;
 use crate::http::stream::v2::{FRAMES, Filter};
-use crate::http::stream::{Mode, v2};
+use crate::http::stream::{StreamMode, v2};
 use crate::http::wire::Object;
 use crate::http::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
 use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
-use crate::runtime::{Reply, RespondError, StartError};
+use crate::runtime::{InterruptReply, RespondError, StartError};
 
 /// Gives a thread a command.
 ///
@@ -65,7 +65,7 @@ pub(super) struct CommandHandler<'a> {
     /// Whether answers have to name the place where the question was asked.
     pub(super) checks_places: bool,
     /// The key under which a run is started once.
-    pub(super) key: Option<Key>,
+    pub(super) key: Option<IdempotencyKey>,
 }
 
 /// The result of a command; and for one that started something, the number that all its events are above.
@@ -138,8 +138,8 @@ impl CommandHandler<'_> {
         let once = self.api.runs.start_or_answer(wish, self.key.clone()).await;
         let run = match once.map_err(|error| refused(error.into()))? {
             Once::First(run) => run.id,
-            Once::Again(Kept::Run { run, .. }) => run,
-            Once::Again(Kept::Answer { .. }) | Once::Reused => return Err(refused(ApiError::key_reused())),
+            Once::Again(StoredResponse::Run { run, .. }) => run,
+            Once::Again(StoredResponse::Answer { .. }) | Once::Reused => return Err(refused(ApiError::key_reused())),
         };
         Ok((json!({"run_id": run}), Some(seq)))
     }
@@ -177,7 +177,7 @@ impl CommandHandler<'_> {
     }
 
     /// One answer, or a list of them.
-    fn replies(&self, params: &Value) -> Result<Vec<Reply>, Refusal> {
+    fn replies(&self, params: &Value) -> Result<Vec<InterruptReply>, Refusal> {
         let Some(many) = params.get("responses").filter(|many| !many.is_null()) else {
             return Ok(vec![self.reply(params)?]);
         };
@@ -186,7 +186,7 @@ impl CommandHandler<'_> {
         many.iter().map(|one| self.reply(one)).collect()
     }
 
-    fn reply(&self, one: &Value) -> Result<Reply, Refusal> {
+    fn reply(&self, one: &Value) -> Result<InterruptReply, Refusal> {
         let interrupt = one
             .get("interrupt_id")
             .and_then(Value::as_str)
@@ -197,7 +197,7 @@ impl CommandHandler<'_> {
         let answer = one.get("response").cloned().unwrap_or_default();
         // A page that was loaded anew may know a question by its id alone.
         let namespace = Some(place).filter(|place| self.checks_places && !place.is_empty());
-        Ok(Reply {
+        Ok(InterruptReply {
             interrupt: interrupt.to_owned(),
             namespace,
             answer,
@@ -234,7 +234,7 @@ pub(super) fn no_subscription(params: &Value) -> Refusal {
 
 /// A run whose events other clients of the thread can see in every form.
 fn all_seen() -> RunCreate {
-    let modes = Mode::ALL.map(Mode::word);
+    let modes = StreamMode::ALL.map(StreamMode::word);
     RunCreate {
         stream_mode: Some(json!(modes)),
         stream_subgraphs: Some(true),

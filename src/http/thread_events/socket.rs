@@ -24,7 +24,7 @@ use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::stream::beat;
 use crate::http::stream::thread::{self, ThreadFrames};
-use crate::http::stream::v2::{FRAMES, Filter, Frame, Presenter, StreamFilter, whole_number};
+use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::command::{CommandAnswer, Refusal, ThreadCommand};
 
@@ -90,7 +90,7 @@ impl SocketSession {
         bodies: BodyReader,
         (permit, connection): (StreamPermit, Option<RequestGuard>),
     ) -> Self {
-        let reader = ThreadFrames::new(api.events.clone(), thread, Presenter::default());
+        let reader = ThreadFrames::new(api.events.clone(), thread, V2Presenter::default());
         let heartbeat = beat(api.settings.heartbeat);
         let live = None;
         let subscriptions = vec![];
@@ -277,7 +277,7 @@ impl SocketSession {
             filters: vec![filter.clone()],
             since,
         };
-        let mut reader = ThreadFrames::new(events, self.thread, Presenter::new(wanted));
+        let mut reader = ThreadFrames::new(events, self.thread, V2Presenter::new(wanted));
         let mut count = 0;
         while let Some(event) = past(&mut tail, until).await? {
             let frames = reader.frames(&event).await?;
@@ -293,7 +293,7 @@ impl SocketSession {
         Ok(Ok(count))
     }
 
-    async fn show(&mut self, frames: &[Frame]) -> Result<(), Disconnected> {
+    async fn show(&mut self, frames: &[V2Frame]) -> Result<(), Disconnected> {
         for frame in frames {
             // JSON is text.
             let Ok(text) = frame.data.clone().try_into() else {

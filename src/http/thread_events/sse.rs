@@ -10,7 +10,7 @@ use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::stream::thread::{self, ThreadFrames};
-use crate::http::stream::v2::{FRAMES, Filter, Presenter, StreamFilter, whole_number};
+use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Presenter, whole_number};
 use crate::http::wire::command::ThreadStreamRequest;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 
@@ -52,7 +52,7 @@ pub(in crate::http) async fn post(
     } else {
         api.events.run_start(path.thread_id, since / FRAMES).await?
     };
-    let presenter = Presenter::new(StreamFilter {
+    let presenter = V2Presenter::new(StreamFilter {
         filters: vec![filter],
         since,
     });

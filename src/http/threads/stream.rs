@@ -15,7 +15,7 @@ use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::{ApiPath, Params, ThreadPath};
 use crate::http::stream::frame::{AnswerOffset, unseen};
-use crate::http::stream::{self, Cursor, Flow, Frame, Mode, Presenter, Projection, ResumePoint, RunInfo};
+use crate::http::stream::{self, Cursor, Flow, Frame, Projection, ResumePoint, RunInfo, StreamMode, V1Presenter};
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
@@ -116,7 +116,7 @@ struct ThreadRunsProjection {
     thread: ThreadId,
     wanted: StreamModes,
     /// That of the run under way.
-    presenter: Option<Presenter>,
+    presenter: Option<V1Presenter>,
     /// The last frame that the client has seen, and what was said then of the answers that were not finished.
     seen: (Option<Cursor>, Option<Vec<AnswerOffset>>),
     _permit: StreamPermit,
@@ -171,20 +171,20 @@ impl ThreadRunsProjection {
             .get("graph_id")
             .and_then(serde_json::Value::as_str)
             .unwrap_or_default();
-        let modes: Vec<Mode> = run
+        let modes: Vec<StreamMode> = run
             .request
             .stream_mode
             .iter()
-            .filter_map(|word| Mode::from_word(word))
+            .filter_map(|word| StreamMode::from_word(word))
             .collect();
         let modes = match (self.wanted.run_modes, modes.is_empty()) {
             // The frame that names the run comes in any mode.
-            (false, _) => vec![Mode::Custom],
-            (true, true) => vec![Mode::Values],
+            (false, _) => vec![StreamMode::Custom],
+            (true, true) => vec![StreamMode::Values],
             (true, false) => modes,
         };
         let facts = RunInfo::of(run, graph);
-        let mut presenter = Presenter::new(facts, modes.into_iter().collect(), run.request.stream_subgraphs);
+        let mut presenter = V1Presenter::new(facts, modes.into_iter().collect(), run.request.stream_subgraphs);
         if let Some(said) = &self.seen.1 {
             presenter.recall(said.clone());
         }

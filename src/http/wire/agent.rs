@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, json};
-use crate::definition::{AgentDefinition, DefinitionVersion, Headers, Judgement, Remark};
+use crate::definition::{AgentDefinition, DefinitionVersion, Headers, StoredDiagnostic, Validated};
 use crate::domain::Invalid;
 use crate::domain::assistant::LONGEST_NAME;
 use crate::domain::id::AssistantId;
@@ -284,9 +284,9 @@ pub struct RemarkView {
     pub column: Option<usize>,
 }
 
-impl From<Remark> for RemarkView {
-    fn from(remark: Remark) -> Self {
-        let Remark {
+impl From<StoredDiagnostic> for RemarkView {
+    fn from(remark: StoredDiagnostic) -> Self {
+        let StoredDiagnostic {
             file,
             position,
             field,
@@ -315,12 +315,12 @@ pub struct VerdictView {
     pub findings: Vec<RemarkView>,
 }
 
-impl From<Judgement> for VerdictView {
-    fn from(judgement: Judgement) -> Self {
+impl From<Validated> for VerdictView {
+    fn from(judgement: Validated) -> Self {
         let findings = judgement
             .findings
             .into_iter()
-            .map(|finding| Remark::from(finding).into())
+            .map(|finding| StoredDiagnostic::from(finding).into())
             .collect();
         Self {
             valid: judgement.definition.is_some(),

@@ -9,8 +9,10 @@ use super::thread::{IfExists, SortOrder};
 use super::{Object, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
-use crate::domain::assistant::{Assistant, Change, LONGEST_NAME, Settings, UNTITLED, Version};
-use crate::domain::filter::Filter;
+use crate::domain::assistant::{
+    Assistant, AssistantChange, AssistantSettings, AssistantVersion, LONGEST_NAME, UNTITLED,
+};
+use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
@@ -48,7 +50,7 @@ pub struct CheckedAssistant {
     /// Its id.
     pub id: AssistantId,
     /// What it says.
-    pub settings: Settings,
+    pub settings: AssistantSettings,
     /// Whether one of this id is as good.
     pub or_take_it: bool,
 }
@@ -65,7 +67,7 @@ impl AssistantCreate {
         };
         let config = self.config.unwrap_or_default();
         run::check_config(&config)?;
-        let settings = Settings {
+        let settings = AssistantSettings {
             graph_id: self.graph_id,
             config,
             context: self.context.unwrap_or_default(),
@@ -108,7 +110,7 @@ impl AssistantPatch {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn check(self) -> Result<Change, ApiError> {
+    pub fn check(self) -> Result<AssistantChange, ApiError> {
         if let Some(config) = &self.config {
             run::check_config(config)?;
         }
@@ -120,7 +122,7 @@ impl AssistantPatch {
             name,
             description,
         } = self;
-        Ok(Change {
+        Ok(AssistantChange {
             graph_id,
             config,
             context,
@@ -175,9 +177,9 @@ pub enum AssistantSort {
 
 /// A search that was checked.
 #[derive(Debug)]
-pub struct CheckedSearch {
+pub struct CheckedAssistantSearch {
     /// Which assistants, in which order.
-    pub wanted: rows::AssistantSearch,
+    pub wanted: rows::AssistantQuery,
     /// Which of them.
     pub page: Page,
     /// Which columns.
@@ -189,7 +191,7 @@ impl AssistantSearch {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn check(self) -> Result<CheckedSearch, ApiError> {
+    pub fn check(self) -> Result<CheckedAssistantSearch, ApiError> {
         if self
             .name
             .as_ref()
@@ -200,22 +202,22 @@ impl AssistantSearch {
         let page = Page::checked(self.limit, self.offset, 10)?;
         let select = Select::checked(self.select.unwrap_or_default(), &COLUMNS)?;
         let sort = match self.sort_by.unwrap_or_default() {
-            AssistantSort::AssistantId => rows::AssistantSort::Id,
-            AssistantSort::CreatedAt => rows::AssistantSort::CreatedAt,
-            AssistantSort::UpdatedAt => rows::AssistantSort::UpdatedAt,
-            AssistantSort::Name => rows::AssistantSort::Name,
-            AssistantSort::GraphId => rows::AssistantSort::Graph,
+            AssistantSort::AssistantId => rows::AssistantOrder::Id,
+            AssistantSort::CreatedAt => rows::AssistantOrder::CreatedAt,
+            AssistantSort::UpdatedAt => rows::AssistantOrder::UpdatedAt,
+            AssistantSort::Name => rows::AssistantOrder::Name,
+            AssistantSort::GraphId => rows::AssistantOrder::Graph,
         };
-        let wanted = rows::AssistantSearch {
+        let wanted = rows::AssistantQuery {
             graph_id: self.graph_id,
             name: self.name,
-            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
+            metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok(CheckedSearch { wanted, page, select })
+        Ok(CheckedAssistantSearch { wanted, page, select })
     }
 }
 
@@ -288,7 +290,7 @@ pub const COLUMNS: [&str; 10] = [
 
 impl From<Assistant> for AssistantView {
     fn from(assistant: Assistant) -> Self {
-        let Settings {
+        let AssistantSettings {
             graph_id,
             config,
             context,
@@ -339,9 +341,9 @@ pub struct VersionView {
     pub description: Option<String>,
 }
 
-impl From<Version> for VersionView {
-    fn from(version: Version) -> Self {
-        let Settings {
+impl From<AssistantVersion> for VersionView {
+    fn from(version: AssistantVersion) -> Self {
+        let AssistantSettings {
             graph_id,
             config,
             context,

@@ -12,13 +12,13 @@ use super::{Object, word};
 use crate::db::crons as rows;
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select, fields};
 use crate::http::unknown_keys;
-use crate::runtime::CronWish;
+use crate::runtime::NewCron;
 
 /// A wish for a cron: what each run shall do, as in a wish for a run, and when.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// Names the field that is wrong.
-pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<CronWish, ApiError> {
+pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
     let CronCreate { run, rhythm } = CronCreate {
         run: fields(&payload)?,
         rhythm: fields(&payload)?,
@@ -139,7 +139,7 @@ pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<CronWish, 
     if !wish.after.is_zero() {
         return Err(Invalid::new("after_seconds", "makes no sense for a cron: its schedule says when").into());
     }
-    Ok(CronWish {
+    Ok(NewCron {
         thread,
         assistant: wish.assistant,
         schedule,
@@ -156,7 +156,7 @@ pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<CronWish, 
 ///
 /// # Errors
 /// Names the field that is wrong.
-pub fn read_patch(old: &Cron, patch: &Object) -> Result<CronWish, ApiError> {
+pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
     let mut payload = old.payload.clone();
     forget_cron(&mut payload);
     for name in PATCHABLE {
@@ -231,7 +231,7 @@ impl CronSearch {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn check(self) -> Result<(rows::CronSearch, Page, Select), ApiError> {
+    pub fn check(self) -> Result<(rows::CronQuery, Page, Select), ApiError> {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
@@ -240,20 +240,20 @@ impl CronSearch {
             .map(|id| id.parse().map_err(|_| ApiError::bad_id("thread")))
             .transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
-            CronSort::CronId => rows::CronSort::Id,
-            CronSort::AssistantId => rows::CronSort::Assistant,
-            CronSort::ThreadId => rows::CronSort::Thread,
-            CronSort::CreatedAt => rows::CronSort::CreatedAt,
-            CronSort::UpdatedAt => rows::CronSort::UpdatedAt,
-            CronSort::NextRunDate => rows::CronSort::Due,
-            CronSort::EndTime => rows::CronSort::End,
+            CronSort::CronId => rows::CronOrder::Id,
+            CronSort::AssistantId => rows::CronOrder::Assistant,
+            CronSort::ThreadId => rows::CronOrder::Thread,
+            CronSort::CreatedAt => rows::CronOrder::CreatedAt,
+            CronSort::UpdatedAt => rows::CronOrder::UpdatedAt,
+            CronSort::NextRunDate => rows::CronOrder::Due,
+            CronSort::EndTime => rows::CronOrder::End,
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let wanted = rows::CronSearch {
+        let wanted = rows::CronQuery {
             assistant,
             thread,
             enabled: self.enabled,
-            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
+            metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),

@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::values::{Values, ValuesWriter};
-use crate::db::checkpoints::{Sketch, Visit};
-use crate::domain::checkpoint::{Checkpoint, Entry, Source};
+use crate::db::checkpoints::{CheckpointSummary, Visit};
+use crate::domain::checkpoint::{Checkpoint, CheckpointSource, Entry};
 use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::machine::{Position, TOOLS};
 use crate::domain::state::{State, Update};
@@ -18,7 +18,7 @@ pub const ENVELOPE_BYTES: usize = 1024;
 #[derive(Debug)]
 pub struct HistoryEntry {
     /// How it came to be.
-    pub origin: Sketch,
+    pub origin: CheckpointSummary,
     /// The state at it; nothing when values are not wanted.
     pub values: Values,
     /// What comes next; none when tasks are not wanted, or when a step was taken.
@@ -65,7 +65,7 @@ impl Taken {
 
 /// What of checkpoints is wanted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Parts {
+pub struct HistoryFields {
     /// The values.
     pub values: bool,
     /// The fields of the values; all when empty.
@@ -76,7 +76,7 @@ pub struct Parts {
 
 /// A page of a history under construction.
 pub struct HistoryEntries {
-    parts: Parts,
+    parts: HistoryFields,
     /// How many bytes the page may have. Its newest checkpoint is shown whatever its size.
     budget: usize,
     bytes: usize,
@@ -92,12 +92,17 @@ pub struct HistoryEntries {
     /// How many were left out again.
     gone: usize,
     newest: Option<CheckpointId>,
-    next: Option<(Sketch, Option<Position>)>,
+    next: Option<(CheckpointSummary, Option<Position>)>,
 }
 
 impl HistoryEntries {
     /// A page of this many bytes at most, with `notes` bytes of metadata for each run.
-    pub fn new(parts: Parts, budget: usize, notes: HashMap<RunId, usize>, only: Option<HashSet<CheckpointId>>) -> Self {
+    pub fn new(
+        parts: HistoryFields,
+        budget: usize,
+        notes: HashMap<RunId, usize>,
+        only: Option<HashSet<CheckpointId>>,
+    ) -> Self {
         Self {
             notes,
             writer: ValuesWriter::new(parts.keys.clone()),
@@ -114,7 +119,7 @@ impl HistoryEntries {
     }
 
     /// Adds a checkpoint of which only the origin is wanted.
-    pub fn add(&mut self, origin: Sketch) {
+    pub fn add(&mut self, origin: CheckpointSummary) {
         let bytes = self.envelope(&origin);
         self.push(HistoryEntry {
             origin,
@@ -125,7 +130,7 @@ impl HistoryEntries {
         });
     }
 
-    fn envelope(&self, origin: &Sketch) -> usize {
+    fn envelope(&self, origin: &CheckpointSummary) -> usize {
         let notes = origin.run.and_then(|run| self.notes.get(&run));
         ENVELOPE_BYTES + notes.copied().unwrap_or(0)
     }
@@ -162,7 +167,7 @@ impl HistoryEntries {
 
     /// Notes the step at the checkpoint from which it was taken. The newest one counts.
     fn take(&mut self, step: &Entry, replaces: bool) {
-        let parent = step.parent.filter(|_| step.source == Source::Loop);
+        let parent = step.parent.filter(|_| step.source == CheckpointSource::Loop);
         let Some(place) = parent.and_then(|parent| self.places.get(&parent)).copied() else {
             return;
         };
@@ -200,7 +205,7 @@ impl Visit for HistoryEntries {
             self.writer.fields_changed(follows.then_some(&names));
         }
         self.newest = Some(entry.id);
-        let origin = Sketch {
+        let origin = CheckpointSummary {
             id: entry.id,
             seq: checkpoint.seq,
             step: entry.step,

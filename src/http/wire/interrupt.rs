@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
-use crate::db::interrupts::{Asked, AskedStatus};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::Invalid;
 use crate::domain::interrupt::{Interrupt, QuestionKind};
 
@@ -72,13 +72,13 @@ pub enum InterruptStatus {
     Dropped,
 }
 
-impl From<AskedStatus> for InterruptStatus {
-    fn from(status: AskedStatus) -> Self {
+impl From<InterruptState> for InterruptStatus {
+    fn from(status: InterruptState) -> Self {
         match status {
-            AskedStatus::Pending => Self::Pending,
-            AskedStatus::Resolved => Self::Resolved,
-            AskedStatus::Expired => Self::Expired,
-            AskedStatus::Dropped => Self::Dropped,
+            InterruptState::Pending => Self::Pending,
+            InterruptState::Resolved => Self::Resolved,
+            InterruptState::Expired => Self::Expired,
+            InterruptState::Dropped => Self::Dropped,
         }
     }
 }
@@ -105,8 +105,8 @@ impl From<QuestionKind> for InterruptKind {
     }
 }
 
-impl From<Asked> for InterruptView {
-    fn from(asked: Asked) -> Self {
+impl From<InterruptRecord> for InterruptView {
+    fn from(asked: InterruptRecord) -> Self {
         let resolution = asked.resolution.as_ref().map(|answer| {
             json!({
                 "answer": answer,
@@ -151,8 +151,8 @@ pub struct InterruptList {
     pub interrupts: Vec<InterruptView>,
 }
 
-impl From<Vec<Asked>> for InterruptList {
-    fn from(asked: Vec<Asked>) -> Self {
+impl From<Vec<InterruptRecord>> for InterruptList {
+    fn from(asked: Vec<InterruptRecord>) -> Self {
         Self {
             interrupts: asked.into_iter().map(InterruptView::from).collect(),
         }

@@ -7,8 +7,8 @@ use super::Object;
 use crate::db::items::NamespaceSearch;
 use crate::domain::Invalid;
 use crate::domain::item::{
-    self, DEEPEST_NAMESPACE, Filter, FoundItem, Indexing, Inquiry, Item, ItemAddress, ItemError, ItemSearch, ItemWish,
-    Namespace, Stay, TextPath,
+    self, DEEPEST_NAMESPACE, FoundItem, Indexing, Item, ItemAddress, ItemError, ItemFilter, ItemLifetime, ItemQuery,
+    ItemSearch, Namespace, NewItem, TextPath,
 };
 use crate::http::error::ApiError;
 use crate::http::extract::Page;
@@ -53,19 +53,19 @@ impl ItemPut {
     ///
     /// # Errors
     /// Names the field that cannot be.
-    pub fn check(self) -> Result<ItemWish, ItemError> {
+    pub fn check(self) -> Result<NewItem, ItemError> {
         let address = ItemAddress::new(Namespace::of_item(self.namespace)?, self.key)?;
         let stay = match self.ttl {
-            None => Stay::AsConfigured,
-            Some(None) => Stay::Forever,
-            Some(Some(minutes)) => Stay::For(item::ttl("ttl", minutes)?),
+            None => ItemLifetime::AsConfigured,
+            Some(None) => ItemLifetime::Forever,
+            Some(Some(minutes)) => ItemLifetime::For(item::ttl("ttl", minutes)?),
         };
         let indexing = match self.index {
             None | Some(ItemIndex::Switch(true)) => Indexing::AsConfigured,
             Some(ItemIndex::Switch(false)) => Indexing::Off,
             Some(ItemIndex::Fields(fields)) => Indexing::Fields(TextPath::read_all("index", &fields)?),
         };
-        Ok(ItemWish {
+        Ok(NewItem {
             address,
             value: self.value,
             stay,
@@ -119,16 +119,19 @@ impl ItemSearchBody {
     ///
     /// # Errors
     /// Names the field that makes no sense.
-    pub fn check(self) -> Result<Inquiry, ApiError> {
+    pub fn check(self) -> Result<ItemQuery, ApiError> {
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let filter = self.filter.map(|filter| Filter::read("filter", &filter)).transpose()?;
+        let filter = self
+            .filter
+            .map(|filter| ItemFilter::read("filter", &filter))
+            .transpose()?;
         let wanted = ItemSearch {
             prefix: Namespace::prefix("namespace_prefix", self.namespace_prefix.unwrap_or_default())?,
             filter: filter.unwrap_or_default(),
             limit: page.limit,
             offset: page.offset,
         };
-        Ok(Inquiry {
+        Ok(ItemQuery {
             wanted,
             query: self.query,
             refresh: self.refresh_ttl,

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::thread::read_id;
-use crate::db::retention::Share;
+use crate::db::retention::TableUsage;
 use crate::domain::Invalid;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
@@ -15,7 +15,7 @@ use crate::http::error::ApiError;
 
 /// How long a thread is kept after anything about it last changed.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
-pub struct TtlWish {
+pub struct TtlRequest {
     /// Minutes; more than 0.
     pub ttl: f64,
     /// What happens then.
@@ -55,7 +55,7 @@ impl From<TtlStrategy> for TtlStrategyWord {
 /// The longest time, in minutes: a hundred years.
 const LONGEST: f64 = 52_560_000.0;
 
-impl TtlWish {
+impl TtlRequest {
     /// The time that is wished for.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ pub struct StorageShare {
 
 impl ThreadStorage {
     /// Shows what the tables hold of a thread.
-    pub fn new(thread: ThreadId, shares: &[Share]) -> Self {
+    pub fn new(thread: ThreadId, shares: &[TableUsage]) -> Self {
         let of = |table: &str| {
             let share = shares.iter().find(|share| share.table == table);
             share
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_time_that_makes_no_sense_is_refused() {
         for minutes in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e12] {
-            let wish = TtlWish {
+            let wish = TtlRequest {
                 ttl: minutes,
                 strategy: None,
             };
@@ -211,7 +211,7 @@ mod tests {
                 "{minutes}"
             );
         }
-        let ttl = TtlWish {
+        let ttl = TtlRequest {
             ttl: 0.5,
             strategy: None,
         }

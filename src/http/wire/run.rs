@@ -11,8 +11,8 @@ use super::{Object, word};
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
-use crate::http::stream::Mode;
-use crate::runtime::{AssistantRef, Target, Wish};
+use crate::http::stream::StreamMode;
+use crate::runtime::{AssistantRef, NewRun, Target};
 
 mod command;
 
@@ -106,7 +106,7 @@ impl RunScope {
 #[derive(Debug)]
 pub struct CheckedRun {
     /// What is wished for.
-    pub wish: Wish,
+    pub wish: NewRun,
     /// Whether the run shall stop when the client leaves.
     pub cancel_on_disconnect: bool,
 }
@@ -139,7 +139,7 @@ impl RunCreate {
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
         domain::metadata::check(&metadata)?;
-        let wish = Wish {
+        let wish = NewRun {
             target,
             assistant,
             request,
@@ -229,10 +229,13 @@ impl RunCreate {
         let unknown = modes
             .iter()
             .enumerate()
-            .find(|(_, mode)| Mode::from_word(mode).is_none());
+            .find(|(_, mode)| StreamMode::from_word(mode).is_none());
         match unknown {
             Some((at, mode)) => {
-                let reason = format!("is {mode:?}, but allowed are: {}", Mode::ALL.map(Mode::word).join(", "));
+                let reason = format!(
+                    "is {mode:?}, but allowed are: {}",
+                    StreamMode::ALL.map(StreamMode::word).join(", ")
+                );
                 Err(Invalid::new(format!("stream_mode[{at}]"), reason))
             }
             None if modes.is_empty() => Ok(vec!["values".to_owned()]),

@@ -10,12 +10,12 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
-use super::history::{HistoryEntry, Parts, Taken};
+use super::history::{HistoryEntry, HistoryFields, Taken};
 use super::interrupt::brief;
 use super::values::Values;
-use crate::db::checkpoints::Sketch;
-use crate::db::interrupts::{Asked, AskedStatus};
-use crate::domain::checkpoint::Source;
+use crate::db::checkpoints::CheckpointSummary;
+use crate::db::interrupts::{InterruptRecord, InterruptState};
+use crate::domain::checkpoint::CheckpointSource;
 use crate::domain::id::{CheckpointId, RunId, TaskId, ThreadId};
 use crate::domain::machine::{Plan, Position, START, TOOLS};
 use crate::domain::run::{Run, namespace_text};
@@ -120,7 +120,7 @@ pub struct HistoryContext {
     /// What the runs in whose course the checkpoints were made leave in their metadata.
     pub notes: HashMap<RunId, Object>,
     /// The thread's questions, by the agent's task that asks or whose subagent asks.
-    pub asked: Vec<(TaskId, Asked)>,
+    pub asked: Vec<(TaskId, InterruptRecord)>,
 }
 
 impl HistoryContext {
@@ -180,7 +180,7 @@ impl HistoryContext {
             let asked = self
                 .asked
                 .iter()
-                .filter(|(id, asked)| *id == task.id && asked.status == AskedStatus::Pending);
+                .filter(|(id, asked)| *id == task.id && asked.status == InterruptState::Pending);
             let asked = asked.map(|(_, asked)| brief(&asked.interrupt)).collect();
             TaskView {
                 error: task.error,
@@ -191,7 +191,7 @@ impl HistoryContext {
     }
 
     /// How a checkpoint came to be.
-    fn metadata(&self, origin: &Sketch, agent_name: &str) -> Object {
+    fn metadata(&self, origin: &CheckpointSummary, agent_name: &str) -> Object {
         let notes = origin.run.and_then(|run| self.notes.get(&run));
         metadata_of(
             &self.thread,
@@ -204,7 +204,7 @@ impl HistoryContext {
 
 /// How a checkpoint of a thread came to be, in the course of a run with these notes if of any ([`run_metadata`]), and in
 /// the history of the agent of this name.
-pub fn metadata_of(thread: &Thread, origin: &Sketch, notes: Option<&Object>, agent_name: &str) -> Object {
+pub fn metadata_of(thread: &Thread, origin: &CheckpointSummary, notes: Option<&Object>, agent_name: &str) -> Object {
     let mut shown = Object::new();
     if let Some(graph) = thread.metadata.get("graph_id") {
         shown.insert("graph_id".to_owned(), graph.clone());
@@ -212,7 +212,7 @@ pub fn metadata_of(thread: &Thread, origin: &Sketch, notes: Option<&Object>, age
     if let Some(notes) = notes {
         shown.extend(thread.metadata.clone());
         shown.extend(notes.clone());
-    } else if let (Source::Update, Some(from)) = (origin.source, origin.fork_of) {
+    } else if let (CheckpointSource::Update, Some(from)) = (origin.source, origin.fork_of) {
         shown.insert("checkpoint_id".to_owned(), json!(from));
     }
     shown.extend([
@@ -404,11 +404,11 @@ impl StateSelect {
     }
 
     /// What has to be read of checkpoints.
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> HistoryFields {
         let tasks = ["tasks", "next", "interrupts"]
             .into_iter()
             .any(|field| self.fields.has(field));
-        Parts {
+        HistoryFields {
             values: self.fields.has("values"),
             keys: self.values.clone(),
             tasks,

@@ -8,15 +8,15 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
-use super::retention::{TtlView, TtlWish};
+use super::retention::{TtlRequest, TtlView};
 use crate::db::threads as rows;
-use crate::domain::filter::Filter;
+use crate::domain::filter::MetadataFilter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
-use crate::runtime::{NodeWrite, Superstep, ThreadWish};
+use crate::runtime::{NewThread, NodeWrite, Superstep};
 
 /// A wish for a new thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -30,9 +30,9 @@ pub struct ThreadCreate {
     /// What to do if the thread exists.
     pub if_exists: Option<IfExists>,
     /// How long the thread is kept; as the server is configured, when absent.
-    pub ttl: Option<TtlWish>,
+    pub ttl: Option<TtlRequest>,
     /// History to begin with: steps, as nodes would have taken them.
-    pub supersteps: Option<Vec<SuperstepWish>>,
+    pub supersteps: Option<Vec<SuperstepRequest>>,
 }
 
 /// What to do if the thread exists.
@@ -48,7 +48,7 @@ pub enum IfExists {
 
 /// A step of a history that a thread begins with.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub struct SuperstepWish {
+pub struct SuperstepRequest {
     /// What its nodes wrote.
     pub updates: Vec<NodeUpdate>,
 }
@@ -69,7 +69,7 @@ pub struct NodeUpdate {
 /// How many steps, and writes in all of them, a thread may begin with.
 const MAX_SUPERSTEPS: usize = 1000;
 
-impl SuperstepWish {
+impl SuperstepRequest {
     fn check(self, at: usize) -> Result<Superstep, Invalid> {
         let check = |(number, update): (usize, NodeUpdate)| {
             let field = |name: &str| format!("supersteps[{at}].updates[{number}].{name}");
@@ -105,7 +105,7 @@ impl ThreadCreate {
     ///
     /// # Errors
     /// If the id is none, or a field asks for what cannot be done.
-    pub fn into_wish(self) -> Result<ThreadWish, ApiError> {
+    pub fn into_wish(self) -> Result<NewThread, ApiError> {
         let metadata = self.metadata.unwrap_or_default();
         domain::metadata::check(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
@@ -115,10 +115,10 @@ impl ThreadCreate {
             return Err(Invalid::new("supersteps", format!("has more than {MAX_SUPERSTEPS} updates")).into());
         }
         let supersteps = supersteps.into_iter().enumerate();
-        Ok(ThreadWish {
+        Ok(NewThread {
             id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
             metadata,
-            ttl: self.ttl.map(TtlWish::check).transpose()?,
+            ttl: self.ttl.map(TtlRequest::check).transpose()?,
             supersteps: supersteps
                 .map(|(at, superstep)| superstep.check(at))
                 .collect::<Result<_, _>>()?,
@@ -137,7 +137,7 @@ pub struct ThreadPatch {
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
     /// How long the thread is kept from now on.
-    pub ttl: Option<TtlWish>,
+    pub ttl: Option<TtlRequest>,
 }
 
 /// Which threads are wanted.
@@ -236,9 +236,9 @@ pub enum SortOrder {
 
 /// A search that was checked.
 #[derive(Debug)]
-pub struct CheckedSearch {
+pub struct CheckedThreadSearch {
     /// Which threads, in which order.
-    pub wanted: rows::ThreadSearch,
+    pub wanted: rows::ThreadQuery,
     /// Which of them.
     pub page: Page,
     /// Which columns.
@@ -257,7 +257,7 @@ impl ThreadSearch {
     ///
     /// # Errors
     /// Names the field that is wrong.
-    pub fn check(self) -> Result<CheckedSearch, ApiError> {
+    pub fn check(self) -> Result<CheckedThreadSearch, ApiError> {
         let extract = self.extract.unwrap_or_default();
         if extract.len() > MAX_EXTRACTS {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
@@ -270,25 +270,25 @@ impl ThreadSearch {
             .map(|ids| ids.iter().map(|id| read_id(id)).collect::<Result<Vec<_>, _>>())
             .transpose()?;
         let sort = match self.sort_by.unwrap_or_default() {
-            ThreadSort::ThreadId => rows::ThreadSort::Id,
-            ThreadSort::Status => rows::ThreadSort::Status,
-            ThreadSort::CreatedAt => rows::ThreadSort::CreatedAt,
-            ThreadSort::UpdatedAt => rows::ThreadSort::UpdatedAt,
-            ThreadSort::StateUpdatedAt => rows::ThreadSort::StateUpdatedAt,
+            ThreadSort::ThreadId => rows::ThreadOrder::Id,
+            ThreadSort::Status => rows::ThreadOrder::Status,
+            ThreadSort::CreatedAt => rows::ThreadOrder::CreatedAt,
+            ThreadSort::UpdatedAt => rows::ThreadOrder::UpdatedAt,
+            ThreadSort::StateUpdatedAt => rows::ThreadOrder::StateUpdatedAt,
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let wanted = rows::ThreadSearch {
+        let wanted = rows::ThreadQuery {
             ids,
-            metadata: Filter::new("metadata", self.metadata.unwrap_or_default())?,
-            values: Filter::new("values", self.values.unwrap_or_default())?,
+            metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
+            values: MetadataFilter::new("values", self.values.unwrap_or_default())?,
             status: self.status.map(Into::into),
             sort,
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),
             offset: page.offset.into(),
-            ..rows::ThreadSearch::default()
+            ..rows::ThreadQuery::default()
         };
-        Ok(CheckedSearch {
+        Ok(CheckedThreadSearch {
             wanted,
             page,
             select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,

@@ -77,12 +77,12 @@ fn saying(calls: &[ToolCall]) -> State {
     }
 }
 
-async fn hook(state: &State, answer: Option<Value>) -> Result<Reaction, Halt> {
+async fn hook(state: &State, answer: Option<Value>) -> Result<HookResult, Halt> {
     let scope = Scope {
         answer,
         ..Scope::sample(Timestamp(0))
     };
-    policy().hook(Moment::AfterModel, &scope, state).await
+    policy().hook(HookPoint::AfterModel, &scope, state).await
 }
 
 async fn question(state: &State) -> Question {
@@ -128,7 +128,7 @@ async fn one_question_is_asked_about_all_calls_that_need_approval() {
 #[tokio::test]
 async fn nothing_is_asked_when_no_call_needs_approval() {
     for calls in [vec![], vec![call("l", "lookup"), call("o", "other")]] {
-        assert_eq!(hook(&saying(&calls), None).await, Ok(Reaction::default()));
+        assert_eq!(hook(&saying(&calls), None).await, Ok(HookResult::default()));
     }
 }
 
@@ -138,7 +138,7 @@ async fn a_call_that_has_a_result_is_not_asked_about() {
     state
         .messages
         .push(Arc::new(Message::tool(&mail("m"), ToolStatus::Error, "limit")));
-    assert_eq!(hook(&state, None).await, Ok(Reaction::default()));
+    assert_eq!(hook(&state, None).await, Ok(HookResult::default()));
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn the_result_of_an_edited_call_says_what_ran() {
         EDITED_CALLS.to_owned(),
         json!({"m": {"name": "send_email", "args": args}}),
     );
-    let sent = Answer::message(Message::tool(&mail("m"), ToolStatus::Success, "sent"));
+    let sent = ToolOutput::message(Message::tool(&mail("m"), ToolStatus::Success, "sent"));
     let answer = policy().receive(&Scope::sample(Timestamp(0)), &state, &mail("m"), sent);
     let expected = "Note: a human reviewer replaced this tool call before it ran. The call recorded in your message is \
         the one you produced, not the one that executed. This was intentional and authorized. Do not re-issue your \

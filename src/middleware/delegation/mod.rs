@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use super::{Contribution, Middleware, NextCall};
 use crate::definition::builtins;
 use crate::definition::{TaskDialect, UnknownSubagent};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::Order;
+use crate::domain::run::DelegatedTask;
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 use crate::tool::{CallOutcome, Delegation, Halt, Scope, Tool};
@@ -28,7 +28,7 @@ pub const GUIDE: &str = "get_task_instructions";
 
 /// A subagent as the delegating model sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SubagentCard {
+pub struct SubagentSummary {
     /// What it is called.
     pub name: String,
     /// What it is good for.
@@ -41,9 +41,9 @@ pub struct SubagentCard {
 
 /// What an agent may delegate, and how it is told.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Menu {
+pub struct SubagentList {
     /// Whom it can delegate to, in this order.
-    pub cards: Vec<SubagentCard>,
+    pub cards: Vec<SubagentSummary>,
     /// Which of them is the general-purpose one.
     pub general: Option<String>,
     /// The names of the arguments.
@@ -74,9 +74,9 @@ const REFUSAL: &str = "Error: you work on an order yourself and cannot delegate.
 
 impl Subagents {
     /// Offers what is on the menu.
-    pub fn new(menu: &Menu) -> Self {
+    pub fn new(menu: &SubagentList) -> Self {
         let words = Words::of(menu.dialect);
-        let written = |card: &SubagentCard| Some((card.name.clone(), card.instructions.clone()?));
+        let written = |card: &SubagentSummary| Some((card.name.clone(), card.instructions.clone()?));
         let instructions: Vec<(String, String)> = menu.cards.iter().filter_map(written).collect();
         let guide = (!instructions.is_empty()).then(|| {
             Arc::new(Guide {
@@ -113,7 +113,7 @@ impl Subagents {
     }
 }
 
-impl Menu {
+impl SubagentList {
     /// Whether the general-purpose subagent does what no other is named for.
     fn falls_back(&self) -> bool {
         self.general.is_some()
@@ -141,10 +141,10 @@ impl Middleware for Subagents {
     /// arguments against the schema could not give.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         if self.refuses && call.name == TASK {
-            return Ok(CallOutcome::Answer(Answer::error(&call, REFUSAL)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(&call, REFUSAL)));
         }
         match self.task.refusal(&call) {
-            Some(text) if call.name == TASK => Ok(CallOutcome::Answer(Answer::error(&call, text))),
+            Some(text) if call.name == TASK => Ok(CallOutcome::Answer(ToolOutput::error(&call, text))),
             Some(_) | None => next.call(call).await,
         }
     }
@@ -220,13 +220,13 @@ impl Tool for Task {
 
     async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         if let Some(text) = self.refusal(call) {
-            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
         let argument = |name: &str| call.args.get(name).and_then(|value| value.as_str()).map(str::to_owned);
-        let order = Order {
+        let order = DelegatedTask {
             description: argument(self.words.order).unwrap_or_default(),
             system_prompt: self.words.prompt.and_then(argument),
-            ..Order::default()
+            ..DelegatedTask::default()
         };
         Ok(CallOutcome::Delegate(Delegation {
             subagent: self.chosen(call),
@@ -255,8 +255,8 @@ impl Tool for Guide {
             .and_then(|value| value.as_str())
             .unwrap_or_default();
         let answer = match self.instructions.iter().find(|(name, _)| name == wanted) {
-            Some((_, text)) => Answer::message(Message::tool(call, ToolStatus::Success, text.clone())),
-            None => Answer::error(
+            Some((_, text)) => ToolOutput::message(Message::tool(call, ToolStatus::Success, text.clone())),
+            None => ToolOutput::error(
                 call,
                 format!("Nothing is written about `{wanted}`. Go by its description."),
             ),

@@ -4,14 +4,14 @@ use serde_json::{Value, json};
 use super::*;
 use crate::domain::time::Timestamp;
 
-fn cards() -> Vec<SubagentCard> {
+fn cards() -> Vec<SubagentSummary> {
     [("researcher", "Researches."), ("mailer", "Mails.")]
         .map(|(name, description)| card(name, description))
         .to_vec()
 }
 
-fn card(name: &str, description: &str) -> SubagentCard {
-    SubagentCard {
+fn card(name: &str, description: &str) -> SubagentSummary {
+    SubagentSummary {
         name: name.to_owned(),
         description: description.to_owned(),
         instructions: None,
@@ -19,23 +19,23 @@ fn card(name: &str, description: &str) -> SubagentCard {
     }
 }
 
-fn menu() -> Menu {
-    Menu {
+fn menu() -> SubagentList {
+    SubagentList {
         cards: cards(),
-        ..Menu::default()
+        ..SubagentList::default()
     }
 }
 
 /// A menu with a general-purpose subagent.
-fn speaking(dialect: TaskDialect) -> Menu {
+fn speaking(dialect: TaskDialect) -> SubagentList {
     let cards = std::iter::once(card("general-purpose", "Does everything."))
         .chain(cards())
         .collect();
-    Menu {
+    SubagentList {
         cards,
         general: Some("general-purpose".to_owned()),
         dialect,
-        ..Menu::default()
+        ..SubagentList::default()
     }
 }
 
@@ -130,7 +130,7 @@ fn own_texts_take_the_place_of_the_standard_ones() {
 fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
     let task_description = Some(description.to_owned());
     let task_system_prompt = prompt.map(str::to_owned);
-    Subagents::new(&Menu {
+    Subagents::new(&SubagentList {
         task_description,
         task_system_prompt,
         ..menu()
@@ -138,10 +138,10 @@ fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
 }
 
 fn wish(subagent: &str, description: &str, system_prompt: Option<&str>) -> Delegation {
-    let order = Order {
+    let order = DelegatedTask {
         description: description.to_owned(),
         system_prompt: system_prompt.map(str::to_owned),
-        ..Order::default()
+        ..DelegatedTask::default()
     };
     Delegation {
         subagent: subagent.to_owned(),
@@ -173,13 +173,13 @@ async fn without_a_name_the_general_purpose_subagent_is_meant_where_the_name_may
 #[tokio::test]
 async fn a_dialect_may_be_strict_or_lenient_about_unknown_subagents() {
     let call = || task(json!({"description": "x", "subagent_type": "nobody"}));
-    let lenient = Menu {
+    let lenient = SubagentList {
         unknown: Some(UnknownSubagent::Fallback),
         ..speaking(TaskDialect::Deepagents)
     };
     let expected = CallOutcome::Delegate(wish("general-purpose", "x", None));
     assert_eq!(outcome_of(&Subagents::new(&lenient), call()).await, expected);
-    let strict = Menu {
+    let strict = SubagentList {
         unknown: Some(UnknownSubagent::Error),
         ..speaking(TaskDialect::Synaptic)
     };
@@ -222,7 +222,7 @@ fn the_list_of_tasks_stands_in_the_instructions_of_that_dialect_and_can_be_left_
     );
     assert!(!listed.task.spec.description.contains("- mailer"));
     for dialect in [TaskDialect::Deepagents, TaskDialect::Synaptic, TaskDialect::Sagents] {
-        let unlisted = Subagents::new(&Menu {
+        let unlisted = Subagents::new(&SubagentList {
             unlisted: true,
             ..speaking(dialect)
         });
@@ -264,7 +264,7 @@ async fn long_instructions_are_read_on_demand() {
 async fn a_fork_sees_the_same_tool_as_its_caller_and_is_refused() {
     let mut cards = cards();
     cards[1].is_fork = true;
-    let caller = Subagents::new(&Menu { cards, ..menu() });
+    let caller = Subagents::new(&SubagentList { cards, ..menu() });
     let fork = caller.refusing();
     assert_eq!(fork.task.spec, caller.task.spec);
     assert!(

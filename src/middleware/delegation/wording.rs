@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{GUIDE, Menu, TASK};
+use super::{GUIDE, SubagentList, TASK};
 use crate::definition::TaskDialect;
 use crate::model::ToolSpec;
 
@@ -62,7 +62,7 @@ impl Words {
     }
 
     /// The `task` tool as the model sees it.
-    pub(super) fn task_spec(self, menu: &Menu) -> ToolSpec {
+    pub(super) fn task_spec(self, menu: &SubagentList) -> ToolSpec {
         let mut properties = Map::new();
         let order = json!({"type": "string", "description": "The whole work order: all that the subagent is told."});
         properties.insert(self.order.to_owned(), order);
@@ -86,7 +86,7 @@ impl Words {
         }
     }
 
-    fn description(self, menu: &Menu) -> String {
+    fn description(self, menu: &SubagentList) -> String {
         if let Some(own) = &menu.task_description {
             return own.replace(SLOT, &list(menu));
         }
@@ -116,7 +116,7 @@ impl Words {
     }
 
     /// What is added to the instructions of the agent.
-    pub(super) fn prompt(self, menu: &Menu) -> Option<String> {
+    pub(super) fn prompt(self, menu: &SubagentList) -> Option<String> {
         let section = match (&menu.task_system_prompt, self.dialect) {
             (None, TaskDialect::Sagents) if !menu.unlisted => format!("## Available Tasks\n\n{}", list(menu)),
             (None, _) => return None,
@@ -127,7 +127,7 @@ impl Words {
     }
 }
 
-fn subagent_schema(menu: &Menu) -> Value {
+fn subagent_schema(menu: &SubagentList) -> Value {
     let about = match &menu.general {
         Some(general) if menu.falls_back() => format!("Which subagent does it; `{general}` if none fits."),
         Some(_) | None => "Which subagent does it.".to_owned(),
@@ -141,7 +141,7 @@ fn subagent_schema(menu: &Menu) -> Value {
 }
 
 /// One line for each subagent; empty if they are not to be listed.
-fn list(menu: &Menu) -> String {
+fn list(menu: &SubagentList) -> String {
     if menu.unlisted {
         return String::new();
     }

@@ -27,9 +27,9 @@ fn saying(calls: Vec<ToolCall>) -> State {
 }
 
 /// Makes the call through the policy; the innermost layer answers with `text`.
-async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
+async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
     let make = |call: ToolCall| {
-        let answer = Answer::message(Message::tool(&call, ToolStatus::Success, text));
+        let answer = ToolOutput::message(Message::tool(&call, ToolStatus::Success, text));
         async move { Ok(CallOutcome::Answer(answer)) }.boxed()
     };
     let scope = Scope::sample(NOW);
@@ -39,7 +39,7 @@ async fn through(state: &State, call: ToolCall, text: &str) -> Answer {
         scope: &scope,
         state,
     };
-    let policy = Files::new(Arc::new(StateFiles), FileRules::default());
+    let policy = FileTools::new(Arc::new(StateFiles), FileRules::default());
     match policy.wrap_tool_call(call.clone(), next).await {
         Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
         other => panic!("{other:?}"),
@@ -117,7 +117,7 @@ fn blocks_that_are_not_text_stay() {
     let text = json!({"type": "text", "text": "x".repeat(LONGEST_RESULT + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
-    let shortened = shorten(Answer::message(message), NOW);
+    let shortened = shorten(ToolOutput::message(message), NOW);
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };

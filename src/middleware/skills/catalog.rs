@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::definition::skill::{FILE, Skill};
-use crate::definition::{Enclosed, SkillSource};
+use crate::definition::{BundledFiles, SkillSource};
 use crate::domain::path::below;
 use crate::domain::state::{Encoding, State};
 
@@ -14,7 +14,7 @@ const MOST: usize = 200;
 pub(super) struct Catalog {
     pub(super) sources: Vec<Source>,
     /// The files of the definition.
-    pub(super) enclosed: Arc<Enclosed>,
+    pub(super) enclosed: Arc<BundledFiles>,
     /// Is another one when skills are to be looked for anew: other sources, or other skills in the definition.
     pub(super) origin: String,
 }
@@ -27,7 +27,7 @@ pub(super) struct Source {
 }
 
 impl Catalog {
-    pub(super) fn new(sources: &[SkillSource], enclosed: Arc<Enclosed>) -> Self {
+    pub(super) fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>) -> Self {
         let source = |source: &SkillSource| Source {
             folder: source.seen(),
             label: source.label(),

@@ -9,20 +9,20 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction};
+use super::{Contribution, HookResult, Middleware, ModelAnswer, NextCall, NextModel};
 use crate::definition::builtins;
 use crate::definition::mcp::ToolNames;
 use crate::definition::skill::Skill;
-use crate::definition::{Enclosed, SkillSource};
-use crate::domain::call::Answer;
-use crate::domain::field::{FieldRule, Merge, Visibility};
+use crate::definition::{BundledFiles, SkillSource};
+use crate::domain::call::ToolOutput;
+use crate::domain::field::{FieldRule, FieldVisibility, Merge};
 use crate::domain::graph::Field;
-use crate::domain::machine::Moment;
+use crate::domain::machine::HookPoint;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::path::normalise;
 use crate::domain::state::{Encoding, PINNED_SKILLS, SKILLS, State, Update};
 use crate::model::ModelRequest;
-use crate::tool::files::{Workspace, reader};
+use crate::tool::files::{FileWorkspace, reader};
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
 mod catalog;
@@ -53,7 +53,7 @@ pub struct Skills {
 impl Skills {
     /// Skills in `sources`, which lie among the thread's files and those of the definition; `hidden` are the tools that a
     /// skill has to disclose.
-    pub fn new(sources: &[SkillSource], enclosed: Arc<Enclosed>, hidden: &[String]) -> Self {
+    pub fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>, hidden: &[String]) -> Self {
         let hidden = ToolNames::of(hidden);
         Self {
             catalog: Catalog::new(sources, enclosed),
@@ -64,7 +64,7 @@ impl Skills {
 
     /// The same for an agent that has no file tools: it can read its skills, in `workspace`, and nothing else.
     #[must_use]
-    pub fn with_reader(self, workspace: &Arc<dyn Workspace>) -> Self {
+    pub fn with_reader(self, workspace: &Arc<dyn FileWorkspace>) -> Self {
         Self {
             reader: Some(reader(workspace)),
             ..self
@@ -119,7 +119,7 @@ impl Skills {
         }
         let rule = FieldRule {
             merge: Merge::ByKey,
-            visibility: Visibility::Private,
+            visibility: FieldVisibility::Private,
         };
         let rules = [(DISCLOSED.to_owned(), rule)].into();
         Update {
@@ -168,8 +168,8 @@ impl Middleware for Skills {
         builtins::SKILLS
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeAgent, Moment::BeforeModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent, HookPoint::BeforeModel]
     }
 
     fn contribution(&self) -> Contribution {
@@ -185,11 +185,11 @@ impl Middleware for Skills {
         }
     }
 
-    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         Ok(match moment {
-            Moment::BeforeAgent => self.found(state),
-            Moment::BeforeModel => self.pinned(state),
-            Moment::AfterModel | Moment::AfterAgent => Update::none(),
+            HookPoint::BeforeAgent => self.found(state),
+            HookPoint::BeforeModel => self.pinned(state),
+            HookPoint::AfterModel | HookPoint::AfterAgent => Update::none(),
         }
         .into())
     }
@@ -220,12 +220,12 @@ impl Middleware for Skills {
                 "Error: {} is not a valid tool. Read the skill that works with it first.",
                 call.name
             );
-            return Ok(CallOutcome::Answer(Answer::error(&call, text)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(&call, text)));
         }
         next.call(call).await
     }
 
-    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: Answer) -> Answer {
+    fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
         if call.name != READ_FILE || self.hidden.is_empty() {
             return answer;
         }

@@ -21,10 +21,10 @@ fn state(files: &[(&str, String)]) -> State {
 fn policy(sources: Value, hidden: &[&str]) -> Skills {
     let sources: Vec<SkillSource> = serde_json::from_value(sources).expect("sources");
     let hidden: Vec<String> = hidden.iter().map(|tool| (*tool).to_owned()).collect();
-    Skills::new(&sources, Arc::new(Enclosed::default()), &hidden)
+    Skills::new(&sources, Arc::new(BundledFiles::default()), &hidden)
 }
 
-async fn runs(policy: &Skills, moment: Moment, state: &mut State) -> Update {
+async fn runs(policy: &Skills, moment: HookPoint, state: &mut State) -> Update {
     let reaction = policy
         .hook(moment, &Scope::sample(Timestamp(0)), state)
         .await
@@ -84,7 +84,7 @@ fn tools(request: &ModelRequest) -> Vec<&str> {
 fn reads(policy: &Skills, path: &str, status: ToolStatus, state: &mut State) {
     let args = Map::from_iter([("file_path".to_owned(), json!(path))]);
     let call = ToolCall::new(format!("r{path}"), READ_FILE, args);
-    let answer = Answer::message(Message::tool(&call, status, "text"));
+    let answer = ToolOutput::message(Message::tool(&call, status, "text"));
     let answer = policy.receive(&Scope::sample(Timestamp(0)), state, &call, answer);
     state.apply(&answer.writes);
 }
@@ -102,7 +102,7 @@ async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_
         ("/base/b/deep/SKILL.md", skill("deep", "hide", "")),
         ("/team/a/SKILL.md", skill("a", "reap", "")),
     ]);
-    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    runs(&policy, HookPoint::BeforeAgent, &mut state).await;
     let system = request(&policy, &state).await.system.text();
     assert!(system.starts_with("You work.\n\n## Skills\n\n"), "{system}");
     assert!(system.contains("- base (`/base`)\n- Team (`/team`)"), "{system}");
@@ -121,23 +121,23 @@ async fn skills_are_looked_for_once_unless_they_are_taken_away_or_the_sources_ar
     let first = policy(json!(["/s"]), &[]);
     let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
     assert_eq!(
-        runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS][0]["path"],
+        runs(&first, HookPoint::BeforeAgent, &mut state).await.fields[SKILLS][0]["path"],
         "/s/a/SKILL.md"
     );
     state.files.clear();
-    assert!(runs(&first, Moment::BeforeAgent, &mut state).await.is_empty());
+    assert!(runs(&first, HookPoint::BeforeAgent, &mut state).await.is_empty());
     assert!(request(&first, &state).await.system.text().contains("- a: dig"));
     state.fields.insert(SKILLS.to_owned(), Value::Null);
     assert_eq!(
-        runs(&first, Moment::BeforeAgent, &mut state).await.fields[SKILLS],
+        runs(&first, HookPoint::BeforeAgent, &mut state).await.fields[SKILLS],
         json!([])
     );
     assert!(
-        runs(&first, Moment::BeforeAgent, &mut state).await.is_empty(),
+        runs(&first, HookPoint::BeforeAgent, &mut state).await.is_empty(),
         "even none are known"
     );
     let other = policy(json!(["/s", "/t"]), &[]);
-    assert!(!runs(&other, Moment::BeforeAgent, &mut state).await.is_empty());
+    assert!(!runs(&other, HookPoint::BeforeAgent, &mut state).await.is_empty());
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
         .collect();
     let policy = policy(json!(sources), &[]);
     let mut state = state(&[]);
-    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    runs(&policy, HookPoint::BeforeAgent, &mut state).await;
     let system = request(&policy, &state).await.system.text();
     assert!(system.contains("There is none at the moment.") && system.contains("- /none0: there is nothing in it"));
     assert!(
@@ -163,11 +163,11 @@ async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
 async fn a_pinned_skill_comes_into_the_conversation_once_and_unknown_names_do_not_matter() {
     let policy = policy(json!(["/s"]), &[]);
     let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
-    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    runs(&policy, HookPoint::BeforeAgent, &mut state).await;
     state
         .fields
         .insert(PINNED_SKILLS.to_owned(), json!(["a", "nobody", "a"]));
-    let update = runs(&policy, Moment::BeforeModel, &mut state).await;
+    let update = runs(&policy, HookPoint::BeforeModel, &mut state).await;
     let [message] = update.messages.as_slice() else {
         panic!("{update:?}")
     };
@@ -178,7 +178,7 @@ async fn a_pinned_skill_comes_into_the_conversation_once_and_unknown_names_do_no
     let about = json!({"name": "a", "path": "/s/a/SKILL.md", "description": "dig"});
     assert_eq!(message.additional_kwargs["lc_source"], "pinned_skill");
     assert_eq!(message.additional_kwargs["skill"], about);
-    assert!(runs(&policy, Moment::BeforeModel, &mut state).await.is_empty());
+    assert!(runs(&policy, HookPoint::BeforeModel, &mut state).await.is_empty());
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_tool_of_a_skill_is_there_while_the_skill_that_was_read_is_in_the_conv
     let policy = policy(json!(["/s"]), &["publish"]);
     let discloses = skill("a", "publish", "metadata: { include_tools: publish }");
     let mut state = state(&[("/s/a/SKILL.md", discloses), ("/s/b/SKILL.md", skill("b", "dig", ""))]);
-    runs(&policy, Moment::BeforeAgent, &mut state).await;
+    runs(&policy, HookPoint::BeforeAgent, &mut state).await;
     assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
     reads(&policy, "/s/b/SKILL.md", ToolStatus::Success, &mut state);
     reads(&policy, "s/a/SKILL.md", ToolStatus::Error, &mut state);
@@ -197,7 +197,7 @@ async fn a_tool_of_a_skill_is_there_while_the_skill_that_was_read_is_in_the_conv
     state.messages.clear();
     assert_eq!(tools(&request(&policy, &state).await), ["lookup"]);
     state.fields.insert(PINNED_SKILLS.to_owned(), json!(["a"]));
-    runs(&policy, Moment::BeforeModel, &mut state).await;
+    runs(&policy, HookPoint::BeforeModel, &mut state).await;
     assert_eq!(tools(&request(&policy, &state).await), ["lookup", "publish"]);
 }
 
@@ -208,7 +208,7 @@ async fn a_call_of_a_tool_that_no_skill_has_disclosed_is_one_of_an_unknown_tool(
     let state = State::default();
     let make = |call: ToolCall| {
         async move {
-            Ok(CallOutcome::Answer(Answer::message(Message::tool(
+            Ok(CallOutcome::Answer(ToolOutput::message(Message::tool(
                 &call,
                 ToolStatus::Success,
                 "done",

@@ -10,13 +10,13 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::reminder::Reminder;
-use super::{Contribution, Middleware, ModelAnswer, NextCall, NextModel, Reaction, open_calls};
+use super::reminder::ToolUseReminder;
+use super::{Contribution, HookResult, Middleware, ModelAnswer, NextCall, NextModel, open_calls};
 use crate::definition::builtins;
 use crate::definition::{AnswerFormat, HandleErrors, form_name};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
-use crate::domain::machine::{Failure, Jump, Moment};
+use crate::domain::machine::{Failure, HookPoint, Jump};
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::model::{ModelRequest, ToolChoice, ToolSpec};
@@ -93,13 +93,13 @@ impl StructuredOutput {
     }
 
     /// What is to be done about the model's last answer, when it is plain text.
-    fn remind(&self, state: &State) -> Result<Reaction, Halt> {
+    fn remind(&self, state: &State) -> Result<HookResult, Halt> {
         if has_answer(state) {
-            return Ok(Reaction::default());
+            return Ok(HookResult::default());
         }
         let names: Vec<String> = self.forms.iter().map(|form| format!("`{}`", form.spec.name)).collect();
         let names = names.join(" or ");
-        Reminder {
+        ToolUseReminder {
             source: OURS,
             text: format!(
                 "Your answer was plain text and nobody will read it. Give your final answer by calling {names}."
@@ -119,8 +119,8 @@ impl Middleware for StructuredOutput {
         builtins::STRUCTURED
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeAgent, Moment::AfterModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent, HookPoint::AfterModel]
     }
 
     fn contribution(&self) -> Contribution {
@@ -139,17 +139,17 @@ impl Middleware for StructuredOutput {
         }
     }
 
-    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         match moment {
             // The answer of an earlier turn must not be taken for one of this turn.
-            Moment::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
-            Moment::AfterModel if self.was_taken(state) => Ok(Reaction {
+            HookPoint::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
+            HookPoint::AfterModel if self.was_taken(state) => Ok(HookResult {
                 update: Update::none(),
                 jump: Some(Jump::End),
-                ..Reaction::default()
+                ..HookResult::default()
             }),
-            Moment::AfterModel => self.remind(state),
-            Moment::BeforeAgent | Moment::BeforeModel | Moment::AfterAgent => Ok(Reaction::default()),
+            HookPoint::AfterModel => self.remind(state),
+            HookPoint::BeforeAgent | HookPoint::BeforeModel | HookPoint::AfterAgent => Ok(HookResult::default()),
         }
     }
 
@@ -168,7 +168,7 @@ impl Middleware for StructuredOutput {
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         match (&self.errors, self.mistake(&call, next.state)) {
-            (HandleErrors::Say(text), Some(_)) => Ok(CallOutcome::Answer(Answer::error(&call, text.clone()))),
+            (HandleErrors::Say(text), Some(_)) => Ok(CallOutcome::Answer(ToolOutput::error(&call, text.clone()))),
             (HandleErrors::Switch(false), Some(mistake)) => Err(Halt::Fail(Failure::new(FAILURE, mistake))),
             (HandleErrors::Switch(_), _) | (HandleErrors::Say(_), None) => next.call(call).await,
         }
@@ -256,9 +256,9 @@ impl Tool for Form {
 
     async fn call(&self, _: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         if self.is_one_of_several(state) {
-            return Ok(CallOutcome::Answer(Answer::error(call, SEVERAL)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(call, SEVERAL)));
         }
-        Ok(CallOutcome::Answer(Answer {
+        Ok(CallOutcome::Answer(ToolOutput {
             writes: self.writes(call),
             ends: true,
             shown: false,

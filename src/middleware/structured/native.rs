@@ -8,16 +8,16 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::super::reminder::Reminder;
+use super::super::reminder::ToolUseReminder;
 use super::{FAILURE, FIELD, OURS, has_answer};
 use crate::definition::builtins;
 use crate::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
-use crate::domain::machine::{Failure, Moment};
+use crate::domain::machine::{Failure, HookPoint};
 use crate::domain::message::Message;
-use crate::domain::schema::{Schema, Verdict};
+use crate::domain::schema::{Schema, SchemaCheck};
 use crate::domain::state::{State, Update};
-use crate::middleware::{Contribution, Middleware, ModelAnswer, NextModel, Reaction};
+use crate::middleware::{Contribution, HookResult, Middleware, ModelAnswer, NextModel};
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
 
@@ -68,11 +68,11 @@ impl NativeAnswer {
 
     fn fitting(&self, value: Value) -> Result<Value, String> {
         let problem = match self.schema.as_ref().map(|schema| schema.judge(&value)) {
-            None | Some(Verdict::Fits) => None,
-            Some(Verdict::Wrong(errors)) => errors
+            None | Some(SchemaCheck::Fits) => None,
+            Some(SchemaCheck::Wrong(errors)) => errors
                 .first()
                 .map(|error| format!("`{}`: {error}", error.instance_path())),
-            Some(Verdict::Unexplained(reason)) => Some(format!("it {reason}")),
+            Some(SchemaCheck::Unexplained(reason)) => Some(format!("it {reason}")),
         };
         problem.map_or(Ok(value), Err)
     }
@@ -89,8 +89,8 @@ impl Middleware for NativeAnswer {
         builtins::STRUCTURED
     }
 
-    fn moments(&self) -> &[Moment] {
-        &[Moment::BeforeAgent, Moment::AfterModel]
+    fn moments(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent, HookPoint::AfterModel]
     }
 
     fn contribution(&self) -> Contribution {
@@ -103,12 +103,12 @@ impl Middleware for NativeAnswer {
         }
     }
 
-    async fn hook(&self, moment: Moment, _: &Scope, state: &State) -> Result<Reaction, Halt> {
+    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let is_there = has_answer(state);
         match (moment, state.last_ai()) {
             // The answer of an earlier turn must not be taken for one of this turn.
-            (Moment::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),
-            (Moment::AfterModel, Some(last)) if !is_there && is_final(last) => {
+            (HookPoint::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),
+            (HookPoint::AfterModel, Some(last)) if !is_there && is_final(last) => {
                 let problem = self.read(last).err().unwrap_or_else(|| "it was not taken".to_owned());
                 let text = match &self.format.handle_errors {
                     HandleErrors::Switch(false) => return Err(Halt::Fail(Failure::new(FAILURE, problem))),
@@ -122,14 +122,14 @@ impl Middleware for NativeAnswer {
                     FAILURE,
                     "the model was told of the required form and did not keep to it",
                 );
-                Reminder {
+                ToolUseReminder {
                     source: OURS,
                     text,
                     failure,
                 }
                 .about(state)
             }
-            _ => Ok(Reaction::default()),
+            _ => Ok(HookResult::default()),
         }
     }
 
@@ -211,11 +211,11 @@ mod tests {
             .messages
             .extend([Message::human("go"), Message::ai("words")].map(Arc::new));
         let scope = Scope::sample(Timestamp(0));
-        let strict = policy(json!(false)).hook(Moment::AfterModel, &scope, &state).await;
+        let strict = policy(json!(false)).hook(HookPoint::AfterModel, &scope, &state).await;
         assert!(matches!(strict, Err(Halt::Fail(failure)) if failure.message.contains("no JSON")));
         for _ in 0..2 {
             let reaction = policy(json!("JSON, please."))
-                .hook(Moment::AfterModel, &scope, &state)
+                .hook(HookPoint::AfterModel, &scope, &state)
                 .await
                 .expect("a reminder");
             assert_eq!(reaction.jump, Some(Jump::Model));
@@ -223,7 +223,7 @@ mod tests {
             state.apply(&reaction.update);
             state.messages.push(Arc::new(Message::ai("words")));
         }
-        let failed = policy(json!(true)).hook(Moment::AfterModel, &scope, &state).await;
+        let failed = policy(json!(true)).hook(HookPoint::AfterModel, &scope, &state).await;
         assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == FAILURE));
     }
 
@@ -236,10 +236,10 @@ mod tests {
         state.apply(&Update::field(FIELD, json!({"a": "x"})));
         let scope = Scope::sample(Timestamp(0));
         assert_eq!(
-            policy(json!(true)).hook(Moment::AfterModel, &scope, &state).await,
-            Ok(Reaction::default())
+            policy(json!(true)).hook(HookPoint::AfterModel, &scope, &state).await,
+            Ok(HookResult::default())
         );
-        let forgotten = policy(json!(true)).hook(Moment::BeforeAgent, &scope, &state).await;
+        let forgotten = policy(json!(true)).hook(HookPoint::BeforeAgent, &scope, &state).await;
         assert_eq!(forgotten, Ok(Update::field(FIELD, Value::Null).into()));
     }
 }

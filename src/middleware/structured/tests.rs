@@ -54,11 +54,11 @@ fn reminder() -> Message {
     reminder
 }
 
-async fn hook(moment: Moment, state: &State) -> Result<Reaction, Halt> {
+async fn hook(moment: HookPoint, state: &State) -> Result<HookResult, Halt> {
     policy().hook(moment, &Scope::sample(Timestamp(0)), state).await
 }
 
-async fn outcome(calls: Vec<ToolCall>) -> Answer {
+async fn outcome(calls: Vec<ToolCall>) -> ToolOutput {
     let first = calls[0].clone();
     let state = state(vec![calling(calls)]);
     match policy().forms[0]
@@ -73,7 +73,7 @@ async fn outcome(calls: Vec<ToolCall>) -> Answer {
 #[tokio::test]
 async fn the_call_of_the_form_is_the_answer_and_ends_the_work() {
     let text = "Returning structured response: summary='it is so' confidence=0.5";
-    let mut expected = Answer::message(Message::tool(&answering("a"), ToolStatus::Success, text));
+    let mut expected = ToolOutput::message(Message::tool(&answering("a"), ToolStatus::Success, text));
     let response = json!({"summary": "it is so", "confidence": 0.5});
     expected.writes.fields = BTreeMap::from([("structured_response".to_owned(), response.clone())]);
     expected.ends = true;
@@ -106,39 +106,39 @@ async fn a_plain_answer_is_met_with_a_reminder_twice_and_then_fails() {
         Message::human("go on"),
         Message::ai("so"),
     ];
-    let expected = Reaction {
+    let expected = HookResult {
         update: Update::messages([reminder()]),
         jump: Some(Jump::Model),
-        ..Reaction::default()
+        ..HookResult::default()
     };
     for _ in 0..2 {
         assert_eq!(
-            hook(Moment::AfterModel, &state(messages.clone())).await,
+            hook(HookPoint::AfterModel, &state(messages.clone())).await,
             Ok(expected.clone())
         );
         messages.extend([reminder(), Message::ai("so")]);
     }
-    let failed = hook(Moment::AfterModel, &state(messages)).await;
+    let failed = hook(HookPoint::AfterModel, &state(messages)).await;
     assert!(matches!(failed, Err(Halt::Fail(failure)) if failure.class == "StructuredOutputError"));
 }
 
 #[tokio::test]
 async fn answers_with_calls_need_no_reminder() {
     let state = state(vec![Message::human("go"), calling(vec![answering("a")])]);
-    assert_eq!(hook(Moment::AfterModel, &state).await, Ok(Reaction::default()));
+    assert_eq!(hook(HookPoint::AfterModel, &state).await, Ok(HookResult::default()));
 }
 
 #[tokio::test]
 async fn the_answer_of_an_earlier_turn_is_forgotten() {
     let mut state = state(vec![Message::human("go")]);
-    assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Reaction::default()));
+    assert_eq!(hook(HookPoint::BeforeAgent, &state).await, Ok(HookResult::default()));
     state.fields.insert(FIELD.to_owned(), json!({"summary": "old"}));
     assert_eq!(
-        hook(Moment::BeforeAgent, &state).await,
+        hook(HookPoint::BeforeAgent, &state).await,
         Ok(Update::field(FIELD, Value::Null).into())
     );
     state.fields.insert(FIELD.to_owned(), Value::Null);
-    assert_eq!(hook(Moment::BeforeAgent, &state).await, Ok(Reaction::default()));
+    assert_eq!(hook(HookPoint::BeforeAgent, &state).await, Ok(HookResult::default()));
 }
 
 #[tokio::test]
@@ -188,12 +188,12 @@ async fn a_message_that_is_only_the_answer_is_taken_at_once() {
 
     let mut after = state(vec![Message::human("go"), calling(vec![answering("a")])]);
     after.apply(&taken);
-    let end = Reaction {
+    let end = HookResult {
         update: Update::none(),
         jump: Some(Jump::End),
-        ..Reaction::default()
+        ..HookResult::default()
     };
-    assert_eq!(hook(Moment::AfterModel, &after).await, Ok(end));
+    assert_eq!(hook(HookPoint::AfterModel, &after).await, Ok(end));
 }
 
 #[test]

@@ -31,14 +31,14 @@ pub(super) struct BoundedClient {
 
 /// The limit that a response exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Exceeded {
+pub(super) enum SizeExceeded {
     /// No data arrived within this limit.
     TimedOut(SilenceLimit),
     /// The response is too large.
     TooLarge(String),
 }
 
-impl fmt::Display for Exceeded {
+impl fmt::Display for SizeExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimedOut(limit) => write!(f, "{limit}"),
@@ -47,12 +47,12 @@ impl fmt::Display for Exceeded {
     }
 }
 
-impl std::error::Error for Exceeded {}
+impl std::error::Error for SizeExceeded {}
 
 /// Converts a read error into one of rig-core.
 fn into_rig_error(error: PieceError) -> Error {
     match error {
-        PieceError::Silent(limit) => Error::instance(Exceeded::TimedOut(limit)),
+        PieceError::Silent(limit) => Error::instance(SizeExceeded::TimedOut(limit)),
         PieceError::Broken(error) => Error::instance(error),
     }
 }
@@ -122,7 +122,7 @@ impl BoundedClient {
 }
 
 fn too_large(what: String) -> Error {
-    Error::instance(Exceeded::TooLarge(what))
+    Error::instance(SizeExceeded::TooLarge(what))
 }
 
 impl HttpClientExt for BoundedClient {

@@ -9,7 +9,7 @@ use rig_core::error::ProviderError;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-use super::bounded::Exceeded;
+use super::bounded::SizeExceeded;
 use crate::model::ModelError;
 
 /// The maximum length of a provider's message, in characters.
@@ -36,8 +36,8 @@ pub(super) fn map(error: &ProviderError, has_begun: bool, key: Option<&SecretStr
     if let Some(exceeded) = exceeded(error) {
         let message = exceeded.to_string();
         return match exceeded {
-            Exceeded::TimedOut(_) => ModelError::TimedOut { message },
-            Exceeded::TooLarge(_) => ModelError::TooLarge { message },
+            SizeExceeded::TimedOut(_) => ModelError::TimedOut { message },
+            SizeExceeded::TooLarge(_) => ModelError::TooLarge { message },
         };
     }
     let message = |text: &str| sanitized(text, key);
@@ -62,7 +62,7 @@ pub(super) fn map(error: &ProviderError, has_begun: bool, key: Option<&SecretStr
 }
 
 /// Returns the limit that the response exceeded, if that is the cause.
-fn exceeded(error: &ProviderError) -> Option<&Exceeded> {
+fn exceeded(error: &ProviderError) -> Option<&SizeExceeded> {
     let ProviderError::Http(transport) = error else {
         return None;
     };

@@ -130,7 +130,7 @@ pub(super) async fn fake(kind: ProviderKind, replies: Vec<Reply>) -> (Arc<dyn Mo
     let config = ProviderConfig {
         kind,
         base_url,
-        api_key: Key::Inline("sk-secret".into()),
+        api_key: ApiKeySource::Inline("sk-secret".into()),
     };
     let none = RetryPolicy {
         max_retries: 0,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::plan::{Answer, PlannedCall};
+use super::plan::{PlannedCall, ScriptedAnswer};
 use crate::domain::message::{Message, Role, ToolStatus};
 use crate::model::ToolSpec;
 
@@ -27,7 +27,7 @@ const MAX_QUOTE_CHARS: usize = 240;
 
 /// Returns the next turn of the demonstration. `turn` holds the messages after the last human message, whose text is
 /// `question`.
-pub fn demo(question: &str, turn: &[Arc<Message>], tools: &[Arc<ToolSpec>]) -> Answer {
+pub fn demo(question: &str, turn: &[Arc<Message>], tools: &[Arc<ToolSpec>]) -> ScriptedAnswer {
     let scene = Demonstration {
         question: quote(question),
         turn,
@@ -47,30 +47,30 @@ struct Demonstration<'a> {
 }
 
 impl Demonstration<'_> {
-    fn main_agent(&self) -> Answer {
+    fn main_agent(&self) -> ScriptedAnswer {
         if self.calls_of("task") == 0 {
             return self.delegate();
         }
         if let Some(gated) = self.due_gated() {
-            return Answer {
+            return ScriptedAnswer {
                 text: format!(
                     "Both parts on \"{}\" are in. Next is `{}`, which may need your approval. ",
                     self.question, gated.name
                 ),
                 calls: vec![self.call(gated)],
-                ..Answer::default()
+                ..ScriptedAnswer::default()
             };
         }
         if self.calls_of("write_todos") == 1 {
-            return Answer {
+            return ScriptedAnswer {
                 calls: vec![self.todos("completed", "completed")],
-                ..Answer::default()
+                ..ScriptedAnswer::default()
             };
         }
-        Answer::text(self.summary("Done with"))
+        ScriptedAnswer::text(self.summary("Done with"))
     }
 
-    fn subagent(&self) -> Answer {
+    fn subagent(&self) -> ScriptedAnswer {
         let is_lookup = |tool: &&Arc<ToolSpec>| tool.name.contains("lookup") || tool.name.contains("search");
         if let Some(tool) = self
             .tools
@@ -78,24 +78,24 @@ impl Demonstration<'_> {
             .find(is_lookup)
             .filter(|tool| self.calls_of(&tool.name) == 0)
         {
-            return Answer {
+            return ScriptedAnswer {
                 text: format!("I look up \"{}\" first. ", self.question),
                 calls: vec![self.call(tool)],
-                ..Answer::default()
+                ..ScriptedAnswer::default()
             };
         }
         if let Some(gated) = self.due_gated() {
-            return Answer {
+            return ScriptedAnswer {
                 text: format!("For \"{}\" I need `{}`. ", self.question, gated.name),
                 calls: vec![self.call(gated)],
-                ..Answer::default()
+                ..ScriptedAnswer::default()
             };
         }
-        Answer::text(self.summary("My part is done:"))
+        ScriptedAnswer::text(self.summary("My part is done:"))
     }
 
     /// Returns the plan, and then a part of the work for each of two subagents.
-    fn delegate(&self) -> Answer {
+    fn delegate(&self) -> ScriptedAnswer {
         let mut calls = Vec::new();
         if self.tool("write_todos").is_some() && self.calls_of("write_todos") == 0 {
             calls.push(self.todos("in_progress", "pending"));
@@ -112,10 +112,10 @@ impl Demonstration<'_> {
             "You asked: \"{}\". I make a plan and ask {first} and {second} for a part each. ",
             self.question
         );
-        Answer {
+        ScriptedAnswer {
             text,
             calls,
-            ..Answer::default()
+            ..ScriptedAnswer::default()
         }
     }
 

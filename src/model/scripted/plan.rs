@@ -15,16 +15,16 @@ const MAX_PAUSE: Duration = Duration::from_secs(3_600);
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
     /// The step to play.
-    pub step: Step,
+    pub step: ScriptedStep,
     /// A failure that comes first, for a number of times.
-    pub failure: Option<Failure>,
+    pub failure: Option<PlannedFailure>,
 }
 
 /// One turn of the model.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
+pub enum ScriptedStep {
     /// The model answers.
-    Answer(Answer),
+    Answer(ScriptedAnswer),
     /// The model fails like a provider that replies with an HTTP status.
     Error {
         /// The status.
@@ -36,7 +36,7 @@ pub enum Step {
 
 /// The content of an answer and its timing.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Answer {
+pub struct ScriptedAnswer {
     /// The text.
     pub text: String,
     /// The calls, in order.
@@ -64,7 +64,7 @@ pub struct PlannedCall {
 
 /// A step that fails a number of times before it is played.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Failure {
+pub struct PlannedFailure {
     /// The script's text, which identifies it.
     pub script: String,
     /// The step within the script.
@@ -77,7 +77,7 @@ pub struct Failure {
     pub retry_after: Option<Duration>,
 }
 
-impl Answer {
+impl ScriptedAnswer {
     /// Creates an answer of text alone.
     pub fn text(text: impl Into<String>) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl PlannedCall {
 pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
     let Some(last) = request.messages.iter().rposition(|message| message.is_human()) else {
         return Planned {
-            step: Step::Answer(Answer::text("no human message")),
+            step: ScriptedStep::Answer(ScriptedAnswer::text("no human message")),
             failure: None,
         };
     };
@@ -119,10 +119,10 @@ pub fn plan(request: &ModelRequest, is_demo: bool) -> Planned {
     let answer = if is_demo {
         demo(&text, turn, &request.tools)
     } else {
-        Answer::text(format!("echo: {text}"))
+        ScriptedAnswer::text(format!("echo: {text}"))
     };
     Planned {
-        step: Step::Answer(answer),
+        step: ScriptedStep::Answer(answer),
         failure: None,
     }
 }
@@ -145,7 +145,7 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
     let index = turns.min(steps.len().saturating_sub(1));
     let Some(step) = steps.get(index) else {
         return Planned {
-            step: Step::Answer(Answer::text("the script has no steps")),
+            step: ScriptedStep::Answer(ScriptedAnswer::text("the script has no steps")),
             failure: None,
         };
     };
@@ -153,7 +153,7 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
         .get("fail_first")
         .and_then(Value::as_u64)
         .filter(|times| *times > 0)
-        .map(|times| Failure {
+        .map(|times| PlannedFailure {
             script: text.chars().take(2000).collect(),
             step: index,
             times,
@@ -161,13 +161,13 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
             retry_after: seconds(step),
         });
     if let Some(error) = step.get("error") {
-        let step = Step::Error {
+        let step = ScriptedStep::Error {
             status: status(Some(error)),
             retry_after: seconds(step),
         };
         return Planned { step, failure };
     }
-    let answer = Answer {
+    let answer = ScriptedAnswer {
         text: step_text(step, request),
         calls: calls(step),
         chunk: script
@@ -180,7 +180,7 @@ fn scripted(script: &Value, turns: usize, text: &str, request: &ModelRequest) ->
         drop: is_set(step, "drop"),
     };
     Planned {
-        step: Step::Answer(answer),
+        step: ScriptedStep::Answer(answer),
         failure,
     }
 }

@@ -7,11 +7,11 @@ use serde_json::Value;
 use crate::domain::event::Chunk;
 use crate::domain::json_limits::read_foreign;
 use crate::domain::message::Content;
-use crate::net::sse::Frame;
+use crate::net::sse::PeerFrame;
 use crate::tool::program::ProgramScope;
 
 /// The messages of one turn, as far as they were received.
-pub(super) struct MessageStream {
+pub(super) struct RemoteMessages {
     program: Arc<ProgramScope>,
     /// The id of the last event that was passed on.
     last_event: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct MessageStream {
     received: usize,
 }
 
-impl MessageStream {
+impl RemoteMessages {
     pub(super) fn new(program: Arc<ProgramScope>) -> Self {
         Self {
             program,
@@ -45,7 +45,7 @@ impl MessageStream {
     }
 
     /// Passes on what an event says, if it says anything.
-    pub(super) async fn pass_on(&mut self, frame: Frame) {
+    pub(super) async fn pass_on(&mut self, frame: PeerFrame) {
         if frame.id.is_some() {
             self.last_event = frame.id;
         }
@@ -115,8 +115,8 @@ mod tests {
     #[tokio::test]
     async fn what_models_say_and_call_is_passed_on_and_nothing_else() {
         let (program, mut output) = ProgramScope::new(0, CancellationToken::new());
-        let mut stream = MessageStream::new(Arc::new(program));
-        let frame = |id: &str, message: Value| Frame {
+        let mut stream = RemoteMessages::new(Arc::new(program));
+        let frame = |id: &str, message: Value| PeerFrame {
             event: "messages".to_owned(),
             id: Some(id.to_owned()),
             data: json!([message, {}]).to_string(),
@@ -151,7 +151,7 @@ mod tests {
         let chunk = json!({"type": "AIMessageChunk", "id": "b", "content": "", "tool_call_chunks": chunks});
         stream.pass_on(frame("5", chunk)).await;
         stream
-            .pass_on(Frame {
+            .pass_on(PeerFrame {
                 event: "metadata".to_owned(),
                 id: None,
                 data: "{".to_owned(),

@@ -7,13 +7,13 @@ use uuid::Uuid;
 
 use super::MODES;
 use super::remote::unavailable;
-use crate::db::interrupts::{Asked, AskedStatus};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult};
 use crate::domain::Invalid;
-use crate::domain::background::{Answered, Sight, TaskRecord, TaskStatus};
+use crate::domain::background::{Answered, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::MODEL;
 use crate::domain::time::Timestamp;
 use crate::peer::{NotBegun, PeerError, RunOrder, passed_on, resume};
@@ -28,7 +28,7 @@ impl Runs {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn asked_by_remote(&self, task: ThreadId) -> DbResult<Option<Vec<Asked>>> {
+    pub async fn asked_by_remote(&self, task: ThreadId) -> DbResult<Option<Vec<InterruptRecord>>> {
         Ok(self.remote_task(task).await?.map(|record| asked(&record)))
     }
 
@@ -36,7 +36,7 @@ impl Runs {
     ///
     /// # Errors
     /// When the database fails.
-    pub async fn pending_elsewhere(&self, tasks: i64) -> DbResult<Vec<Asked>> {
+    pub async fn pending_elsewhere(&self, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
         let read = self
             .0
             .db
@@ -44,7 +44,7 @@ impl Runs {
         let all = read.await?.iter().flat_map(asked).collect::<Vec<_>>();
         Ok(all
             .into_iter()
-            .filter(|asked| asked.status == AskedStatus::Pending)
+            .filter(|asked| asked.status == InterruptState::Pending)
             .collect())
     }
 
@@ -74,7 +74,7 @@ impl Runs {
             .rfind(|asked| asked.interrupt.id == *interrupt)
             .ok_or(ResolveError::NoInterrupt)?;
         match (found.status, found.resumed_by) {
-            (AskedStatus::Pending, _) => {}
+            (InterruptState::Pending, _) => {}
             (_, Some(by)) if found.resolution.as_ref() == Some(&answer) => return Ok(by),
             (status, _) => return Err(ResolveError::Stale(status.word())),
         }
@@ -98,7 +98,10 @@ impl Runs {
         if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.is_errand(&key)) {
             return Err(ResolveError::Stale("answered, or dropped, where it was asked"));
         }
-        let pending = all.iter().filter(|asked| asked.status == AskedStatus::Pending).count();
+        let pending = all
+            .iter()
+            .filter(|asked| asked.status == InterruptState::Pending)
+            .count();
         let resume = match (pending, &found.interrupt.question.key) {
             (2.., Some(id)) => json!({id: answer}),
             (_, _) => resume(&[(found.interrupt.question.clone(), answer.clone())]),
@@ -162,19 +165,19 @@ fn id_of(asked: &Value, record: &TaskRecord, at: usize) -> InterruptId {
 }
 
 /// The questions of a task: those that were answered here, and those that it waits with.
-fn asked(record: &TaskRecord) -> Vec<Asked> {
+fn asked(record: &TaskRecord) -> Vec<InterruptRecord> {
     let Some(seen) = &record.remote.seen else { return vec![] };
     let answered = seen.answered.iter().filter_map(|answered| {
         let asked = one(record, &answered.question, (&answered.asked_by, answered.asked_at), 0)?;
-        Some(Asked {
-            status: AskedStatus::Resolved,
+        Some(InterruptRecord {
+            status: InterruptState::Resolved,
             resolution: Some(answered.answer.clone()),
             resumed_by: answered.resumed_by.parse().ok(),
             resolved_at: Some(answered.at),
             ..asked
         })
     });
-    let Sight {
+    let TaskSnapshot {
         status,
         interrupts,
         run,
@@ -188,12 +191,12 @@ fn asked(record: &TaskRecord) -> Vec<Asked> {
 }
 
 /// A question that waits.
-fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: usize) -> Option<Asked> {
+fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: usize) -> Option<InterruptRecord> {
     let id = id_of(asked, record, at);
     let question = passed_on(serde_json::from_value(asked.clone()).ok()?);
     let task = TaskId(record.task.0);
-    let asker = Asker::Hook(MODEL.to_owned());
-    Some(Asked {
+    let asker = InterruptSource::Hook(MODEL.to_owned());
+    Some(InterruptRecord {
         interrupt: Interrupt {
             id,
             task,
@@ -208,7 +211,7 @@ fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: 
         path: vec![record.agent.clone()],
         task_call_id: Some(record.call.clone()),
         seq: i64::try_from(at).unwrap_or(i64::MAX),
-        status: AskedStatus::Pending,
+        status: InterruptState::Pending,
         resolution: None,
         resumed_by: None,
         created_at: since,

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::agent::assemble::Known;
+use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::SubagentDefinition;
 use crate::domain::remote_run::RemoteRun;
-use crate::domain::run::{Assigned, Run};
-use crate::peer::{Workplace, delegate};
+use crate::domain::run::{AssignedAgent, Run};
+use crate::peer::{RemoteThread, delegate};
 use crate::runtime::Runs;
 
 /// Writes down that a subagent is about to have its work done on the server at `url`, if it has.
@@ -23,7 +23,7 @@ pub(in crate::runtime) async fn note_remote_run(tx: &mut Tx<'_>, run: &Run, url:
         next = found.lineage.parent.filter(|_| found.request.agent.is_none());
         above = Some(found);
     }
-    let Some(Assigned {
+    let Some(AssignedAgent {
         graph_id, definition, ..
     }) = above.and_then(|run| run.request.agent)
     else {
@@ -45,10 +45,10 @@ impl Runs {
     pub(in crate::runtime) async fn place_of(
         &self,
         work: &RemoteRun,
-    ) -> Result<(Workplace, SubagentDefinition), String> {
+    ) -> Result<(RemoteThread, SubagentDefinition), String> {
         let registry = &self.0.registry;
         let now = registry.agents().of_graph(&work.graph_id).cloned();
-        let named = |known: &Arc<Known>| known.remote_subagent(&work.agent, &work.url).is_some();
+        let named = |known: &Arc<RegisteredAgent>| known.remote_subagent(&work.agent, &work.url).is_some();
         let known = match (now.filter(named), &work.definition) {
             (Some(known), _) => Some(known),
             (None, Some(digest)) => {

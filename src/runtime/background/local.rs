@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use super::room::{self, Asker};
+use super::room::{self, TaskParent};
 use super::{
     PARENT_RUN, STOPS_WITHIN, STRANGER, WAITS_ALREADY, fault, ids, own_task, record_of, sight, strategy, told,
     wish_for, wish_to_give_up,
 };
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{Sight, TaskRecord, TaskRun, TaskStatus};
+use crate::domain::background::{TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run};
 use crate::domain::thread::Thread;
-use crate::runtime::admission::{self, Admitted, House, Occasion};
-use crate::runtime::{CancelAction, CancelError, Runs, Target, Wish};
+use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
+use crate::runtime::{CancelAction, CancelError, NewRun, Runs, Target};
 use crate::tool::Scope;
-use crate::tool::background::Order;
+use crate::tool::background::BackgroundOrder;
 
 /// How often it is looked whether a cancelled task has stopped.
 const LOOK: Duration = Duration::from_millis(20);
@@ -32,14 +32,14 @@ enum Begun {
 
 impl Runs {
     /// Begins a task on this server.
-    pub(super) async fn start_task(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String> {
+    pub(super) async fn start_task(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         let (thread, run) = ids(scope)?;
         let wish = wish_for(scope, order, thread, Multitask::Reject);
         self.0
             .webhooks
             .check(&wish.request)
             .map_err(|invalid| told(&invalid.into()))?;
-        let asker = Asker::of(scope);
+        let asker = TaskParent::of(scope);
         let record = record_of(scope, order, thread);
         self.begun(move |tx, (house, occasion)| {
             Box::pin(async move { begin(tx, (run, &wish), record, &asker, (&house, occasion)).await })
@@ -48,14 +48,19 @@ impl Runs {
     }
 
     /// Gives a task on this server a further message.
-    pub(super) async fn update_task(&self, scope: &Scope, task: ThreadId, order: Order<'_>) -> Result<TaskRun, String> {
+    pub(super) async fn update_task(
+        &self,
+        scope: &Scope,
+        task: ThreadId,
+        order: BackgroundOrder<'_>,
+    ) -> Result<TaskRun, String> {
         let (_, run) = ids(scope)?;
         let wish = wish_for(scope, order, task, strategy(order.agent.update_strategy));
         self.0
             .webhooks
             .check(&wish.request)
             .map_err(|invalid| told(&invalid.into()))?;
-        let asker = Asker::of(scope);
+        let asker = TaskParent::of(scope);
         self.begun(move |tx, (house, occasion)| {
             Box::pin(async move { go_on(tx, (run, &wish), task, &asker, (&house, occasion)).await })
         })
@@ -63,7 +68,7 @@ impl Runs {
     }
 
     /// How a task on this server stands.
-    pub(super) async fn look_at_task(&self, task: ThreadId) -> Result<Sight, String> {
+    pub(super) async fn look_at_task(&self, task: ThreadId) -> Result<TaskSnapshot, String> {
         self.0
             .db
             .read(move |tx| Box::pin(async move { sight::look(tx, task).await }))
@@ -72,7 +77,7 @@ impl Runs {
     }
 
     /// Stops a task on this server: its runs, those that wait for their turn first, or what it waits for.
-    pub(super) async fn cancel_task(&self, scope: &Scope, record: TaskRecord) -> Result<Sight, String> {
+    pub(super) async fn cancel_task(&self, scope: &Scope, record: TaskRecord) -> Result<TaskSnapshot, String> {
         let task = record.task;
         let seen = self.look_at_task(task).await?;
         if seen.status == TaskStatus::Waiting {
@@ -96,7 +101,7 @@ impl Runs {
             }
             if began.elapsed() >= STOPS_WITHIN {
                 // It was told to stop and cannot help but do so.
-                return Ok(Sight {
+                return Ok(TaskSnapshot {
                     status: TaskStatus::Cancelled,
                     ..seen
                 });
@@ -106,7 +111,12 @@ impl Runs {
     }
 
     /// Gives up what a task waits for: nobody is asked any more.
-    async fn give_up_task(&self, scope: &Scope, record: &TaskRecord, seen: Sight) -> Result<Sight, String> {
+    async fn give_up_task(
+        &self,
+        scope: &Scope,
+        record: &TaskRecord,
+        seen: TaskSnapshot,
+    ) -> Result<TaskSnapshot, String> {
         let (_, run) = ids(scope)?;
         let wish = wish_to_give_up(scope, record.task, &record.graph_id);
         let begun = self.begun(move |tx, (house, occasion)| {
@@ -121,7 +131,7 @@ impl Runs {
             })
         });
         begun.await?;
-        Ok(Sight {
+        Ok(TaskSnapshot {
             status: TaskStatus::Cancelled,
             interrupts: vec![],
             ..seen
@@ -131,7 +141,10 @@ impl Runs {
     /// Writes down that a run begins, unless the same call asked for it before, and takes it up.
     async fn begun<J>(&self, job: J) -> Result<TaskRun, String>
     where
-        J: for<'t> FnOnce(&'t mut Tx<'_>, (House, Occasion)) -> BoxFuture<'t, DbResult<Result<Begun, String>>>,
+        J: for<'t> FnOnce(
+            &'t mut Tx<'_>,
+            (AdmissionDeps, AdmissionContext),
+        ) -> BoxFuture<'t, DbResult<Result<Begun, String>>>,
         J: Send + 'static,
     {
         let work = self.seen_through(move |runs| async move {
@@ -157,10 +170,10 @@ impl Runs {
 /// calls side by side see each other.
 async fn begin(
     tx: &mut Tx<'_>,
-    (id, wish): (RunId, &Wish),
+    (id, wish): (RunId, &NewRun),
     record: TaskRecord,
-    asker: &Asker,
-    (house, occasion): (&House, Occasion),
+    asker: &TaskParent,
+    (house, occasion): (&AdmissionDeps, AdmissionContext),
 ) -> DbResult<Result<Begun, String>> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
         return Ok(Ok(Begun::Before(Box::new(before))));
@@ -190,10 +203,10 @@ async fn begin(
 /// Gives a task a further message, if that is allowed.
 async fn go_on(
     tx: &mut Tx<'_>,
-    (id, wish): (RunId, &Wish),
+    (id, wish): (RunId, &NewRun),
     task: ThreadId,
-    asker: &Asker,
-    (house, occasion): (&House, Occasion),
+    asker: &TaskParent,
+    (house, occasion): (&AdmissionDeps, AdmissionContext),
 ) -> DbResult<Result<Begun, String>> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
         return Ok(Ok(Begun::Before(Box::new(before))));

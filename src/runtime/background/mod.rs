@@ -14,16 +14,18 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-use super::{AssistantRef, Runs, StartError, Target, Wish};
+use super::{AssistantRef, NewRun, Runs, StartError, Target};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;
-use crate::domain::background::{Ancestry, BackgroundTask, RemoteWork, Sight, Starter, TaskRecord, TaskRun};
+use crate::domain::background::{
+    BackgroundTask, RemoteWork, StartedBy, TaskLineage, TaskRecord, TaskRun, TaskSnapshot,
+};
 use crate::domain::goto::Goto;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::END;
 use crate::domain::run::{Command, Multitask, RunRequest};
 use crate::tool::Scope;
-use crate::tool::background::{Order, Tasks};
+use crate::tool::background::{BackgroundOrder, Tasks};
 
 mod approvals;
 mod awaited;
@@ -57,14 +59,19 @@ const WAITS_ALREADY: &str = "A message to this task waits already for its turn; 
 
 #[async_trait]
 impl Tasks for Runs {
-    async fn start(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String> {
+    async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         match order.agent.url {
             None => self.start_task(scope, order).await,
             Some(_) => self.start_remote(scope, order).await,
         }
     }
 
-    async fn update(&self, scope: &Scope, task: &BackgroundTask, order: Order<'_>) -> Result<TaskRun, String> {
+    async fn update(
+        &self,
+        scope: &Scope,
+        task: &BackgroundTask,
+        order: BackgroundOrder<'_>,
+    ) -> Result<TaskRun, String> {
         let record = self.own(scope, task).await?;
         match record.url {
             None => self.update_task(scope, record.task, order).await,
@@ -72,7 +79,7 @@ impl Tasks for Runs {
         }
     }
 
-    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<Sight, String> {
+    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
         let record = self.own(scope, task).await?;
         match record.url {
             None => self.look_at_task(record.task).await,
@@ -80,7 +87,7 @@ impl Tasks for Runs {
         }
     }
 
-    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<Sight, String> {
+    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
         let record = self.own(scope, task).await?;
         match record.url {
             None => self.cancel_task(scope, record).await,
@@ -122,7 +129,7 @@ fn ids(scope: &Scope) -> Result<(ThreadId, RunId), String> {
 }
 
 /// What is remembered of a task that is about to begin. Its place among those who asked is not known yet.
-fn record_of(scope: &Scope, order: Order<'_>, task: ThreadId) -> TaskRecord {
+fn record_of(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> TaskRecord {
     TaskRecord {
         task,
         parent_thread: scope.thread,
@@ -132,13 +139,13 @@ fn record_of(scope: &Scope, order: Order<'_>, task: ThreadId) -> TaskRecord {
         agent: order.agent.name.clone(),
         graph_id: order.agent.graph_id.clone(),
         url: order.agent.url.clone(),
-        ancestry: Ancestry {
+        ancestry: TaskLineage {
             top: scope.run,
             nesting: 1,
             levels: None,
             tree: None,
             trees: vec![],
-            starter: scope.subagent.map(|run| Starter {
+            starter: scope.subagent.map(|run| StartedBy {
                 run,
                 path: scope.path.to_vec(),
             }),
@@ -153,7 +160,7 @@ fn record_of(scope: &Scope, order: Order<'_>, task: ThreadId) -> TaskRecord {
 }
 
 /// What those read who look at the thread or the run of a task.
-fn notes(scope: &Scope, order: Order<'_>) -> Map<String, Value> {
+fn notes(scope: &Scope, order: BackgroundOrder<'_>) -> Map<String, Value> {
     let notes = [
         ("subagent_name", json!(order.agent.name)),
         ("parent_thread_id", json!(scope.thread)),
@@ -170,8 +177,8 @@ fn fault(error: DbError) -> String {
 }
 
 /// What a task is asked for: to begin, or to go on with a further message.
-fn wish_for(scope: &Scope, order: Order<'_>, thread: ThreadId, multitask: Multitask) -> Wish {
-    let Order { agent, text, .. } = order;
+fn wish_for(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, multitask: Multitask) -> NewRun {
+    let BackgroundOrder { agent, text, .. } = order;
     let mut extra = Map::new();
     if let Some(webhook) = &agent.webhook {
         extra.insert("webhook".to_owned(), webhook.clone().into());
@@ -199,7 +206,7 @@ fn wish_for(scope: &Scope, order: Order<'_>, thread: ThreadId, multitask: Multit
 }
 
 /// What gives up what a task waits for, without doing anything more.
-fn wish_to_give_up(scope: &Scope, thread: ThreadId, graph_id: &str) -> Wish {
+fn wish_to_give_up(scope: &Scope, thread: ThreadId, graph_id: &str) -> NewRun {
     let goto = Command {
         goto: vec![Goto::Node(END.to_owned())],
         ..Command::default()
@@ -218,8 +225,8 @@ pub(super) fn wish(
     assistant: AssistantRef,
     request: RunRequest,
     metadata: Map<String, Value>,
-) -> Wish {
-    Wish {
+) -> NewRun {
+    NewRun {
         target: Target::ThreadOrNew(thread),
         assistant,
         request,

@@ -9,19 +9,19 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::room::{self, Asker};
+use super::room::{self, TaskParent};
 use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, own_task, record_of};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::{SubagentDefinition, UpdateStrategy};
-use crate::domain::background::{RemoteWork, Sight, TaskRecord, TaskRun, TaskStatus};
+use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::peer::answers::PeerRun;
-use crate::peer::{NotBegun, PeerError, RunOrder, Workplace};
+use crate::peer::{NotBegun, PeerError, RemoteThread, RunOrder};
 use crate::runtime::{Runs, ledger};
 use crate::tool::Scope;
-use crate::tool::background::Order;
+use crate::tool::background::BackgroundOrder;
 
 /// How long it is tried to begin work there while the agent waits for it.
 pub(super) const BEGINS_WITHIN: Duration = Duration::from_secs(30);
@@ -36,11 +36,11 @@ const GONE: &str = "The thread of the task, or its work there, was deleted.";
 
 impl Runs {
     /// Begins a task on another server.
-    pub(super) async fn start_remote(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String> {
+    pub(super) async fn start_remote(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         let (task, _) = ids(scope)?;
         let mut record = record_of(scope, order, task);
         record.remote.due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
-        let asker = Asker::of(scope);
+        let asker = TaskParent::of(scope);
         let now = scope.now();
         let write = self
             .0
@@ -77,7 +77,7 @@ impl Runs {
         &self,
         scope: &Scope,
         record: TaskRecord,
-        order: Order<'_>,
+        order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let key = format!("{}-{}", record.task, ids(scope)?.1);
         let (place, _) = self.workplace(&record).await?;
@@ -96,14 +96,14 @@ impl Runs {
         }
         // From now on more may come of it than was seen, even if nobody hears of it here before it begins.
         let before = record.remote.seen.clone();
-        let waits = Sight::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
+        let waits = TaskSnapshot::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
         let due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
         let expected = RemoteWork {
             seen: Some(waits),
             due_at,
             ..RemoteWork::default()
         };
-        let asker = Asker::of(scope);
+        let asker = TaskParent::of(scope);
         let task = record.task;
         let was_over = is_over(before.as_ref());
         let write = self
@@ -140,7 +140,7 @@ impl Runs {
     }
 
     /// How a task on another server stands: now, or before, if that is out of reach.
-    pub(super) async fn look_at_remote(&self, record: &TaskRecord) -> Result<Sight, String> {
+    pub(super) async fn look_at_remote(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.workplace(record).await {
             Ok((place, _)) => match timeout(LOOKS_FOR, place.look()).await {
                 Ok(Ok(seen)) => return self.has_seen(record, seen).await,
@@ -150,7 +150,7 @@ impl Runs {
             Err(reason) => reason,
         };
         let known = record.remote.seen.clone().ok_or_else(|| lost.clone())?;
-        Ok(Sight {
+        Ok(TaskSnapshot {
             lost: Some(lost.trim_end_matches('.').to_owned()),
             ..known
         })
@@ -158,13 +158,13 @@ impl Runs {
 
     /// Stops a task on another server. That it is not wanted is written down first, so that it is stopped there even if
     /// that server is out of reach for now, or this one dies.
-    pub(super) async fn cancel_remote(&self, record: TaskRecord) -> Result<Sight, String> {
+    pub(super) async fn cancel_remote(&self, record: TaskRecord) -> Result<TaskSnapshot, String> {
         let seen = self.look_at_remote(&record).await?;
         if seen.status.is_final() {
-            return Ok(Sight { lost: None, ..seen });
+            return Ok(TaskSnapshot { lost: None, ..seen });
         }
         let due_at = Some(self.0.clock.now().plus(STOPS_WITHIN * 2));
-        let known = Some(Sight {
+        let known = Some(TaskSnapshot {
             lost: None,
             ..seen.clone()
         });
@@ -178,9 +178,9 @@ impl Runs {
             },
         )
         .await?;
-        let cancelled = Sight {
+        let cancelled = TaskSnapshot {
             interrupts: vec![],
-            ..Sight {
+            ..TaskSnapshot {
                 status: TaskStatus::Cancelled,
                 ..seen
             }
@@ -191,7 +191,7 @@ impl Runs {
         let (place, agent) = self.workplace(&record).await?;
         match timeout(STOPS_WITHIN * 2, stop(&place, &agent, STOPS_WITHIN)).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
-                let over = Sight {
+                let over = TaskSnapshot {
                     status: TaskStatus::Cancelled,
                     ..seen
                 };
@@ -207,13 +207,13 @@ impl Runs {
             // It was told to stop, and is looked at until it has.
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                return Ok(Sight {
+                return Ok(TaskSnapshot {
                     lost: Some(error.to_string()),
                     ..cancelled
                 });
             }
             Err(_) => {
-                return Ok(Sight {
+                return Ok(TaskSnapshot {
                     lost: Some("it took too long".to_owned()),
                     ..cancelled
                 });
@@ -227,7 +227,7 @@ impl Runs {
     pub(in crate::runtime) async fn workplace(
         &self,
         record: &TaskRecord,
-    ) -> Result<(Workplace, SubagentDefinition), String> {
+    ) -> Result<(RemoteThread, SubagentDefinition), String> {
         let url = record.url.as_deref().unwrap_or_default();
         let parent = record.starter();
         let run = self
@@ -258,7 +258,7 @@ impl Runs {
         let peer = registry.workshop.peers.peer(url, &agent.headers.0, is_owners);
         let peer = peer.map_err(|invalid| format!("The agent `{}` cannot be reached: its {invalid}.", record.agent))?;
         Ok((
-            Workplace {
+            RemoteThread {
                 peer,
                 thread: record.task.0,
             },
@@ -267,11 +267,11 @@ impl Runs {
     }
 
     /// Writes down that work is under way there. What came of it already is only told after a look, which brings the result.
-    async fn under_way(&self, record: &TaskRecord, seen: Sight) -> Result<TaskRun, String> {
+    async fn under_way(&self, record: &TaskRecord, seen: TaskSnapshot) -> Result<TaskRun, String> {
         let run = run_of(record, &seen);
         let now = self.0.clock.now();
         let has_come = seen.status.is_outcome();
-        let seen = Sight {
+        let seen = TaskSnapshot {
             status: seen.status.untold(),
             ..seen
         };
@@ -284,7 +284,7 @@ impl Runs {
     }
 
     /// Writes down what was seen, if it is something new.
-    async fn has_seen(&self, record: &TaskRecord, seen: Option<Sight>) -> Result<Sight, String> {
+    async fn has_seen(&self, record: &TaskRecord, seen: Option<TaskSnapshot>) -> Result<TaskSnapshot, String> {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
         let seen = seen.unwrap_or_else(|| gone(run));
@@ -323,9 +323,9 @@ impl Runs {
     /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
     async fn not_begun(&self, scope: &Scope, record: &TaskRecord, reason: String, is_certain: bool) -> String {
         let text = format!("The task was not started. {reason}");
-        let error = Sight {
+        let error = TaskSnapshot {
             error: Some(text.clone()),
-            ..Sight::of("", TaskStatus::Error)
+            ..TaskSnapshot::of("", TaskStatus::Error)
         };
         let now = self.0.clock.now();
         let task = record.task;
@@ -384,7 +384,7 @@ pub(in crate::runtime) async fn note_down(
 async fn write_down(
     tx: &mut Tx<'_>,
     record: TaskRecord,
-    asker: &Asker,
+    asker: &TaskParent,
     now: Timestamp,
 ) -> DbResult<Result<TaskRecord, String>> {
     if let Some(before) = db::background::find(tx, record.task).await? {
@@ -403,7 +403,7 @@ async fn write_down(
 async fn go_on(
     tx: &mut Tx<'_>,
     task: ThreadId,
-    asker: &Asker,
+    asker: &TaskParent,
     (was_over, expected): (bool, &RemoteWork),
 ) -> DbResult<Result<(), String>> {
     db::threads::lock(tx, asker.thread).await?;
@@ -419,7 +419,7 @@ async fn go_on(
 }
 
 /// What a run there shall do.
-fn request(scope: &Scope, order: Order<'_>, record: &TaskRecord) -> RunOrder {
+fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RunOrder {
     let agent = order.agent;
     let mut metadata = notes(scope, order);
     // Two servers whose agents have each other work would go on without end.
@@ -453,10 +453,10 @@ fn request(scope: &Scope, order: Order<'_>, record: &TaskRecord) -> RunOrder {
 
 /// Stops what is done there, and says how it stands then, or after `patience`; what waits for a human is given up.
 pub(in crate::runtime) async fn stop(
-    place: &Workplace,
+    place: &RemoteThread,
     agent: &SubagentDefinition,
     patience: Duration,
-) -> Result<Option<Sight>, PeerError> {
+) -> Result<Option<TaskSnapshot>, PeerError> {
     place.stop().await?;
     let began = Instant::now();
     loop {
@@ -477,23 +477,23 @@ pub(in crate::runtime) async fn stop(
 }
 
 /// Work of which there is no trace any more.
-pub(in crate::runtime) fn gone(run: String) -> Sight {
-    Sight {
+pub(in crate::runtime) fn gone(run: String) -> TaskSnapshot {
+    TaskSnapshot {
         error: Some(GONE.to_owned()),
-        ..Sight::of(run, TaskStatus::Error)
+        ..TaskSnapshot::of(run, TaskStatus::Error)
     }
 }
 
 /// Why an agent there was of no use, in a sentence.
-pub(in crate::runtime) fn unavailable(record: &TaskRecord, place: &Workplace, error: &PeerError) -> String {
+pub(in crate::runtime) fn unavailable(record: &TaskRecord, place: &RemoteThread, error: &PeerError) -> String {
     format!("The agent `{}` at {}: {error}.", record.graph_id, place.peer.place())
 }
 
-fn is_over(seen: Option<&Sight>) -> bool {
+fn is_over(seen: Option<&TaskSnapshot>) -> bool {
     seen.is_some_and(|seen| seen.status.is_final())
 }
 
-fn run_of(record: &TaskRecord, seen: &Sight) -> TaskRun {
+fn run_of(record: &TaskRecord, seen: &TaskSnapshot) -> TaskRun {
     TaskRun {
         thread: record.task.to_string(),
         run: seen.run.clone(),

@@ -2,24 +2,24 @@
 
 use super::DEEPEST;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{Ancestry, TaskRecord};
+use crate::domain::background::{TaskLineage, TaskRecord};
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::limits::{Change, Spending};
+use crate::domain::limits::{Spending, UsageChange};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
-use crate::runtime::ledger::{self, Charge};
+use crate::runtime::ledger::{self, BudgetCharge};
 use crate::tool::Scope;
-use crate::tool::budget::{Budget, Exceeded};
+use crate::tool::budget::{Budget, LimitReached};
 
 /// Who asks, as the transactions need it.
-pub(super) struct Asker {
+pub(super) struct TaskParent {
     pub(super) run: RunId,
     pub(super) thread: ThreadId,
     pub(super) depth: u32,
     pub(super) budget: Budget,
 }
 
-impl Asker {
+impl TaskParent {
     pub(super) fn of(scope: &Scope) -> Self {
         Self {
             run: scope.run,
@@ -35,10 +35,10 @@ impl Asker {
 /// for the trees whose limits reach this far under a lock of their own.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
-    asker: &Asker,
+    asker: &TaskParent,
     record: &TaskRecord,
     now: Timestamp,
-) -> DbResult<Result<(Ancestry, u64), String>> {
+) -> DbResult<Result<(TaskLineage, u64), String>> {
     let locked = db::threads::lock(tx, asker.thread).await?;
     let launcher = db::runs::get_by_id(tx, asker.run).await?;
     let (Some(_), Some(launcher)) = (locked, launcher) else {
@@ -52,8 +52,8 @@ pub(super) async fn admit(
     if let Err(refused) = asker.budget.spend_background(asker.depth, not_over, now) {
         return Ok(Err(limited(&refused)));
     }
-    let charge = Charge {
-        noted: Change::default(),
+    let charge = BudgetCharge {
+        noted: UsageChange::default(),
         spending: Some(Spending::Child),
         in_background: true,
     };
@@ -71,11 +71,11 @@ pub(super) async fn admit(
 pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, now: Timestamp) -> DbResult<()> {
     budget.not_begun(not_over);
     if let Some(pool) = budget.pool() {
-        let noted = Change {
+        let noted = UsageChange {
             children: -1,
-            ..Change::default()
+            ..UsageChange::default()
         };
-        let charge = Charge {
+        let charge = BudgetCharge {
             noted,
             spending: None,
             in_background: true,
@@ -86,7 +86,7 @@ pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, n
 }
 
 /// Makes room for a task that was over and goes on, if that is allowed.
-pub(super) async fn again(tx: &mut Tx<'_>, asker: &Asker, ancestry: &Ancestry) -> DbResult<Result<(), String>> {
+pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLineage) -> DbResult<Result<(), String>> {
     let not_over = count(db::background::not_over(tx, asker.thread).await?);
     if let Err(refused) = asker.budget.room_in_background(not_over) {
         return Ok(Err(limited(&refused)));
@@ -97,7 +97,7 @@ pub(super) async fn again(tx: &mut Tx<'_>, asker: &Asker, ancestry: &Ancestry) -
 }
 
 /// The place of a task below the run that asks for it, of which `draft` knows already who began it.
-fn descend(launcher: &Run, asker: &Asker, draft: &Ancestry) -> Result<Ancestry, String> {
+fn descend(launcher: &Run, asker: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
     let above = launcher.request.background.as_ref();
     let nesting = above.map_or(0, |above| above.nesting) + 1;
     let levels = asker.budget.levels_below(asker.depth);
@@ -107,7 +107,7 @@ fn descend(launcher: &Run, asker: &Asker, draft: &Ancestry) -> Result<Ancestry, 
              do the work yourself."
         ));
     }
-    Ok(Ancestry {
+    Ok(TaskLineage {
         top: above.map_or(launcher.id, |above| above.top),
         nesting,
         levels: levels.map(|levels| levels.saturating_sub(1)),
@@ -121,6 +121,6 @@ pub(super) fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-fn limited(refused: &Exceeded) -> String {
+fn limited(refused: &LimitReached) -> String {
     format!("{refused} Nothing was started; do the work yourself, or wait until a task is over.")
 }

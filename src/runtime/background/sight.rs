@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use crate::db::interrupts::{self, Asked, AskedStatus};
+use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{Sight, TaskRecord, TaskStatus};
+use crate::domain::background::{TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
@@ -15,7 +15,7 @@ struct Standing {
     run: Option<Run>,
     status: TaskStatus,
     /// The questions that it waits for.
-    asked: Vec<Asked>,
+    asked: Vec<InterruptRecord>,
 }
 
 /// How a task stands as far as it is known on this server, without what came of it: its newest run, and its status.
@@ -44,7 +44,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
     let mut status = TaskStatus::from(run.status);
     let mut asked = vec![];
     if status == TaskStatus::Success {
-        asked = interrupts::of_thread(tx, thread, Some(AskedStatus::Pending)).await?;
+        asked = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
         if !asked.is_empty() {
             status = TaskStatus::Waiting;
         }
@@ -57,38 +57,39 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
 }
 
 /// How the task on this thread stands.
-pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Sight> {
+pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskSnapshot> {
     let Standing { run, status, asked } = standing(tx, thread).await?;
     let Some(run) = run else {
         let error = "The thread of the task, or its work there, was deleted.".to_owned();
-        return Ok(Sight {
+        return Ok(TaskSnapshot {
             error: Some(error),
-            ..Sight::of("", status)
+            ..TaskSnapshot::of("", status)
         });
     };
-    let seen = Sight::of(run.id.to_string(), status);
+    let seen = TaskSnapshot::of(run.id.to_string(), status);
     match status {
         TaskStatus::Success => {
             let machine = match db::checkpoints::machine(tx, thread, Lane::Main).await {
                 Ok((machine, _)) => machine,
                 Err(error) if error.is_corrupt() => {
                     let error = Some(format!("The result of the task cannot be read: {error}."));
-                    return Ok(Sight {
+                    return Ok(TaskSnapshot {
                         error,
-                        ..Sight::of(run.id.to_string(), TaskStatus::Error)
+                        ..TaskSnapshot::of(run.id.to_string(), TaskStatus::Error)
                     });
                 }
                 Err(error) => return Err(error),
             };
-            Ok(Sight {
+            Ok(TaskSnapshot {
                 result: machine.state.conclusion(),
                 media: machine.state.media(),
                 ..seen
             })
         }
         TaskStatus::Waiting => {
-            let one = |asked: &Asked| json!({"id": asked.interrupt.id, "value": asked.interrupt.question.value});
-            Ok(Sight {
+            let one =
+                |asked: &InterruptRecord| json!({"id": asked.interrupt.id, "value": asked.interrupt.question.value});
+            Ok(TaskSnapshot {
                 interrupts: asked.iter().map(one).collect(),
                 ..seen
             })
@@ -97,7 +98,7 @@ pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbRes
             let error = run
                 .error
                 .map(|failure| format!("{}: {}", failure.class, failure.message));
-            Ok(Sight { error, ..seen })
+            Ok(TaskSnapshot { error, ..seen })
         }
         TaskStatus::Running | TaskStatus::Pending | TaskStatus::Cancelled => Ok(seen),
     }

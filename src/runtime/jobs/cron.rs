@@ -9,7 +9,7 @@ use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::CronId;
 use crate::domain::job::ClaimedJob;
-use crate::runtime::admission::{self, Admitted, Occasion};
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::crons::{RunAhead, wish_of};
 use crate::runtime::{Runs, StartError};
 
@@ -78,7 +78,7 @@ impl JobHandler for CronHandler {
 }
 
 /// Moves a cron on to its next due time and starts the run of this one, unless somebody else does.
-async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: Occasion) -> DbResult<Fired> {
+async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: AdmissionContext) -> DbResult<Fired> {
     let id = CronId(job.key);
     let now = occasion.now;
     let cron = match db::crons::lock(tx, id).await {

@@ -15,16 +15,16 @@ use serde_json::{Map, Value, json};
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::jobs::JobOwner;
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{BackgroundTask, FIELD, Sight, TaskRecord, TaskRun, TaskStatus};
+use crate::domain::background::{BackgroundTask, FIELD, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::{Multitask, RunRequest};
 use crate::domain::state::State;
 use crate::domain::thread::ThreadStatus;
-use crate::runtime::admission::{self, Admitted, House, Occasion};
+use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
 use crate::runtime::background::{followed, sight, wish};
-use crate::runtime::{AssistantRef, Runs, Target, Wish};
+use crate::runtime::{AssistantRef, NewRun, Runs, Target};
 
 /// How many agents are looked up at once.
 const AT_ONCE: i64 = 64;
@@ -112,11 +112,16 @@ impl Runs {
 struct News {
     record: TaskRecord,
     known: BackgroundTask,
-    seen: Sight,
+    seen: TaskSnapshot,
 }
 
 /// Starts a run that tells the agent of a thread what it does not know, if there is such a thing and it is idle.
-async fn wake(tx: &mut Tx<'_>, parent: ThreadId, house: &House, occasion: Occasion) -> DbResult<Option<Admitted>> {
+async fn wake(
+    tx: &mut Tx<'_>,
+    parent: ThreadId,
+    house: &AdmissionDeps,
+    occasion: AdmissionContext,
+) -> DbResult<Option<Admitted>> {
     let Some(thread) = db::threads::lock(tx, parent).await? else {
         return Ok(None);
     };
@@ -175,7 +180,7 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
 }
 
 /// A task that the state of its agent does not hold, since the run that began it broke off.
-fn unrecorded(record: &TaskRecord, seen: &Sight) -> BackgroundTask {
+fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
     let thread = record.task.to_string();
     let run = seen.run.clone();
     BackgroundTask::begun(
@@ -190,7 +195,12 @@ fn unrecorded(record: &TaskRecord, seen: &Sight) -> BackgroundTask {
 }
 
 /// The run that tells the news, by the settings of the run that asked for the task.
-fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, RunRequest), occasion: Occasion) -> Wish {
+fn wish_to_tell(
+    news: &[News],
+    last: &TaskRecord,
+    (state, launcher): (&State, RunRequest),
+    occasion: AdmissionContext,
+) -> NewRun {
     let mut tasks = state
         .fields
         .get(FIELD)
@@ -217,7 +227,7 @@ fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, Ru
     };
     let parent = last.parent_thread;
     let assistant = AssistantRef::Id(last.parent_assistant);
-    Wish {
+    NewRun {
         target: Target::Thread(parent),
         ..wish(parent, assistant, request, metadata)
     }

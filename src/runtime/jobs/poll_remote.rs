@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{self, DbResult};
-use crate::domain::background::{RemoteWork, Sight, TaskRecord};
+use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::runtime::Runs;
@@ -99,7 +99,7 @@ impl Runs {
         Some(work.after(seen, self.moment(record), self.0.registry.workshop.peers.looks()))
     }
 
-    async fn poll(&self, record: &TaskRecord) -> Result<Option<Sight>, String> {
+    async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
         let (place, agent) = self.workplace(record).await?;
         let seen = match record.remote.unwanted {
             true => stop(&place, &agent, LOOKS_FOR).await,

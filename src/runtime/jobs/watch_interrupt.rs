@@ -11,9 +11,9 @@ use serde_json::{Map, json};
 use tokio::time::timeout;
 
 use super::{JobHandler, JobLimits, JobOutcome};
-use crate::db::interrupts::{Asked, AskedStatus};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::background::{Sight, TaskStatus};
+use crate::domain::background::{TaskSnapshot, TaskStatus};
 use crate::domain::backoff::spread;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
@@ -22,9 +22,9 @@ use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{Command, Multitask, Resume, RunRequest, RunStatus};
 use crate::peer::is_asked;
-use crate::runtime::admission::{self, Admitted, House, Occasion};
+use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
 use crate::runtime::background::followed;
-use crate::runtime::{AssistantRef, Runs, Target, Wish};
+use crate::runtime::{AssistantRef, NewRun, Runs, Target};
 
 /// How much work is scheduled in one transaction.
 const AT_ONCE: i64 = 64;
@@ -101,7 +101,7 @@ impl Runs {
     }
 
     /// Starts the run that goes on with a subagent whose questions were settled, unless somebody was quicker.
-    async fn go_on_with(&self, asked: Vec<Asked>, child: RunId) -> DbResult<()> {
+    async fn go_on_with(&self, asked: Vec<InterruptRecord>, child: RunId) -> DbResult<()> {
         let started = self.seen_through(move |runs| async move {
             let house = runs.0.house();
             let (permit, occasion) = runs.occasion();
@@ -121,21 +121,21 @@ impl Runs {
 }
 
 /// The open questions of a subagent.
-async fn asked_by(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<Asked>> {
+async fn asked_by(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<InterruptRecord>> {
     let Some(run) = db::runs::get_by_id(tx, child).await? else {
         return Ok(vec![]);
     };
-    let mut open = db::interrupts::of_thread(tx, run.thread, Some(AskedStatus::Pending)).await?;
+    let mut open = db::interrupts::of_thread(tx, run.thread, Some(InterruptState::Pending)).await?;
     open.retain(|asked| asked.lane == Lane::Child(child));
     Ok(open)
 }
 
 /// Whether what is asked here is not asked there any more.
-fn is_settled(asked: &[Asked], seen: Option<&Sight>) -> bool {
+fn is_settled(asked: &[InterruptRecord], seen: Option<&TaskSnapshot>) -> bool {
     let Some(seen) = seen.filter(|seen| seen.status == TaskStatus::Waiting) else {
         return true;
     };
-    let is_open = |asked: &Asked| {
+    let is_open = |asked: &InterruptRecord| {
         let question = &asked.interrupt.question;
         seen.interrupts
             .iter()
@@ -153,14 +153,14 @@ fn out_of_reach(work: &RemoteRun, reason: &str) -> bool {
 /// thread, or no run could be started: then it is looked again.
 async fn start(
     tx: &mut Tx<'_>,
-    (asked, child): (&[Asked], RunId),
-    (house, occasion): (&House, Occasion),
+    (asked, child): (&[InterruptRecord], RunId),
+    (house, occasion): (&AdmissionDeps, AdmissionContext),
 ) -> DbResult<Option<Admitted>> {
     let Some(thread) = asked.first().map(|asked| asked.thread) else {
         return Ok(None);
     };
     db::threads::lock(tx, thread).await?;
-    let ids = |all: &[Asked]| all.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
+    let ids = |all: &[InterruptRecord]| all.iter().map(|asked| asked.interrupt.id.clone()).collect::<Vec<_>>();
     let newest = db::runs::newest(tx, thread).await?;
     let Some(newest) = newest.filter(|run| run.status == RunStatus::Success) else {
         return Ok(None);
@@ -185,7 +185,7 @@ async fn start(
     }
 }
 
-fn wish(thread: ThreadId, assistant: AssistantRef, asked: &[Asked], child: RunId) -> Wish {
+fn wish(thread: ThreadId, assistant: AssistantRef, asked: &[InterruptRecord], child: RunId) -> NewRun {
     let answers: Resume = asked
         .iter()
         .map(|asked| (asked.interrupt.id.clone(), settled_elsewhere()))
@@ -200,7 +200,7 @@ fn wish(thread: ThreadId, assistant: AssistantRef, asked: &[Asked], child: RunId
         ..followed()
     };
     let metadata = Map::from_iter([("settled_elsewhere".to_owned(), json!([child]))]);
-    Wish {
+    NewRun {
         target: Target::Thread(thread),
         assistant,
         request,

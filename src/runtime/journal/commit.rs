@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Rest;
-use crate::db::checkpoints::Placed;
-use crate::db::events::PlacedFact;
-use crate::db::interrupts::Asked;
-use crate::db::runs::Trace;
+use crate::db::checkpoints::NewCheckpoint;
+use crate::db::events::NewEvent;
+use crate::db::interrupts::InterruptRecord;
+use crate::db::runs::RunRowUpdate;
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::{Entry, Lane};
 use crate::domain::delivery::Delivery;
@@ -19,20 +19,20 @@ use crate::domain::machine::{Failure, Position};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
-use crate::runtime::desk::Desk;
+use crate::runtime::desk::RunContext;
 use crate::runtime::turns::Turn;
 use crate::runtime::{admission, giving_up};
 
 /// A transaction's worth of writing.
 #[derive(Clone)]
-pub(super) struct Batch {
+pub(super) struct CommitBatch {
     pub(super) first: i64,
     pub(super) count: usize,
     pub(super) at: Timestamp,
-    pub(super) entries: Vec<Laid>,
+    pub(super) entries: Vec<PlacedStep>,
     pub(super) facts: Vec<(i64, Fact)>,
     pub(super) items: Vec<ItemChange>,
-    pub(super) asked: Vec<Asked>,
+    pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
     pub(super) ended: Option<(RunStatus, Option<Failure>, bool)>,
     /// What is to be told to others now.
@@ -44,7 +44,7 @@ pub(super) struct Batch {
     pub(super) events: Vec<Arc<Event>>,
 }
 
-impl Batch {
+impl CommitBatch {
     /// The numbers of its events.
     pub(super) fn numbers(&self) -> Range<i64> {
         self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
@@ -83,7 +83,7 @@ impl Batch {
 }
 
 /// What became of a batch.
-pub(super) enum Written {
+pub(super) enum CommitOutcome {
     /// It is stored.
     Now,
     /// It was stored before, under the numbers from this one on: only the answer of the database was lost.
@@ -94,7 +94,7 @@ pub(super) enum Written {
 
 /// A step with its number and segment.
 #[derive(Clone)]
-pub(super) struct Laid {
+pub(super) struct PlacedStep {
     pub(super) seq: i64,
     pub(super) segment: i64,
     pub(super) entry: Arc<Entry>,
@@ -105,12 +105,12 @@ pub(super) struct Laid {
 /// of the numbers that it had `before`.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
-    desk: &Desk,
+    desk: &RunContext,
     (run, lane): (RunId, Lane),
-    batch: &Batch,
+    batch: &CommitBatch,
     mut turn: Turn,
     before: &[i64],
-) -> DbResult<Written> {
+) -> DbResult<CommitOutcome> {
     turn.comes().await;
     let thread = desk.run.thread;
     let root = desk.run.id;
@@ -118,7 +118,7 @@ pub(super) async fn write_batch(
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
-    let trace = Trace {
+    let trace = RunRowUpdate {
         seq: Some(batch.first),
         usage,
         gets_on: batch.gets_on(),
@@ -133,19 +133,19 @@ pub(super) async fn write_batch(
     // The row is ours now until the end of the transaction.
     drop(turn);
     if !held {
-        return Ok(Written::Lost);
+        return Ok(CommitOutcome::Lost);
     }
     // Whoever began to store it before is done with the row by now, one way or the other.
     for first in before {
         if db::events::is_stored(tx, thread, *first).await? {
-            return Ok(Written::Before(*first));
+            return Ok(CommitOutcome::Before(*first));
         }
     }
     write_entries(tx, &desk.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
     }
-    let facts = batch.facts.iter().map(|(seq, fact)| PlacedFact {
+    let facts = batch.facts.iter().map(|(seq, fact)| NewEvent {
         thread,
         seq: *seq,
         run: root,
@@ -179,12 +179,12 @@ pub(super) async fn write_batch(
     } else if lane != Lane::Main && batch.facts.iter().any(|(_, fact)| matches!(fact, Fact::Started { .. })) {
         db::runs::set_child_status(tx, run, (RunStatus::Running, None), root, batch.at).await?;
     }
-    Ok(Written::Now)
+    Ok(CommitOutcome::Now)
 }
 
 /// Writes the steps of a batch as checkpoints of the history `lane`.
-async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &Batch) -> DbResult<()> {
-    let placed = batch.entries.iter().map(|laid| Placed {
+async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch) -> DbResult<()> {
+    let placed = batch.entries.iter().map(|laid| NewCheckpoint {
         thread: root.thread,
         lane,
         seq: laid.seq,
@@ -202,7 +202,7 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &Batch) -
 /// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.
 async fn end_main(
     tx: &mut Tx<'_>,
-    desk: &Desk,
+    desk: &RunContext,
     (status, error, waits): (RunStatus, Option<&Failure>, bool),
     at: Timestamp,
 ) -> DbResult<()> {
@@ -228,7 +228,7 @@ async fn end_main(
 /// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
 async fn end_child(
     tx: &mut Tx<'_>,
-    desk: &Desk,
+    desk: &RunContext,
     run: RunId,
     (status, error): (RunStatus, Option<&Failure>),
     at: Timestamp,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::db::items::{MOST_COMPARED, Near, VectorSearch};
+use crate::db::items::{MOST_COMPARED, VectorQuery, VectorSearch};
 use crate::db::{Db, DbResult};
 use crate::domain::Invalid;
 use crate::domain::item::texts::texts;
@@ -76,7 +76,7 @@ impl Index {
     }
 
     /// What a question looks for.
-    pub(super) async fn near(&self, query: &str) -> Result<Near, IndexError> {
+    pub(super) async fn near(&self, query: &str) -> Result<VectorQuery, IndexError> {
         if query.len() > LONGEST_QUERY {
             return Err(Invalid::new("query", format!("is longer than {LONGEST_QUERY} bytes")).into());
         }
@@ -87,6 +87,6 @@ impl Index {
             .await
             .map_err(IndexError::Model)?;
         let vector = vectors.into_iter().next().unwrap_or_default();
-        Ok(Near { vector, by: self.by })
+        Ok(VectorQuery { vector, by: self.by })
     }
 }

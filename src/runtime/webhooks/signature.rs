@@ -11,9 +11,9 @@ use sha2::Sha256;
 const ENCODED: &str = "whsec_";
 
 /// The key with which reports are signed.
-pub(super) struct Key(Hmac<Sha256>);
+pub(super) struct SigningKey(Hmac<Sha256>);
 
-impl Key {
+impl SigningKey {
     /// The key of this secret: bytes in Base64 behind `whsec_`, or else the characters themselves. None if it is empty.
     pub(super) fn new(secret: &SecretString) -> Option<Self> {
         let text = secret.expose_secret().trim();
@@ -38,8 +38,8 @@ impl Key {
 mod tests {
     use super::*;
 
-    fn key(secret: &str) -> Option<Key> {
-        Key::new(&SecretString::from(secret))
+    fn key(secret: &str) -> Option<SigningKey> {
+        SigningKey::new(&SecretString::from(secret))
     }
 
     /// The example of the specification's reference library.

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 use super::Worker;
-use crate::agent::assemble::Known;
+use crate::agent::assemble::RegisteredAgent;
 use crate::domain::run::Run;
 use crate::runtime::Runs;
 use crate::tool::budget::Budget;
-use crate::tool::{CallSlots, Scope, Voice};
+use crate::tool::{CallSlots, ProgressSink, Scope};
 
 impl Worker {
     pub(super) fn scope(
         self: &Arc<Self>,
         run: &Run,
-        known: &Known,
+        known: &RegisteredAgent,
         (stop, budget): (CancellationToken, Budget),
     ) -> Scope {
         Scope {
@@ -38,7 +38,7 @@ impl Worker {
             stop,
             budget,
             slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),
-            voice: Voice::default(),
+            voice: ProgressSink::default(),
             form: None,
             answer: None,
             question: None,

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
-use crate::domain::background::{BackgroundAgent, BackgroundTask, Sight, TaskRun, TaskStatus, cut};
-use crate::domain::call::Answer;
+use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskRun, TaskSnapshot, TaskStatus, cut};
+use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
@@ -27,30 +27,31 @@ pub trait Tasks: Send + Sync {
     ///
     /// # Errors
     /// Why there is no such task, for the model.
-    async fn start(&self, scope: &Scope, order: Order<'_>) -> Result<TaskRun, String>;
+    async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String>;
 
     /// Gives a task a further message. Asked again by the same call, it finds the run that that call began.
     ///
     /// # Errors
     /// Why the task was not given it, for the model.
-    async fn update(&self, scope: &Scope, task: &BackgroundTask, order: Order<'_>) -> Result<TaskRun, String>;
+    async fn update(&self, scope: &Scope, task: &BackgroundTask, order: BackgroundOrder<'_>)
+    -> Result<TaskRun, String>;
 
     /// How a task stands.
     ///
     /// # Errors
     /// Why that cannot be seen, for the model.
-    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<Sight, String>;
+    async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
 
     /// Stops a task, and says how it stood then: a task that was over already stays what it was.
     ///
     /// # Errors
     /// Why it could not be stopped, for the model.
-    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<Sight, String>;
+    async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
 }
 
 /// What a task is to do.
 #[derive(Debug, Clone, Copy)]
-pub struct Order<'a> {
+pub struct BackgroundOrder<'a> {
     /// Who shall do it.
     pub agent: &'a BackgroundAgent,
     /// The work, or the further message.
@@ -121,13 +122,13 @@ impl Tool for BackgroundTool {
             Action::List => Ok(self.list(scope, state, call).await),
         };
         Ok(CallOutcome::Answer(
-            answer.unwrap_or_else(|text| Answer::error(call, text)),
+            answer.unwrap_or_else(|text| ToolOutput::error(call, text)),
         ))
     }
 }
 
 impl BackgroundTool {
-    async fn start(&self, scope: &Scope, call: &ToolCall) -> Result<Answer, String> {
+    async fn start(&self, scope: &Scope, call: &ToolCall) -> Result<ToolOutput, String> {
         let wanted = argument(call, "subagent_type");
         let Some(agent) = self.agent(wanted) else {
             let names: Vec<String> = self.agents.iter().map(|agent| format!("`{}`", agent.name)).collect();
@@ -137,7 +138,7 @@ impl BackgroundTool {
             ));
         };
         let text = argument(call, "description");
-        let run = scope.tasks.start(scope, Order { agent, text, call }).await?;
+        let run = scope.tasks.start(scope, BackgroundOrder { agent, text, call }).await?;
         let task = BackgroundTask::begun(&agent.name, run, scope.now());
         let text = format!(
             "Started the background task {} with `{}`. Its result comes by itself; do not wait for it.{}",
@@ -148,7 +149,7 @@ impl BackgroundTool {
         Ok(noted(call, text, &task))
     }
 
-    async fn check(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
+    async fn check(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
         let task = self.known(state, call)?;
         let seen = scope.tasks.look(scope, &task).await?;
         let mut report = Map::new();
@@ -187,7 +188,7 @@ impl BackgroundTool {
         Ok(noted(call, content, &task))
     }
 
-    async fn update(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
+    async fn update(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
         let task = self.known(state, call)?;
         let Some(agent) = self.agent(&task.agent_name) else {
             return Err(format!(
@@ -201,7 +202,7 @@ impl BackgroundTool {
             .update(
                 scope,
                 &task,
-                Order {
+                BackgroundOrder {
                     agent,
                     text: argument(call, "message"),
                     call,
@@ -225,7 +226,7 @@ impl BackgroundTool {
         Ok(noted(call, text, &task))
     }
 
-    async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<Answer, String> {
+    async fn cancel(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<ToolOutput, String> {
         let task = self.known(state, call)?;
         let seen = scope.tasks.cancel(scope, &task).await?;
         let id = &task.task_id;
@@ -248,7 +249,7 @@ impl BackgroundTool {
 
     /// Lists the tasks by what is known of them, each with how it stands now. An outcome that is first seen here is told
     /// with its result before the next question to the model.
-    async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> Answer {
+    async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> ToolOutput {
         let filter = argument(call, "status_filter");
         let all = BackgroundTask::all(state);
         let wanted: Vec<&BackgroundTask> = all
@@ -271,7 +272,7 @@ impl BackgroundTool {
         } else {
             lines.join("\n")
         };
-        Answer::message(Message::tool(call, ToolStatus::Success, text))
+        ToolOutput::message(Message::tool(call, ToolStatus::Success, text))
     }
 
     fn agent(&self, name: &str) -> Option<&BackgroundAgent> {
@@ -290,13 +291,13 @@ fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
 }
 
 /// An answer with what the state is to know of the task from now on.
-fn noted(call: &ToolCall, text: impl Into<Content>, task: &BackgroundTask) -> Answer {
-    let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, text));
+fn noted(call: &ToolCall, text: impl Into<Content>, task: &BackgroundTask) -> ToolOutput {
+    let mut answer = ToolOutput::message(Message::tool(call, ToolStatus::Success, text));
     answer.writes.merge(task.write());
     answer
 }
 
-fn note(seen: &Sight) -> Option<&'static str> {
+fn note(seen: &TaskSnapshot) -> Option<&'static str> {
     match seen.status {
         TaskStatus::Waiting => Some(
             "The task waits for a human, who answers on the thread of the task. Tell the user what is asked; it cannot \
@@ -316,19 +317,19 @@ const NONE: &str = "There is nobody here who could work in the background.";
 
 #[async_trait]
 impl Tasks for NoTasks {
-    async fn start(&self, _: &Scope, _: Order<'_>) -> Result<TaskRun, String> {
+    async fn start(&self, _: &Scope, _: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         Err(NONE.to_owned())
     }
 
-    async fn update(&self, _: &Scope, _: &BackgroundTask, _: Order<'_>) -> Result<TaskRun, String> {
+    async fn update(&self, _: &Scope, _: &BackgroundTask, _: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         Err(NONE.to_owned())
     }
 
-    async fn look(&self, _: &Scope, _: &BackgroundTask) -> Result<Sight, String> {
+    async fn look(&self, _: &Scope, _: &BackgroundTask) -> Result<TaskSnapshot, String> {
         Err(NONE.to_owned())
     }
 
-    async fn cancel(&self, _: &Scope, _: &BackgroundTask) -> Result<Sight, String> {
+    async fn cancel(&self, _: &Scope, _: &BackgroundTask) -> Result<TaskSnapshot, String> {
         Err(NONE.to_owned())
     }
 }

@@ -1,6 +1,6 @@
 //! Background tasks in a run's budget. They count as subagents of the run and continue after its end.
 
-use super::{Budget, Exceeded, TreeBudget, UNLIMITED_DEPTH};
+use super::{Budget, LimitReached, TreeBudget, UNLIMITED_DEPTH};
 use crate::domain::limits::Limits;
 use crate::domain::time::Timestamp;
 
@@ -10,7 +10,7 @@ impl Budget {
     ///
     /// # Errors
     /// As [`Budget::spend`].
-    pub fn spend_background(&self, depth: u32, not_over: u64, now: Timestamp) -> Result<(), Exceeded> {
+    pub fn spend_background(&self, depth: u32, not_over: u64, now: Timestamp) -> Result<(), LimitReached> {
         self.in_background(not_over);
         self.spend_child(depth + 1, now)?;
         // The task runs on its own thread, so it is not counted as a running subagent here.
@@ -32,10 +32,10 @@ impl Budget {
     ///
     /// # Errors
     /// The limit that it would exceed.
-    pub fn room_in_background(&self, not_over: u64) -> Result<(), Exceeded> {
+    pub fn room_in_background(&self, not_over: u64) -> Result<(), LimitReached> {
         self.in_background(not_over);
         let check = |of_tree, limits: &Limits, under_way: u64| match limits.children_at_once {
-            Some(limit) if under_way >= limit => Err(Exceeded {
+            Some(limit) if under_way >= limit => Err(LimitReached {
                 limit: "children_at_once",
                 value: limit.to_string(),
                 of_tree,

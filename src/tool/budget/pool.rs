@@ -5,28 +5,28 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Budget, Exceeded};
-use crate::domain::background::LimitedTree;
+use super::{Budget, LimitReached};
+use crate::domain::background::BudgetScope;
 use crate::domain::id::RunId;
-use crate::domain::limits::{Change, Spending};
+use crate::domain::limits::{Spending, UsageChange};
 use crate::domain::time::Timestamp;
 use crate::tool::Halt;
 
 /// The trees of runs that a run belongs to and whose limits apply beyond its thread. A charge counts in all of them.
 #[async_trait]
-pub trait Pool: Send + Sync + fmt::Debug {
+pub trait SharedBudget: Send + Sync + fmt::Debug {
     /// Charges an action before it is performed, together with the recorded changes. Nothing is charged if a limit
     /// would be exceeded; without `spending`, only the recorded changes are charged.
     async fn charge(&self, spending: Option<Spending>, now: Timestamp) -> Result<(), Refused>;
 
     /// Records a change, which is charged together with the next charge.
-    fn note(&self, change: Change);
+    fn note(&self, change: UsageChange);
 
     /// Returns the remaining running time and the limit behind it.
-    fn time_left(&self, now: Timestamp) -> Option<(Duration, Exceeded)>;
+    fn time_left(&self, now: Timestamp) -> Option<(Duration, LimitReached)>;
 
     /// Returns the trees.
-    fn trees(&self) -> &[LimitedTree];
+    fn trees(&self) -> &[BudgetScope];
 
     /// Returns the id under which this run's share is stored.
     fn share(&self) -> RunId;
@@ -36,13 +36,13 @@ pub trait Pool: Send + Sync + fmt::Debug {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refused {
     /// A limit would be exceeded.
-    Exceeded(Exceeded),
+    Exceeded(LimitReached),
     /// The shared usage cannot be read at the moment.
     Away,
 }
 
-impl From<Exceeded> for Refused {
-    fn from(exceeded: Exceeded) -> Self {
+impl From<LimitReached> for Refused {
+    fn from(exceeded: LimitReached) -> Self {
         Self::Exceeded(exceeded)
     }
 }
@@ -93,7 +93,7 @@ impl Budget {
     }
 
     /// Returns the pool that is shared with other runs, if there is one.
-    pub fn pool(&self) -> Option<&dyn Pool> {
+    pub fn pool(&self) -> Option<&dyn SharedBudget> {
         self.tree.pool.as_deref()
     }
 }

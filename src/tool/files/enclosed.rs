@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{StateFiles, Workspace};
-use crate::definition::Enclosed;
+use super::{FileWorkspace, StateFiles};
+use crate::definition::BundledFiles;
 use crate::definition::enclosed::{FOLDER, is_enclosed};
 use crate::domain::path::below;
 use crate::domain::state::{File, State, Update};
@@ -15,19 +15,19 @@ use crate::domain::state::{File, State, Update};
 /// A search from a directory above that folder does not enter it.
 #[derive(Debug, Clone)]
 pub struct WithEnclosed {
-    enclosed: Arc<Enclosed>,
+    enclosed: Arc<BundledFiles>,
     /// The visible paths among the files of the thread; `None` means all.
     within: Option<Vec<String>>,
 }
 
 impl WithEnclosed {
     /// Combines all files of the thread with these of the definition.
-    pub fn new(enclosed: Arc<Enclosed>) -> Self {
+    pub fn new(enclosed: Arc<BundledFiles>) -> Self {
         Self { enclosed, within: None }
     }
 
     /// Combines the files of the thread at and below these absolute paths with these of the definition.
-    pub fn within(enclosed: Arc<Enclosed>, paths: Vec<String>) -> Self {
+    pub fn within(enclosed: Arc<BundledFiles>, paths: Vec<String>) -> Self {
         Self {
             enclosed,
             within: Some(paths),
@@ -46,7 +46,7 @@ fn read_only_error(path: &str) -> String {
 }
 
 #[async_trait]
-impl Workspace for WithEnclosed {
+impl FileWorkspace for WithEnclosed {
     async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
         let visible = self
             .enclosed

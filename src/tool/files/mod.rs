@@ -1,6 +1,6 @@
-//! The file tools, over any [`Workspace`].
+//! The file tools, over any [`FileWorkspace`].
 //!
-//! A [`Workspace`] stores files by absolute path; [`StateFiles`] stores them in the thread's state. The tools contain
+//! A [`FileWorkspace`] stores files by absolute path; [`StateFiles`] stores them in the thread's state. The tools contain
 //! the rules for paths and patterns and the texts of the results. Neighbour: [`crate::middleware::files`] adds the
 //! tools to agents and bounds large results.
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
 use crate::definition::{FileOperation, FileRules};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::path;
 use crate::domain::pattern::Pattern;
@@ -32,7 +32,7 @@ const MAX_RESULT_CHARS: usize = 80_000;
 
 /// A store of files by absolute, normalised path. Directories exist only through the files in them.
 #[async_trait]
-pub trait Workspace: Send + Sync {
+pub trait FileWorkspace: Send + Sync {
     /// Returns the paths at and below `path`, sorted.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ pub trait Workspace: Send + Sync {
 pub struct StateFiles;
 
 #[async_trait]
-impl Workspace for StateFiles {
+impl FileWorkspace for StateFiles {
     async fn paths(&self, state: &State, path: &str) -> Result<Vec<String>, String> {
         let is_inside = |file: &&String| *file == path || path::below(file, path).is_some();
         Ok(state.files.keys().filter(is_inside).cloned().collect())
@@ -122,7 +122,7 @@ impl FileResult {
 
 /// The context of one file operation.
 struct FileContext<'a> {
-    workspace: &'a dyn Workspace,
+    workspace: &'a dyn FileWorkspace,
     rules: &'a FileRules,
     state: &'a State,
     now: Timestamp,
@@ -140,7 +140,7 @@ impl FileContext<'_> {
 }
 
 /// Returns the file tools, in the order in which the model sees them.
-pub fn tools(workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Vec<Arc<dyn Tool>> {
+pub fn tools(workspace: &Arc<dyn FileWorkspace>, rules: &FileRules) -> Vec<Arc<dyn Tool>> {
     Operation::ALL
         .into_iter()
         .map(|operation| operation.tool(workspace, rules))
@@ -148,7 +148,7 @@ pub fn tools(workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Vec<Arc<dyn T
 }
 
 /// Returns `read_file` alone.
-pub fn reader(workspace: &Arc<dyn Workspace>) -> Arc<dyn Tool> {
+pub fn reader(workspace: &Arc<dyn FileWorkspace>) -> Arc<dyn Tool> {
     Operation::Read.tool(workspace, &FileRules::default())
 }
 
@@ -177,7 +177,7 @@ enum Operation {
 struct FileTool {
     spec: Arc<ToolSpec>,
     operation: Operation,
-    workspace: Arc<dyn Workspace>,
+    workspace: Arc<dyn FileWorkspace>,
     rules: FileRules,
 }
 
@@ -198,11 +198,11 @@ impl Tool for FileTool {
         let result = self.operation.perform(&context, call).await;
         Ok(CallOutcome::Answer(match result {
             Ok(FileResult { content, writes }) => {
-                let mut answer = Answer::message(Message::tool(call, ToolStatus::Success, content));
+                let mut answer = ToolOutput::message(Message::tool(call, ToolStatus::Success, content));
                 answer.writes.merge(writes);
                 answer
             }
-            Err(text) => Answer::error(call, text),
+            Err(text) => ToolOutput::error(call, text),
         }))
     }
 }
@@ -223,7 +223,7 @@ impl Operation {
         Self::Grep,
     ];
 
-    fn tool(self, workspace: &Arc<dyn Workspace>, rules: &FileRules) -> Arc<dyn Tool> {
+    fn tool(self, workspace: &Arc<dyn FileWorkspace>, rules: &FileRules) -> Arc<dyn Tool> {
         let workspace = Arc::clone(workspace);
         let rules = rules.clone();
         Arc::new(FileTool {

@@ -19,8 +19,8 @@ fn state(files: &[(&str, &str)]) -> State {
     }
 }
 
-async fn answer(state: &State, name: &str, args: Value) -> Answer {
-    let workspace: Arc<dyn Workspace> = Arc::new(StateFiles);
+async fn answer(state: &State, name: &str, args: Value) -> ToolOutput {
+    let workspace: Arc<dyn FileWorkspace> = Arc::new(StateFiles);
     let tool = tools(&workspace, &FileRules::default())
         .into_iter()
         .find(|tool| tool.spec().name == name)

@@ -18,12 +18,12 @@ pub(super) trait Connection: Send + Sync {
     async fn notify(&self, message: Value);
 
     /// Returns the events of the connection.
-    fn events(&self) -> &Events;
+    fn events(&self) -> &ServerEvents;
 }
 
 /// The events of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct ServerEvents {
     /// Cancelled when the connection is closed.
     pub(super) closed: CancellationToken,
     /// Notified when the list of tools has changed.

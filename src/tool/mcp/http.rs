@@ -9,7 +9,7 @@ use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde_json::Value;
 
 use super::McpLimits;
-use super::connection::{Connection, ConnectionError, Events};
+use super::connection::{Connection, ConnectionError, ServerEvents};
 use super::message::{self, Incoming, VERSION};
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
@@ -29,7 +29,7 @@ pub(super) struct HttpConnection {
     headers: HeaderMap,
     limits: McpLimits,
     id: Mutex<Option<HeaderValue>>,
-    events: Events,
+    events: ServerEvents,
 }
 
 impl HttpConnection {
@@ -40,7 +40,7 @@ impl HttpConnection {
             headers,
             limits,
             id: Mutex::default(),
-            events: Events::default(),
+            events: ServerEvents::default(),
         }
     }
 
@@ -147,7 +147,7 @@ impl Connection for HttpConnection {
         let _ = self.post(&message).send().await;
     }
 
-    fn events(&self) -> &Events {
+    fn events(&self) -> &ServerEvents {
         &self.events
     }
 }

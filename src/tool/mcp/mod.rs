@@ -30,7 +30,7 @@ use server::{Endpoint, McpServer};
 use tool::McpTool;
 
 /// Spawns a detached task.
-pub type Spawn = Arc<dyn Fn(BoxFuture<'static, ()>) + Send + Sync>;
+pub type SpawnServer = Arc<dyn Fn(BoxFuture<'static, ()>) + Send + Sync>;
 
 /// The limits on a server's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct McpLimits {
 }
 
 /// The dependencies of all MCP connections.
-pub struct McpGround {
+pub struct McpEnvironment {
     /// The environment variables that every program inherits.
     pub inherited: BTreeMap<String, String>,
     /// The HTTP client.
@@ -50,12 +50,12 @@ pub struct McpGround {
     /// The limits on messages.
     pub limits: McpLimits,
     /// Spawns the connection tasks.
-    pub spawn: Spawn,
+    pub spawn: SpawnServer,
     /// Cancelled at shutdown, to end the connection tasks.
     pub soft: CancellationToken,
 }
 
-impl McpGround {
+impl McpEnvironment {
     fn endpoint(&self, name: &str, definition: &McpServerDefinition) -> Result<Endpoint, Invalid> {
         let endpoint = Endpoint::of(definition, &self.inherited, &self.client);
         endpoint.map_err(|error| Invalid {
@@ -103,7 +103,7 @@ impl McpGround {
 #[derive(Clone, Default)]
 pub struct McpServers {
     /// `None` if MCP servers are not supported.
-    ground: Option<Arc<McpGround>>,
+    ground: Option<Arc<McpEnvironment>>,
     running: Arc<RwLock<BTreeMap<(McpOwner, String), RunningServer>>>,
 }
 
@@ -128,7 +128,7 @@ impl RunningServer {
 
 impl McpServers {
     /// Creates an empty set of servers.
-    pub fn new(ground: McpGround) -> Self {
+    pub fn new(ground: McpEnvironment) -> Self {
         Self {
             ground: Some(Arc::new(ground)),
             running: Arc::default(),

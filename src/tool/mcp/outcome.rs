@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::input::read_initial;
 use crate::domain::machine::Failure;
 use crate::domain::message::{Content, Message, Role, ToolCall, ToolStatus};
@@ -47,7 +47,7 @@ pub(super) fn outcome(call: &ToolCall, result: Value) -> Result<CallOutcome, Fai
         name: Some(call.name.clone()),
         ..Message::new(role, content)
     };
-    Ok(CallOutcome::Answer(Answer::message(message)))
+    Ok(CallOutcome::Answer(ToolOutput::message(message)))
 }
 
 /// Returns the delegation that a result requests in `structuredContent.delegate` or in `_meta`.

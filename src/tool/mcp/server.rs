@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::connection::{Connection, ConnectionError};
 use super::stdio::{Program, StdioConnection};
 use super::tool::McpTool;
-use super::{McpLimits, Spawn, http, message, sse};
+use super::{McpLimits, SpawnServer, http, message, sse};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
@@ -97,7 +97,7 @@ pub(super) struct McpServer {
     start_timeout: Duration,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
-    spawn: Spawn,
+    spawn: SpawnServer,
     /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
     /// The current connection, if any.
@@ -114,7 +114,7 @@ impl McpServer {
         name: &str,
         definition: &McpServerDefinition,
         (endpoint, limits): (Endpoint, McpLimits),
-        spawn: Spawn,
+        spawn: SpawnServer,
     ) -> Self {
         let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(BACKOFF.first);
         Self {
@@ -332,7 +332,7 @@ impl McpServer {
 /// A guard that sends `notifications/cancelled` when it is dropped before the answer has arrived.
 struct CancelOnDrop<'a> {
     connection: &'a Arc<dyn Connection>,
-    spawn: &'a Spawn,
+    spawn: &'a SpawnServer,
     id: Option<u64>,
 }
 

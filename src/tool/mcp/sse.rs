@@ -9,11 +9,11 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
 use reqwest::{Client, Response, StatusCode, Url};
 use serde_json::Value;
 
-use super::connection::{Connection, ConnectionError, Events};
+use super::connection::{Connection, ConnectionError, ServerEvents};
 use super::http::too_long;
 use super::message::{self, Incoming};
 use super::pending::PendingRequests;
-use super::{McpLimits, Spawn};
+use super::{McpLimits, SpawnServer};
 use crate::domain::json_limits::read_foreign;
 use crate::net::sse::Frames;
 
@@ -29,7 +29,7 @@ struct Shared {
     /// The headers of every message. They may contain secrets.
     headers: HeaderMap,
     pending: PendingRequests,
-    events: Events,
+    events: ServerEvents,
 }
 
 impl SseConnection {
@@ -37,7 +37,7 @@ impl SseConnection {
     pub(super) async fn open(
         (client, url, headers): (Client, Url, HeaderMap),
         limits: McpLimits,
-        spawn: &Spawn,
+        spawn: &SpawnServer,
     ) -> Result<Self, ConnectionError> {
         let get = client
             .get(url.clone())
@@ -70,7 +70,7 @@ impl SseConnection {
             post,
             headers,
             pending: PendingRequests::new(limits.pieces),
-            events: Events::default(),
+            events: ServerEvents::default(),
         };
         let shared = Arc::new(shared);
         spawn(Box::pin(Arc::clone(&shared).read(stream, events.collect())));
@@ -107,7 +107,7 @@ impl Connection for SseConnection {
         let _ = self.0.post(&message).await;
     }
 
-    fn events(&self) -> &Events {
+    fn events(&self) -> &ServerEvents {
         &self.0.events
     }
 }

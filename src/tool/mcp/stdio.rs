@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::McpLimits;
-use super::connection::{Connection, ConnectionError, Events};
+use super::connection::{Connection, ConnectionError, ServerEvents};
 use super::message::{self, Incoming};
 use super::pending::PendingRequests;
 use crate::domain::json_limits::read_foreign;
@@ -48,7 +48,7 @@ pub(super) struct StdioConnection {
 
 struct Shared {
     pending: PendingRequests,
-    events: Events,
+    events: ServerEvents,
     child: Mutex<Option<Child>>,
     /// The maximum length of a line, in bytes.
     max_message: usize,
@@ -82,7 +82,7 @@ impl StdioConnection {
         let stderr = child.stderr.take();
         let (lines, unread) = mpsc::channel(MAX_UNREAD);
         let pending = PendingRequests::new(limits.pieces);
-        let events = Events::default();
+        let events = ServerEvents::default();
         let child = Mutex::new(Some(child));
         let max_message = limits.max_message_bytes;
         let shared = Shared {
@@ -130,7 +130,7 @@ impl Connection for StdioConnection {
         let _ = self.lines.send(message.to_string()).await;
     }
 
-    fn events(&self) -> &Events {
+    fn events(&self) -> &ServerEvents {
         &self.shared.events
     }
 }

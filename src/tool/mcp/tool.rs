@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::outcome::outcome;
 use super::server::McpServer;
 use crate::definition::{AfterCrash, OnError, mcp};
-use crate::domain::call::Answer;
+use crate::domain::call::ToolOutput;
 use crate::domain::machine::Failure;
 use crate::domain::message::ToolCall;
 use crate::domain::schema::Schema;
@@ -121,7 +121,7 @@ impl Tool for McpTool {
 
     async fn call(&self, scope: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         if let Err(text) = self.check.check(&call.args) {
-            return Ok(CallOutcome::Answer(Answer::error(call, text)));
+            return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
         let params = json!({"name": self.name, "arguments": call.args, "_meta": Self::meta(scope, call)});
         let answer = self.server.call("tools/call", &params, self.server.timeout);

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use super::*;
 use crate::definition::ToolKind;
 use crate::domain::time::Timestamp;
-use crate::tool::Word;
+use crate::tool::ProgressEvent;
 
 fn definition(url: String) -> ToolDefinition {
     ToolDefinition {
@@ -141,7 +141,7 @@ fn answer(content: &str, artifact: Option<Value>) -> Message {
 async fn a_json_string_is_the_result() {
     assert_eq!(
         call("/text").await,
-        Ok(CallOutcome::Answer(Answer::message(answer("42", None))))
+        Ok(CallOutcome::Answer(ToolOutput::message(answer("42", None))))
     );
 }
 
@@ -159,7 +159,7 @@ async fn the_request_says_which_call_it_is_and_who_makes_it() {
     });
     assert_eq!(
         call("/echo").await,
-        Ok(CallOutcome::Answer(Answer::message(answer("ok", Some(expected)))))
+        Ok(CallOutcome::Answer(ToolOutput::message(answer("ok", Some(expected)))))
     );
 }
 
@@ -301,8 +301,8 @@ fn an_invalid_definition_is_refused_by_field() {
 
 #[tokio::test]
 async fn clients_receive_the_progress_of_a_tool() {
-    let custom = |value| Word::Custom(value);
-    let output = |text: &str| Word::Output {
+    let custom = |value| ProgressEvent::Custom(value);
+    let output = |text: &str| ProgressEvent::Output {
         call: "call 1".to_owned(),
         text: text.to_owned(),
     };

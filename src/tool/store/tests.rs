@@ -2,11 +2,11 @@ use serde_json::json;
 
 use super::*;
 use crate::domain::time::Timestamp;
-use crate::tool::items::ItemsInMemory;
+use crate::tool::items::InMemoryItems;
 
 struct StoreTools {
     scope: Scope,
-    items: ItemsInMemory,
+    items: InMemoryItems,
     tools: Vec<Arc<dyn Tool>>,
 }
 
@@ -14,7 +14,7 @@ impl StoreTools {
     fn new(labels: &[&str]) -> Self {
         let labels: Vec<String> = labels.iter().map(|label| (*label).to_owned()).collect();
         let template = NamespaceTemplate::read(&labels).expect("a template");
-        let items = ItemsInMemory::default();
+        let items = InMemoryItems::default();
         let scope = Scope {
             store: Arc::new(items.clone()),
             ..Scope::sample(Timestamp(0))

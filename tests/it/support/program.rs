@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use adjutant::{
-    Adjutant, AfterCrash, AgentDefinition, Answer, Builder, CallOutcome, Delegation, Failure, File, Halt, Message,
-    Middleware, Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question, QuestionKind, Runnable,
-    Scope, State, Tool, ToolCall, ToolSpec, ToolStatus, Update, async_trait,
+    Adjutant, AfterCrash, AgentDefinition, Builder, CallOutcome, Delegation, Failure, File, Halt, Message, Middleware,
+    Model, ModelAnswer, ModelError, ModelEvent, ModelRequest, NextModel, Question, QuestionKind, Runnable, Scope,
+    State, Tool, ToolCall, ToolOutput, ToolSpec, ToolStatus, Update, async_trait,
 };
 use futures::stream::{self, BoxStream, StreamExt};
 use serde_json::{Value, json};
@@ -190,7 +190,7 @@ impl Tool for OwnTool {
         if self.0.name == "consult" {
             let answer = scope.answer.as_ref().ok_or_else(|| Halt::from(which()))?;
             let result = Message::tool(call, ToolStatus::Success, format!("consulted: {answer}"));
-            return Ok(CallOutcome::Answer(Answer::message(result)));
+            return Ok(CallOutcome::Answer(ToolOutput::message(result)));
         }
         assert_eq!(self.0.name, "hand_over", "as it was told");
         let arg = |name: &str| {

@@ -16,16 +16,16 @@ fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
     let input = Update::messages([Message::human("hi")]);
     let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
     assert_eq!(before.step, -1);
-    assert_eq!(before.source, Source::Input);
+    assert_eq!(before.source, CheckpointSource::Input);
     assert_eq!(before.writes, vec![]);
     assert_eq!(before.parent, None);
     assert_eq!(after.step, 0);
-    assert_eq!(after.source, Source::Loop);
+    assert_eq!(after.source, CheckpointSource::Loop);
     assert_eq!(after.parent, Some(before.id));
     assert_eq!(after.writes, [input]);
     assert_eq!(machine.head, Some(after.id));
     assert_eq!(machine.step, Some(0));
-    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::BeforeAgent, 0));
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::BeforeAgent, 0));
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_new_turn_leaves_behind_what_was_under_way() {
     assert_eq!(
         machine.position,
         Position {
-            phase: hooks(Moment::BeforeAgent, 0),
+            phase: hooks(HookPoint::BeforeAgent, 0),
             ..Position::default()
         }
     );
@@ -70,23 +70,29 @@ fn what_policies_write_beside_an_answer_is_part_of_its_step() {
 #[test]
 fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
     let table = [
-        (START, hooks(Moment::BeforeAgent, 0)),
-        (MODEL, hooks(Moment::AfterModel, 0)),
-        (TOOLS, hooks(Moment::BeforeModel, 0)),
-        ("A.before_agent", hooks(Moment::BeforeAgent, 1)),
-        ("B.before_agent", hooks(Moment::BeforeModel, 0)),
+        (START, hooks(HookPoint::BeforeAgent, 0)),
+        (MODEL, hooks(HookPoint::AfterModel, 0)),
+        (TOOLS, hooks(HookPoint::BeforeModel, 0)),
+        ("A.before_agent", hooks(HookPoint::BeforeAgent, 1)),
+        ("B.before_agent", hooks(HookPoint::BeforeModel, 0)),
         ("B.before_model", Phase::Model),
-        ("A.after_model", hooks(Moment::AfterAgent, 0)),
+        ("A.after_model", hooks(HookPoint::AfterAgent, 0)),
         ("A.after_agent", Phase::Ended),
         ("nobody", Phase::Ended),
     ];
     for (node, expected) in table {
         let mut machine = standing(Phase::Model, [Message::ai("done")]);
         let head = machine.head;
-        let entry = machine.written(&plan(), Source::Update, node, Update::field("x", json!(1)), id());
+        let entry = machine.written(
+            &plan(),
+            CheckpointSource::Update,
+            node,
+            Update::field("x", json!(1)),
+            id(),
+        );
         assert_eq!(entry.parent, head);
         assert_eq!(entry.node.as_str(), node);
-        assert_eq!(entry.source, Source::Update);
+        assert_eq!(entry.source, CheckpointSource::Update);
         assert_eq!(
             machine.position,
             Position {
@@ -117,8 +123,8 @@ fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
     machine.go_to(&plan(), &Destination::Model(None));
     assert_eq!(machine.next(&plan()), Step::AskModel);
-    machine.go_to(&plan(), &Destination::Hook(Moment::AfterModel, 0));
-    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 0));
+    machine.go_to(&plan(), &Destination::Hook(HookPoint::AfterModel, 0));
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
 }
 
 #[test]
@@ -158,19 +164,19 @@ fn a_client_may_bring_calls_of_its_own() {
 
 #[test]
 fn who_is_sent_elsewhere_leaves_the_questions_behind() {
-    let mut machine = standing(hooks(Moment::AfterModel, 0), [calling(&["a"])]);
+    let mut machine = standing(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
     machine.hook_asked(&plan(), vec![question()]);
     machine.go_to(&plan(), &Destination::Model(None));
     machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
-    assert_eq!(machine.next(&plan()), Step::RunHook(Moment::AfterModel, 0));
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
 }
 
 #[test]
 fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(0, Fate::Started);
+    machine.set_fate(0, CallStatus::Started);
     machine.set_fate(1, answered("b"));
     machine.go_to(&plan(), &TO_TOOLS);
-    assert_eq!(machine.fate(0), Some(&Fate::Started));
+    assert_eq!(machine.fate(0), Some(&CallStatus::Started));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
 }

@@ -14,7 +14,7 @@ use super::RunInfo;
 use super::agent::ShownAgent;
 use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
 use super::metadata::MessageSource;
-use super::mode::{Mode, Modes};
+use super::mode::{Modes, StreamMode};
 use super::records::TracedModelCall;
 use crate::domain::event::{Chunk, Delta, Origin};
 use crate::domain::machine::{MODEL, RUNNABLE};
@@ -173,7 +173,7 @@ impl Messages {
             data.put_u8(b']');
             out.push(Frame::new(name, data.freeze()));
         }
-        if self.modes.has(Mode::Messages) {
+        if self.modes.has(StreamMode::Messages) {
             out.push(metadata_frame(id, &metadata));
             let mut data = Vec::with_capacity(text.len() + 2);
             data.push(b'[');
@@ -190,14 +190,14 @@ impl Messages {
         message: &str,
         state: Option<&State>,
     ) -> AnswerHeader {
-        let is_recorded = self.modes.has(Mode::Events);
+        let is_recorded = self.modes.has(StreamMode::Events);
         AnswerHeader {
             message: message.to_owned(),
             provider: source
                 .model
                 .map_or_else(String::new, |(provider, _)| provider.to_owned()),
             tuple: self.tuple_name(source.origin),
-            whole: self.modes.has(Mode::Messages),
+            whole: self.modes.has(StreamMode::Messages),
             metadata: source.encode(info),
             records: is_recorded.then(|| TracedModelCall::new(info, source, message, state)),
         }
@@ -210,7 +210,7 @@ impl Messages {
 
     fn tuple_name(&self, origin: &Origin) -> Option<FrameName> {
         let namespace = || (!origin.namespace.is_empty()).then(|| Arc::from(namespace_text(&origin.namespace)));
-        self.modes.has(Mode::MessagesTuple).then(|| FrameName {
+        self.modes.has(StreamMode::MessagesTuple).then(|| FrameName {
             word: "messages",
             namespace: namespace(),
         })

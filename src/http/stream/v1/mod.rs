@@ -1,6 +1,6 @@
 //! The stream modes of the first protocol: events of the log become frames.
 //!
-//! A [`Presenter`] is pure: it waits for nothing and looks at nothing but the events. There is one for each reader, for it
+//! A [`V1Presenter`] is pure: it waits for nothing and looks at nothing but the events. There is one for each reader, for it
 //! remembers what this reader has seen.
 
 use std::collections::{BTreeMap, HashMap};
@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 
 use super::fold::AgentView;
 use super::frame::{AnswerOffset, Frame};
-use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::{MODEL, START, TOOLS};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
@@ -21,7 +21,7 @@ use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
 use agent::{PendingCheckpoint, ShownAgent};
 use messages::Messages;
-pub use mode::{Mode, Modes};
+pub use mode::{Modes, StreamMode};
 use records::TracedRun;
 use starts::SeenStarts;
 use steps::Steps;
@@ -99,7 +99,7 @@ pub struct Loaded {
 }
 
 /// Turns the events of one run into the frames of one reader.
-pub struct Presenter {
+pub struct V1Presenter {
     info: RunInfo,
     modes: Modes,
     subgraphs: bool,
@@ -114,7 +114,7 @@ pub struct Presenter {
     askers: HashMap<InterruptId, Arc<Origin>>,
 }
 
-impl Presenter {
+impl V1Presenter {
     /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
     pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
@@ -154,7 +154,7 @@ impl Presenter {
         self
     }
 
-    /// What [`Presenter::present`] needs to know together with `event`.
+    /// What [`V1Presenter::present`] needs to know together with `event`.
     pub fn needs(&self, event: &Event) -> Needs {
         let known = self.agents.get(&event.origin.lane);
         let needs_state = self.modes_for(&event.origin).need_state();
@@ -175,7 +175,7 @@ impl Presenter {
         }
     }
 
-    /// The frames that `event` becomes. `loaded` is what [`Presenter::needs`] asked for.
+    /// The frames that `event` becomes. `loaded` is what [`V1Presenter::needs`] asked for.
     pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
         let mut out = Vec::new();
         let Some(event) = event.origin.visibility.shown(event) else {
@@ -192,7 +192,7 @@ impl Presenter {
             self.note_askers(event);
             return out;
         }
-        if modes.has(Mode::Events) {
+        if modes.has(StreamMode::Events) {
             self.begin_calls(event, &mut out);
         }
         self.see(modes);
@@ -253,7 +253,7 @@ impl Presenter {
         if self.shows(origin) {
             seen
         } else {
-            seen.and([Mode::Events].into_iter().collect())
+            seen.and([StreamMode::Events].into_iter().collect())
         }
     }
 
@@ -285,8 +285,8 @@ impl Presenter {
             Fact::BrokenOff { message, .. } if self.modes.tell_messages() => {
                 self.messages.broken_off(&self.info, shown, message, out);
             }
-            Fact::Paused if self.modes.has(Mode::Updates) => out.push(values::updates_asking(shown, &[])),
-            Fact::Custom { value } if self.modes.has(Mode::Custom) => out.push(values::custom(shown, value)),
+            Fact::Paused if self.modes.has(StreamMode::Updates) => out.push(values::updates_asking(shown, &[])),
+            Fact::Custom { value } if self.modes.has(StreamMode::Custom) => out.push(values::custom(shown, value)),
             Fact::Ended {
                 status, error, used, ..
             } => {
@@ -297,7 +297,7 @@ impl Presenter {
                 if shown.agent.is_main() {
                     let used = used.as_deref();
                     out.extend(
-                        used.filter(|_| self.modes.has(Mode::Usage))
+                        used.filter(|_| self.modes.has(StreamMode::Usage))
                             .map(|used| ends::usage(self.info.run, used)),
                     );
                     out.extend(ends::error(*status, error.as_ref(), used));
@@ -320,29 +320,30 @@ impl Presenter {
                 ));
             }
         }
-        if self.modes.has(Mode::Events) && (shown.agent.is_main() || resumed) {
+        if self.modes.has(StreamMode::Events) && (shown.agent.is_main() || resumed) {
             let input = self.info.input.as_ref().filter(|_| shown.agent.is_main());
             out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
         }
-        if resumed && self.modes.has(Mode::Values) {
+        if resumed && self.modes.has(StreamMode::Values) {
             out.extend(values::values(shown));
         }
     }
 
     fn entry(&mut self, shown: &mut ShownAgent, entry: &Arc<Entry>, at: Timestamp, out: &mut Vec<Frame>) {
         self.starts.finish(shown.agent.origin.lane);
-        if entry.source == Source::Loop && entry.node == TOOLS {
+        if entry.source == CheckpointSource::Loop && entry.node == TOOLS {
             self.calls_written(shown, entry, at, out);
-        } else if entry.source == Source::Loop && entry.node != START {
+        } else if entry.source == CheckpointSource::Loop && entry.node != START {
             self.node_written(shown, entry, at, out);
-        } else if entry.source == Source::Loop && self.modes.has(Mode::Events) && !shown.agent.is_main() {
+        } else if entry.source == CheckpointSource::Loop && self.modes.has(StreamMode::Events) && !shown.agent.is_main()
+        {
             let input = entry.writes.first().map(UpdateOrEmpty);
             out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
         }
         shown.advance(entry);
         self.note_head(shown);
         let changed = entry.writes.iter().any(|update| !UpdateOrNull(update).is_empty());
-        if changed && self.modes.has(Mode::Values) {
+        if changed && self.modes.has(StreamMode::Values) {
             out.extend(values::values(shown));
         }
         if self.modes.tell_steps() {
@@ -361,10 +362,10 @@ impl Presenter {
             self.messages
                 .written(&self.info, (shown, &shown.source(&entry.node, 0)), update, out);
         }
-        if self.modes.has(Mode::Events) && entry.node != MODEL {
+        if self.modes.has(StreamMode::Events) && entry.node != MODEL {
             records::hook(&self.info, shown, &entry.node, update, out);
         }
-        if self.modes.has(Mode::Updates) {
+        if self.modes.has(StreamMode::Updates) {
             out.push(values::updates(shown, &entry.node, update, false));
         }
         self.steps(at).end(shown, &entry.node, 0, update, out);
@@ -379,7 +380,7 @@ impl Presenter {
             let cached = shown.agent.is_whole && entry.shown.contains(&call);
             if !cached {
                 self.call_written(shown, call, update, at, out);
-            } else if self.modes.has(Mode::Updates) {
+            } else if self.modes.has(StreamMode::Updates) {
                 out.push(values::updates(shown, TOOLS, update, true));
             }
         }
@@ -390,10 +391,10 @@ impl Presenter {
             self.messages
                 .written(&self.info, (shown, &shown.source(TOOLS, call)), update, out);
         }
-        if self.modes.has(Mode::Events) {
+        if self.modes.has(StreamMode::Events) {
             records::end_call(&self.info, shown, call, update, out);
         }
-        if self.modes.has(Mode::Updates) {
+        if self.modes.has(StreamMode::Updates) {
             out.push(values::updates(shown, TOOLS, update, false));
         }
         self.steps(at).end(shown, TOOLS, call, update, out);
@@ -408,10 +409,10 @@ impl Presenter {
                 .or_insert_with(|| Arc::clone(&shown.agent.origin));
             let question = values::interrupt(interrupt, asker);
             let (task, node) = task_of(shown, asker, interrupt);
-            if self.modes.has(Mode::Updates) {
+            if self.modes.has(StreamMode::Updates) {
                 out.push(values::updates_asking(shown, std::slice::from_ref(&question)));
             }
-            if self.modes.has(Mode::Values) {
+            if self.modes.has(StreamMode::Values) {
                 out.extend(values::values_asking(shown, std::slice::from_ref(&question)));
             }
             match by_task.iter_mut().find(|(known, ..)| *known == task) {
@@ -442,7 +443,11 @@ impl Presenter {
 
     /// The state of an agent, if it is to be recorded.
     fn recorded<'a>(&self, shown: &'a ShownAgent) -> Option<&'a State> {
-        shown.agent.state.as_ref().filter(|_| self.modes.has(Mode::Events))
+        shown
+            .agent
+            .state
+            .as_ref()
+            .filter(|_| self.modes.has(StreamMode::Events))
     }
 }
 
@@ -454,7 +459,7 @@ fn task_of(shown: &ShownAgent, asker: &Origin, interrupt: &Interrupt) -> (TaskId
         &interrupt.asker,
     ) {
         (Some(call), _) => (*call, TOOLS.to_owned()),
-        (None, Asker::Call(_)) => (interrupt.task, TOOLS.to_owned()),
-        (None, Asker::Hook(name)) => (interrupt.task, name.clone()),
+        (None, InterruptSource::Call(_)) => (interrupt.task, TOOLS.to_owned()),
+        (None, InterruptSource::Hook(name)) => (interrupt.task, name.clone()),
     }
 }

@@ -4,7 +4,7 @@ use crate::domain::visibility::Visibility;
 
 /// What a client wants to see of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub enum StreamMode {
     /// The whole state after each step that changed it.
     Values,
     /// What each step wrote.
@@ -27,7 +27,7 @@ pub enum Mode {
     Usage,
 }
 
-impl Mode {
+impl StreamMode {
     /// All of them.
     pub const ALL: [Self; 10] = [
         Self::Values,
@@ -70,7 +70,7 @@ pub struct Modes(u16);
 
 impl Modes {
     /// Whether the set holds `mode`.
-    pub fn has(self, mode: Mode) -> bool {
+    pub fn has(self, mode: StreamMode) -> bool {
         self.0 & (1 << mode as u16) != 0
     }
 
@@ -82,33 +82,33 @@ impl Modes {
     /// Those in which an agent is shown that clients see like this. The others tell its state, or what it says.
     pub(super) fn seen(visibility: Visibility) -> Self {
         match visibility {
-            Visibility::Full => Mode::ALL.into_iter().collect(),
-            Visibility::ToolsOnly => [Mode::Updates, Mode::Messages, Mode::MessagesTuple]
+            Visibility::Full => StreamMode::ALL.into_iter().collect(),
+            Visibility::ToolsOnly => [StreamMode::Updates, StreamMode::Messages, StreamMode::MessagesTuple]
                 .into_iter()
                 .collect(),
-            Visibility::Status => [Mode::Updates].into_iter().collect(),
+            Visibility::Status => [StreamMode::Updates].into_iter().collect(),
             Visibility::Hidden => Self::default(),
         }
     }
 
     /// Whether messages are wanted, in any form.
     pub(super) fn tell_messages(self) -> bool {
-        self.has(Mode::Messages) || self.has(Mode::MessagesTuple) || self.has(Mode::Events)
+        self.has(StreamMode::Messages) || self.has(StreamMode::MessagesTuple) || self.has(StreamMode::Events)
     }
 
     /// Whether tasks or checkpoints are wanted, in any form.
     pub(super) fn tell_steps(self) -> bool {
-        self.has(Mode::Tasks) || self.has(Mode::Checkpoints) || self.has(Mode::Debug)
+        self.has(StreamMode::Tasks) || self.has(StreamMode::Checkpoints) || self.has(StreamMode::Debug)
     }
 
     /// Whether the state has to be followed.
     pub(super) fn need_state(self) -> bool {
-        self.has(Mode::Values) || self.has(Mode::Events) || self.tell_steps()
+        self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.tell_steps()
     }
 }
 
-impl FromIterator<Mode> for Modes {
-    fn from_iter<T: IntoIterator<Item = Mode>>(modes: T) -> Self {
+impl FromIterator<StreamMode> for Modes {
+    fn from_iter<T: IntoIterator<Item = StreamMode>>(modes: T) -> Self {
         Self(modes.into_iter().fold(0, |set, mode| set | 1 << mode as u16))
     }
 }

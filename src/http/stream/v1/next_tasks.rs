@@ -5,10 +5,10 @@
 
 use serde_json::Map;
 
-use crate::domain::checkpoint::Source;
-use crate::domain::event::{EventBody, Fact, Work};
+use crate::domain::checkpoint::CheckpointSource;
+use crate::domain::event::{AgentWork, EventBody, Fact};
 use crate::domain::id::{CheckpointId, TaskId};
-use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::{MODEL, RUNNABLE, TOOLS};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::State;
@@ -34,18 +34,18 @@ impl NextTasks {
     /// checkpoint.
     pub(super) fn shown_by(event: &EventBody, head: Option<CheckpointId>) -> Self {
         match event {
-            EventBody::Delta(_) | EventBody::Begun(Work::Model) | EventBody::Fact(Fact::BrokenOff { .. }) => {
+            EventBody::Delta(_) | EventBody::Begun(AgentWork::Model) | EventBody::Fact(Fact::BrokenOff { .. }) => {
                 Self::Node(MODEL.to_owned())
             }
-            EventBody::Begun(Work::Program) => Self::Node(RUNNABLE.to_owned()),
+            EventBody::Begun(AgentWork::Program) => Self::Node(RUNNABLE.to_owned()),
             EventBody::Entry(entry) => match (entry.source, entry.node.as_str()) {
-                (Source::Input | Source::Update | Source::Fork, _) => Self::NewTurn,
-                (Source::Loop, TOOLS) => Self::Calls,
-                (Source::Loop, node) => Self::Node(node.to_owned()),
+                (CheckpointSource::Input | CheckpointSource::Update | CheckpointSource::Fork, _) => Self::NewTurn,
+                (CheckpointSource::Loop, TOOLS) => Self::Calls,
+                (CheckpointSource::Loop, node) => Self::Node(node.to_owned()),
             },
             EventBody::Fact(Fact::Asked { interrupts, .. }) => match interrupts.first() {
                 Some(Interrupt {
-                    asker: Asker::Hook(name),
+                    asker: InterruptSource::Hook(name),
                     task,
                     ..
                 }) if *task == TaskId::of_step(head, name, 0) => Self::Node(name.clone()),

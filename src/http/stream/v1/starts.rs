@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::agent::ShownAgent;
 use super::next_tasks::NextTasks;
-use super::{Presenter, records};
+use super::{V1Presenter, records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
@@ -86,7 +86,7 @@ impl SeenStarts {
     }
 }
 
-impl Presenter {
+impl V1Presenter {
     /// Shows the tasks that are known to have begun now that `event` is here: its own agent's, and the calls of the
     /// agents above it.
     pub(super) fn begin_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {

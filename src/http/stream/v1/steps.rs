@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::RunInfo;
 use super::agent::{PendingCheckpoint, ShownAgent};
 use super::metadata::{of_agent, triggers};
-use super::mode::{Mode, Modes};
+use super::mode::{Modes, StreamMode};
 use super::next_tasks::{NextTasks, StartedTask};
 use super::values::{UpdateOrEmpty, interrupt};
 use crate::domain::checkpoint::Entry;
@@ -191,10 +191,10 @@ impl Steps<'_> {
             tasks: begun.iter().map(|task| task_of(shown, task, asked)).collect(),
             places: None,
         };
-        if self.modes.has(Mode::Checkpoints) {
+        if self.modes.has(StreamMode::Checkpoints) {
             out.push(Frame::of(shown.name("checkpoints"), &payload));
         }
-        if self.modes.has(Mode::Debug) {
+        if self.modes.has(StreamMode::Debug) {
             payload.places = Some(Places {
                 checkpoint: self.place(shown, entry.id),
                 parent_checkpoint: entry.parent.map(|parent| self.place(shown, parent)),
@@ -211,10 +211,10 @@ impl Steps<'_> {
 
     /// Shows a task, or what came of it, to those who follow tasks.
     fn show<T: Serialize>(&self, shown: &ShownAgent, kind: &str, payload: &T, out: &mut Vec<Frame>) {
-        if self.modes.has(Mode::Tasks) {
-            out.push(Frame::of(shown.name(Mode::Tasks.word()), payload));
+        if self.modes.has(StreamMode::Tasks) {
+            out.push(Frame::of(shown.name(StreamMode::Tasks.word()), payload));
         }
-        if self.modes.has(Mode::Debug) {
+        if self.modes.has(StreamMode::Debug) {
             let step = shown.agent.next_step();
             out.push(Frame::of(
                 shown.name("debug"),

@@ -19,7 +19,7 @@ const FIRST: i64 = FRAMES / 2;
 
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub struct V2Frame {
     /// Its number: strictly increasing within the thread.
     pub seq: i64,
     /// What it is.
@@ -28,7 +28,7 @@ pub struct Frame {
     pub data: Bytes,
 }
 
-impl Frame {
+impl V2Frame {
     /// Appends the frame's bytes to `buffer`, in the form of server-sent events.
     pub fn write(&self, buffer: &mut BytesMut) {
         buffer.reserve(64 + self.data.len());
@@ -124,7 +124,7 @@ pub(super) struct FrameWriter<'a> {
     /// The place of the next frame that every reader gets, and of the next that only some do.
     next: i64,
     next_belated: i64,
-    frames: Vec<Frame>,
+    frames: Vec<V2Frame>,
 }
 
 impl<'a> FrameWriter<'a> {
@@ -139,7 +139,7 @@ impl<'a> FrameWriter<'a> {
         }
     }
 
-    pub(super) fn into_frames(self) -> Vec<Frame> {
+    pub(super) fn into_frames(self) -> Vec<V2Frame> {
         self.frames
     }
 
@@ -263,7 +263,7 @@ impl<'a> FrameWriter<'a> {
             method,
             params,
         };
-        self.frames.push(Frame {
+        self.frames.push(V2Frame {
             seq,
             method,
             data: frame::json(&envelope).into(),

@@ -1,6 +1,6 @@
 //! The stream of a thread in the second protocol: events of the log become frames.
 //!
-//! A [`Presenter`] is pure: it waits for nothing and looks at nothing but the events. What it makes of an entry of the log
+//! A [`V2Presenter`] is pure: it waits for nothing and looks at nothing but the events. What it makes of an entry of the log
 //! depends only on the entries since the beginning of the run, never on what a reader wants to see or when it came, so
 //! that the same frame has the same number and the same name on every connection, in every process, for ever.
 
@@ -10,19 +10,19 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::fold::AgentView;
-use crate::domain::checkpoint::{Entry, Lane, Source};
+use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, TaskId};
-use crate::domain::interrupt::{Asker, Interrupt};
+use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::limits::Totals;
 use crate::domain::machine::{Failure, MODEL, RUNNABLE, START, TOOLS};
 use crate::domain::run::RunStatus;
 use crate::domain::state::State;
 use agent::TrackedAgent;
 pub use filter::{Channel, Filter, whole_number};
-pub use frame_writer::{FRAMES, Frame, StreamFilter};
+pub use frame_writer::{FRAMES, StreamFilter, V2Frame};
 use frame_writer::{FrameId, FrameSource, FrameWriter};
-use values::{Values, Writes};
+use values::{StreamedValues, Writes};
 
 mod agent;
 mod filter;
@@ -54,7 +54,7 @@ type Stopped<'a> = (&'static str, Option<&'a Failure>, Option<&'a Totals>);
 
 /// Turns the events of a thread into the frames of one reader.
 #[derive(Default)]
-pub struct Presenter {
+pub struct V2Presenter {
     /// What the reader wants; it may change while the presenter is at work.
     pub wanted: StreamFilter,
     run: Option<CurrentRun>,
@@ -65,7 +65,7 @@ pub struct Presenter {
     asked: HashSet<InterruptId>,
 }
 
-impl Presenter {
+impl V2Presenter {
     /// A presenter for a reader who wants this.
     pub fn new(wanted: StreamFilter) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Presenter {
         }
     }
 
-    /// The run about which the presenter has to [`Presenter::learn`] before `event`.
+    /// The run about which the presenter has to [`V2Presenter::learn`] before `event`.
     pub fn wants_run(&self, event: &Event) -> Option<RunId> {
         self.run
             .as_ref()
@@ -82,7 +82,7 @@ impl Presenter {
             .then_some(event.run)
     }
 
-    /// Takes note of the run that [`Presenter::wants_run`] named.
+    /// Takes note of the run that [`V2Presenter::wants_run`] named.
     pub fn learn(&mut self, run: CurrentRun) {
         // The state of the main agent stays known; it is checked against the run's beginning.
         let main = self.agents.remove(&Lane::Main);
@@ -98,7 +98,7 @@ impl Presenter {
         self.run = Some(run);
     }
 
-    /// The checkpoint whose state [`Presenter::present`] needs together with `event`, if it needs one.
+    /// The checkpoint whose state [`V2Presenter::present`] needs together with `event`, if it needs one.
     pub fn wants_state(&self, event: &Event) -> Option<CheckpointId> {
         let known = self.agents.get(&event.origin.lane);
         let with_state = [Channel::Values, Channel::Tools, Channel::Tasks];
@@ -114,8 +114,8 @@ impl Presenter {
         }
     }
 
-    /// The frames that `event` becomes. `base` is the state at the checkpoint that [`Presenter::wants_state`] named.
-    pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<Frame> {
+    /// The frames that `event` becomes. `base` is the state at the checkpoint that [`V2Presenter::wants_state`] named.
+    pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<V2Frame> {
         let Some(event) = event.origin.visibility.shown(event) else {
             return vec![];
         };
@@ -220,9 +220,9 @@ impl Presenter {
     }
 
     fn entry(&mut self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
-        if entry.source == Source::Loop && entry.node == TOOLS {
+        if entry.source == CheckpointSource::Loop && entry.node == TOOLS {
             self.calls_done(shown, entry, out);
-        } else if entry.source == Source::Loop && entry.node != START {
+        } else if entry.source == CheckpointSource::Loop && entry.node != START {
             node_done(shown, entry, out);
         }
         shown.agent.advance(entry);
@@ -298,8 +298,8 @@ impl Presenter {
         let call = below.and_then(|other| other.place.origin.namespace.get(depth));
         match (call, &interrupt.asker) {
             (Some(call), _) => (*call, TOOLS),
-            (None, Asker::Call(_)) => (interrupt.task, TOOLS),
-            (None, Asker::Hook(name)) => (interrupt.task, name),
+            (None, InterruptSource::Call(_)) => (interrupt.task, TOOLS),
+            (None, InterruptSource::Hook(name)) => (interrupt.task, name),
         }
     }
 
@@ -401,7 +401,7 @@ fn node_done(shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>)
 
 fn show_values(shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
     out.put(Channel::Values, &shown.place, FrameId::Numbered, || {
-        shown.agent.state.as_ref().map(Values)
+        shown.agent.state.as_ref().map(StreamedValues)
     });
 }
 

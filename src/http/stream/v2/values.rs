@@ -10,9 +10,9 @@ use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::{State, Update};
 
 /// A state.
-pub(super) struct Values<'a>(pub &'a State);
+pub(super) struct StreamedValues<'a>(pub &'a State);
 
-impl Serialize for Values<'_> {
+impl Serialize for StreamedValues<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let State {
             messages,

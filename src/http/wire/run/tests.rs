@@ -11,7 +11,7 @@ fn read(body: Value) -> Result<CheckedRun, String> {
         .map_err(|error| error.message().to_owned())
 }
 
-fn good(body: Value) -> Wish {
+fn good(body: Value) -> NewRun {
     read(body).expect("the body is good").wish
 }
 

@@ -4,7 +4,7 @@ use crate::db::checkpoints::Visit;
 use crate::domain::checkpoint::Lane;
 use crate::domain::checkpoint::{Checkpoint, Entry};
 use crate::domain::id::{AssistantId, InterruptId};
-use crate::domain::interrupt::{Asker, Interrupt, Question, QuestionKind};
+use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use crate::domain::machine::{MODEL, Machine};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::run::{Lineage, RunRequest, RunStatus};
@@ -83,7 +83,7 @@ struct Page {
 impl Page {
     /// The page as it is read: the oldest first.
     fn moments(&self, budget: usize) -> (Vec<HistoryEntry>, bool) {
-        let parts = Parts {
+        let parts = HistoryFields {
             values: true,
             keys: vec![],
             tasks: true,
@@ -160,7 +160,7 @@ fn with_call() -> Message {
     message
 }
 
-fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
+fn asked(task: TaskId, status: InterruptState) -> (TaskId, InterruptRecord) {
     let question = Question {
         kind: QuestionKind::Question,
         value: json!("why?"),
@@ -171,11 +171,11 @@ fn asked(task: TaskId, status: AskedStatus) -> (TaskId, Asked) {
     let interrupt = Interrupt {
         id: InterruptId::of_task(task, 0),
         task,
-        asker: Asker::Call("call_1".into()),
+        asker: InterruptSource::Call("call_1".into()),
         question,
         answer: None,
     };
-    let asked = Asked {
+    let asked = InterruptRecord {
         interrupt,
         thread: thread().id,
         run: run().id,
@@ -271,10 +271,10 @@ fn metadata_has_the_notes_of_the_run_and_its_simple_settings() {
 fn a_question_is_shown_with_its_task_and_at_the_top() {
     let mut scene = History::after_input("hello").says(with_call()).page();
     let task = TaskId::of_step(Some(scene.checkpoints[0].entry.id), TOOLS, 0);
-    scene.scene.asked = vec![asked(task, AskedStatus::Pending)];
+    scene.scene.asked = vec![asked(task, InterruptState::Pending)];
     let shown = view(&scene, 0);
     assert_eq!(shown["tasks"][0]["interrupts"][0]["value"], "why?");
     assert_eq!(shown["interrupts"], shown["tasks"][0]["interrupts"]);
-    scene.scene.asked = vec![asked(task, AskedStatus::Resolved)];
+    scene.scene.asked = vec![asked(task, InterruptState::Resolved)];
     assert_eq!(view(&scene, 0)["interrupts"], json!([]));
 }

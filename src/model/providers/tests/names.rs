@@ -26,7 +26,7 @@ fn built_in_providers_take_their_keys_from_the_environment() {
     let scripted = ProviderConfig {
         kind: ProviderKind::Scripted,
         base_url: None,
-        api_key: Key::None,
+        api_key: ApiKeySource::None,
     };
     let configured = Providers::new(BTreeMap::from([("scripted".to_owned(), scripted)]), |_| None);
     assert_eq!(
@@ -63,11 +63,11 @@ fn keys_come_from_files_and_never_show() {
         api_key,
     };
     let configs = [
-        ("file".to_owned(), config(Key::File(file.path().to_owned()))),
-        ("gone".to_owned(), config(Key::File("no-such-file".into()))),
-        ("inline".to_owned(), config(Key::Inline("sk-inline".into()))),
-        ("none".to_owned(), config(Key::None)),
-        ("openai".to_owned(), config(Key::None)),
+        ("file".to_owned(), config(ApiKeySource::File(file.path().to_owned()))),
+        ("gone".to_owned(), config(ApiKeySource::File("no-such-file".into()))),
+        ("inline".to_owned(), config(ApiKeySource::Inline("sk-inline".into()))),
+        ("none".to_owned(), config(ApiKeySource::None)),
+        ("openai".to_owned(), config(ApiKeySource::None)),
     ];
     let variable = |name: &str| (name == "OPENAI_API_KEY").then(|| "sk-env".to_owned());
     let providers = Providers::new(configs.into(), variable);

@@ -248,7 +248,7 @@ async fn a_refused_connection_is_unavailable() {
     let config = ProviderConfig {
         kind: ProviderKind::OpenAi,
         base_url: Some("http://127.0.0.1:9".to_owned()),
-        api_key: Key::None,
+        api_key: ApiKeySource::None,
     };
     let none = RetryPolicy {
         max_retries: 0,

@@ -73,7 +73,7 @@ fn is_piece(event: &Event) -> bool {
     matches!(event.body, EventBody::Delta(_))
 }
 
-const TUPLE: [Mode; 1] = [Mode::MessagesTuple];
+const TUPLE: [StreamMode; 1] = [StreamMode::MessagesTuple];
 
 #[test]
 fn an_answer_comes_in_pieces_and_a_result_as_a_whole() {
@@ -245,7 +245,7 @@ fn an_answer_that_starts_over_leaves_no_end_behind() {
 #[test]
 fn the_mode_messages_repeats_the_message_as_it_grows() {
     let play = tool_loop();
-    let frames = play.all(&[Mode::Messages], true);
+    let frames = play.all(&[StreamMode::Messages], true);
     let all = lines(&frames);
     let expected = [
         "messages/metadata",
@@ -262,7 +262,7 @@ fn the_mode_messages_repeats_the_message_as_it_grows() {
     assert!(all.contains(&"messages/complete tool: first".to_owned()));
 
     let stored: Vec<_> = play.events.iter().filter(|event| !is_piece(event)).cloned().collect();
-    let replay = play.read(&stored, &[Mode::Messages], true);
+    let replay = play.read(&stored, &[StreamMode::Messages], true);
     let last = |frames: &[Frame]| {
         frames
             .iter()
@@ -293,7 +293,7 @@ fn messages_of_subagents_tell_where_they_come_from() {
     assert_eq!(&metadata["lc_agent_name"], &json!("researcher"));
     assert_eq!(&metadata["tool_call_id"], &json!("c1"));
     assert!(heard(&play.all(&TUPLE, false)).keys().all(|id| id == "m1"));
-    let plain = play.all(&[Mode::Messages], true);
+    let plain = play.all(&[StreamMode::Messages], true);
     assert!(
         plain.iter().all(|frame| frame.event.namespace.is_none()),
         "this mode has no namespaces"

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::domain::call::{Answer, Fate};
+use crate::domain::call::{CallStatus, ToolOutput};
 use crate::domain::event::{AnswerHead, Chunk, Delta};
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{Failure, MODEL, Machine, Plan};
@@ -187,9 +187,9 @@ impl Play {
             panic!("there is no call {at}")
         };
         let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
-        let answer = Answer {
+        let answer = ToolOutput {
             shown: alone,
-            ..Answer::message(message)
+            ..ToolOutput::message(message)
         };
         if let (true, Some(head)) = (alone, agent.machine.head) {
             self.fact(
@@ -201,7 +201,7 @@ impl Play {
                 },
             );
         }
-        agent.machine.set_fate(at, Fate::Answered(Box::new(answer)));
+        agent.machine.set_fate(at, CallStatus::Answered(Box::new(answer)));
     }
 
     pub(super) fn tools(&mut self, agent: &mut Agent) {
@@ -259,7 +259,7 @@ impl Play {
     }
 
     /// What a reader gets of these events.
-    pub(super) fn read(&self, events: &[Event], modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+    pub(super) fn read(&self, events: &[Event], modes: &[StreamMode], subgraphs: bool) -> Vec<Frame> {
         let facts = RunInfo {
             run: self.run,
             thread: ThreadId::mint(),
@@ -270,7 +270,7 @@ impl Play {
             input: None,
             metadata: Map::new(),
         };
-        let mut presenter = Presenter::new(facts, modes.iter().copied().collect(), subgraphs);
+        let mut presenter = V1Presenter::new(facts, modes.iter().copied().collect(), subgraphs);
         events
             .iter()
             .flat_map(|event| {
@@ -284,7 +284,7 @@ impl Play {
             .collect()
     }
 
-    pub(super) fn all(&self, modes: &[Mode], subgraphs: bool) -> Vec<Frame> {
+    pub(super) fn all(&self, modes: &[StreamMode], subgraphs: bool) -> Vec<Frame> {
         self.read(&self.events, modes, subgraphs)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const BOTH: [Mode; 2] = [Mode::Values, Mode::Updates];
+const BOTH: [StreamMode; 2] = [StreamMode::Values, StreamMode::Updates];
 
 fn plain() -> Play {
     let mut play = Play::new();
@@ -211,8 +211,8 @@ fn a_resumed_run_first_shows_the_state_of_everyone_it_resumes() {
 fn a_reader_who_joins_in_the_middle_sees_the_same_states_from_there_on() {
     let play = delegation();
     for from in 1..play.events.len() {
-        let all = play.all(&[Mode::Values], true);
-        let late = play.read(&play.events[from..], &[Mode::Values], true);
+        let all = play.all(&[StreamMode::Values], true);
+        let late = play.read(&play.events[from..], &[StreamMode::Values], true);
         assert!(!late.is_empty() || from + 1 >= play.events.len(), "from {from}");
         assert_eq!(late, all[all.len() - late.len()..], "from {from}");
     }
@@ -244,7 +244,7 @@ fn an_answer_of_an_earlier_run_is_marked_as_not_made_anew() {
             ..play.events[0].clone()
         },
     );
-    let frames = play.read(&later, &[Mode::Updates, Mode::MessagesTuple], false);
+    let frames = play.read(&later, &[StreamMode::Updates, StreamMode::MessagesTuple], false);
     assert_eq!(
         lines(&frames)[..4],
         [

@@ -33,7 +33,15 @@ fn a_task_begins_before_what_it_does_and_ends_before_the_state() {
     play.input(&mut main, "hi");
     play.say(&mut main, "m1", "hello", &[]);
     play.end(&main);
-    let frames = play.all(&[Mode::Values, Mode::Updates, Mode::Tasks, Mode::Checkpoints], false);
+    let frames = play.all(
+        &[
+            StreamMode::Values,
+            StreamMode::Updates,
+            StreamMode::Tasks,
+            StreamMode::Checkpoints,
+        ],
+        false,
+    );
     let expected = [
         "metadata",
         "checkpoints -1 next [__start__]",
@@ -52,7 +60,7 @@ fn a_task_begins_before_what_it_does_and_ends_before_the_state() {
 
 #[test]
 fn the_task_of_a_call_begins_before_its_subagent_and_carries_the_call() {
-    let frames = delegation().all(&[Mode::Tasks], true);
+    let frames = delegation().all(&[StreamMode::Tasks], true);
     let expected = [
         "metadata",
         "tasks model begins",
@@ -74,7 +82,7 @@ fn the_task_of_a_call_begins_before_its_subagent_and_carries_the_call() {
 
 #[test]
 fn a_checkpoint_of_a_subagent_names_those_of_its_callers() {
-    let frames = delegation().all(&[Mode::Checkpoints, Mode::Debug], true);
+    let frames = delegation().all(&[StreamMode::Checkpoints, StreamMode::Debug], true);
     let of = |word: &str, depth: bool| {
         let found = frames
             .iter()
@@ -108,7 +116,11 @@ fn who_goes_on_shows_where_and_what_was_asked_there() {
     play.start(&main, true);
     play.hook(&mut main, Update::field("seen", json!(1)));
     play.end(&main);
-    let frames = play.read(&play.events[before..], &[Mode::Tasks, Mode::Checkpoints], false);
+    let frames = play.read(
+        &play.events[before..],
+        &[StreamMode::Tasks, StreamMode::Checkpoints],
+        false,
+    );
     let expected = [
         "metadata".to_owned(),
         format!("checkpoints 1 next [{HITL}]"),
