@@ -2,78 +2,126 @@
 //! server, every step is a checkpoint in SQLite or Postgres, an approval can come days and restarts later, and every event
 //! of every agent is streamed under the name of the agent that caused it. This page is the map of the source.
 //!
-//! # Four sentences to hold in the head
+//! # Four sentences to remember
 //!
-//! 1. **A run is a value.** [`domain::machine::Machine`] says where a run stands: state, phase, open questions.
-//! 2. **The loop asks, does, writes down, commits.** `Machine::next` and its `…_done` methods are pure; only the
-//!    [`agent`] driver touches the world, and it commits before it touches it again. A subagent is the same loop called by
-//!    itself, one level down.
-//! 3. **What happened is in the log.** A checkpoint is an entry of the thread's log: what a step *wrote*, never the whole
+//! 1. **A run is a value.** [`domain::machine::Machine`] holds the state, the phase and the open interrupts of a run.
+//! 2. **The loop asks, acts, records, commits.** `Machine::next` and its `…_done` methods are pure; only the [`agent`] driver
+//!    calls models and tools, and it commits before it calls the next. A subagent is the same loop, called by itself one
+//!    level down.
+//! 3. **The log is the truth.** A checkpoint is an entry of the thread's log: what a step *wrote*, never the whole
 //!    state. Live streams, joins and replays are one thing: reading the log from a position.
-//! 4. **HTTP is a translation.** It turns requests into wishes and events into frames, and decides nothing.
+//! 4. **HTTP is a translation.** It turns requests into [`runtime::NewRun`]s and events into frames, and decides nothing.
 //!
 //! # The rooms
 //!
-//! | Room | What it is for | May use |
+//! | Room | Content | May use |
 //! |---|---|---|
-//! | [`domain`] | the nouns; pure | itself |
-//! | [`model`] | language models and their providers | `domain` |
-//! | [`net`] | HTTP clients and event streams of other servers | nothing |
-//! | [`peer`] | other servers, and agents that work there | `domain`, `model`, `net`, `tool` |
-//! | [`tool`] | things a model can call | `domain`, `model` |
-//! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `model`, `tool` |
-//! | [`agent`] | how one run proceeds | those above |
-//! | [`db`] | SQL, and nothing but SQL | `domain` |
-//! | [`events`] | the log and who is listening | `domain`, `db` |
-//! | [`runtime`] | from a wish to a running loop | `domain`, `agent`, `tool`, `db`, `events`, `metrics`, `peer` |
-//! | [`http`] | the translation | `domain`, `db` (reads), `events`, `runtime`, `metrics` |
-//! | [`metrics`] | what is counted for those who watch | `domain`, `logging` |
+//! | [`domain`] | the nouns and the machine; pure | itself |
+//! | [`definition`] | the descriptions of agents: reading, validation, inheritance; pure | `domain` |
+//! | [`net`] | HTTP clients, and the reader of event streams | nothing |
+//! | [`model`] | language models and their providers | `domain`, `definition`, `net` |
+//! | [`tool`] | tools, MCP servers, programs | `domain`, `definition`, `net`, `model` |
+//! | [`peer`] | clients for remote agents on other servers | `domain`, `definition`, `net`, `model`, `tool` |
+//! | [`middleware`] | policies around the loop; one file, one policy | `domain`, `definition`, `model`, `tool` |
+//! | [`agent`] | the loop of one agent | those above but `net` |
+//! | [`db`] | SQL, and nothing but SQL | `domain`, `definition` |
+//! | [`events`] | the log and its subscribers | `domain`, `db`, `shutdown` |
+//! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `middleware`; `metrics`, `shutdown` |
+//! | [`http`] | the translation | `domain`, `definition`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
+//! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`logging`] | the log of the process | `config` |
-//! | [`config`], [`shutdown`] | what is configured; who owns the tasks | `domain`; nothing |
-//! | [`app`] | builds the parts, owns their order | everything |
+//! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`; nothing |
+//! | [`app`] | builds the parts in their order | everything |
 //!
 //! ```text
 //!    main → app → everything
 //!
-//!    http ──► runtime ──► agent ──► middleware ──► tool ──► model ──► domain
-//!      │         │                                                      ▲
-//!      └────┬────┘                                                      │
-//!           └────► events ──► db ───────────────────────────────────────┘
-//!
-//!    runtime, agent ──► peer ──► tool
+//!    http ──► runtime ──► agent ──► middleware ──► tool ──► model ──► definition ──► domain
+//!      │         │          └─────► peer ────────►┘                                    ▲
+//!      └────┬────┘                                                                     │
+//!           └────► events ──► db ──────────────────────────────────────────────────────┘
 //! ```
 //!
-//! `tests/it/layers.rs` reads the `use` lines and fails on an arrow that is not drawn here.
+//! `tests/it/meta/layers.rs` reads the `use` lines and fails on an arrow that is not in this table;
+//! `tests/it/meta/language.rs` fails on two public types of one name.
 //!
-//! # One request's walk: `POST /threads/{id}/runs/stream`
+//! # Glossary
 //!
-//! 1. [`http`] checks the shape of the request and makes a [`runtime::Wish`] of it.
+//! | Term | Meaning |
+//! |---|---|
+//! | definition | the description of an agent in a file, in code or in a request; its key is the `graph_id` |
+//! | assistant | named, versioned settings of a definition; clients start runs by its id |
+//! | thread | a conversation: its state and its history |
+//! | run | one execution on a thread |
+//! | child run | the run of a subagent: executes a delegated call and has a parent run |
+//! | tree | a run of a main agent with all child runs below it, and their shared budget |
+//! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
+//! | cron | a schedule that starts runs |
+//! | delivery | a webhook request that reports the end of a run, repeated until it succeeds or attempts run out |
+//! | item | a JSON object in the Store; outlives threads |
+//! | namespace | for items, the path of labels they are stored under; for agents, the path of tasks from the main agent |
+//! | state | the messages, files and fields of a thread at one checkpoint |
+//! | update | the writes of one step; the state is the sum of all updates |
+//! | checkpoint | an entry of a thread's log: the update of one step, and its parent |
+//! | lane | the checkpoints of one agent on a thread: the main agent's, or one child run's |
+//! | event | an entry of a thread's log (a checkpoint or a fact), or a piece of an answer that is only streamed |
+//! | projection | the translation of events into the frames of one stream protocol or mode |
+//! | interrupt | a question to a human for which a run waits |
+//! | decision | a reviewer's answer about one tool call: approve, edit, reject or respond |
+//! | call | a tool call of the model; its *call status* says whether it is ready, started, waiting, delegated or complete |
+//! | machine | the state, phase and open interrupts of one agent; a pure state machine that decides the next step |
+//! | step | one turn of the agent's loop: a hook, a model call, or all tool calls of one answer |
+//! | hook point | a place in the loop where middleware runs: before or after the agent, before or after the model |
+//! | middleware | a policy around the loop, such as approvals or limits; one file each |
+//! | program | a subagent in code instead of a model with tools ([`Runnable`]); a remote agent is one |
+//! | budget | the limits of a run and its tree, with what has been used |
+//! | worker | the part of a server process that claims and executes runs |
+//! | lease | a worker's claim on a run, which expires unless the worker renews it |
+//! | fence | the number of a claim, which grows with each claim; a commit with an older number is refused |
+//! | job | durable work with a due time, attempts and a claim: a webhook delivery, a cron, a poll or a cancellation of a remote run, a sweep |
+//!
+//! # One request: `POST /threads/{id}/runs/stream`
+//!
+//! 1. [`http`] checks the shape of the request and makes a [`runtime::NewRun`] of it.
 //! 2. [`runtime`] admits it in one transaction: locks the thread, applies the multitask strategy, checks and assigns the
-//!    answers to open questions, inserts the run, and claims it if the thread is free.
-//! 3. The worker loads the machine, gives it the input, and drives it: next → do → write down → commit, again and again.
+//!    answers to open interrupts, inserts the run, and claims it if the thread is free.
+//! 3. The worker loads the machine, gives it the input, and drives it: next → act → record → commit, again and again.
 //!    Tools run side by side; a delegated call drives a child's machine through a journal of its own lane.
-//! 4. Each commit is one transaction (checkpoints, position, questions, events, status), fenced by the lease. When it is
+//! 4. Each commit is one transaction (checkpoints, position, interrupts, events, status), fenced by the lease. When it is
 //!    durable, its events become visible in the log; pieces of answers are visible at once and superseded by the entry.
-//! 5. [`events::Tail`] yields the events after a position; the presenter in [`http::stream`] makes frames of them.
+//! 5. [`events::Tail`] yields the events after a position; a projection in [`http::stream`] makes frames of them.
 //!
 //! # A server of one's own
 //!
 //! [`Adjutant::builder`] takes [`Tool`]s, [`Middleware`], [`Model`]s, [`Runnable`]s and definitions written in Rust and
-//! serves them beside what the configuration says. What that needs is exported here, at the top; the rooms below are for
+//! serves them beside those of the configuration. What that needs is exported here, at the top; the rooms below are for
 //! readers, tests and benches, and change without notice. `examples/embedding.rs` is a whole one.
 //!
 //! # How to add …
 //!
-//! **a tool**: implement [`tool::Tool`] in `tool/`; declare it in [`app`] (or offer it from a policy); test it through a
-//! script in `tests/it`.
+//! **a middleware with settings**: `middleware/x.rs` with a type that implements [`middleware::Middleware`] (its `configured`
+//! reads the settings where a definition lists it); its `mod` line and its entry in `listed()` in `middleware/mod.rs`; the
+//! table in `docs/agents.md`; a test. `middleware/context_editing.rs` is one.
 //!
-//! **a policy**: one file in `middleware/` with a type that implements [`middleware::Middleware`]; put it into *the* list in
-//! [`agent::assemble`]; add its setting to [`definition`].
+//! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()`, and a row in
+//! `definition/builtins.rs` that reserves the tool's name.
+//!
+//! **a setting of tools**: its field in `definition/tool.rs`, its use in `tool/remote.rs` (or the kind of tool that has it), the table
+//! in `docs/tools.md`, a test. `max_retries` is one.
+//!
+//! **a field of agents and subagents**: `definition/agent.rs` (the two written forms and `AgentSpec`), its use in
+//! [`agent::assemble`], `docs/agents.md` and `docs/subagents.md`, a test.
+//!
+//! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, a test; `openrouter` is one. A new
+//! protocol needs its arms in `model/providers/` besides.
+//!
+//! **a kind of job**: its row in `domain/job.rs`, its line in `runtime/jobs/mod.rs`, and its file beside that;
+//! `sweep_deliveries.rs` is one.
 //!
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
-//! [`http`], a scene in `tests/it`, and `openapi/` anew.
+//! [`http`], a test in `tests/it/api`, and `openapi/` anew.
 //!
-//! **a table**: the same numbered file in both folders of `migrations/`, one file of functions in `db/`, a test on both
+//! **a table**: its part of `migrations/sqlite/` and `migrations/postgres/`, one file of functions in `db/`, a test on both
 //! engines.
 
 #![cfg_attr(

@@ -1,21 +1,5 @@
-//! The data types of adjutant and their rules. Pure code: nothing here does I/O, waits or prints. Its terms:
-//!
-//! | Term | Meaning |
-//! |---|---|
-//! | definition | the description of an agent in a file, in code or in a request; its key is the `graph_id` |
-//! | assistant | named, versioned settings of a definition; clients start runs by its id |
-//! | thread | a conversation: its state and its history |
-//! | run | one execution on a thread; a *child run* executes a delegated call and has a parent |
-//! | cron | a schedule that starts runs |
-//! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
-//! | delivery | a webhook request that reports the end of a run |
-//! | machine | the state, the phase and the open interrupts of one agent |
-//! | checkpoint | an entry of a thread's log: the writes of one step, and its parent |
-//! | lane | the history of one agent on a thread: the main agent's, or one child run's |
-//! | interrupt | a question to a human; a *decision* answers it |
-//! | call | a tool call of the model, with its status in the current step |
-//! | event | an entry of a thread's log, or a piece of an answer that is streamed but not stored |
-//! | item | a JSON object in the Store, under a key in a *namespace*; it outlives threads |
+//! The data types of adjutant and their rules. Pure code: nothing here does I/O, waits or prints. The glossary is in the
+//! documentation of the crate.
 
 use std::fmt;
 

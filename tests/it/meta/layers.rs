@@ -55,13 +55,13 @@ const EMPTY_NAMES: [&str; 13] = [
 ];
 
 /// One source file: its room, its place, and its text.
-struct Source {
-    room: String,
-    place: String,
-    text: String,
+pub(super) struct Source {
+    pub(super) room: String,
+    pub(super) place: String,
+    pub(super) text: String,
 }
 
-fn sources() -> Vec<Source> {
+pub(super) fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     collect(&root, &mut files);

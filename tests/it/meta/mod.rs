@@ -2,4 +2,5 @@
 
 mod documents;
 mod first_start;
+mod language;
 mod layers;
