@@ -5,7 +5,7 @@ use std::time::Duration;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::Run;
 use adjutant::events::After;
-use adjutant::http::stream::{Mode, RunInfo, StreamRequest, stream_run};
+use adjutant::http::stream::{RunInfo, StreamMode, StreamRequest, stream_run};
 use futures::StreamExt;
 
 use crate::lab::{AGENT, Lab, one_step, pieces};
@@ -51,7 +51,7 @@ async fn streamed(lab: &Lab, readers: usize) {
 pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
     let request = StreamRequest {
         info: RunInfo::of(run, AGENT),
-        modes: vec![Mode::MessagesTuple],
+        modes: vec![StreamMode::MessagesTuple],
         subgraphs: false,
         resumable: false,
         seen: None,

@@ -329,9 +329,11 @@ impl Loop<'_> {
                         running.push(child);
                     }
                 }
-                CallResult::Returned(Ok(CallOutcome::Answer(answer))) => self.receive(machine, notes, at, answer),
+                CallResult::Returned(Ok(CallOutcome::Answer(answer)))
+                | CallResult::Child(Ok(ChildResult::Answer(answer))) => {
+                    self.receive(machine, notes, at, answer);
+                }
                 CallResult::Returned(Err(halt)) => halt_call(machine, notes, at, halt, &mut outcome),
-                CallResult::Child(Ok(ChildResult::Answer(answer))) => self.receive(machine, notes, at, answer),
                 CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
                     machine.set_fate(at, CallStatus::Delegated { child, parked: true });
                     parked.push(self.until_given_up(at, child));

@@ -287,7 +287,7 @@ fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
         panic!("a variable is named")
     };
     assert_eq!(name.as_str(), "ADJUTANT_TEST_NO_SUCH_KEY");
-    assert_eq!(value.is_none(), true);
+    assert!(value.is_none());
 }
 
 #[test]

@@ -134,18 +134,18 @@ mod tests {
         let (asked, part) = filled(&[10; 500], 300, 1_000_000);
         assert_eq!(asked, vec![16, 284]);
         assert_eq!(part.rows.len(), 300);
-        assert_eq!(part.is_cut, false);
+        assert!(!part.is_cut);
         let (_, part) = filled(&[10; 5], 300, 1_000_000);
         assert_eq!(part.rows.len(), 5);
-        assert_eq!(part.is_cut, false);
+        assert!(!part.is_cut);
         let (_, part) = filled(&[400; 100], 300, 1000);
         assert_eq!(part.rows.len(), 2);
-        assert_eq!(part.is_cut, true);
+        assert!(part.is_cut);
         let (_, part) = filled(&[5000; 2], 300, 1000);
         assert_eq!(part.rows.len(), 1, "the first row is taken whatever its size");
-        assert_eq!(part.is_cut, true, "the first row is taken whatever its size");
+        assert!(part.is_cut, "the first row is taken whatever its size");
         let (_, part) = filled(&[500; 2], 300, 1000);
         assert_eq!(part.rows.len(), 2);
-        assert_eq!(part.is_cut, false);
+        assert!(!part.is_cut);
     }
 }

@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(checked(json!({"who": {"age": 7}, "more": 1})), Ok(()));
         let missing = checked(json!({})).expect_err("who is missing");
         assert_eq!(missing.0.as_str(), "context");
-        assert_eq!(missing.1.contains("who"), true);
+        assert!(missing.1.contains("who"));
         assert_eq!(
             checked(json!({"who": {"age": "old"}})).map_err(|wrong| wrong.0),
             Err("context.who.age".to_owned())

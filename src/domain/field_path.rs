@@ -83,9 +83,9 @@ impl fmt::Display for FieldPath {
                         f.write_str(".")?;
                     }
                     if is_bare(key) {
-                        f.write_str(key)?
+                        f.write_str(key)?;
                     } else {
-                        write!(f, "{key:?}")?
+                        write!(f, "{key:?}")?;
                     }
                 }
             }

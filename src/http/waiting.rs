@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::Api;
 use super::error::ApiError;
-use super::stream::fold::AgentView;
+use super::stream::fold::AgentFold;
 use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
@@ -85,13 +85,13 @@ impl Drop for CancelOnDisconnect {
 /// What a new run comes to: its last values, with the question it asks; or why it failed.
 pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
     let mut tail = api.events.tail(&run, After::Start);
-    let mut main = AgentView::new(&Arc::new(Origin::of(&run)));
+    let mut main = AgentFold::new(&Arc::new(Origin::of(&run)));
     let mut end = None;
     while let Some(event) = tail.next().await? {
         if event.origin.lane != Lane::Main {
             continue;
         }
-        let base = match AgentView::missing_state(Some(&main), &event.body) {
+        let base = match AgentFold::missing_state(Some(&main), &event.body) {
             Some(checkpoint) => Some(api.events.state_at(run.thread, checkpoint).await?),
             None => None,
         };

@@ -194,7 +194,7 @@ fn tokens_are_counted_when_an_answer_is_complete() {
                 ordinal: 0,
                 chunk,
             },
-        )
+        );
     };
     say(Chunk::Begin);
     say(Chunk::Text("hello".to_owned()));

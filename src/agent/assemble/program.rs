@@ -19,7 +19,7 @@ impl AgentFactory {
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
         let missing = || {
             let message = format!("this server has no program `{name}`");
-            FailingProgram::new(Failure::new("RunnableNotFoundError", message), AfterCrash::default())
+            FailingProgram::shared(Failure::new("RunnableNotFoundError", message), AfterCrash::default())
         };
         let own = AgentProgram {
             runnable: self.runnables.get(name).cloned().unwrap_or_else(missing),
@@ -50,7 +50,7 @@ impl AgentFactory {
             )),
             Err(invalid) => {
                 let message = format!("The agent `{graph_id}` cannot be reached: its {invalid}.");
-                FailingProgram::new(Failure::new("ModelConfigurationError", message), AfterCrash::Repeat)
+                FailingProgram::shared(Failure::new("ModelConfigurationError", message), AfterCrash::Repeat)
             }
         };
         let own = AgentProgram {
@@ -92,7 +92,7 @@ struct FailingProgram {
 }
 
 impl FailingProgram {
-    fn new(failure: Failure, after_crash: AfterCrash) -> Arc<dyn Runnable> {
+    fn shared(failure: Failure, after_crash: AfterCrash) -> Arc<dyn Runnable> {
         Arc::new(Self { failure, after_crash })
     }
 }

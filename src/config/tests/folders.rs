@@ -27,7 +27,7 @@ fn a_folder_is_an_agent() {
     assert_eq!(agents, ["writer"]);
     let writer = &loaded.config.agents["writer"];
     assert_eq!(writer.name.as_deref(), None);
-    assert_eq!(writer.todos, true);
+    assert!(writer.todos);
     assert_eq!(writer.system_prompt.parts(), vec!["You write."]);
     let subagents: Vec<_> = writer
         .subagents

@@ -168,7 +168,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
     let to = copy(&db, original).await;
     let position = history(&db, to).await.remove(0).position;
     assert_eq!(position.asked, vec![]);
-    assert_eq!(position.copied, true);
+    assert!(position.copied);
     let calls = vec![
         call("a", CallStatus::Ready),
         call("b", CallStatus::Ready),

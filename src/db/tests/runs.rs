@@ -135,7 +135,7 @@ async fn runs_are_listed_newest_first(db: Db) {
     let counted = read!(db, |tx| runs::count_in_flight(tx, thread));
     assert_eq!(counted.waiting, 3);
     assert_eq!(counted.at_work, 0);
-    assert_eq!(counted.is_none(), false);
+    assert!(!counted.is_none());
     assert!(read!(db, |tx| runs::count_in_flight(tx, crate::domain::id::ThreadId::mint())).is_none());
     assert_eq!(
         read!(db, |tx| runs::count_pending(tx, 2)),

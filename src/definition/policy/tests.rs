@@ -122,13 +122,13 @@ fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
     };
     let plain = parent(json!({"name": "a"}));
     assert_eq!(plain.system_prompt.text().as_str(), "");
-    assert_eq!(plain.todos, false);
+    assert!(!plain.todos);
     assert_eq!(plain.memory.len(), 0);
     assert_eq!(plain.limits, None);
     let all = parent(json!({"name": "a", "system_prompt": "Be brief.", "memory": ["/a.md"],
         "inherit": {"prompt": true, "memory": true, "middleware": true}}));
     assert_eq!(all.system_prompt.text().as_str(), "Be kind.\n\nBe brief.");
-    assert_eq!(all.todos, true);
+    assert!(all.todos);
     assert_eq!(all.memory, ["/p.md", "/a.md"]);
     assert_eq!(all.limits.and_then(|limits| limits.model_calls), Some(3));
     let names: Vec<&str> = all.middleware.iter().map(|policy| policy.name.as_str()).collect();
@@ -140,7 +140,7 @@ fn a_subagent_has_from_its_parent_what_it_asks_for_and_is_not_blocked() {
     );
     let names: Vec<&str> = some.middleware.iter().map(|policy| policy.name.as_str()).collect();
     assert_eq!(names, vec!["audit", "ModelCallLimitMiddleware"]);
-    assert_eq!(some.todos, false);
+    assert!(!some.todos);
     assert_eq!(some.store, Some(StoreRule::Switch(false)));
     assert_eq!(some.interrupt_on.map(|rules| rules.len()), Some(0));
 }
@@ -159,7 +159,7 @@ fn the_general_purpose_subagent_has_what_it_asks_for() {
     assert_eq!(plain.skill_tools.len(), 1);
     let told = general(json!({"inherit": {"prompt": true, "memory": true, "middleware": ["TodoListMiddleware"]}}));
     assert_eq!(told.system_prompt.text().as_str(), "Be kind.");
-    assert_eq!(told.todos, true);
+    assert!(told.todos);
     assert_eq!(told.memory.len(), 1);
     let both =
         general(json!({"system_prompt": "Be brief.", "inherit": {"prompt": true}, "block_middleware": [SKILLS]}));

@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(other.due_at, Some(second(10)));
         let done = after(&other, Ok(TaskSnapshot::of("r2", TaskStatus::Success)), 10);
         assert_eq!(done.due_at, None);
-        assert_eq!(done.unwanted, false);
+        assert!(!done.unwanted);
     }
 
     #[test]
@@ -228,7 +228,7 @@ mod tests {
         assert!(work.due_at.is_some());
         let unwanted = after(&RemoteWork { unwanted: true, ..work }, waits(), 1);
         assert_eq!(unwanted.due_at, None);
-        assert_eq!(unwanted.unwanted, false);
+        assert!(!unwanted.unwanted);
     }
 
     #[test]

@@ -104,7 +104,7 @@ mod tests {
         let ids = [CheckpointId::mint(), CheckpointId::mint()];
         machine.begin(&plan, Update::messages([Message::human("go")]), ids);
         assert_eq!(machine.next(&plan), Step::Work);
-        assert_eq!(machine.work_was_begun(), false);
+        assert!(!machine.work_was_begun());
         machine.work_begins();
         let stored = serde_json::to_value(&machine.position).expect("it can be stored");
         machine.position = serde_json::from_value::<Position>(stored).expect("it can be read");
@@ -137,7 +137,7 @@ mod tests {
             .remove(0)
             .id;
         assert_eq!(machine.next(&plan), Step::Park);
-        assert_eq!(machine.work_was_begun(), true);
+        assert!(machine.work_was_begun());
         assert!(machine.resolve(&about, json!("again")));
         assert_eq!(machine.take_verdict_on_work(), Some(json!("again")));
         assert_eq!(machine.take_verdict_on_work(), None, "it holds once");

@@ -79,7 +79,7 @@ fn what_was_reserved_when_the_run_left_holds_nobody_up() {
     log.say(event);
     log.close(0);
     assert_eq!(seen(&log, 0), Some(vec![2]));
-    assert_eq!(log.is_active(), false);
+    assert!(!log.is_active());
 }
 
 #[test]

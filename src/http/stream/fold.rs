@@ -14,7 +14,7 @@ use crate::domain::state::State;
 
 /// One agent of a run, as far as its part of the log was read.
 #[derive(Debug, Clone)]
-pub(in crate::http) struct AgentView {
+pub(in crate::http) struct AgentFold {
     /// Which agent.
     pub origin: Arc<Origin>,
     /// Its state; none when it is not followed, or not known yet.
@@ -31,7 +31,7 @@ pub(in crate::http) struct AgentView {
     pub asked: Vec<Interrupt>,
 }
 
-impl AgentView {
+impl AgentFold {
     /// An agent of which nothing was read.
     pub(in crate::http) fn new(origin: &Arc<Origin>) -> Self {
         Self {
@@ -45,7 +45,7 @@ impl AgentView {
         }
     }
 
-    /// The checkpoint whose state [`AgentView::enter`] needs together with an event, for a reader that follows the state.
+    /// The checkpoint whose state [`AgentFold::enter`] needs together with an event, for a reader that follows the state.
     /// `view` is none for an agent that has not been seen yet.
     pub(in crate::http) fn missing_state(view: Option<&Self>, body: &EventBody) -> Option<CheckpointId> {
         let is_unknown = view.is_none_or(|view| view.state.is_none());
@@ -60,7 +60,7 @@ impl AgentView {
     }
 
     /// Takes the first half of an event: the agent stands where it stood when the event happened. `base` is the state that
-    /// [`AgentView::missing_state`] asked for; without `follows_state` none is begun.
+    /// [`AgentFold::missing_state`] asked for; without `follows_state` none is begun.
     pub(in crate::http) fn enter(&mut self, body: &EventBody, base: Option<Arc<State>>, follows_state: bool) {
         let is_given = base.is_some();
         if let Some(base) = base {
@@ -141,8 +141,8 @@ mod tests {
     use crate::domain::message::Message;
     use crate::domain::state::Update;
 
-    fn view() -> AgentView {
-        AgentView::new(&Arc::new(Origin {
+    fn view() -> AgentFold {
+        AgentFold::new(&Arc::new(Origin {
             lane: Lane::Main,
             namespace: vec![],
             agent: "main-agent".to_owned(),
@@ -190,7 +190,7 @@ mod tests {
         }
     }
 
-    fn texts(view: &AgentView) -> Option<Vec<String>> {
+    fn texts(view: &AgentFold) -> Option<Vec<String>> {
         let state = view.state.as_ref()?;
         Some(state.messages.iter().map(|message| message.content.text()).collect())
     }
@@ -216,17 +216,17 @@ mod tests {
     fn a_state_is_asked_for_once_and_given_up_where_it_does_not_fit() {
         let first = entry(Some(CheckpointId::mint()), 3, "a");
         let body = EventBody::Entry(Arc::clone(&first));
-        assert_eq!(AgentView::missing_state(None, &body), first.parent);
+        assert_eq!(AgentFold::missing_state(None, &body), first.parent);
         let mut view = view();
         view.enter(&body, Some(Arc::default()), true);
         view.advance(&first);
         let here = started(Some(first.id));
-        assert_eq!(AgentView::missing_state(Some(&view), &here), None);
+        assert_eq!(AgentFold::missing_state(Some(&view), &here), None);
         view.enter(&here, None, true);
         assert_eq!(texts(&view), Some(vec!["a".to_owned()]));
         let elsewhere = CheckpointId::mint();
         assert_eq!(
-            AgentView::missing_state(Some(&view), &started(Some(elsewhere))),
+            AgentFold::missing_state(Some(&view), &started(Some(elsewhere))),
             Some(elsewhere)
         );
         view.enter(&started(Some(elsewhere)), None, false);

@@ -18,12 +18,12 @@ const LEASE: Duration = Duration::from_secs(60);
 
 pub(super) struct CronHandler;
 
-/// What became of a due time.
+/// The outcome of a due time.
 enum Fired {
-    /// Somebody else has the cron, it is gone, or over.
+    /// There is nothing to run: another worker has the cron, or it was deleted, or it is over.
     Nothing,
     /// Its run was admitted, or refused.
-    Tried(Result<Admitted, StartError>),
+    Tried(Result<Box<Admitted>, StartError>),
 }
 
 #[async_trait]
@@ -62,7 +62,7 @@ impl JobHandler for CronHandler {
         match write.await? {
             Fired::Nothing => {}
             Fired::Tried(Ok(admitted)) => {
-                let run = runs.take_up(admitted, None);
+                let run = runs.take_up(*admitted, None);
                 tracing::debug!(cron = %id, run = %run.id, "cron is due");
             }
             Fired::Tried(Err(refusal)) => {
@@ -110,5 +110,5 @@ async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: 
     if matches!(started, Err(StartError::ThreadFull(_))) {
         db::crons::move_on(tx, id, job, cron.due_at).await?;
     }
-    Ok(Fired::Tried(started))
+    Ok(Fired::Tried(started.map(Box::new)))
 }

@@ -341,7 +341,7 @@ impl Drop for CancelOnDrop<'_> {
         if let Some(id) = self.id.filter(|_| !self.connection.events().closed.is_cancelled()) {
             let connection = Arc::clone(self.connection);
             (self.spawn)(Box::pin(async move {
-                drop(timeout(CANCEL_TIMEOUT, connection.notify(message::cancelled(id))).await)
+                drop(timeout(CANCEL_TIMEOUT, connection.notify(message::cancelled(id))).await);
             }));
         }
     }

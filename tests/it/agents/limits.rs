@@ -68,7 +68,7 @@ async fn calls_of_tools_beyond_a_limit_are_error_results(server: TestServer) {
     let refused = "lookup failed: The limit `tool_calls` = 2 of this run is reached. The call was not made; finish with what you have.";
     let (refusals, results): (Vec<_>, Vec<_>) = said[4..6].iter().partition(|line| *line == refused);
     assert_eq!(refusals.len(), 1, "{said:#?}");
-    assert_eq!(results[0].starts_with("lookup: found"), true, "{said:#?}");
+    assert!(results[0].starts_with("lookup: found"), "{said:#?}");
     assert_eq!(said.last().unwrap(), "ai: done");
     assert_eq!(server.tools.calls_of("lookup").len(), 2);
 }

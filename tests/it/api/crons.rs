@@ -78,13 +78,13 @@ pub(crate) async fn all_are_due(server: &TestServer) {
             _ = query(SQL)
                 .execute(&mut SqliteConnection::connect(&url).await.unwrap())
                 .await
-                .unwrap()
+                .unwrap();
         }
         Engine::Postgres => {
             _ = query(SQL)
                 .execute(&mut PgConnection::connect(&url).await.unwrap())
                 .await
-                .unwrap()
+                .unwrap();
         }
     }
 }

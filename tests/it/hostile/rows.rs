@@ -35,18 +35,38 @@ fn unreadable() -> String {
 /// Changes the database behind the server's back. Returns how many rows that concerned.
 async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
     let url = server.database_url();
-    let text = AssertSqlSafe(text.into());
+    let text: String = text.into();
     match server.engine {
         Engine::Sqlite => {
             let mut conn = SqliteConnection::connect(&url).await.unwrap();
             query("pragma busy_timeout = 20000").execute(&mut conn).await.unwrap();
-            query(text).execute(&mut conn).await.unwrap().rows_affected()
+            query(AssertSqlSafe(text))
+                .execute(&mut conn)
+                .await
+                .unwrap()
+                .rows_affected()
         }
         Engine::Postgres => {
             let mut conn = PgConnection::connect(&url).await.unwrap();
-            query(text).execute(&mut conn).await.unwrap().rows_affected()
+            // A statement that changes many rows can meet the server's own in the opposite order.
+            loop {
+                match query(AssertSqlSafe(text.clone())).execute(&mut conn).await {
+                    Ok(done) => return done.rows_affected(),
+                    Err(error) if is_deadlock(&error) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
         }
     }
+}
+
+/// Returns whether Postgres broke the statement off because it and another one waited for each other.
+fn is_deadlock(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .as_deref()
+        == Some("40P01")
 }
 
 /// The columns of all tables, as the schema has them, that are of a type that can hold JSON.

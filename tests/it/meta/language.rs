@@ -7,15 +7,11 @@ use std::path::Path;
 use super::layers::{Source, sources};
 
 /// Phrases of the past that name nothing: a reader has to guess the noun, and an operator cannot search for it.
-const OLD_PHRASES: [&str; 8] = [
-    "what came of",
-    "came of it",
+const OLD_PHRASES: [&str; 4] = [
     "who stands in",
     "stands in for a model",
+    "whom to ask",
     "whoever does is",
-    "who it is that",
-    "is gone and nobody",
-    "wants any more",
 ];
 
 /// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`.
@@ -26,7 +22,9 @@ fn public_types(text: &str) -> impl Iterator<Item = &str> {
         words.next_if(|word| word.ends_with(')'));
         let kind = words.next()?;
         let name = words.next()?;
-        let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+        let end = name
+            .find(|c: char| !c.is_alphanumeric() && c != '_')
+            .unwrap_or(name.len());
         matches!(kind, "struct" | "enum" | "trait" | "type" | "union").then(|| &name[..end])
     })
 }
@@ -35,7 +33,8 @@ fn public_types(text: &str) -> impl Iterator<Item = &str> {
 fn no_two_public_types_have_one_name() {
     let files = sources();
     let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for Source { place, text, .. } in &files {
+    // Helpers of unit tests are for nobody else.
+    for Source { place, text, .. } in files.iter().filter(|file| !file.place.contains("tests")) {
         for name in public_types(text) {
             places.entry(name).or_default().push(place);
         }
@@ -52,11 +51,17 @@ fn old_phrases_are_not_used() {
     for entry in fs::read_dir(root.join("docs")).expect("the folder can be read") {
         let path = entry.expect("the entry can be read").path();
         if path.extension().is_some_and(|extension| extension == "md") {
-            texts.push((path.display().to_string(), fs::read_to_string(&path).expect("the page can be read")));
+            texts.push((
+                path.display().to_string(),
+                fs::read_to_string(&path).expect("the page can be read"),
+            ));
         }
     }
     for file in ["README.md", "CONTRIBUTING.md", "openapi/openapi.json"] {
-        texts.push((file.to_owned(), fs::read_to_string(root.join(file)).expect("the file can be read")));
+        texts.push((
+            file.to_owned(),
+            fs::read_to_string(root.join(file)).expect("the file can be read"),
+        ));
     }
     let found: Vec<String> = texts
         .iter()

@@ -606,7 +606,7 @@ async fn what_the_other_server_is_told_and_what_nobody_sees(server: TestServer) 
     assert_eq!(body["config"]["configurable"]["deepagents_parent"], parent);
     assert_eq!(&body["input"]["messages"][0]["content"], &json!("x"));
     assert_eq!(&body["context"], &Value::Null);
-    assert_eq!(headers.contains_key("idempotency-key"), true);
+    assert!(headers.contains_key("idempotency-key"));
     assert_eq!(&body["metadata"]["adjutant_levels"], &json!(3));
     let said = alice.transcript().await;
     assert!(

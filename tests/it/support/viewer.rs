@@ -62,7 +62,7 @@ impl Viewer {
     pub(crate) async fn refused(&self, method: &str, params: Value) -> String {
         let answer = self.commands(method, params).await;
         assert_eq!(&answer["type"], &json!("error"), "{answer}");
-        assert_eq!(answer["message"].is_string(), true, "{answer}");
+        assert!(answer["message"].is_string(), "{answer}");
         answer["error"].as_str().unwrap().to_owned()
     }
 

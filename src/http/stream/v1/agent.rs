@@ -9,13 +9,13 @@ use crate::domain::id::TaskId;
 use crate::domain::run::namespace_text;
 use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
-use crate::http::stream::fold::AgentView;
+use crate::http::stream::fold::AgentFold;
 use crate::http::stream::frame::FrameName;
 
 /// One agent, with what was shown of it.
 pub(super) struct ShownAgent {
     /// The agent as far as the log was read.
-    pub agent: AgentView,
+    pub agent: AgentFold,
     /// Its namespace as clients write it; none for the main agent.
     pub namespace: Option<Arc<str>>,
     /// Whether the calls of the step under way were shown to begin.
@@ -38,7 +38,7 @@ impl ShownAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let is_main = origin.namespace.is_empty();
         Self {
-            agent: AgentView::new(origin),
+            agent: AgentFold::new(origin),
             namespace: (!is_main).then(|| Arc::from(namespace_text(&origin.namespace))),
             calls_begun: false,
             pending: None,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::fold::AgentView;
+use super::fold::AgentFold;
 use super::frame::{AnswerOffset, Frame};
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
@@ -160,7 +160,7 @@ impl V1Presenter {
         let needs_state = self.modes_for(&event.origin).need_state();
         let shows_steps = self.modes.tell_steps() && self.shows(&event.origin);
         Needs {
-            state: AgentView::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| needs_state),
+            state: AgentFold::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| needs_state),
             // Of an agent that this reader has seen, the checkpoint from which it goes on was shown.
             resumed: match &event.body {
                 EventBody::Fact(Fact::Started {

@@ -12,7 +12,7 @@ use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::{MODEL, RUNNABLE, TOOLS};
 use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::State;
-use crate::http::stream::fold::AgentView;
+use crate::http::stream::fold::AgentFold;
 
 /// What the tasks after a checkpoint are.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,7 +67,7 @@ impl NextTasks {
     }
 
     /// The tasks, of an agent that stands at its newest checkpoint with this `state`.
-    pub(super) fn tasks(&self, agent: &AgentView, state: &State) -> Vec<StartedTask<'_>> {
+    pub(super) fn tasks(&self, agent: &AgentFold, state: &State) -> Vec<StartedTask<'_>> {
         let task = |node, index, call| StartedTask {
             id: TaskId::of_step(agent.head, node, index),
             node,

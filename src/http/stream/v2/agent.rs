@@ -7,12 +7,12 @@ use super::frame_writer::FrameSource;
 use super::messages::MessageStream;
 use crate::domain::event::Origin;
 use crate::domain::id::InterruptId;
-use crate::http::stream::fold::AgentView;
+use crate::http::stream::fold::AgentFold;
 
 /// One agent, with what was shown of it.
 pub(super) struct TrackedAgent {
     /// The agent as far as the log was read.
-    pub agent: AgentView,
+    pub agent: AgentFold,
     /// How frames name it.
     pub place: FrameSource,
     /// Whether it is at work, as far as clients were told.
@@ -28,7 +28,7 @@ pub(super) struct TrackedAgent {
 impl TrackedAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         Self {
-            agent: AgentView::new(origin),
+            agent: AgentFold::new(origin),
             place: FrameSource::of(origin),
             open: false,
             made: BTreeMap::new(),

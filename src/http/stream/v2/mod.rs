@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::fold::AgentView;
+use super::fold::AgentFold;
 use crate::domain::checkpoint::{CheckpointSource, Entry, Lane};
 use crate::domain::event::{Event, EventBody, Fact, Origin};
 use crate::domain::id::{CheckpointId, InterruptId, RunId, TaskId};
@@ -103,7 +103,7 @@ impl V2Presenter {
         let known = self.agents.get(&event.origin.lane);
         let with_state = [Channel::Values, Channel::Tools, Channel::Tasks];
         let is_wanted = with_state.into_iter().any(|channel| self.wanted.has(channel));
-        AgentView::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| is_wanted)
+        AgentFold::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| is_wanted)
     }
 
     /// Forgets what can be read again. For readers who wait while nothing happens.

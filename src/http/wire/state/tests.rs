@@ -241,16 +241,16 @@ fn a_page_keeps_the_newest_that_fit_and_at_least_one() {
     let page = History::after_input("hello").says(Message::ai("hi")).page();
     let (whole, is_cut) = page.moments(usize::MAX);
     assert_eq!(whole.len(), 3);
-    assert_eq!(is_cut, false);
+    assert!(!is_cut);
     let newest = whole[0].origin.id;
     let sizes: Vec<usize> = whole.iter().map(|moment| moment.bytes).collect();
     let (two, is_cut) = page.moments(sizes[0] + sizes[1]);
     assert_eq!(two.len(), 2);
-    assert_eq!(is_cut, true);
+    assert!(is_cut);
     assert_eq!(two[0].origin.id, newest);
     let (one, is_cut) = page.moments(1);
     assert_eq!(one.len(), 1);
-    assert_eq!(is_cut, true);
+    assert!(is_cut);
     assert_eq!(one[0].origin.id, newest);
 }
 
