@@ -47,7 +47,7 @@ pub struct AgentDefinition {
     /// Which files it may read and change; all, when there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub permissions: Vec<Permission>,
-    /// JSON Schema of the final answer, when it shall be structured, or a table with it; see [`AnswerFormat`].
+    /// JSON Schema of the final answer, when it shall be structured, or a table with it; see [`super::AnswerFormat`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
     /// JSON Schema of the context of every run; anything goes when absent.
@@ -147,7 +147,7 @@ pub struct SubagentDefinition {
     /// Which files it may read and change; what its parent may, when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub permissions: Option<Vec<Permission>>,
-    /// JSON Schema of the result, when it shall be structured, or a table with it; see [`AnswerFormat`].
+    /// JSON Schema of the result, when it shall be structured, or a table with it; see [`super::AnswerFormat`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_format: Option<Value>,
     /// Whether it has `write_todos`.
