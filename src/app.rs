@@ -192,7 +192,7 @@ impl App {
             .config
             .server
             .max_connections
-            .unwrap_or_else(http::fitting_connections);
+            .unwrap_or_else(http::max_connections_for_descriptors);
         let serving = http::serve(listener, http::router(api), max_connections, soft);
         let hard = self.shutdown.hard().clone();
         let serving = async {

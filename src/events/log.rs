@@ -14,14 +14,14 @@ use crate::domain::event::Event;
 use crate::domain::id::RunId;
 
 /// How many events stay in memory. Readers that fall further behind read stored events, without the pieces of answers.
-const KEPT: usize = 1024;
+const CAPACITY: usize = 1024;
 
 /// The newest part of one thread's log.
 pub struct ThreadLog {
     // A std mutex: nothing waits while it is held.
     ring: Mutex<RingBuffer>,
     // A watch and not a broadcast: a reader only needs to know that there is more.
-    grown: watch::Sender<u64>,
+    changes: watch::Sender<u64>,
     /// Which version of the thread was seen last, when it was looked whether other processes changed it.
     version: AtomicI64,
 }
@@ -35,11 +35,11 @@ struct RingBuffer {
     /// The run that is or was at work here, when it was expected.
     run: Option<RunId>,
     /// Whether that run is about to begin and has no events yet.
-    coming: bool,
+    expected: bool,
     /// Whether that run may number events.
     open: bool,
     /// The run that began here from nothing, and the number that all its events are above.
-    begun: Option<(RunId, i64)>,
+    started: Option<(RunId, i64)>,
     /// The number of the next event.
     next: i64,
     /// Everything up to this number is stored, or was never to be stored.
@@ -65,7 +65,7 @@ impl Default for ThreadLog {
     fn default() -> Self {
         Self {
             ring: Mutex::default(),
-            grown: watch::Sender::new(0),
+            changes: watch::Sender::new(0),
             version: AtomicI64::new(i64::MIN),
         }
     }
@@ -74,12 +74,12 @@ impl Default for ThreadLog {
 impl ThreadLog {
     /// A run is about to begin here, so that those who want to read it wait for it rather than look for it in the
     /// database; `fresh` when it has never begun before. Returns what [`ThreadLog::close`] wants to know.
-    pub fn expect(&self, run: RunId, fresh: bool) -> u64 {
+    pub fn expect_run(&self, run: RunId, fresh: bool) -> u64 {
         let mut ring = self.ring();
         ring.active = true;
         ring.holder += 1;
         ring.run = Some(run);
-        ring.coming = fresh;
+        ring.expected = fresh;
         ring.open = false;
         ring.holder
     }
@@ -87,7 +87,7 @@ impl ThreadLog {
     /// The expected run begins here; the next event has the number `next`, all before it are stored.
     pub fn open(&self, next: i64) {
         let mut ring = self.ring();
-        let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
+        let started = ring.run.filter(|_| ring.expected).map(|run| (run, next - 1));
         let holder = ring.holder;
         let run = ring.run;
         let slots = VecDeque::new();
@@ -95,9 +95,9 @@ impl ThreadLog {
             active: true,
             holder,
             run,
-            coming: false,
+            expected: false,
             open: true,
-            begun,
+            started,
             next,
             floor: next - 1,
             slots,
@@ -119,7 +119,7 @@ impl ThreadLog {
             return;
         }
         ring.active = false;
-        ring.coming = false;
+        ring.expected = false;
         ring.slots.retain(|slot| slot.event.is_some());
         drop(ring);
         self.notify();
@@ -158,7 +158,7 @@ impl ThreadLog {
     }
 
     /// Shows an event that is not to be stored; `make` gets its number.
-    pub fn say(&self, make: impl FnOnce(i64) -> Event) {
+    pub fn publish_volatile(&self, make: impl FnOnce(i64) -> Event) {
         let mut ring = self.ring();
         let seq = ring.next;
         ring.next += 1;
@@ -174,12 +174,12 @@ impl ThreadLog {
     /// What memory has after `after` for a reader of `run`.
     pub(super) fn buffered(&self, run: RunId, after: i64) -> Buffered {
         let ring = self.ring();
-        if ring.coming && ring.run == Some(run) {
+        if ring.expected && ring.run == Some(run) {
             return Buffered::Events(vec![]);
         }
         ring.buffered(
-            ring.begun
-                .filter(|(begun, _)| *begun == run)
+            ring.started
+                .filter(|(started, _)| *started == run)
                 .map_or(after, |(_, before)| after.max(before)),
         )
     }
@@ -191,7 +191,7 @@ impl ThreadLog {
 
     /// Lets go of what readers can also read from the database, if no run is at work here. Those who still wait for
     /// pieces of answers get the answers instead.
-    pub(super) fn forget(&self) {
+    pub(super) fn evict(&self) {
         let mut ring = self.ring();
         if !ring.active {
             ring.slots = VecDeque::new();
@@ -205,12 +205,12 @@ impl ThreadLog {
         if !ring.active || ring.next == 0 {
             return None;
         }
-        let coming = ring
+        let expected = ring
             .slots
             .iter()
             .find(|slot| slot.event.is_none())
             .map_or(ring.next, |slot| slot.seq);
-        Some(coming - 1)
+        Some(expected - 1)
     }
 
     /// Whether a run is at work here.
@@ -219,19 +219,19 @@ impl ThreadLog {
     }
 
     /// Whether this run is at work here, or about to begin.
-    pub(super) fn works_on(&self, run: RunId) -> bool {
+    pub(super) fn is_running(&self, run: RunId) -> bool {
         let ring = self.ring();
         ring.active && ring.run == Some(run)
     }
 
     /// Whether somebody waits for the log to grow.
     pub(super) fn has_readers(&self) -> bool {
-        self.grown.receiver_count() > 0
+        self.changes.receiver_count() > 0
     }
 
     /// Tells when the log has grown, or a run began or ended.
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.grown.subscribe()
+        self.changes.subscribe()
     }
 
     /// Has those who read look whether there is more.
@@ -249,7 +249,7 @@ impl ThreadLog {
     }
 
     fn notify(&self) {
-        self.grown.send_modify(|rings| *rings += 1);
+        self.changes.send_modify(|count| *count += 1);
     }
 
     fn ring(&self) -> MutexGuard<'_, RingBuffer> {
@@ -270,9 +270,9 @@ impl RingBuffer {
         Buffered::Events(self.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
-    /// Forgets the oldest events beyond [`KEPT`].
+    /// Forgets the oldest events beyond [`CAPACITY`].
     fn trim(&mut self) {
-        while self.slots.len() > KEPT && self.slots.front().is_some_and(|slot| slot.event.is_some()) {
+        while self.slots.len() > CAPACITY && self.slots.front().is_some_and(|slot| slot.event.is_some()) {
             if let Some(slot) = self.slots.pop_front() {
                 self.floor = slot.seq;
             }

@@ -43,16 +43,16 @@ pub struct Events {
     db: Db,
     // Weak: a log stays in memory only while a run writes it or somebody reads it.
     logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl Events {
-    /// The logs that `db` stores. Once the server is `leaving`, nobody waits for events that others write.
-    pub fn new(db: Db, leaving: CancellationToken) -> Self {
+    /// The logs that `db` stores. Once the server is `shutdown`, nobody waits for events that others write.
+    pub fn new(db: Db, shutdown: CancellationToken) -> Self {
         Self {
             db,
             logs: Arc::default(),
-            leaving,
+            shutdown,
         }
     }
 
@@ -133,8 +133,8 @@ impl Events {
     }
 
     /// Waits until the server leaves.
-    pub async fn left(&self) {
-        self.leaving.cancelled().await;
+    pub async fn shutdown_started(&self) {
+        self.shutdown.cancelled().await;
     }
 
     /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.
@@ -185,13 +185,13 @@ impl Events {
                 let Some(found) = db::checkpoints::get(tx, thread, checkpoint).await? else {
                     return Ok(None);
                 };
-                let asked = db::interrupts::of_thread(tx, thread, None).await?;
-                let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
-                let asked = own.map(|asked| asked.interrupt).collect();
+                let interrupts = db::interrupts::of_thread(tx, thread, None).await?;
+                let own = interrupts.into_iter().filter(|record| record.lane == found.lane);
+                let interrupts = own.map(|record| record.interrupt).collect();
                 Ok(Some(AgentSnapshot {
                     entry: Arc::new(found.entry),
                     run: found.run,
-                    asked,
+                    interrupts,
                 }))
             })
         });
@@ -207,5 +207,5 @@ pub struct AgentSnapshot {
     /// The run of the main agent in whose course it was taken.
     pub run: Option<RunId>,
     /// What the agent has asked so far, here and before; the tasks tell which of it is asked here.
-    pub asked: Vec<Interrupt>,
+    pub interrupts: Vec<Interrupt>,
 }

@@ -41,7 +41,7 @@ pub struct RunSequence {
     after: i64,
     ready: VecDeque<ThreadItem>,
     current: Option<(RunId, Tail)>,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl RunSequence {
@@ -84,7 +84,7 @@ impl RunSequence {
     fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
         let db = events.db.clone();
         let log = events.log(thread);
-        let leaving = events.leaving.clone();
+        let shutdown = events.shutdown.clone();
         let events = events.clone();
         let ready = VecDeque::new();
         let current = None;
@@ -96,7 +96,7 @@ impl RunSequence {
             after,
             ready,
             current,
-            leaving,
+            shutdown,
         }
     }
 
@@ -128,22 +128,22 @@ impl RunSequence {
                     }
                 }
             }
-            let mut grown = self.log.subscribe();
+            let mut changes = self.log.subscribe();
             if self.poll().await? {
                 continue;
             }
-            if self.leaving.is_cancelled() || !self.is_there().await? {
+            if self.shutdown.is_cancelled() || !self.thread_exists().await? {
                 return Ok(None);
             }
-            self.leaving
-                .run_until_cancelled(timeout(POLL_INTERVAL, grown.changed()))
+            self.shutdown
+                .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
                 .await;
         }
     }
 
     /// Whether the server leaves, so that what happens next is to be read elsewhere.
     pub fn is_cut(&self) -> bool {
-        self.leaving.is_cancelled()
+        self.shutdown.is_cancelled()
     }
 
     /// Looks for the run or the write that comes next. False if there is none yet.
@@ -171,7 +171,7 @@ impl RunSequence {
         }
     }
 
-    async fn is_there(&self) -> DbResult<bool> {
+    async fn thread_exists(&self) -> DbResult<bool> {
         let thread = self.thread;
         let found = self
             .db

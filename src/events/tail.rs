@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::Events;
 use super::agent_cache::AgentCache;
 use super::log::{Buffered, ThreadLog};
-use super::page::{PAGE, up_to};
+use super::page::{PAGE, limit_page};
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact};
@@ -39,11 +39,11 @@ struct Branch {
 }
 
 impl Branch {
-    fn is_of(&self, event: &Event) -> bool {
+    fn is_own(&self, event: &Event) -> bool {
         event.origin.lane == Lane::Child(self.run)
     }
 
-    fn holds(&self, event: &Event) -> bool {
+    fn contains(&self, event: &Event) -> bool {
         event.origin.namespace.starts_with(&self.namespace)
     }
 }
@@ -57,11 +57,11 @@ pub struct Tail {
     branch: Option<Branch>,
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
-    origins: AgentCache,
+    agents: AgentCache,
     /// Whether events of the run have come from memory: it is the one at work here.
     live: bool,
     ended: bool,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
     is_cut: bool,
 }
 
@@ -69,13 +69,13 @@ impl Tail {
     pub(super) fn new(events: &Events, run: &Run, after: After) -> Self {
         let db = events.db.clone();
         let log = events.log(run.thread);
-        let leaving = events.leaving.clone();
+        let shutdown = events.shutdown.clone();
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
             After::Now => None,
         };
-        let origins = AgentCache::new(db.clone(), run);
+        let agents = AgentCache::new(db.clone(), run);
         let waiting = VecDeque::new();
         let run = run.clone();
         Self {
@@ -85,10 +85,10 @@ impl Tail {
             branch: None,
             after,
             waiting,
-            origins,
+            agents,
             live: false,
             ended: false,
-            leaving,
+            shutdown,
             is_cut: false,
         }
     }
@@ -117,19 +117,19 @@ impl Tail {
             if self.ended {
                 return Ok(None);
             }
-            let mut grown = self.log.subscribe();
+            let mut changes = self.log.subscribe();
             let active = self.log.is_active();
-            let ours = self.log.works_on(self.run.id);
+            let ours = self.log.is_running(self.run.id);
             let after = match self.after {
                 Some(after) => after,
                 None => Box::pin(self.start_from_now()).await?,
             };
-            if self.take_in(after).await? {
+            if self.fill(after).await? {
                 continue;
             }
             if active && (self.live || ours) {
                 // A sender lives as long as the log, and the log as long as this reader.
-                let _ = grown.changed().await;
+                let _ = changes.changed().await;
                 continue;
             }
             // Asked before the last look, so that nothing written in between is missed. No look while a run is at work
@@ -140,11 +140,11 @@ impl Tail {
             }
             if over {
                 self.ended = true;
-            } else if self.leaving.is_cancelled() {
+            } else if self.shutdown.is_cancelled() {
                 (self.ended, self.is_cut) = (true, true);
             } else {
-                self.leaving
-                    .run_until_cancelled(timeout(POLL_INTERVAL, grown.changed()))
+                self.shutdown
+                    .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
                     .await;
             }
         }
@@ -158,12 +158,12 @@ impl Tail {
     /// The next event if it can be had without waiting.
     pub fn ready(&mut self) -> Option<Arc<Event>> {
         while let Some(event) = self.waiting.pop_front() {
-            let is_last = event.origin.lane == Lane::Main || self.branch.as_ref().is_some_and(|b| b.is_of(&event));
+            let is_last = event.origin.lane == Lane::Main || self.branch.as_ref().is_some_and(|b| b.is_own(&event));
             if let (true, EventBody::Fact(Fact::Ended { .. })) = (is_last, &event.body) {
                 self.ended = true;
                 self.waiting.clear();
             }
-            if self.branch.as_ref().is_none_or(|branch| branch.holds(&event)) {
+            if self.branch.as_ref().is_none_or(|branch| branch.contains(&event)) {
                 return Some(event);
             }
         }
@@ -176,7 +176,7 @@ impl Tail {
     }
 
     /// Reads what there is after `after`. False if there is nothing yet.
-    async fn take_in(&mut self, after: i64) -> DbResult<bool> {
+    async fn fill(&mut self, after: i64) -> DbResult<bool> {
         match self.log.buffered(self.run.id, after) {
             Buffered::Events(events) => {
                 let Some(last) = events.last() else {
@@ -209,9 +209,9 @@ impl Tail {
                 db::events::read(tx, thread, before.map_or(after, |first| after.max(first - 1)), PAGE).await
             })
         });
-        let (page, last) = up_to(floor, after, read.await?);
+        let (page, last) = limit_page(floor, after, read.await?);
         for logged in page.into_iter().filter(|logged| logged.run == Some(run)) {
-            let event = self.origins.event(logged).await?;
+            let event = self.agents.event(logged).await?;
             self.waiting.push_back(Arc::new(event));
         }
         self.after = Some(last);

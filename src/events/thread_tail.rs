@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Events;
 use super::agent_cache::AgentCache;
 use super::log::{Buffered, ThreadLog};
-use super::page::{PAGE, up_to};
+use super::page::{PAGE, limit_page};
 use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
@@ -27,7 +27,7 @@ pub enum ThreadEvent {
     /// Nothing happens for the time being. Told once; what comes next is the next thing that happens.
     Quiet,
     /// The server leaves: nothing more will be heard here.
-    Leaving,
+    Shutdown,
 }
 
 /// A reader of the events of a thread. It pulls: a reader that is slow, or gone, costs nobody anything, and one that falls
@@ -40,25 +40,25 @@ pub struct ThreadTail {
     after: i64,
     waiting: VecDeque<Arc<Event>>,
     /// The agents of the run whose stored events were read last.
-    origins: Option<AgentCache>,
+    agents: Option<AgentCache>,
     quiet: bool,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl ThreadTail {
     pub(super) fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
         let db = events.db.clone();
         let log = events.log(thread);
-        let leaving = events.leaving.clone();
+        let shutdown = events.shutdown.clone();
         Self {
             db,
             log,
             thread,
             after,
             waiting: VecDeque::new(),
-            origins: None,
+            agents: None,
             quiet: false,
-            leaving,
+            shutdown,
         }
     }
 
@@ -72,32 +72,32 @@ impl ThreadTail {
                 self.quiet = false;
                 return Ok(ThreadEvent::Event(event));
             }
-            let mut grown = self.log.subscribe();
+            let mut changes = self.log.subscribe();
             let active = self.log.is_active();
-            if self.take_in().await? {
+            if self.fill().await? {
                 continue;
             }
             if active {
                 // A sender lives as long as the log, and the log as long as this reader.
-                let _ = grown.changed().await;
+                let _ = changes.changed().await;
                 continue;
             }
             // Not while a run is at work here: of what it stores side by side, the later number may be stored first.
             if Box::pin(self.read_stored(None)).await? {
                 continue;
             }
-            if self.leaving.is_cancelled() {
-                return Ok(ThreadEvent::Leaving);
+            if self.shutdown.is_cancelled() {
+                return Ok(ThreadEvent::Shutdown);
             }
             // What other processes do makes the bell ring, too.
-            let rings = self.leaving.run_until_cancelled(grown.changed());
+            let count = self.shutdown.run_until_cancelled(changes.changed());
             if self.quiet {
-                rings.await;
-            } else if timeout(QUIET, rings).await.is_err() {
+                count.await;
+            } else if timeout(QUIET, count).await.is_err() {
                 self.quiet = true;
                 // Who waits needs no room for what he has read.
-                (self.waiting, self.origins) = (VecDeque::new(), None);
-                self.log.forget();
+                (self.waiting, self.agents) = (VecDeque::new(), None);
+                self.log.evict();
                 return Ok(ThreadEvent::Quiet);
             }
         }
@@ -123,11 +123,11 @@ impl ThreadTail {
     /// # Errors
     /// When the database fails.
     pub async fn fetch(&mut self) -> DbResult<bool> {
-        Ok(self.take_in().await? || !self.log.is_active() && Box::pin(self.read_stored(None)).await?)
+        Ok(self.fill().await? || !self.log.is_active() && Box::pin(self.read_stored(None)).await?)
     }
 
     /// Reads what memory has, or stored events up to there. False if there is nothing yet.
-    async fn take_in(&mut self) -> DbResult<bool> {
+    async fn fill(&mut self) -> DbResult<bool> {
         match self.log.buffered_of_thread(self.after) {
             Buffered::Events(events) => {
                 let Some(last) = events.last() else { return Ok(false) };
@@ -148,12 +148,12 @@ impl ThreadTail {
             .db
             .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await }))
             .await?;
-        let (page, last) = up_to(floor, after, page);
+        let (page, last) = limit_page(floor, after, page);
         for logged in page {
             // What a client wrote outside of all runs is part of the state from which the next run begins.
             let Some(run) = logged.run else { continue };
-            if let Some(origins) = self.origins_of(run).await? {
-                let event = origins.event(logged).await?;
+            if let Some(agents) = self.agents_of(run).await? {
+                let event = agents.event(logged).await?;
                 self.waiting.push_back(Arc::new(event));
             }
         }
@@ -162,14 +162,14 @@ impl ThreadTail {
     }
 
     /// The agents of a run; none if the run is gone, and with it whatever is told of it.
-    async fn origins_of(&mut self, run: RunId) -> DbResult<Option<&mut AgentCache>> {
-        if self.origins.as_ref().is_none_or(|origins| origins.run() != run) {
+    async fn agents_of(&mut self, run: RunId) -> DbResult<Option<&mut AgentCache>> {
+        if self.agents.as_ref().is_none_or(|agents| agents.run() != run) {
             let found = self
                 .db
                 .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
                 .await?;
-            self.origins = found.map(|run| AgentCache::new(self.db.clone(), &run));
+            self.agents = found.map(|run| AgentCache::new(self.db.clone(), &run));
         }
-        Ok(self.origins.as_mut())
+        Ok(self.agents.as_mut())
     }
 }

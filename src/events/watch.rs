@@ -14,7 +14,7 @@ use crate::domain::id::ThreadId;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How many threads one question is about.
-const AT_ONCE: usize = 500;
+const THREADS_PER_QUERY: usize = 500;
 
 impl Events {
     /// Rings for the readers of threads on which other processes are at work. Ends with the server, and at once where there
@@ -24,7 +24,7 @@ impl Events {
             return;
         }
         while self
-            .leaving
+            .shutdown
             .run_until_cancelled(tokio::time::sleep(POLL_INTERVAL))
             .await
             .is_some()
@@ -38,13 +38,13 @@ impl Events {
     /// No clock is asked: those of processes differ. Whoever changes a thread changes the version of its row.
     async fn poll(&self) -> DbResult<()> {
         let watched_threads = self.watched_threads();
-        for some in watched_threads.chunks(AT_ONCE) {
-            let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
+        for chunk in watched_threads.chunks(THREADS_PER_QUERY) {
+            let threads: Vec<ThreadId> = chunk.iter().map(|(thread, _)| *thread).collect();
             let read = self
                 .db
                 .read(move |tx| Box::pin(async move { db::threads::versions(tx, &threads).await }));
             for found in read.await? {
-                if let Some((_, log)) = some.iter().find(|(thread, _)| *thread == found.thread) {
+                if let Some((_, log)) = chunk.iter().find(|(thread, _)| *thread == found.thread) {
                     log.wake_if_changed(found.version, found.is_at_work);
                 }
             }

@@ -26,7 +26,7 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
     if accepted.contains("text/html") {
         return Redirect::temporary("/docs").into_response();
     }
-    let places = json!({
+    let links = json!({
         "server": "adjutant",
         "version": env!("CARGO_PKG_VERSION"),
         "docs": "/docs",
@@ -37,7 +37,7 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
         "assistants": "/assistants/search",
         "threads": "/threads",
     });
-    ([(header::VARY, "accept")], Json(places)).into_response()
+    ([(header::VARY, "accept")], Json(links)).into_response()
 }
 
 /// Whether the server is there.
@@ -102,7 +102,7 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
         _ => None,
     })?;
     // What can be told without the database is told: that is when somebody wants to know.
-    let backlog = match tokio::time::timeout(BACKLOG_PATIENCE, api.runs.backlog()).await {
+    let backlog = match tokio::time::timeout(BACKLOG_TIMEOUT, api.runs.backlog()).await {
         Ok(backlog) => backlog
             .inspect_err(|error| tracing::warn!(%error, "could not count what waits"))
             .ok(),
@@ -128,7 +128,7 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
 }
 
 /// For how long the database is asked how much waits.
-const BACKLOG_PATIENCE: Duration = Duration::from_secs(1);
+const BACKLOG_TIMEOUT: Duration = Duration::from_secs(1);
 const PLAIN: &str = "text/plain; version=1.0.0; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, JsonWithDefinition, Params, no_content};
 use super::wire::agent::{
-    AgentOrVersion, AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView,
+    AgentOrVersion, AgentSearch, AgentValidate, AgentVersionView, AgentView, CheckedAgentSearch, ValidationView,
 };
 use super::wire::{Object, json};
 use super::{Api, JsonResult};
@@ -104,12 +104,12 @@ pub(super) async fn versions(
 }
 
 /// Says what is wrong with a definition, or odd, without using it.
-#[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = Candidate,
-    responses((status = 200, description = "Whether it could be used, and every reason why not", body = VerdictView)))]
+#[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = AgentValidate,
+    responses((status = 200, description = "Whether it could be used, and every reason why not", body = ValidationView)))]
 pub(super) async fn validate(
     State(api): State<Api>,
-    JsonWithDefinition(body): JsonWithDefinition<Candidate>,
-) -> JsonResult<VerdictView> {
+    JsonWithDefinition(body): JsonWithDefinition<AgentValidate>,
+) -> JsonResult<ValidationView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
         api.runs.judge_agent(graph_id, Value::Object(body.definition)).into(),
@@ -121,13 +121,13 @@ pub(super) async fn validate(
     responses((status = 200, description = "A page of agents", body = Vec<AgentView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
-    let CheckedAgentSearch { wanted, page, select } = body.check()?;
+    let CheckedAgentSearch { filter, page, select } = body.check()?;
     let part = (
         usize::try_from(page.limit).unwrap_or(0),
         usize::try_from(page.offset).unwrap_or(usize::MAX),
     );
     let permit = api.answers.permit().await?;
-    let (found, total) = api.runs.agents(|record| wanted.matches(record), part);
+    let (found, total) = api.runs.agents(|record| filter.matches(record), part);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),
         is_cut: false,

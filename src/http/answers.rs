@@ -17,13 +17,13 @@ use super::extract::Page;
 use crate::db::ListPart;
 
 /// How many answers of the largest size fit into memory at once.
-const SIDE_BY_SIDE: usize = 4;
+const CONCURRENT: usize = 4;
 /// The unit in which memory is given out, in bytes.
 const UNIT: usize = 1024;
 /// How much of a text is handed on at once, in bytes.
-const PIECE: usize = 64 * 1024;
+const CHUNK: usize = 64 * 1024;
 /// For how long an answer waits for its memory.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The memory for answers whose size is chosen by what clients have stored: states, histories, lists of threads.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ impl Answers {
         let bytes = bytes.clamp(UNIT, u32::MAX as usize);
         Self {
             bytes,
-            memory: Arc::new(Semaphore::new(bytes.div_ceil(UNIT) * SIDE_BY_SIDE)),
+            memory: Arc::new(Semaphore::new(bytes.div_ceil(UNIT) * CONCURRENT)),
         }
     }
 
@@ -51,7 +51,7 @@ impl Answers {
     pub(super) async fn permit(&self) -> Result<Permit, ApiError> {
         let units = u32::try_from(self.bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let memory = Arc::clone(&self.memory).acquire_many_owned(units);
-        match tokio::time::timeout(PATIENCE, memory).await {
+        match tokio::time::timeout(PERMIT_TIMEOUT, memory).await {
             Ok(Ok(memory)) => Ok(Permit(memory)),
             Ok(Err(_)) | Err(_) => Err(ApiError::answers_busy()),
         }
@@ -65,16 +65,16 @@ impl Permit {
     /// Answers with a value.
     pub(super) fn answer(self, value: &impl Serialize) -> Result<Response, ApiError> {
         let text = serde_json::to_vec(value).map_err(|error| ApiError::fault(&error))?;
-        if text.len() <= PIECE {
+        if text.len() <= CHUNK {
             return Ok((
                 [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))],
                 text,
             )
                 .into_response());
         }
-        let sending = (self.shrunk_to(text.len()), Bytes::from(text));
+        let sending = (self.shrink_to(text.len()), Bytes::from(text));
         Ok(as_json(stream::unfold(sending, |(memory, mut rest)| async move {
-            let piece = rest.split_to(rest.len().min(PIECE));
+            let piece = rest.split_to(rest.len().min(CHUNK));
             (!piece.is_empty()).then_some((Ok::<_, Infallible>(piece), (memory, rest)))
         })))
     }
@@ -85,31 +85,31 @@ impl Permit {
     where
         I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
     {
-        self.between(b"[", b"]", bytes, items)
+        self.stream_list(b"[", b"]", bytes, items)
     }
 
     /// Answers with an object whose only field is a list of these items.
     pub(super) fn object(self, field: &str, texts: Texts) -> Response {
         let before = format!("{{{}:[", Value::from(field));
-        self.between(before.as_bytes(), b"]}", texts.bytes, texts.items.into_iter().map(Ok))
+        self.stream_list(before.as_bytes(), b"]}", texts.bytes, texts.items.into_iter().map(Ok))
     }
 
-    fn between<I>(self, before: &[u8], after: &'static [u8], bytes: usize, items: I) -> Response
+    fn stream_list<I>(self, before: &[u8], after: &'static [u8], bytes: usize, items: I) -> Response
     where
         I: Iterator<Item = serde_json::Result<Vec<u8>>> + Send + 'static,
     {
         let before = before.to_vec();
-        let writing = Writing {
+        let writer = ListWriter {
             items,
             before,
             after,
-            _memory: self.shrunk_to(bytes),
+            _memory: self.shrink_to(bytes),
             is_first: true,
             is_over: false,
         };
-        as_json(stream::unfold(writing, |mut writing| async move {
-            let chunk = writing.next()?;
-            Some((chunk, writing))
+        as_json(stream::unfold(writer, |mut writer| async move {
+            let chunk = writer.next()?;
+            Some((chunk, writer))
         }))
     }
 
@@ -123,25 +123,25 @@ impl Permit {
         page: Page,
         total: Option<i64>,
         part: ListPart<T>,
-        show: impl Fn(T) -> Option<Value>,
+        to_json: impl Fn(T) -> Option<Value>,
     ) -> Result<Response, ApiError> {
-        let texts = self.texts(part, show)?;
-        let headers = page.headers_behind(total, texts.gone_through, texts.is_cut);
+        let texts = self.texts(part, to_json)?;
+        let headers = page.truncated_headers(total, texts.rows_read, texts.is_cut);
         Ok((headers, self.list(texts.bytes, texts.items.into_iter().map(Ok))).into_response())
     }
 
     /// The texts of as many items as an answer may hold, one at least. Items that are not to be seen are passed over.
-    pub(super) fn texts<T>(&self, part: ListPart<T>, show: impl Fn(T) -> Option<Value>) -> Result<Texts, ApiError> {
+    pub(super) fn texts<T>(&self, part: ListPart<T>, to_json: impl Fn(T) -> Option<Value>) -> Result<Texts, ApiError> {
         let most = self.0.num_permits() * UNIT;
         let mut texts = Texts {
             items: vec![],
             bytes: 0,
-            gone_through: 0,
+            rows_read: 0,
             is_cut: part.is_cut,
         };
         for row in part.rows {
-            if let Some(shown) = row.and_then(&show) {
-                let text = serde_json::to_vec(&shown).map_err(|error| ApiError::fault(&error))?;
+            if let Some(item) = row.and_then(&to_json) {
+                let text = serde_json::to_vec(&item).map_err(|error| ApiError::fault(&error))?;
                 if texts.bytes + text.len() > most && !texts.items.is_empty() {
                     texts.is_cut = true;
                     break;
@@ -149,13 +149,13 @@ impl Permit {
                 texts.bytes += text.len() + 1;
                 texts.items.push(text);
             }
-            texts.gone_through += 1;
+            texts.rows_read += 1;
         }
         Ok(texts)
     }
 
     /// Gives back what is not needed.
-    fn shrunk_to(mut self, bytes: usize) -> Self {
+    fn shrink_to(mut self, bytes: usize) -> Self {
         let units = bytes.div_ceil(UNIT);
         let surplus = self.0.num_permits().saturating_sub(units);
         drop(self.0.split(surplus));
@@ -169,13 +169,13 @@ pub(super) struct Texts {
     /// How long they are together.
     pub(super) bytes: usize,
     /// How many rows of the list they are, those included that are not shown.
-    pub(super) gone_through: u32,
+    pub(super) rows_read: u32,
     /// Whether there were more.
     pub(super) is_cut: bool,
 }
 
 /// A list on its way to the client.
-struct Writing<I> {
+struct ListWriter<I> {
     items: I,
     /// What stands before the first item, and behind the last.
     before: Vec<u8>,
@@ -185,7 +185,7 @@ struct Writing<I> {
     is_over: bool,
 }
 
-impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> Writing<I> {
+impl<I: Iterator<Item = serde_json::Result<Vec<u8>>>> ListWriter<I> {
     fn next(&mut self) -> Option<serde_json::Result<Bytes>> {
         if self.is_over {
             return None;

@@ -23,23 +23,23 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
-    let elsewhere = api.runs.pending_elsewhere(limit + offset).await?;
+    let remote = api.runs.pending_elsewhere(limit + offset).await?;
     // Both lists are laid together before a page is cut.
-    let (most, skipped) = if elsewhere.is_empty() {
+    let (limit_of_read, offset_of_read) = if remote.is_empty() {
         (limit, offset)
     } else {
         (limit + offset, 0)
     };
     let mut all = api
         .db
-        .read(move |tx| Box::pin(interrupts::pending(tx, most, skipped)))
+        .read(move |tx| Box::pin(interrupts::pending(tx, limit_of_read, offset_of_read)))
         .await?;
-    if !elsewhere.is_empty() {
-        all.extend(elsewhere);
-        all.sort_by_key(|asked| asked.created_at);
-        let skipped = page.offset as usize;
-        let most = page.limit as usize;
-        all = all.into_iter().skip(skipped).take(most).collect();
+    if !remote.is_empty() {
+        all.extend(remote);
+        all.sort_by_key(|record| record.created_at);
+        let offset_of_read = page.offset as usize;
+        let limit_of_read = page.limit as usize;
+        all = all.into_iter().skip(offset_of_read).take(limit_of_read).collect();
     }
     Ok(Json(all.into()))
 }
@@ -68,14 +68,14 @@ pub(super) async fn list(
     let found = match read.await? {
         Some(found) => found,
         None => {
-            let asked = api
+            let records = api
                 .runs
                 .asked_by_remote(thread)
                 .await?
                 .ok_or_else(|| ApiError::no_thread(thread))?;
-            asked
+            records
                 .into_iter()
-                .filter(|asked| status.is_none_or(|status| asked.status == status))
+                .filter(|record| status.is_none_or(|status| record.status == status))
                 .collect()
         }
     };
@@ -102,10 +102,10 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
     if let Some(found) = read.await? {
         return Ok(found);
     }
-    let elsewhere = api.runs.asked_by_remote(thread_id).await?.unwrap_or_default();
-    elsewhere
+    let remote = api.runs.asked_by_remote(thread_id).await?.unwrap_or_default();
+    remote
         .into_iter()
-        .rfind(|asked| asked.interrupt.id == interrupt_id)
+        .rfind(|record| record.interrupt.id == interrupt_id)
         .ok_or_else(ApiError::no_interrupt)
 }
 

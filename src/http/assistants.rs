@@ -35,11 +35,15 @@ pub(super) async fn create(
     let CheckedAssistant {
         id,
         settings,
-        or_take_it,
+        reuse_existing,
     } = body.check()?;
-    let made = |made: &Assistant| idempotency::kept(&AssistantView::from(made.clone()));
-    let once = api.runs.make_assistant(id, settings, or_take_it, (key, made)).await?;
-    idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
+    let created_response =
+        |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
+    let once = api
+        .runs
+        .make_assistant(id, settings, reuse_existing, (key, created_response))
+        .await?;
+    idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
 
 /// Finds assistants. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next`
@@ -51,13 +55,13 @@ pub(super) async fn search(
     State(api): State<Api>,
     ApiJson(body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
-    let CheckedAssistantSearch { wanted, page, select } = body.check()?;
+    let CheckedAssistantSearch { query, page, select } = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            let total = assistants::count(tx, &wanted).await?;
-            Ok((assistants::search(tx, &wanted, bytes).await?, total))
+            let total = assistants::count(tx, &query).await?;
+            Ok((assistants::search(tx, &query, bytes).await?, total))
         })
     });
     let (found, total) = read.await?;
@@ -70,10 +74,10 @@ pub(super) async fn search(
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
-    let wanted = body.check()?.wanted;
+    let query = body.check()?.query;
     Ok(Json(
         api.db
-            .read(move |tx| Box::pin(async move { assistants::count(tx, &wanted).await }))
+            .read(move |tx| Box::pin(async move { assistants::count(tx, &query).await }))
             .await?,
     ))
 }
@@ -183,7 +187,7 @@ pub(super) async fn graph(
         Some(Err(_)) | None if params.flag("xray")? => u32::MAX,
         Some(Err(_)) | None => 0,
     };
-    let graph_id = graph_of(&api, path.assistant).await?;
+    let graph_id = graph_id_of(&api, path.assistant).await?;
     let drawing = api
         .runs
         .drawing(&graph_id, levels)
@@ -196,7 +200,7 @@ pub(super) async fn graph(
     responses((status = 200, description = "The schemas", body = SchemasView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
-    let graph_id = graph_of(&api, path.assistant).await?;
+    let graph_id = graph_id_of(&api, path.assistant).await?;
     let schemas = api
         .runs
         .schemas(&graph_id)
@@ -241,7 +245,7 @@ async fn subagents(
     namespace: Option<&str>,
     recurse: bool,
 ) -> JsonResult<Subgraphs> {
-    let graph_id = graph_of(api, assistant).await?;
+    let graph_id = graph_id_of(api, assistant).await?;
     let found = api
         .runs
         .subagents(&graph_id, namespace, recurse)
@@ -263,7 +267,7 @@ async fn find(api: &Api, id: AssistantId) -> Result<Assistant, ApiError> {
 }
 
 /// The definition of this assistant.
-async fn graph_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
+async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
     match assistant {
         AssistantRef::Id(id) => find(api, id).await.map(|found| found.settings.graph_id),
         AssistantRef::Graph(graph_id) if api.runs.plan_of(&graph_id).is_some() => Ok(graph_id),

@@ -29,7 +29,7 @@ const UNIT: usize = 1024;
 const BUDGET_WAIT: Duration = Duration::from_secs(1);
 
 /// How many times the time without a byte a whole body may take.
-const WHOLE_BODY: u32 = 10;
+const TOTAL_TIMEOUT_FACTOR: u32 = 10;
 
 /// The bounds of bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,14 +103,14 @@ impl BodyReader {
     ///
     /// # Errors
     /// When there is no room for it for a second.
-    pub(super) async fn share_of(&self, command: &[u8]) -> Result<Share, ApiError> {
-        let mut share = Share(None);
+    pub(super) async fn reserve(&self, command: &[u8]) -> Result<BudgetShare, ApiError> {
+        let mut share = BudgetShare(None);
         self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES)
             .await?;
         Ok(share)
     }
 
-    async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, Share), ApiError> {
+    async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, BudgetShare), ApiError> {
         let refusal = check_content_type(&parts.headers).err();
         let size = body.size_hint();
         if let (Some(1..), Some(refusal)) = (size.exact(), &refusal) {
@@ -127,24 +127,24 @@ impl BodyReader {
         tokio::select! {
             biased;
             read = self.collect(body, refusal) => read,
-            () = self.events.left() => Err(ApiError::body_cut_off()),
+            () = self.events.shutdown_started() => Err(ApiError::body_aborted()),
         }
     }
 
     /// Waits for the whole body. One that is not empty is answered with `refusal`, if there is one.
-    async fn collect(&self, body: Body, refusal: Option<ApiError>) -> Result<(Bytes, Share), ApiError> {
-        let whole = Instant::now() + self.limits.timeout.saturating_mul(WHOLE_BODY);
+    async fn collect(&self, body: Body, refusal: Option<ApiError>) -> Result<(Bytes, BudgetShare), ApiError> {
+        let deadline = Instant::now() + self.limits.timeout.saturating_mul(TOTAL_TIMEOUT_FACTOR);
         let mut pieces = body.into_data_stream();
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        let mut share = Share(None);
+        let mut share = BudgetShare(None);
         let mut length = 0;
         let mut values = 0;
         loop {
-            let silent = Instant::now() + self.limits.timeout;
-            let next = timeout_at(silent.min(whole), pieces.next()).await;
-            let next = next.map_err(|_| ApiError::slow_body(&self.timeout_reason(silent > whole)))?;
-            let Some(piece) = next.transpose().map_err(|_| ApiError::broken_body())? else {
+            let idle_until = Instant::now() + self.limits.timeout;
+            let next = timeout_at(idle_until.min(deadline), pieces.next()).await;
+            let next = next.map_err(|_| ApiError::slow_body(&self.timeout_reason(idle_until > deadline)))?;
+            let Some(piece) = next.transpose().map_err(|_| ApiError::incomplete_body())? else {
                 break;
             };
             if let Some(refusal) = refusal.clone().filter(|_| !piece.is_empty()) {
@@ -172,13 +172,16 @@ impl BodyReader {
     fn timeout_reason(&self, is_whole: bool) -> String {
         let seconds = self.limits.timeout.as_secs_f64();
         if is_whole {
-            return format!("it took longer than {} seconds", seconds * f64::from(WHOLE_BODY));
+            return format!(
+                "it took longer than {} seconds",
+                seconds * f64::from(TOTAL_TIMEOUT_FACTOR)
+            );
         }
         format!("no byte of it came for {seconds} seconds")
     }
 
     /// Takes as much more of the budget as a body of this cost needs.
-    async fn grow(&self, share: &mut Share, cost: usize) -> Result<(), ApiError> {
+    async fn grow(&self, share: &mut BudgetShare, cost: usize) -> Result<(), ApiError> {
         let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         // One that needs more than all there is waits until it is alone.
@@ -202,7 +205,7 @@ impl BodyReader {
 }
 
 /// What a body holds of the budget, until it is dropped.
-pub(super) struct Share(Option<OwnedSemaphorePermit>);
+pub(super) struct BudgetShare(Option<OwnedSemaphorePermit>);
 
 /// As many units of the budget as these bytes take.
 fn units(bytes: usize) -> u32 {

@@ -34,7 +34,7 @@ impl ClientId {
     }
 
     /// A text that is the same for all requests of the client.
-    pub fn name(&self) -> String {
+    pub fn key(&self) -> String {
         self.0.to_string()
     }
 }

@@ -21,9 +21,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::guarded::guarded;
+use super::guarded::hold_until_sent;
 use open::OpenConnections;
-pub use open::fitting;
+pub use open::max_for_descriptors;
 pub(super) use open::{ConnectionHandle, RequestGuard};
 
 mod open;
@@ -36,38 +36,38 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 const ACCEPT_BACKOFF: Duration = Duration::from_secs(1);
 
 /// How long a connection that was closed for want of file descriptors may take to give its own back.
-const CLOSING_TIME: Duration = Duration::from_millis(10);
+const CLOSE_GRACE: Duration = Duration::from_millis(10);
 
 /// How often it is logged that connections are refused.
-const REFUSALS_LOGGED: Duration = Duration::from_secs(60);
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The largest head of a request, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// Serves `router` to whoever connects, `max_connections` at once, until `leaving`; then lets the requests under way finish.
-pub async fn serve(listener: TcpListener, router: Router, max_connections: usize, leaving: CancellationToken) {
+/// Serves `router` to whoever connects, `max_connections` at once, until `shutdown`; then lets the requests under way finish.
+pub async fn serve(listener: TcpListener, router: Router, max_connections: usize, shutdown: CancellationToken) {
     let connections = TaskTracker::new();
     let open = OpenConnections::new(max_connections);
-    let mut refused = Refusals::default();
-    while let Some(accepted) = leaving.run_until_cancelled(listener.accept()).await {
+    let mut refusals = Refusals::default();
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted {
-            Ok((stream, peer)) => match open.enter(peer) {
+            Ok((stream, peer)) => match open.admit(peer) {
                 Some(handle) => {
                     let client = Client {
                         handle,
                         router: router.clone(),
-                        leaving: leaving.clone(),
+                        shutdown: shutdown.clone(),
                     };
                     drop(connections.spawn(client.serve_until_evicted(stream)));
                 }
                 // Closed by dropping it.
-                None => refused.count(max_connections),
+                None => refusals.count(max_connections),
             },
-            Err(error) if is_of_the_client(&error) => {}
+            Err(error) if is_client_error(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "no connection can be accepted for now");
-                let pause = if open.close_one() { CLOSING_TIME } else { ACCEPT_BACKOFF };
-                leaving.run_until_cancelled(sleep(pause)).await;
+                let pause = if open.close_one() { CLOSE_GRACE } else { ACCEPT_BACKOFF };
+                shutdown.run_until_cancelled(sleep(pause)).await;
             }
         }
     }
@@ -88,7 +88,10 @@ impl Refusals {
     /// Counts one, and logs it unless that was done a moment ago.
     fn count(&mut self, max_connections: usize) {
         self.count += 1;
-        if self.logged.is_none_or(|logged| logged.elapsed() >= REFUSALS_LOGGED) {
+        if self
+            .logged
+            .is_none_or(|logged| logged.elapsed() >= REFUSAL_LOG_INTERVAL)
+        {
             let refused = self.count;
             tracing::warn!(
                 max_connections,
@@ -104,7 +107,7 @@ impl Refusals {
 }
 
 /// Whether a connection broke off before it was accepted.
-fn is_of_the_client(error: &io::Error) -> bool {
+fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
@@ -113,7 +116,7 @@ fn is_of_the_client(error: &io::Error) -> bool {
 struct Client {
     handle: ConnectionHandle,
     router: Router,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl Client {
@@ -122,7 +125,7 @@ impl Client {
         let handle = self.handle.clone();
         tokio::select! {
             () = self.serve(stream) => {}
-            () = handle.closed() => tracing::debug!(peer = %handle.peer(), "a connection was closed in favour of another one"),
+            () = handle.evicted() => tracing::debug!(peer = %handle.peer(), "a connection was closed in favour of another one"),
         }
     }
 
@@ -132,7 +135,7 @@ impl Client {
         // Finding out which protocol a connection speaks has no time limit of its own.
         let mut first = [0];
         let peeked = timeout(IDLE_TIMEOUT, stream.peek(&mut first));
-        let Some(Ok(Ok(1..))) = self.leaving.run_until_cancelled(peeked).await else {
+        let Some(Ok(Ok(1..))) = self.shutdown.run_until_cancelled(peeked).await else {
             return;
         };
         let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -147,11 +150,11 @@ impl Client {
             .timer(TokioTimer::new())
             .keep_alive_interval(IDLE_TIMEOUT)
             .enable_connect_protocol();
-        let service = tracked(self.router, self.handle);
+        let service = track_requests(self.router, self.handle);
         let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let served = tokio::select! {
             served = connection.as_mut() => served,
-            () = self.leaving.cancelled() => {
+            () = self.shutdown.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
@@ -165,7 +168,7 @@ impl Client {
 
 /// Answers requests by `router`, tells it which connection they came on, and keeps account of them until they are answered
 /// to the end.
-fn tracked(
+fn track_requests(
     router: Router,
     handle: ConnectionHandle,
 ) -> impl Service<
@@ -183,7 +186,7 @@ fn tracked(
         let answer = inner.call(request);
         async move {
             let response = answer.await?;
-            Ok(guarded(response, guard))
+            Ok(hold_until_sent(response, guard))
         }
     })
 }

@@ -8,7 +8,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CronPath, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::Object;
-use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_patch, read_wish};
+use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_new_cron, read_patch};
 use super::{Api, JsonResult};
 use crate::db::crons;
 use crate::domain::cron::Cron;
@@ -30,13 +30,16 @@ pub(super) async fn create(
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
-    let once = api.runs.create_cron(read_wish(body, None)?, key, made).await?;
-    idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
+    let once = api
+        .runs
+        .create_cron(read_new_cron(body, None)?, key, created_response)
+        .await?;
+    idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
 
 /// The answer to who makes a cron.
-fn made(cron: &Cron) -> StoredResponse {
-    idempotency::kept(&CronView::from(cron.clone()))
+fn created_response(cron: &Cron) -> StoredResponse {
+    idempotency::stored_response(&CronView::from(cron.clone()))
 }
 
 /// Makes a cron whose runs all work on one thread. It goes away with the thread.
@@ -53,9 +56,9 @@ pub(super) async fn create_for_thread(
     check_keys(&body)?;
     let once = api
         .runs
-        .create_cron(read_wish(body, Some(path.thread_id))?, key, made)
+        .create_cron(read_new_cron(body, Some(path.thread_id))?, key, created_response)
         .await?;
-    idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
+    idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
 
 /// Shows a cron.
@@ -93,8 +96,8 @@ pub(super) async fn patch(
     let mut outcome = Err(CronError::Stale);
     for _ in 0..ATTEMPTS {
         let old = find(&api, path.cron_id).await?;
-        let wish = read_patch(&old, &body)?;
-        outcome = api.runs.update_cron(old, wish).await;
+        let change = read_patch(&old, &body)?;
+        outcome = api.runs.update_cron(old, change).await;
         if !matches!(outcome, Err(CronError::Stale)) {
             break;
         }
@@ -121,16 +124,11 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPa
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
-    let (wanted, page, select) = body.check()?;
+    let (query, page, select) = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
-        Box::pin(async move {
-            Ok((
-                crons::count(tx, &wanted).await?,
-                crons::search(tx, &wanted, bytes).await?,
-            ))
-        })
+        Box::pin(async move { Ok((crons::count(tx, &query).await?, crons::search(tx, &query, bytes).await?)) })
     });
     let (total, found) = read.await?;
     let now = api.clock.now();
@@ -143,10 +141,10 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
-    let wanted = body.check()?.0;
+    let query = body.check()?.0;
     Ok(Json(
         api.db
-            .read(move |tx| Box::pin(async move { crons::count(tx, &wanted).await }))
+            .read(move |tx| Box::pin(async move { crons::count(tx, &query).await }))
             .await?,
     ))
 }

@@ -30,7 +30,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     let thread = params
         .text("thread_id")
         .map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
-    let wanted = DeliverySearch {
+    let query = DeliverySearch {
         run: run.transpose()?,
         thread: thread.transpose()?,
         status: params.word("status", None, |word| DeliveryStatus::from_word(word).map(Some))?,
@@ -42,8 +42,8 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             Ok((
-                deliveries::count(tx, &wanted).await?,
-                deliveries::search(tx, &wanted, bytes).await?,
+                deliveries::count(tx, &query).await?,
+                deliveries::search(tx, &query, bytes).await?,
             ))
         })
     });

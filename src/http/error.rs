@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::wire::agent::RemarkView;
+use super::wire::agent::DiagnosticView;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
@@ -31,7 +31,7 @@ pub struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: Cow<'static, str>,
-    findings: Vec<RemarkView>,
+    findings: Vec<DiagnosticView>,
     gap: Option<Gap>,
     /// After how many seconds the client may try again; sent as `Retry-After`.
     retry_after: Option<u32>,
@@ -48,8 +48,8 @@ pub struct ErrorBody {
     pub code: String,
     /// All that is wrong with the definition of an agent, one by one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Option<Vec<RemarkView>>)]
-    pub findings: Vec<RemarkView>,
+    #[schema(value_type = Option<Vec<DiagnosticView>>)]
+    pub findings: Vec<DiagnosticView>,
     /// Of a stream that cannot be taken up where the client left it: the last number that the client has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
@@ -102,7 +102,7 @@ impl ApiError {
     }
 
     /// The server goes down; what was waited for comes to its end elsewhere.
-    pub fn leaving() -> Self {
+    pub fn shutting_down() -> Self {
         let text = "The server is restarting. The run goes on; join it again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", text)
     }
@@ -183,7 +183,7 @@ impl ApiError {
     }
 
     /// The body broke off before its end.
-    pub fn broken_body() -> Self {
+    pub fn incomplete_body() -> Self {
         Self::new(
             StatusCode::BAD_REQUEST,
             "broken_body",
@@ -298,7 +298,7 @@ impl ApiError {
     }
 
     /// The server stops before the body of the request has come.
-    pub fn body_cut_off() -> Self {
+    pub fn body_aborted() -> Self {
         let message = "The server is stopping and did not wait for the body of the request. Try again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", message).with_retry_after(1)
     }
@@ -320,7 +320,7 @@ impl ApiError {
     }
 
     /// The request was not answered within its time, in seconds.
-    pub fn too_late(limit: f64, may_have_been_done: bool) -> Self {
+    pub fn deadline_exceeded(limit: f64, may_have_been_done: bool) -> Self {
         let rest = match may_have_been_done {
             true => {
                 "It may have been carried out nevertheless, or may yet be: look, or send it again with the same \
@@ -586,7 +586,7 @@ impl From<DefinitionError> for ApiError {
             DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-                let findings = remarks.into_iter().map(RemarkView::from).collect();
+                let findings = remarks.into_iter().map(DiagnosticView::from).collect();
                 Self {
                     findings,
                     ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_definition", message)

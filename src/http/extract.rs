@@ -50,7 +50,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonWithDefinition<
         };
         match (json_limits::check(&value), value) {
             (Ok(()) | Err(LimitExceeded::Nul), Value::Object(fields)) => {
-                unknown_keys::check(fields.keys(), unknown_keys::of::<T>())?;
+                unknown_keys::check(fields.keys(), unknown_keys::fields_of::<T>())?;
                 self::fields(&fields).map(Self)
             }
             (Err(exceeded @ (LimitExceeded::Depth | LimitExceeded::Values)), _) => Err(exceeded.of("body").into()),
@@ -74,7 +74,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
 /// Reads a JSON object. It may have the keys that `T` has.
 pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let read = parse(body, b'{', "a JSON object")?;
-    if let Some(known) = unknown_keys::of::<T>() {
+    if let Some(known) = unknown_keys::fields_of::<T>() {
         let given: Keys = read_as(body)?;
         unknown_keys::check(given.keys(), Some(known))?;
     }
@@ -84,7 +84,7 @@ pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 /// Reads a JSON list of objects. They may have the keys that `T` has.
 pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError> {
     let read = parse(body, b'[', "a JSON list")?;
-    if let Some(known) = unknown_keys::of::<T>() {
+    if let Some(known) = unknown_keys::fields_of::<T>() {
         let given: Vec<Keys> = read_as(body)?;
         for (at, item) in given.iter().enumerate() {
             unknown_keys::check_item(at, item.keys(), known)?;
@@ -101,7 +101,7 @@ pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         ApiError::too_large()
     } else {
-        ApiError::broken_body()
+        ApiError::incomplete_body()
     }
 }
 
@@ -406,10 +406,10 @@ impl Page {
 
     /// The same of a page of which so many items were gone through when it ended early (`is_cut`). Without a total only that
     /// is told.
-    pub fn headers_behind(self, total: Option<i64>, gone_through: u32, is_cut: bool) -> HeaderMap {
+    pub fn truncated_headers(self, total: Option<i64>, rows_read: u32, is_cut: bool) -> HeaderMap {
         let shown = if is_cut {
             Self {
-                limit: gone_through,
+                limit: rows_read,
                 ..self
             }
         } else {
@@ -420,7 +420,7 @@ impl Page {
             headers.clear();
         }
         if is_cut {
-            let next = u64::from(self.offset) + u64::from(gone_through);
+            let next = u64::from(self.offset) + u64::from(rows_read);
             headers.insert(HeaderName::from_static("x-pagination-next"), HeaderValue::from(next));
         }
         headers

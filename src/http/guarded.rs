@@ -7,25 +7,25 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 
 /// Keeps `guard` until the body of the answer is over, or given up.
-pub(super) fn guarded<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
+pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
     response.map(|body| {
-        watched(body, move || {
-            let _kept = &guard;
+        observe(body, move || {
+            let _held = &guard;
         })
     })
 }
 
-/// Calls `arrived` whenever a piece of the body, or its end, is there.
-pub(super) fn watched(body: Body, arrived: impl Fn() + Send + Unpin + 'static) -> Body {
-    Body::new(WatchedBody { body, arrived })
+/// Calls `on_frame` whenever a piece of the body, or its end, is there.
+pub(super) fn observe(body: Body, on_frame: impl Fn() + Send + Unpin + 'static) -> Body {
+    Body::new(ObservedBody { body, on_frame })
 }
 
-struct WatchedBody<W> {
+struct ObservedBody<W> {
     body: Body,
-    arrived: W,
+    on_frame: W,
 }
 
-impl<W: Fn() + Unpin> HttpBody for WatchedBody<W> {
+impl<W: Fn() + Unpin> HttpBody for ObservedBody<W> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -35,7 +35,7 @@ impl<W: Fn() + Unpin> HttpBody for WatchedBody<W> {
     ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if polled.is_ready() {
-            (self.arrived)();
+            (self.on_frame)();
         }
         polled
     }

@@ -31,7 +31,7 @@ pub(super) enum HistorySlice {
 
 /// The agent whose history it is: the main agent when the namespace is empty, else the subagent that worked on its last task.
 #[derive(Debug, Clone)]
-pub(super) struct HistoryOf {
+pub(super) struct HistoryTarget {
     pub(super) thread: ThreadId,
     pub(super) namespace: Vec<TaskId>,
 }
@@ -61,16 +61,16 @@ impl Iterator for HistoryPage {
 /// nothing to show of an agent that is not there.
 pub(super) async fn load(
     api: &Api,
-    whose: HistoryOf,
-    part: HistorySlice,
-    parts: HistoryFields,
+    target: HistoryTarget,
+    slice: HistorySlice,
+    fields: HistoryFields,
     budget: usize,
 ) -> Result<HistoryPage, ApiError> {
-    let HistoryOf { thread, namespace } = whose;
-    let cards = api.runs.assistants();
+    let HistoryTarget { thread, namespace } = target;
+    let assistants = api.runs.assistants();
     let name_of = move |graph: &str| {
-        let card = cards.iter().find(|card| card.graph_id == graph);
-        card.map_or_else(|| graph.to_owned(), |card| card.name.clone())
+        let assistant = assistants.iter().find(|assistant| assistant.graph_id == graph);
+        assistant.map_or_else(|| graph.to_owned(), |assistant| assistant.name.clone())
     };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
@@ -88,11 +88,11 @@ pub(super) async fn load(
                 thread: found,
                 namespace,
                 agent,
-                parts,
+                fields,
                 budget,
-                known: HashMap::new(),
+                runs: HashMap::new(),
             };
-            let loaded = loader.load(tx, part).await?;
+            let loaded = loader.load(tx, slice).await?;
             Ok(Some((loader.thread, loader.agent, loaded)))
         })
     });
@@ -111,8 +111,8 @@ pub(super) async fn load(
     };
     let LoadedHistory {
         child,
-        notes,
-        asked,
+        run_notes,
+        interrupts,
         entries,
         is_cut,
         newest_run,
@@ -130,8 +130,8 @@ pub(super) async fn load(
     let context = Some(HistoryContext {
         thread: thread_found,
         child,
-        notes,
-        asked,
+        run_notes,
+        interrupts,
     });
     let bytes = entries.iter().map(|entry| entry.bytes).sum();
     Ok(HistoryPage {
@@ -145,12 +145,12 @@ pub(super) async fn load(
 }
 
 /// How many checkpoints are looked at in one go when some are searched for.
-const AT_ONCE: i64 = 500;
+const SEARCH_PAGE: i64 = 500;
 /// Of how many of them the metadata is in memory at once.
-const COMPARED_AT_ONCE: usize = 32;
+const COMPARE_CHUNK: usize = 32;
 
 /// The number behind which nothing is wanted. None are older than a checkpoint that is not there.
-async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
+async fn seq_before(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
     match before {
         None => Ok(i64::MAX),
         Some(before) => Ok(checkpoints::find_head(tx, thread, before)
@@ -163,13 +163,13 @@ async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -
 /// seen.
 async fn child_of(tx: &mut Tx<'_>, thread: ThreadId, namespace: &[TaskId]) -> DbResult<Option<Option<Run>>> {
     let Some(task) = namespace.last() else {
-        let is_seen = background::visibility(tx, thread).await? == Visibility::Full;
-        return Ok(is_seen.then_some(None));
+        let is_visible = background::visibility(tx, thread).await? == Visibility::Full;
+        return Ok(is_visible.then_some(None));
     };
     let found = runs::find(tx, thread, RunId::of_child(*task)).await?;
     // What a subagent has in its state is part of what it does.
-    let is_seen = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;
-    Ok(found.filter(is_seen).map(Some))
+    let is_visible = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;
+    Ok(found.filter(is_visible).map(Some))
 }
 
 fn lane_of(child: Option<&Run>) -> Lane {
@@ -179,8 +179,8 @@ fn lane_of(child: Option<&Run>) -> Lane {
 /// A part of a history with all that is needed to show it.
 struct LoadedHistory {
     child: Option<Run>,
-    notes: HashMap<RunId, Object>,
-    asked: Vec<(TaskId, interrupts::InterruptRecord)>,
+    run_notes: HashMap<RunId, Object>,
+    interrupts: Vec<(TaskId, interrupts::InterruptRecord)>,
     /// The newest first.
     entries: Vec<HistoryEntry>,
     /// Whether some were left out for their size.
@@ -194,10 +194,10 @@ struct HistoryLoader {
     namespace: Vec<TaskId>,
     /// The name of the thread's agent.
     agent: String,
-    parts: HistoryFields,
+    fields: HistoryFields,
     budget: usize,
     /// What of runs has been read. Those of a copied thread's history belong to the original.
-    known: HashMap<RunId, Option<RunMetadata>>,
+    runs: HashMap<RunId, Option<RunMetadata>>,
 }
 
 /// The metadata of a run, as checkpoints show it.
@@ -226,13 +226,13 @@ fn json_bytes(object: &Object) -> usize {
 
 impl HistoryLoader {
     /// Reads all that is needed to show a part of the history. None if there is nothing to be seen.
-    async fn load(&mut self, tx: &mut Tx<'_>, part: HistorySlice) -> DbResult<Option<LoadedHistory>> {
+    async fn load(&mut self, tx: &mut Tx<'_>, slice: HistorySlice) -> DbResult<Option<LoadedHistory>> {
         let thread = self.thread.id;
         let Some(child) = child_of(tx, thread, &self.namespace).await? else {
             return Ok(None);
         };
         let lane = lane_of(child.as_ref());
-        let (wanted, is_search) = match part {
+        let (wanted, is_search) = match slice {
             HistorySlice::At(checkpoint) => (
                 checkpoints::sketch(tx, thread, lane, checkpoint)
                     .await?
@@ -242,7 +242,7 @@ impl HistoryLoader {
             ),
             HistorySlice::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
             HistorySlice::History(query, filter) => {
-                let before = edge(tx, thread, query.before).await?;
+                let before = seq_before(tx, thread, query.before).await?;
                 if filter.is_empty() {
                     (
                         checkpoints::sketches(tx, thread, lane, before, query.limit).await?,
@@ -271,38 +271,38 @@ impl HistoryLoader {
             }
         };
         let count = wanted.len();
-        let wanted = self.fitting(tx, wanted).await?;
+        let wanted = self.within_budget(tx, wanted).await?;
         let Some(newest) = wanted.first().copied() else {
             return Ok(None);
         };
-        let is_short = wanted.len() < count;
+        let is_truncated = wanted.len() < count;
         let (entries, is_cut) = self.entries(tx, lane, wanted, is_search).await?;
         let newest_run = match (newest.run, child.is_some()) {
-            (Some(run), false) if self.parts.tasks => runs::get_by_id(tx, run).await?,
+            (Some(run), false) if self.fields.tasks => runs::get_by_id(tx, run).await?,
             (_, _) => None,
         };
-        let asked = if self.parts.tasks {
-            self.asked(tx, lane).await?
+        let interrupts = if self.fields.tasks {
+            self.interrupts(tx, lane).await?
         } else {
             vec![]
         };
-        let notes = self
-            .known
+        let run_notes = self
+            .runs
             .drain()
-            .filter_map(|(run, notes)| Some((run, notes?.metadata)))
+            .filter_map(|(run, run_notes)| Some((run, run_notes?.metadata)))
             .collect();
         Ok(Some(LoadedHistory {
             child,
-            notes,
-            asked,
+            run_notes,
+            interrupts,
             entries,
-            is_cut: is_cut || is_short,
+            is_cut: is_cut || is_truncated,
             newest_run,
         }))
     }
 
     /// Those of the checkpoints whose metadata alone fits, the newest first.
-    async fn fitting(
+    async fn within_budget(
         &mut self,
         tx: &mut Tx<'_>,
         mut wanted: Vec<CheckpointSummary>,
@@ -312,7 +312,7 @@ impl HistoryLoader {
         for at in 0..wanted.len() {
             bytes += own;
             if let Some(run) = wanted[at].run {
-                bytes += self.run(tx, run).await?.map_or(0, |notes| notes.bytes);
+                bytes += self.run(tx, run).await?.map_or(0, |run_notes| run_notes.bytes);
             }
             if bytes > self.budget && at > 0 {
                 wanted.truncate(at);
@@ -331,59 +331,63 @@ impl HistoryLoader {
         is_search: bool,
     ) -> DbResult<(Vec<HistoryEntry>, bool)> {
         let own = json_bytes(&self.thread.metadata);
-        let notes = self
-            .known
+        let run_notes = self
+            .runs
             .iter()
-            .filter_map(|(run, notes)| Some((*run, own + notes.as_ref()?.bytes)))
+            .filter_map(|(run, run_notes)| Some((*run, own + run_notes.as_ref()?.bytes)))
             .collect();
         let only = is_search.then(|| wanted.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
-        let mut entries = HistoryEntries::new(self.parts.clone(), self.budget, notes, only);
+        let mut entries = HistoryEntries::new(self.fields.clone(), self.budget, run_notes, only);
         let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else {
             return Ok((vec![], false));
         };
-        if self.parts.values || self.parts.tasks {
+        if self.fields.values || self.fields.tasks {
             let span = Span {
                 thread: self.thread.id,
                 lane,
                 first: oldest.seq,
                 last: newest.seq,
             };
-            checkpoints::walk(tx, span, self.parts.values, &mut entries).await?;
+            checkpoints::walk(tx, span, self.fields.values, &mut entries).await?;
         } else {
             wanted.iter().rev().for_each(|sketch| entries.add(*sketch));
         }
-        if self.parts.tasks
+        if self.fields.tasks
             && let Some(after) = checkpoints::next_after(tx, self.thread.id, lane, newest.seq).await?
         {
-            entries.follow(&after);
+            entries.complete_newest(&after);
         }
         Ok(entries.finish())
     }
 
     async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&RunMetadata>> {
-        let notes = match self.known.entry(id) {
-            Entry::Occupied(known) => known.into_mut(),
+        let run_notes = match self.runs.entry(id) {
+            Entry::Occupied(runs) => runs.into_mut(),
             Entry::Vacant(free) => free.insert(runs::get_by_id(tx, id).await?.as_ref().map(RunMetadata::of)),
         };
-        Ok(notes.as_ref())
+        Ok(run_notes.as_ref())
     }
 
     /// The questions of an agent and of the subagents below it, each with the agent's task through which it is asked.
-    async fn asked(&mut self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
+    async fn interrupts(
+        &mut self,
+        tx: &mut Tx<'_>,
+        lane: Lane,
+    ) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
         let mut all = vec![];
-        for asked in interrupts::of_thread(tx, self.thread.id, None).await? {
-            let task = match asked.lane {
-                own if own == lane => Some(asked.interrupt.task),
+        for record in interrupts::of_thread(tx, self.thread.id, None).await? {
+            let task = match record.lane {
+                own if own == lane => Some(record.interrupt.task),
                 Lane::Main => None,
                 Lane::Child(child) => {
                     let namespace = self.namespace.clone();
-                    self.run(tx, child).await?.and_then(|notes| {
-                        let below = notes.namespace.strip_prefix(namespace.as_slice())?;
+                    self.run(tx, child).await?.and_then(|run_notes| {
+                        let below = run_notes.namespace.strip_prefix(namespace.as_slice())?;
                         below.first().copied()
                     })
                 }
             };
-            all.extend(task.map(|task| (task, asked)));
+            all.extend(task.map(|task| (task, record)));
         }
         Ok(all)
     }
@@ -409,16 +413,16 @@ impl HistoryLoader {
             filter,
             agent,
         } = search;
-        let mut matching = vec![];
+        let mut found_all = vec![];
         loop {
-            let page = checkpoints::sketches(tx, self.thread.id, lane, before, AT_ONCE).await?;
-            let Some(last) = page.last() else { return Ok(matching) };
+            let page = checkpoints::sketches(tx, self.thread.id, lane, before, SEARCH_PAGE).await?;
+            let Some(last) = page.last() else { return Ok(found_all) };
             before = last.seq;
-            for some in page.chunks(COMPARED_AT_ONCE) {
-                for found in self.fitting_ones(tx, some, &filter, &agent).await? {
-                    matching.push(found);
-                    if i64::try_from(matching.len()).is_ok_and(|count| count >= limit) {
-                        return Ok(matching);
+            for chunk in page.chunks(COMPARE_CHUNK) {
+                for found in self.matching(tx, chunk, &filter, &agent).await? {
+                    found_all.push(found);
+                    if i64::try_from(found_all.len()).is_ok_and(|count| count >= limit) {
+                        return Ok(found_all);
                     }
                 }
             }
@@ -426,25 +430,37 @@ impl HistoryLoader {
     }
 
     /// Those of some checkpoints whose metadata contains what is wanted.
-    async fn fitting_ones(
+    async fn matching(
         &mut self,
         tx: &mut Tx<'_>,
-        some: &[CheckpointSummary],
+        chunk: &[CheckpointSummary],
         filter: &MetadataFilter,
         agent: &str,
     ) -> DbResult<Vec<CheckpointSummary>> {
-        let mut candidates = Vec::with_capacity(some.len());
-        for sketch in some {
-            if self.known.values().flatten().map(|notes| notes.bytes).sum::<usize>() > self.budget {
-                self.known.clear();
+        let mut candidates = Vec::with_capacity(chunk.len());
+        for sketch in chunk {
+            if self
+                .runs
+                .values()
+                .flatten()
+                .map(|run_notes| run_notes.bytes)
+                .sum::<usize>()
+                > self.budget
+            {
+                self.runs.clear();
             }
             if let Some(run) = sketch.run {
                 self.run(tx, run).await?;
             }
-            let notes = sketch.run.and_then(|run| self.known.get(&run)).and_then(Option::as_ref);
+            let run_notes = sketch.run.and_then(|run| self.runs.get(&run)).and_then(Option::as_ref);
             candidates.push((
                 *sketch,
-                metadata_of(&self.thread, sketch, notes.map(|notes| &notes.metadata), agent),
+                metadata_of(
+                    &self.thread,
+                    sketch,
+                    run_notes.map(|run_notes| &run_notes.metadata),
+                    agent,
+                ),
             ));
         }
         let filter = filter.clone();

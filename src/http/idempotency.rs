@@ -72,19 +72,19 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let named = request.headers().get(KEY).cloned();
+        let header = request.headers().get(KEY).cloned();
         let method = request.method().clone();
-        let client = ClientId::of(request.extensions()).name();
-        let place = request
+        let client = ClientId::of(request.extensions()).key();
+        let path = request
             .uri()
             .path_and_query()
             .map(ToString::to_string)
             .unwrap_or_default();
         let bytes = Bytes::from_request(request, state).await.map_err(extract::body_error)?;
         let body = B::read(&bytes)?;
-        let parts = [method.as_str().as_bytes(), place.as_bytes(), &bytes];
-        let key = named
-            .map(|named| IdempotencyKey::new(&client, named.to_str().unwrap_or_default(), &parts))
+        let parts = [method.as_str().as_bytes(), path.as_bytes(), &bytes];
+        let key = header
+            .map(|header| IdempotencyKey::new(&client, header.to_str().unwrap_or_default(), &parts))
             .transpose()?;
         Ok(Self(key, body))
     }
@@ -94,16 +94,16 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
 ///
 /// # Errors
 /// When the key belongs to another request.
-pub(super) fn answer<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
+pub(super) fn respond<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
     match once {
-        Once::First(made) => Ok(first(made)),
-        Once::Again(kept) => Ok(replayed(shown(kept))),
+        Once::First(created) => Ok(first(created)),
+        Once::Again(stored) => Ok(mark_replayed(response(stored))),
         Once::Reused => Err(ApiError::key_reused()),
     }
 }
 
 /// The answer 200 with this body.
-pub(super) fn kept(body: &impl Serialize) -> StoredResponse {
+pub(super) fn stored_response(body: &impl Serialize) -> StoredResponse {
     StoredResponse::Answer {
         status: 200,
         body: super::wire::json(body).to_string(),
@@ -112,8 +112,8 @@ pub(super) fn kept(body: &impl Serialize) -> StoredResponse {
 }
 
 /// An answer as it goes out.
-pub(super) fn shown(kept: StoredResponse) -> Response {
-    match kept {
+pub(super) fn response(stored: StoredResponse) -> Response {
+    match stored {
         StoredResponse::Answer { status, body, location } => {
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
             let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
@@ -128,7 +128,7 @@ pub(super) fn shown(kept: StoredResponse) -> Response {
 }
 
 /// Marks an answer as one that was given before.
-pub(super) fn replayed(mut response: Response) -> Response {
+pub(super) fn mark_replayed(mut response: Response) -> Response {
     response
         .headers_mut()
         .insert(REPLAYED, HeaderValue::from_static("true"));

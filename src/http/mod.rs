@@ -57,7 +57,7 @@ pub mod wire;
 
 pub use answers::Answers;
 pub use bodies::BodyLimits;
-pub use connections::{fitting as fitting_connections, serve};
+pub use connections::{max_for_descriptors as max_connections_for_descriptors, serve};
 pub use cors::CorsSettings;
 pub use origins::{HostRules, LOOPBACK, OriginRules};
 pub use stream_limits::{StreamLimiter, StreamLimits};

@@ -61,12 +61,12 @@ pub fn document() -> openapi::OpenApi {
 
 /// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
-    selected::loosen(&mut document);
+    selected::add_partial_schemas(&mut document);
     close_bodies(&mut document);
     for item in document.paths.paths.values_mut() {
         for operation in operations(item) {
-            name(operation);
-            numbers_are_json(operation);
+            qualify_operation_id(operation);
+            document_numbers_as_json(operation);
         }
         item.get.iter_mut().for_each(|operation| add_errors(operation, false));
         let changing = [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
@@ -130,7 +130,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 }
 
 /// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
-fn name(operation: &mut Operation) {
+fn qualify_operation_id(operation: &mut Operation) {
     let group = operation
         .tags
         .iter()
@@ -143,7 +143,7 @@ fn name(operation: &mut Operation) {
 }
 
 /// A bare number is JSON too, though it would be documented as text.
-fn numbers_are_json(operation: &mut Operation) {
+fn document_numbers_as_json(operation: &mut Operation) {
     let is_number = |content: &RefOr<Content>| {
         let RefOr::T(Content {
             schema: Some(RefOr::T(Schema::Object(schema))),

@@ -17,7 +17,7 @@ use super::error::ApiError;
 pub const LOOPBACK: &str = "loopback";
 
 /// The longest piece of a header that an error repeats, in characters.
-const LONGEST_SHOWN: usize = 200;
+const MAX_REPEATED_CHARS: usize = 200;
 
 /// The web pages that may use the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +158,7 @@ pub(super) fn check<B>(origins: &OriginRules, hosts: &HostRules, request: &Reque
 ///
 /// # Errors
 /// 403.
-pub(super) fn check_reader(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn check_read_with_effect(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
     if headers.contains_key(header::ORIGIN) {
         let authority = headers
             .get(header::HOST)
@@ -192,7 +192,7 @@ fn check_named_origin(origins: &OriginRules, headers: &HeaderMap) -> Result<(), 
         .iter()
         .find(|origin| !origins.allows(origin));
     let refusal =
-        |origin: &HeaderValue| ApiError::foreign_origin(&format!("the origin {:?}", shown(origin.as_bytes())));
+        |origin: &HeaderValue| ApiError::foreign_origin(&format!("the origin {:?}", shorten(origin.as_bytes())));
     foreign.map_or(Ok(()), |origin| Err(refusal(origin)))
 }
 
@@ -218,7 +218,7 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
         let authority = Authority::try_from(host.as_bytes())
             .ok()
             .filter(|authority| hosts.allows(authority));
-        let authority = authority.ok_or_else(|| ApiError::unknown_host(&shown(host.as_bytes())))?;
+        let authority = authority.ok_or_else(|| ApiError::unknown_host(&shorten(host.as_bytes())))?;
         if named.replace(authority).is_some() {
             return Err(ApiError::unknown_host("named twice"));
         }
@@ -226,7 +226,7 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
     // HTTP/2 has it in the address of the request.
     if let Some(authority) = request.uri().authority() {
         if !hosts.allows(authority) {
-            return Err(ApiError::unknown_host(&shown(authority.as_str().as_bytes())));
+            return Err(ApiError::unknown_host(&shorten(authority.as_str().as_bytes())));
         }
         named = Some(authority.clone());
     }
@@ -238,8 +238,11 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
 }
 
 /// A piece of a header as an error repeats it.
-fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).chars().take(LONGEST_SHOWN).collect()
+fn shorten(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .take(MAX_REPEATED_CHARS)
+        .collect()
 }
 
 #[cfg(test)]

@@ -40,27 +40,27 @@ pub(super) async fn create(
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
-        shown(runs, place)
+    start_in_background(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
+        created_response(runs, run_path)
     })
     .await
 }
 
 /// The answer to who does not wait for a run: the run, and its place.
-pub(super) fn shown(runs: &[Run], place: fn(&Run) -> String) -> StoredResponse {
+pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> StoredResponse {
     let body = runs
         .first()
-        .map(|run| json(&RunView::just_made(run.clone())))
+        .map(|run| json(&RunView::created(run.clone())))
         .unwrap_or_default();
     StoredResponse::Answer {
         status: 200,
         body: body.to_string(),
-        location: runs.first().map(place),
+        location: runs.first().map(path),
     }
 }
 
 /// Where a run is.
-fn place(run: &Run) -> String {
+fn run_path(run: &Run) -> String {
     format!("/threads/{}/runs/{}", run.thread, run.id)
 }
 
@@ -109,42 +109,42 @@ struct StartedRun {
     run: Run,
     cancel_on_disconnect: bool,
     /// Whether an earlier request under the same key began it.
-    again: bool,
+    is_replay: bool,
 }
 
 /// Starts a run to leave it to itself, and answers with what is kept of it.
-pub(super) async fn leave(
+pub(super) async fn start_in_background(
     api: &Api,
     checked: CheckedRun,
     key: Option<IdempotencyKey>,
-    kept: RunResponse,
+    response_of: RunResponse,
 ) -> Result<Response, ApiError> {
-    check_graph(api, &checked.wish.assistant)?;
+    check_graph(api, &checked.new_run.assistant)?;
     let Some(key) = key else {
-        let run = api.runs.start(checked.wish).await?;
-        return Ok(idempotency::shown(kept(&[run])));
+        let run = api.runs.start(checked.new_run).await?;
+        return Ok(idempotency::response(response_of(&[run])));
     };
-    let once = api.runs.start_once(checked.wish, key, Some(kept)).await?;
-    idempotency::answer(once, |run| idempotency::shown(kept(&[run])))
+    let once = api.runs.start_once(checked.new_run, key, Some(response_of)).await?;
+    idempotency::respond(once, |run| idempotency::response(response_of(&[run])))
 }
 
 /// Starts a run to follow it, or finds the one that was started under the same key.
-async fn begin(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
-    check_graph(api, &checked.wish.assistant)?;
+async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
+    check_graph(api, &checked.new_run.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
-        let run = api.runs.start(checked.wish).await?;
+        let run = api.runs.start(checked.new_run).await?;
         return Ok(StartedRun {
             run,
             cancel_on_disconnect,
-            again: false,
+            is_replay: false,
         });
     };
-    match api.runs.start_once(checked.wish, key, None).await? {
+    match api.runs.start_once(checked.new_run, key, None).await? {
         Once::First(run) => Ok(StartedRun {
             run,
             cancel_on_disconnect,
-            again: false,
+            is_replay: false,
         }),
         Once::Again(StoredResponse::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
@@ -152,7 +152,7 @@ async fn begin(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> R
             Ok(StartedRun {
                 run,
                 cancel_on_disconnect,
-                again: true,
+                is_replay: true,
             })
         }
         // The path is part of what the key stands for, so what it was kept for was followed, too.
@@ -188,13 +188,17 @@ pub(super) async fn start_and_wait(
     let StartedRun {
         run,
         cancel_on_disconnect,
-        again,
-    } = begin(&api, checked, key).await?;
-    let headers = located(&run, Some("join"));
-    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
+        is_replay,
+    } = start(&api, checked, key).await?;
+    let headers = location_headers(&run, Some("join"));
+    let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
-    let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
-    Ok(permit.hold(marked(response, again)))
+    let response = (
+        headers,
+        waiting::respond_when_done(waiting::run_result(api, run), beat, guard),
+    )
+        .into_response();
+    Ok(permit.hold(mark_if_replayed(response, is_replay)))
 }
 
 /// Starts a run and answers with its events.
@@ -207,37 +211,37 @@ pub(super) async fn start_and_stream(
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
-    let begun = begin(&api, checked, key).await?;
-    let mut headers = located(&begun.run, Some("stream"));
+    let started = start(&api, checked, key).await?;
+    let mut headers = location_headers(&started.run, Some("stream"));
     if scope == RunScope::Stateless
-        && let Ok(place) = HeaderValue::from_str(&short_place(&begun.run))
+        && let Ok(path) = HeaderValue::from_str(&short_run_path(&started.run))
     {
-        headers.insert(header::CONTENT_LOCATION, place);
+        headers.insert(header::CONTENT_LOCATION, path);
     }
-    let request = follow(&api, &begun.run, begun.cancel_on_disconnect);
-    let tail = api.events.tail(&begun.run, After::Start);
+    let request = stream_request(&api, &started.run, started.cancel_on_disconnect);
+    let tail = api.events.tail(&started.run, After::Start);
     let response = stream::stream_run(api.events.clone(), tail, request);
-    Ok(permit.hold((headers, marked(response, begun.again)).into_response()))
+    Ok(permit.hold((headers, mark_if_replayed(response, started.is_replay)).into_response()))
 }
 
 /// Marks an answer that is given once more, under the key of an earlier request.
-fn marked(response: Response, again: bool) -> Response {
-    if again {
-        idempotency::replayed(response)
+fn mark_if_replayed(response: Response, is_replay: bool) -> Response {
+    if is_replay {
+        idempotency::mark_replayed(response)
     } else {
         response
     }
 }
 
 /// Names a run without its thread, which is of no interest.
-pub(super) fn short_place(run: &Run) -> String {
+pub(super) fn short_run_path(run: &Run) -> String {
     format!("/runs/{}", run.id)
 }
 
 /// A client follows a run with the modes that the run was asked for.
-pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
+pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
     let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
-    let on_leave = cancel_on_disconnect.then(|| {
+    let on_disconnect = cancel_on_disconnect.then(|| {
         let runs = api.runs.clone();
         let thread = run.thread;
         let id = run.id;
@@ -253,23 +257,23 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
             .collect(),
         subgraphs: run.request.stream_subgraphs,
         resumable: run.request.stream_resumable,
-        seen: None,
+        resume_from: None,
         filter: None,
         heartbeat: api.settings.heartbeat,
-        on_leave,
+        on_disconnect,
     }
 }
 
 /// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
-fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
-    let place = place(run);
+fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
+    let path = run_path(run);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
             headers.insert(name, value);
         }
     };
-    put(header::CONTENT_LOCATION, &place);
+    put(header::CONTENT_LOCATION, &path);
     if let Some(tail) = tail {
         put(header::LOCATION, &format!("{place}/{tail}"));
     }
@@ -297,7 +301,7 @@ pub(super) async fn list(
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
-    let wanted = RunList {
+    let query = RunList {
         thread,
         status,
         limit: page.limit.into(),
@@ -309,7 +313,7 @@ pub(super) async fn list(
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);
             }
-            runs::list(tx, &wanted).await.map(Some)
+            runs::list(tx, &query).await.map(Some)
         })
     });
     let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
@@ -382,13 +386,19 @@ pub(super) async fn join(
     headers: HeaderMap,
     client: ClientId,
 ) -> Result<Response, ApiError> {
-    let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
+    let cancel_on_disconnect = wants_cancel_on_disconnect(&api, &params, &headers)?;
     let run = find(&api, path).await?;
     let permit = api.streams.acquire(Some(run.thread), client)?;
-    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
-    let headers = located(&run, Some("join"));
+    let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
+    let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
-    Ok(permit.hold((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response()))
+    Ok(permit.hold(
+        (
+            headers,
+            waiting::respond_when_done(waiting::join_run(api, run), beat, guard),
+        )
+            .into_response(),
+    ))
 }
 
 /// Follows the events of a run.
@@ -414,39 +424,43 @@ pub(super) async fn join_stream(
     headers: HeaderMap,
     client: ClientId,
 ) -> Result<Response, ApiError> {
-    let filter = modes(&params)?;
-    let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
-    let seen = last_event(&headers)?;
+    let filter = requested_modes(&params)?;
+    let cancel_on_disconnect = wants_cancel_on_disconnect(&api, &params, &headers)?;
+    let resume_from = last_event_id(&headers)?;
     let run = find(&api, path).await?;
-    let seen = seen.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
-    check_gap(&api, run.thread, seen.as_ref()).await?;
+    let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
+    check_gap(&api, run.thread, resume_from.as_ref()).await?;
     let permit = api.streams.acquire(Some(run.thread), client)?;
     if run.lineage.depth > 0 {
-        let answer = subagents::follow(&api, &run, (seen, filter), cancel_on_disconnect).await?;
-        return Ok(permit.hold((located(&run, Some("stream")), answer).into_response()));
+        let answer = subagents::stream_child(&api, &run, resume_from, filter, cancel_on_disconnect).await?;
+        return Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()));
     }
-    let after = if seen.is_some() { After::Start } else { After::Now };
+    let after = if resume_from.is_some() {
+        After::Start
+    } else {
+        After::Now
+    };
     let request = StreamRequest {
-        seen,
+        resume_from,
         filter,
-        ..follow(&api, &run, cancel_on_disconnect)
+        ..stream_request(&api, &run, cancel_on_disconnect)
     };
     let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);
-    Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
+    Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()))
 }
 
 /// Whether the client wants the run to stop when it leaves. That would be a GET that changes something, so a foreign page
 /// may not ask for it: its visitor's browser would send that as readily as any link.
-fn cancels_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Result<bool, ApiError> {
-    let wanted = params.flag("cancel_on_disconnect")?;
-    if wanted {
-        origins::check_reader(&api.settings.cors.origins, headers)?;
+fn wants_cancel_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Result<bool, ApiError> {
+    let is_wanted = params.flag("cancel_on_disconnect")?;
+    if is_wanted {
+        origins::check_read_with_effect(&api.settings.cors.origins, headers)?;
     }
-    Ok(wanted)
+    Ok(is_wanted)
 }
 
 /// The modes that a reader wants: one or several names, or JSON arrays of names.
-fn modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
+fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
     let mut modes = vec![];
     for text in params.texts("stream_mode") {
         let words = serde_json::from_str::<Vec<String>>(&text).unwrap_or_else(|_| vec![text]);
@@ -458,7 +472,7 @@ fn modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
+pub(super) fn last_event_id(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
     let Some(value) = headers.get("last-event-id") else {
         return Ok(None);
     };
@@ -469,8 +483,8 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<ResumePoint>, Api
 }
 
 /// Refuses to go on behind an event to which the log does not reach back any more.
-pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&ResumePoint>) -> Result<(), ApiError> {
-    let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else {
+pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&ResumePoint>) -> Result<(), ApiError> {
+    let Some(since) = resume_from.map(|point| point.cursor.seq).filter(|seq| *seq > 0) else {
         return Ok(());
     };
     match api.events.gap(thread, since).await? {
@@ -505,7 +519,7 @@ pub(super) async fn cancel(
     params: Params,
     client: ClientId,
 ) -> Result<Response, ApiError> {
-    let action = action(&params)?;
+    let action = cancel_action(&params)?;
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
     let permit = if wait {
@@ -527,17 +541,23 @@ pub(super) async fn cancel(
     let (Some(run), Some(permit)) = (read, permit) else {
         return Ok(StatusCode::ACCEPTED.into_response());
     };
-    let headers = located(&run, Some("join"));
+    let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
-    let stopped = async move {
-        waiting::over(&api, &run).await?;
+    let end = async move {
+        waiting::wait_for_end(&api, &run).await?;
         Ok(serde_json::json!({}))
     };
-    Ok(permit.hold((headers, waiting::respond(stopped, beat, CancelOnDisconnect::default())).into_response()))
+    Ok(permit.hold(
+        (
+            headers,
+            waiting::respond_when_done(end, beat, CancelOnDisconnect::default()),
+        )
+            .into_response(),
+    ))
 }
 
 /// What shall become of the work of a cancelled run.
-pub(super) fn action(params: &Params) -> Result<CancelAction, ApiError> {
+pub(super) fn cancel_action(params: &Params) -> Result<CancelAction, ApiError> {
     params.word("action", CancelAction::Interrupt, |word| match word {
         "interrupt" => Some(CancelAction::Interrupt),
         "rollback" => Some(CancelAction::Rollback),
@@ -546,6 +566,6 @@ pub(super) fn action(params: &Params) -> Result<CancelAction, ApiError> {
 }
 
 /// A thread named in a body.
-pub(super) fn thread_of(text: &str) -> Result<ThreadId, ApiError> {
+pub(super) fn parse_thread_id(text: &str) -> Result<ThreadId, ApiError> {
     text.parse().map_err(|_| ApiError::bad_id("thread"))
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
-use super::history::{HistoryOf, HistorySlice, load};
+use super::history::{HistorySlice, HistoryTarget, load};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::history::HistoryFields;
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
@@ -33,8 +33,8 @@ pub(super) async fn get(
     params: Params,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
-    let place = Place::default();
-    selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
+    let address = StateAddress::default();
+    respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
 }
 
 /// Shows the state of a thread at a checkpoint. One that is not there has the empty state.
@@ -50,11 +50,11 @@ pub(super) async fn at(
     params: Params,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
-    let place = Place {
+    let address = StateAddress {
         checkpoint: Some(path.checkpoint_id),
-        ..Place::default()
+        ..StateAddress::default()
     };
-    selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
+    respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
 }
 
 /// Shows the state of a thread at a checkpoint, the newest when none is named; with `checkpoint_ns` that of a subagent.
@@ -68,28 +68,28 @@ pub(super) async fn at_posted(
     ApiJson(body): ApiJson<StateAt>,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
-    let (namespace, checkpoint) = wire::place(Some(&body.checkpoint))?;
-    let place = Place { namespace, checkpoint };
-    selected(&api, path.thread_id, &place, &select, body.subgraphs.unwrap_or(false)).await
+    let (namespace, checkpoint) = wire::namespace_and_checkpoint(Some(&body.checkpoint))?;
+    let address = StateAddress { namespace, checkpoint };
+    respond_with_state(&api, path.thread_id, &address, &select, body.subgraphs.unwrap_or(false)).await
 }
 
 /// The state at a checkpoint of the main agent.
-pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
-    let place = Place {
+pub(super) async fn load_state_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
+    let address = StateAddress {
         checkpoint: Some(checkpoint),
-        ..Place::default()
+        ..StateAddress::default()
     };
-    let parts = HistoryFields {
+    let fields = HistoryFields {
         values: true,
         keys: vec![],
         tasks: true,
     };
-    state_of(api, thread, &place, parts, false).await.map(Json)
+    load_state(api, thread, &address, fields, false).await.map(Json)
 }
 
 /// A place in the history of a thread.
 #[derive(Debug, Clone, Default)]
-struct Place {
+struct StateAddress {
     /// The tasks down to the agent whose history it is; none for the main agent.
     namespace: Vec<TaskId>,
     /// The checkpoint; the newest when none.
@@ -97,86 +97,86 @@ struct Place {
 }
 
 /// Answers with a state, of which only what is wanted has been read.
-async fn selected(
+async fn respond_with_state(
     api: &Api,
     thread: ThreadId,
-    place: &Place,
+    address: &StateAddress,
     select: &StateSelect,
     subgraphs: bool,
 ) -> Result<Response, ApiError> {
     let permit = api.answers.permit().await?;
-    let view = state_of(api, thread, place, select.parts(), subgraphs).await?;
+    let view = load_state(api, thread, address, select.fields(), subgraphs).await?;
     permit.answer(&select.pick(view))
 }
 
-async fn state_of(
+async fn load_state(
     api: &Api,
     thread: ThreadId,
-    place: &Place,
-    parts: HistoryFields,
+    address: &StateAddress,
+    fields: HistoryFields,
     subgraphs: bool,
 ) -> Result<StateView, ApiError> {
     let budget = api.answers.bytes();
-    let mut reading = Reading {
+    let mut reader = StateReader {
         api,
         thread,
-        parts,
-        rest: budget,
+        fields,
+        bytes_left: budget,
     };
-    match reading.newest(place).await? {
+    match reader.newest(address).await? {
         Some(mut view) => {
             if subgraphs {
-                reading.show_subagents(&place.namespace, &mut view).await?;
+                reader.add_subagent_states(&address.namespace, &mut view).await?;
             }
             Ok(view)
         }
         None => {
-            let named = |checkpoint| CheckpointView::within(thread, checkpoint, &place.namespace);
-            Ok(StateView::empty(place.checkpoint.map(named)))
+            let named = |checkpoint| CheckpointView::within(thread, checkpoint, &address.namespace);
+            Ok(StateView::empty(address.checkpoint.map(named)))
         }
     }
 }
 
 /// A state that is being read, and those of the subagents below it.
-struct Reading<'a> {
+struct StateReader<'a> {
     api: &'a Api,
     thread: ThreadId,
-    parts: HistoryFields,
+    fields: HistoryFields,
     /// How many bytes the answer may still have.
-    rest: usize,
+    bytes_left: usize,
 }
 
-impl Reading<'_> {
-    async fn newest(&mut self, place: &Place) -> Result<Option<StateView>, ApiError> {
-        let part = place.checkpoint.map_or(HistorySlice::Newest, HistorySlice::At);
-        let whose = HistoryOf {
+impl StateReader<'_> {
+    async fn newest(&mut self, address: &StateAddress) -> Result<Option<StateView>, ApiError> {
+        let slice = address.checkpoint.map_or(HistorySlice::Newest, HistorySlice::At);
+        let target = HistoryTarget {
             thread: self.thread,
-            namespace: place.namespace.clone(),
+            namespace: address.namespace.clone(),
         };
-        let mut page = load(self.api, whose, part, self.parts.clone(), self.rest).await?;
-        self.rest = self.rest.saturating_sub(page.bytes);
+        let mut page = load(self.api, target, slice, self.fields.clone(), self.bytes_left).await?;
+        self.bytes_left = self.bytes_left.saturating_sub(page.bytes);
         Ok(page.next())
     }
 
     /// Shows the states of the subagents that work, or worked, on the tasks of a state, and so on below them. Once the answer
     /// is as large as it may be, the tasks that are left name only the checkpoint.
-    async fn show_subagents(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
+    async fn add_subagent_states(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
         for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
-            let below = Place {
+            let below = StateAddress {
                 namespace: [namespace, &[TaskId(task.id)]].concat(),
                 checkpoint: None,
             };
-            let is_full = self.rest == 0;
-            let parts = self.parts.clone();
+            let is_full = self.bytes_left == 0;
+            let fields = self.fields.clone();
             if is_full {
-                self.parts = HistoryFields::default();
+                self.fields = HistoryFields::default();
             }
             let found = self.newest(&below).await?;
-            self.parts = parts;
+            self.fields = fields;
             let Some(mut state) = found else { continue };
             task.checkpoint.clone_from(&state.checkpoint);
             if !is_full {
-                Box::pin(self.show_subagents(&below.namespace, &mut state)).await?;
+                Box::pin(self.add_subagent_states(&below.namespace, &mut state)).await?;
                 task.state = Some(Box::new(state));
             }
         }
@@ -203,13 +203,15 @@ pub(super) async fn update(
         checkpoint,
     };
     let thread = path.thread_id;
-    let once = api.runs.write_state(thread, write, key, written).await?;
-    idempotency::answer(once, |left| idempotency::shown(written(thread, left)))
+    let once = api.runs.write_state(thread, write, key, updated_response).await?;
+    idempotency::respond(once, |checkpoint| {
+        idempotency::response(updated_response(thread, checkpoint))
+    })
 }
 
 /// The answer to who wrote into the state.
-fn written(thread: ThreadId, left: CheckpointId) -> StoredResponse {
-    idempotency::kept(&StateUpdated::new(thread, left))
+fn updated_response(thread: ThreadId, checkpoint: CheckpointId) -> StoredResponse {
+    idempotency::stored_response(&StateUpdated::new(thread, checkpoint))
 }
 
 /// Shows the history of a thread, the newest checkpoint first.
@@ -234,14 +236,14 @@ pub(super) async fn history(
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let part = HistorySlice::History(query(page, before), MetadataFilter::default());
-    shown(
+    let slice = HistorySlice::History(query(page, before), MetadataFilter::default());
+    respond_with_history(
         &api,
-        HistoryOf {
+        HistoryTarget {
             thread: path.thread_id,
             namespace,
         },
-        part,
+        slice,
         select,
     )
     .await
@@ -269,25 +271,30 @@ pub(super) async fn history_posted(
     let inner = before
         .and_then(|before| before.get("configurable"))
         .and_then(Value::as_object);
-    let (_, before) = wire::place(inner.or(before))?;
-    let (namespace, _) = wire::place(body.checkpoint.as_ref())?;
-    let part = HistorySlice::History(query(page, before), metadata);
-    shown(
+    let (_, before) = wire::namespace_and_checkpoint(inner.or(before))?;
+    let (namespace, _) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
+    let slice = HistorySlice::History(query(page, before), metadata);
+    respond_with_history(
         &api,
-        HistoryOf {
+        HistoryTarget {
             thread: path.thread_id,
             namespace,
         },
-        part,
+        slice,
         select,
     )
     .await
 }
 
 /// Answers with a part of a history, written one checkpoint after the other.
-async fn shown(api: &Api, whose: HistoryOf, part: HistorySlice, select: StateSelect) -> Result<Response, ApiError> {
+async fn respond_with_history(
+    api: &Api,
+    target: HistoryTarget,
+    slice: HistorySlice,
+    select: StateSelect,
+) -> Result<Response, ApiError> {
     let permit = api.answers.permit().await?;
-    let page = load(api, whose, part, select.parts(), api.answers.bytes()).await?;
+    let page = load(api, target, slice, select.fields(), api.answers.bytes()).await?;
     let cursor = page.cursor;
     let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));
     if let Some(next) = cursor.and_then(|next| HeaderValue::try_from(next.to_string()).ok()) {

@@ -8,7 +8,10 @@ use super::client::ClientId;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiList, Params, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
-use super::runs::{action, check_graph, leave, short_place, shown, start_and_stream, start_and_wait, thread_of};
+use super::runs::{
+    cancel_action, check_graph, created_response, parse_thread_id, short_run_path, start_and_stream, start_and_wait,
+    start_in_background,
+};
 use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
@@ -28,8 +31,8 @@ pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(RunScope::Stateless)?, key, |runs| {
-        shown(runs, short_place)
+    start_in_background(&api, body.check(RunScope::Stateless)?, key, |runs| {
+        created_response(runs, short_run_path)
     })
     .await
 }
@@ -79,20 +82,23 @@ pub(super) async fn batch(
     if bodies.is_empty() || bodies.len() > MAX_BATCH {
         return Err(Invalid::new("body", format!("must be a list of 1 to {MAX_BATCH} requests")).into());
     }
-    let mut wishes = vec![];
+    let mut new_runs = vec![];
     for (at, body) in bodies.into_iter().enumerate() {
-        let wish = body.check(RunScope::Stateless).map_err(|error| error.of_item(at))?.wish;
-        check_graph(&api, &wish.assistant).map_err(|error| error.of_item(at))?;
-        wishes.push(wish);
+        let new_run = body
+            .check(RunScope::Stateless)
+            .map_err(|error| error.of_item(at))?
+            .new_run;
+        check_graph(&api, &new_run.assistant).map_err(|error| error.of_item(at))?;
+        new_runs.push(new_run);
     }
-    let started = api.runs.start_all(wishes, key, shown_all).await;
+    let started = api.runs.start_all(new_runs, key, batch_response).await;
     let once = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
-    idempotency::answer(once, |runs| idempotency::shown(shown_all(&runs)))
+    idempotency::respond(once, |runs| idempotency::response(batch_response(&runs)))
 }
 
-fn shown_all(runs: &[Run]) -> StoredResponse {
-    let runs: Vec<RunView> = runs.iter().cloned().map(RunView::just_made).collect();
-    idempotency::kept(&runs)
+fn batch_response(runs: &[Run]) -> StoredResponse {
+    let runs: Vec<RunView> = runs.iter().cloned().map(RunView::created).collect();
+    idempotency::stored_response(&runs)
 }
 
 /// Stops several runs: some of a thread, or all that wait, that are at work, or both.
@@ -105,7 +111,7 @@ pub(super) async fn cancel(
     params: Params,
     ApiJson(body): ApiJson<RunsCancel>,
 ) -> Result<Response, ApiError> {
-    let action = action(&params)?;
+    let action = cancel_action(&params)?;
     let status = word(
         "status",
         body.status.as_deref(),
@@ -115,15 +121,15 @@ pub(super) async fn cancel(
             ("all", (true, true)),
         ],
     )?;
-    let stopped = match (status, &body.thread_id, &body.run_ids) {
+    let any_cancelled = match (status, &body.thread_id, &body.run_ids) {
         (Some((pending, running)), None, None) => api.runs.cancel_all(pending, running, action).await?,
-        (None, Some(thread), Some(ids)) => cancel_some(&api, thread, ids, action).await?,
+        (None, Some(thread), Some(ids)) => cancel_listed(&api, thread, ids, action).await?,
         (Some(_), _, _) => {
             return Err(Invalid::new("status", "must not come together with thread_id and run_ids").into());
         }
         (None, _, _) => return Err(Invalid::new("body", "must have thread_id and run_ids, or status").into()),
     };
-    if stopped {
+    if any_cancelled {
         Ok(no_content())
     } else {
         Err(CancelError::NoRun.into())
@@ -131,22 +137,22 @@ pub(super) async fn cancel(
 }
 
 /// Stops these runs of a thread. False if there were none to stop.
-async fn cancel_some(api: &Api, thread: &str, ids: &[String], action: CancelAction) -> Result<bool, ApiError> {
+async fn cancel_listed(api: &Api, thread: &str, ids: &[String], action: CancelAction) -> Result<bool, ApiError> {
     if ids.len() > MAX_BATCH {
         return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());
     }
-    let thread = thread_of(thread)?;
+    let thread = parse_thread_id(thread)?;
     let ids = ids
         .iter()
         .map(|id| id.parse().map_err(|_| ApiError::bad_id("run")))
         .collect::<Result<Vec<RunId>, _>>()?;
-    let mut stopped_any = false;
+    let mut any_cancelled = false;
     for id in ids {
         match api.runs.cancel(thread, id, action).await {
-            Ok(()) => stopped_any = true,
+            Ok(()) => any_cancelled = true,
             Err(CancelError::NoRun | CancelError::Over) => {}
             Err(error @ (CancelError::NoUndo | CancelError::Fault(_))) => return Err(error.into()),
         }
     }
-    Ok(stopped_any)
+    Ok(any_cancelled)
 }

@@ -65,15 +65,15 @@ pub(super) async fn search(
     State(api): State<Api>,
     ApiJson(body): ApiJson<ItemSearchBody>,
 ) -> Result<Response, ApiError> {
-    let inquiry = body.check()?;
+    let query = body.check()?;
     let page = Page {
-        limit: inquiry.wanted.limit,
-        offset: inquiry.wanted.offset,
+        limit: query.wanted.limit,
+        offset: query.wanted.offset,
     };
     let permit = api.answers.permit().await?;
-    let found = api.store.search(inquiry, api.answers.bytes()).await?;
+    let found = api.store.search(query, api.answers.bytes()).await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
-    let headers = page.headers_behind(None, texts.gone_through, texts.is_cut);
+    let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
     Ok((headers, permit.object("items", texts)).into_response())
 }
 

@@ -9,7 +9,7 @@ use axum::response::Response;
 
 use super::client::ClientId;
 use super::error::ApiError;
-use super::guarded::guarded;
+use super::guarded::hold_until_sent;
 use crate::domain::id::ThreadId;
 
 /// Counts the open streams. Cloning copies a pointer.
@@ -94,7 +94,7 @@ pub struct StreamPermit {
 impl StreamPermit {
     /// Keeps the permit until the answer is over.
     pub(super) fn hold(self, response: Response) -> Response {
-        guarded(response, self)
+        hold_until_sent(response, self)
     }
 }
 

@@ -15,7 +15,7 @@ use super::idempotency::{self, Idempotent, KeyHeader, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlRequest, TtlView};
 use super::wire::thread::{
-    CheckedThreadSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up,
+    CheckedThreadSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, extract_path,
 };
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
@@ -42,18 +42,21 @@ pub(super) async fn create(
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
-    let wish = body.into_wish()?;
-    match (api.runs.create_thread(wish, key, made).await?, if_exists) {
-        (Ok(once), _) => idempotency::answer(once, |new| idempotency::shown(made(&new))),
-        (Err(id), IfExists::DoNothing) => Ok(Json(show(&api, id).await?).into_response()),
+    let new_thread = body.into_new_thread()?;
+    match (
+        api.runs.create_thread(new_thread, key, created_response).await?,
+        if_exists,
+    ) {
+        (Ok(once), _) => idempotency::respond(once, |new| idempotency::response(created_response(&new))),
+        (Err(id), IfExists::DoNothing) => Ok(Json(load_view(&api, id).await?).into_response()),
         (Err(id), IfExists::Raise) => Err(ApiError::thread_exists(id)),
     }
 }
 
 /// The answer to who makes a thread.
-fn made(new: &CreatedThread) -> StoredResponse {
+fn created_response(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
-    idempotency::kept(&ThreadView::new(new.thread.clone(), values, Object::new()))
+    idempotency::stored_response(&ThreadView::new(new.thread.clone(), values, Object::new()))
 }
 
 /// Shows a thread.
@@ -120,11 +123,11 @@ pub(super) async fn patch(
         })
     });
     patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
-    let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
-    if wants_little {
+    let is_minimal = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
+    if is_minimal {
         Ok(no_content())
     } else {
-        Ok(Json(show(&api, id).await?).into_response())
+        Ok(Json(load_view(&api, id).await?).into_response())
     }
 }
 
@@ -152,16 +155,16 @@ pub(super) async fn copy(
     Idempotent(key, _): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
-    let seen = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
-    if seen.await? != Visibility::Full {
+    let visibility = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
+    if visibility.await? != Visibility::Full {
         return Err(ApiError::no_thread(from));
     }
     let once = api
         .runs
-        .copy_thread(from, key, made)
+        .copy_thread(from, key, created_response)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
-    idempotency::answer(once, |copy| idempotency::shown(made(&copy)))
+    idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
 }
 
 /// Thins threads out: deletes them (`delete`; runs at work on them are stopped), or takes all but their newest state away
@@ -201,20 +204,20 @@ pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<Threa
         (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedThreadSearch {
-        wanted,
+        query,
         page,
         select,
         extract,
     } = body.check()?;
     let permit = api.answers.permit().await?;
     let most_bytes = api.answers.bytes();
-    let wanted = threads::ThreadQuery {
+    let query = threads::ThreadQuery {
         bytes: most_bytes,
-        ..wanted
+        ..query
     };
     let read = api.db.search(move |tx| {
         Box::pin(async move {
-            let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
+            let threads::ThreadPage { threads, total } = threads::search(tx, &query).await?;
             let mut found = vec![];
             for thread in threads {
                 found.push(ThreadSummary::of(tx, thread).await?);
@@ -223,41 +226,41 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
         })
     });
     let (found, total) = read.await?;
-    let mut shown = vec![];
+    let mut items = vec![];
     let mut bytes = 0;
     let is_short = found.len() < usize::try_from(page.limit).unwrap_or(usize::MAX);
     let mut is_cut = is_short && u64::from(page.offset) + (found.len() as u64) < u64::try_from(total).unwrap_or(0);
     for summary in found {
-        let item = show_item(&api, summary, &select, &extract).await?;
+        let item = encode_item(&api, summary, &select, &extract).await?;
         bytes += item.len() + 1;
-        if bytes > most_bytes && !shown.is_empty() {
+        if bytes > most_bytes && !items.is_empty() {
             is_cut = true;
             break;
         }
-        shown.push(item);
+        items.push(item);
     }
     let total = u64::try_from(total).unwrap_or(0);
-    let headers = match (is_cut, u32::try_from(shown.len())) {
+    let headers = match (is_cut, u32::try_from(items.len())) {
         (true, Ok(limit)) => Page { limit, ..page }.headers(total),
         (_, _) => page.headers(total),
     };
-    Ok((headers, permit.list(bytes, shown.into_iter().map(Ok))).into_response())
+    Ok((headers, permit.list(bytes, items.into_iter().map(Ok))).into_response())
 }
 
 /// Counts threads.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
-    let wanted = body.check()?.wanted;
+    let query = body.check()?.query;
     Ok(Json(
         api.db
-            .search(move |tx| Box::pin(async move { threads::count(tx, &wanted).await }))
+            .search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
             .await?,
     ))
 }
 
 /// The JSON of one line of a search: the wanted columns, and what was to be extracted.
-async fn show_item(
+async fn encode_item(
     api: &Api,
     summary: ThreadSummary,
     select: &Select,
@@ -267,7 +270,7 @@ async fn show_item(
     let whole = wire::json(&summary.view(api, needs_values).await?);
     let extracted: Object = extract
         .iter()
-        .map(|(name, path)| (name.clone(), look_up(&whole, path)))
+        .map(|(name, path)| (name.clone(), extract_path(&whole, path)))
         .collect();
     let mut item = select.pick(whole);
     if let (Value::Object(item), false) = (&mut item, extract.is_empty()) {
@@ -276,7 +279,7 @@ async fn show_item(
     serde_json::to_vec(&item).map_err(|error| ApiError::fault(&error))
 }
 
-async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
+async fn load_view(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
     let summary = api.db.read(move |tx| Box::pin(ThreadSummary::find(tx, id))).await?;
     summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
@@ -286,7 +289,7 @@ pub(super) struct ThreadSummary {
     thread: Thread,
     /// None also when clients do not see what is in it.
     head: Option<CheckpointId>,
-    pub(super) asked: Vec<InterruptRecord>,
+    pub(super) interrupts: Vec<InterruptRecord>,
 }
 
 impl ThreadSummary {
@@ -299,12 +302,16 @@ impl ThreadSummary {
     }
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
-        let is_seen = background::visibility(tx, thread.id).await? == Visibility::Full;
+        let is_visible = background::visibility(tx, thread.id).await? == Visibility::Full;
         let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
             .await?
-            .filter(|_| is_seen);
-        let asked = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
-        Ok(Self { thread, head, asked })
+            .filter(|_| is_visible);
+        let interrupts = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
+        Ok(Self {
+            thread,
+            head,
+            interrupts,
+        })
     }
 
     /// The main agent's state; none before the first step.
@@ -321,15 +328,15 @@ impl ThreadSummary {
             None => None,
         };
         let values = state.map(|state| state.values());
-        let mut interrupts = Object::new();
-        for asked in &self.asked {
-            let of_task = interrupts
-                .entry(asked.interrupt.task.to_string())
+        let mut by_task = Object::new();
+        for record in &self.interrupts {
+            let list_of_task = by_task
+                .entry(record.interrupt.task.to_string())
                 .or_insert_with(|| json!([]));
-            if let Value::Array(list) = of_task {
-                list.push(brief(&asked.interrupt));
+            if let Value::Array(list) = list_of_task {
+                list.push(brief(&record.interrupt));
             }
         }
-        Ok(ThreadView::new(self.thread, values, interrupts))
+        Ok(ThreadView::new(self.thread, values, by_task))
     }
 }

@@ -26,7 +26,7 @@ pub struct Frames {
     is_first: bool,
     frame: PeerFrame,
     /// Whether the event under way is too long.
-    spoilt: bool,
+    is_too_long: bool,
 }
 
 impl Frames {
@@ -38,7 +38,7 @@ impl Frames {
             ends_with_cr: false,
             is_first: true,
             frame: PeerFrame::default(),
-            spoilt: false,
+            is_too_long: false,
         }
     }
 
@@ -58,7 +58,7 @@ impl Frames {
             let more = text.unwrap_or(part);
             if self.line.len() + more.len() > self.longest {
                 self.line.clear();
-                self.spoilt = true;
+                self.is_too_long = true;
             } else {
                 self.line.extend_from_slice(more);
             }
@@ -77,7 +77,7 @@ impl Frames {
     fn read(&mut self, line: &str) -> Option<PeerFrame> {
         if line.is_empty() {
             let frame = std::mem::take(&mut self.frame);
-            let is_whole = !std::mem::take(&mut self.spoilt);
+            let is_whole = !std::mem::take(&mut self.is_too_long);
             return (is_whole && !(frame.event.is_empty() && frame.data.is_empty())).then_some(frame);
         }
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
@@ -85,7 +85,7 @@ impl Frames {
         match field {
             "event" => value.clone_into(&mut self.frame.event),
             "id" => self.frame.id = Some(value.to_owned()),
-            "data" if self.frame.data.len() + value.len() > self.longest => self.spoilt = true,
+            "data" if self.frame.data.len() + value.len() > self.longest => self.is_too_long = true,
             "data" => {
                 if !self.frame.data.is_empty() {
                     self.frame.data.push('\n');

@@ -60,7 +60,7 @@ impl LaneJournal {
         let at = self.desk.clock.now();
         let run = self.desk.run.id;
         let origin = Arc::clone(&self.origin);
-        self.desk.log.say(|seq| Event {
+        self.desk.log.publish_volatile(|seq| Event {
             seq,
             run,
             at,

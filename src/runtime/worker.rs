@@ -247,7 +247,7 @@ impl Worker {
         let this = Arc::clone(self);
         let id = run.id;
         let desk = Arc::new(self.desk(claim));
-        let holder = desk.log.expect(id, fresh);
+        let holder = desk.log.expect_run(id, fresh);
         self.shutdown.spawn("run", async move {
             if let Some(active) = late {
                 this.at_rest(|other, _| other == id).await;

@@ -18,7 +18,7 @@ pub(super) struct OpenConnections(Arc<Inner>);
 struct Inner {
     max: usize,
     /// Counts what happens, so that it can be told what happened before what.
-    moments: AtomicU64,
+    ticks: AtomicU64,
     open: Mutex<HashMap<u64, Arc<Activity>>>,
 }
 
@@ -52,18 +52,18 @@ impl OpenConnections {
     pub(super) fn new(max: usize) -> Self {
         Self(Arc::new(Inner {
             max: max.max(1),
-            moments: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
             open: Mutex::default(),
         }))
     }
 
     /// Takes a connection in; the one that can best be spared goes for it. None when all are busy.
-    pub(super) fn enter(&self, peer: SocketAddr) -> Option<ConnectionHandle> {
+    pub(super) fn admit(&self, peer: SocketAddr) -> Option<ConnectionHandle> {
         let has_room = self.lock().len() < self.0.max || self.close_one();
         if !has_room {
             return None;
         }
-        let id = self.moment();
+        let id = self.next_tick();
         let activity = Arc::new(Activity {
             since: AtomicU64::new(id),
             ..Activity::default()
@@ -92,8 +92,8 @@ impl OpenConnections {
         true
     }
 
-    fn moment(&self) -> u64 {
-        self.0.moments.fetch_add(1, Ordering::Relaxed)
+    fn next_tick(&self) -> u64 {
+        self.0.ticks.fetch_add(1, Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Activity>>> {
@@ -139,7 +139,7 @@ impl ConnectionHandle {
     }
 
     /// Waits until the connection has to go for another one.
-    pub(super) async fn closed(&self) {
+    pub(super) async fn evicted(&self) {
         self.0.activity.close.notified().await;
     }
 
@@ -166,7 +166,7 @@ impl Drop for RequestGuard {
         connection
             .activity
             .since
-            .store(connection.open.moment(), Ordering::Relaxed);
+            .store(connection.open.next_tick(), Ordering::Relaxed);
         connection.activity.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -183,14 +183,14 @@ impl Drop for ReceiveGuard {
 /// How many connections fit beside what else needs file descriptors: the database, models, tools and files.
 ///
 /// A quarter of a thousand descriptors is left for these, or half of what there is, if that is less.
-pub fn fitting() -> usize {
+pub fn max_for_descriptors() -> usize {
     /// Left for everything but connections of clients.
     const RESERVE: u64 = 256;
     /// Where there is no limit: as many as one process serves well.
     const MOST: u64 = 65_536;
     let limit = descriptor_limit().unwrap_or(MOST);
-    let fitting = limit.saturating_sub(RESERVE.min(limit / 2)).clamp(1, MOST);
-    usize::try_from(fitting).unwrap_or(usize::MAX)
+    let max = limit.saturating_sub(RESERVE.min(limit / 2)).clamp(1, MOST);
+    usize::try_from(max).unwrap_or(usize::MAX)
 }
 
 #[cfg(target_os = "linux")]
@@ -216,27 +216,27 @@ mod tests {
     }
 
     fn is_closed(connection: &ConnectionHandle) -> bool {
-        connection.closed().now_or_never().is_some()
+        connection.evicted().now_or_never().is_some()
     }
 
     #[test]
     fn one_more_connection_takes_the_place_of_the_one_that_can_best_be_spared() {
         let open = OpenConnections::new(3);
-        let used = open.enter(peer()).unwrap();
-        let silent = open.enter(peer()).unwrap();
-        let busy = open.enter(peer()).unwrap();
+        let used = open.admit(peer()).unwrap();
+        let silent = open.admit(peer()).unwrap();
+        let busy = open.admit(peer()).unwrap();
         drop(used.begin());
         let _request = busy.begin();
-        let fourth = open.enter(peer()).unwrap();
+        let fourth = open.admit(peer()).unwrap();
         assert!(is_closed(&silent), "it never said anything");
         drop(silent);
         let _request_of_fourth = fourth.begin();
-        let fifth = open.enter(peer()).unwrap();
+        let fifth = open.admit(peer()).unwrap();
         assert!(is_closed(&used), "it lay between two requests");
         let _request_of_fifth = fifth.begin();
-        assert!(open.enter(peer()).is_none(), "all are busy");
+        assert!(open.admit(peer()).is_none(), "all are busy");
         let receiving = fifth.receive();
-        let _sixth = open.enter(peer()).unwrap();
+        let _sixth = open.admit(peer()).unwrap();
         assert!(is_closed(&fifth), "its client owes a body");
         drop(receiving);
         assert!(!is_closed(&busy));
@@ -245,11 +245,11 @@ mod tests {
     #[test]
     fn a_connection_that_ends_makes_room() {
         let open = OpenConnections::new(1);
-        let first = open.enter(peer()).unwrap();
+        let first = open.admit(peer()).unwrap();
         let request = first.begin();
-        assert!(open.enter(peer()).is_none());
+        assert!(open.admit(peer()).is_none());
         drop((first, request));
-        assert!(open.enter(peer()).is_some());
+        assert!(open.admit(peer()).is_some());
         assert!(open.lock().is_empty());
     }
 }

@@ -12,9 +12,9 @@ const SCHEMAS: &str = "#/components/schemas/";
 type Schemas = BTreeMap<String, RefOr<Schema>>;
 
 /// Gives every operation that has a parameter or a field `select` an answer whose fields may be absent.
-pub(super) fn loosen(document: &mut OpenApi) {
+pub(super) fn add_partial_schemas(document: &mut OpenApi) {
     let components = document.components.get_or_insert_with(Components::new);
-    let mut loosened = BTreeSet::new();
+    let mut partial = BTreeSet::new();
     for item in document.paths.paths.values_mut() {
         for operation in super::operations(item).filter(|operation| selects(operation, &components.schemas)) {
             let responses = operation
@@ -23,34 +23,36 @@ pub(super) fn loosen(document: &mut OpenApi) {
                 .iter_mut()
                 .filter(|(status, _)| status.starts_with('2'));
             for content in responses
-                .filter_map(|(_, response)| inside(response))
+                .filter_map(|(_, response)| value_of(response))
                 .flat_map(|all| all.content.values_mut())
             {
-                loosened.extend(
-                    inside(content)
+                partial.extend(
+                    value_of(content)
                         .and_then(|content| content.schema.as_mut())
                         .and_then(refer_to_part),
                 );
             }
         }
     }
-    for name in loosened {
+    for name in partial {
         let Some(RefOr::T(Schema::Object(whole))) = components.schemas.get(&name) else {
             continue;
         };
         let mut part = whole.clone();
         part.required.clear();
-        components.schemas.insert(part_of(&name), Schema::Object(part).into());
+        components
+            .schemas
+            .insert(partial_name(&name), Schema::Object(part).into());
     }
 }
 
-fn part_of(name: &str) -> String {
+fn partial_name(name: &str) -> String {
     format!("{name}Part")
 }
 
-fn inside<T>(place: &mut RefOr<T>) -> Option<&mut T> {
-    match place {
-        RefOr::T(there) => Some(there),
+fn value_of<T>(reference: &mut RefOr<T>) -> Option<&mut T> {
+    match reference {
+        RefOr::T(value) => Some(value),
         RefOr::Ref(_) => None,
     }
 }
@@ -82,7 +84,7 @@ fn refer_to_part(schema: &mut RefOr<Schema>) -> Option<String> {
     match schema {
         RefOr::Ref(whole) => {
             let name = whole.ref_location.strip_prefix(SCHEMAS)?.to_owned();
-            *whole = Ref::from_schema_name(part_of(&name));
+            *whole = Ref::from_schema_name(partial_name(&name));
             Some(name)
         }
         RefOr::T(Schema::Array(list)) => match &mut list.items {

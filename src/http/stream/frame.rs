@@ -18,10 +18,10 @@ pub struct Frame {
     /// Its place in the log, for streams that can be taken up again.
     pub id: Option<ResumePoint>,
     /// For a piece of an answer: how much of it is said with this frame.
-    pub said: Option<AnswerOffset>,
+    pub progress: Option<AnswerOffset>,
     /// Whether it makes up for pieces of an answer that came too early for this reader. Readers who were there in time do
     /// not see it, so it does not count among the frames of its event.
-    pub belated: bool,
+    pub is_late: bool,
 }
 
 /// How much of an answer was said.
@@ -45,7 +45,7 @@ pub struct ResumePoint {
     /// The frame.
     pub cursor: Cursor,
     /// The unfinished answers.
-    pub said: Vec<AnswerOffset>,
+    pub answers: Vec<AnswerOffset>,
 }
 
 /// The name of a frame: a word, and the namespace of a subagent behind it.
@@ -74,8 +74,8 @@ impl Cursor {
 
     /// Whether a client who has seen everything up to `seen` has not seen this. What makes up for earlier pieces may come
     /// anew at its place.
-    pub fn is_new(self, seen: Option<Self>, belated: bool) -> bool {
-        seen.is_none_or(|seen| self > seen || belated && self == seen)
+    pub fn is_new(self, seen: Option<Self>, is_late: bool) -> bool {
+        seen.is_none_or(|seen| self > seen || is_late && self == seen)
     }
 }
 
@@ -85,7 +85,7 @@ pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterat
     let mut own = 0..;
     let placed = frames.into_iter().map(move |frame| {
         // What makes up for earlier pieces comes before the frames that everybody gets.
-        let cursor = match frame.belated {
+        let cursor = match frame.is_late {
             true => Cursor::after(seq - 1),
             false => Cursor {
                 seq,
@@ -94,7 +94,7 @@ pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterat
         };
         (frame, cursor)
     });
-    placed.filter(move |(frame, cursor)| cursor.is_new(seen, frame.belated))
+    placed.filter(move |(frame, cursor)| cursor.is_new(seen, frame.is_late))
 }
 
 impl fmt::Display for ResumePoint {
@@ -104,9 +104,9 @@ impl fmt::Display for ResumePoint {
             Cursor { seq, frame: u32::MAX } => write!(f, "{seq}")?,
             Cursor { seq, frame } => write!(f, "{seq}-{frame}")?,
         }
-        self.said
+        self.answers
             .iter()
-            .try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.offset))
+            .try_for_each(|progress| write!(f, "~{:x}.{:x}", progress.answer, progress.offset))
     }
 }
 
@@ -122,7 +122,7 @@ impl FromStr for ResumePoint {
         let mut parts = text.trim().split('~');
         let cursor = parts.next().unwrap_or_default().parse()?;
         let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
-        let said = parts.map(|part| {
+        let answers = parts.map(|part| {
             let (answer, offset) = part.split_once('.').ok_or(NotACursor)?;
             Ok(AnswerOffset {
                 answer: number(answer)?,
@@ -131,7 +131,7 @@ impl FromStr for ResumePoint {
         });
         Ok(Self {
             cursor,
-            said: said.collect::<Result<_, _>>()?,
+            answers: answers.collect::<Result<_, _>>()?,
         })
     }
 }
@@ -180,8 +180,8 @@ impl Frame {
             event: event.into(),
             data: data.into(),
             id: None,
-            said: None,
-            belated: false,
+            progress: None,
+            is_late: false,
         }
     }
 
@@ -236,7 +236,7 @@ mod tests {
         };
         let id = Some(ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
-            said: vec![],
+            answers: vec![],
         });
         Frame {
             id,
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_place_reads_what_it_wrote_and_minus_one_is_before_everything() {
-        let said = vec![
+        let answers = vec![
             AnswerOffset {
                 answer: 0xabc,
                 offset: 31,
@@ -262,13 +262,13 @@ mod tests {
         ];
         let place = ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
-            said,
+            answers,
         };
         assert_eq!(place.to_string(), "12-1~abc.1f~7.ffffffff");
         assert_eq!(place.to_string().parse(), Ok(place));
         let whole = ResumePoint {
             cursor: Cursor::after(12),
-            said: vec![],
+            answers: vec![],
         };
         assert_eq!(whole.to_string().as_str(), "12");
         assert_eq!("12".parse(), Ok(whole));

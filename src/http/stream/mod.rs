@@ -15,7 +15,7 @@ use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
 pub use frame::{Cursor, Frame, ResumePoint};
-pub(super) use pump::{Flow, Projection, beat, respond};
+pub(super) use pump::{Flow, Projection, heartbeat_interval, respond};
 pub use v1::{Loaded, Modes, Needs, RunInfo, StreamMode, V1Presenter};
 
 pub(in crate::http) mod fold;
@@ -38,13 +38,13 @@ pub struct StreamRequest {
     /// Whether events carry ids, so that the client can go on after one of them.
     pub resumable: bool,
     /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
-    pub seen: Option<ResumePoint>,
+    pub resume_from: Option<ResumePoint>,
     /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
     pub filter: Option<Vec<StreamMode>>,
     /// How long the line may be silent.
     pub heartbeat: Duration,
     /// What to do if the client leaves before the run is over.
-    pub on_leave: Option<Box<dyn FnOnce() + Send>>,
+    pub on_disconnect: Option<Box<dyn FnOnce() + Send>>,
 }
 
 /// Answers with the events of a run as they come. `tail` decides from where.
@@ -111,7 +111,7 @@ struct RunProjection<L> {
     presenter: V1Presenter,
     resumable: bool,
     seen: Option<Cursor>,
-    on_leave: OnLeave,
+    on_disconnect: OnDisconnect,
     log: PhantomData<fn() -> L>,
 }
 
@@ -127,7 +127,7 @@ impl<L: Log> Projection for RunProjection<L> {
     async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Flow {
         let event = match event {
             Ok(Some(event)) => event,
-            Ok(None) if log.is_cut() => return self.leave_off(),
+            Ok(None) if log.is_cut() => return self.abort(),
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error, buffer),
         };
@@ -145,31 +145,31 @@ impl<L: Log> RunProjection<L> {
             modes,
             subgraphs,
             resumable,
-            seen,
+            resume_from,
             filter,
             heartbeat: _,
-            on_leave,
+            on_disconnect,
         } = request;
-        let asked: Modes = if modes.is_empty() {
+        let requested: Modes = if modes.is_empty() {
             [StreamMode::Values].into_iter().collect()
         } else {
             modes.into_iter().collect()
         };
         let mut presenter = match filter {
-            None => V1Presenter::new(info, asked, subgraphs),
+            None => V1Presenter::new(info, requested, subgraphs),
             Some(filter) => {
-                V1Presenter::new(info, asked.and(filter.into_iter().collect()), subgraphs).without_opening()
+                V1Presenter::new(info, requested.and(filter.into_iter().collect()), subgraphs).without_metadata_frame()
             }
         };
-        let seen = seen.map(|place| {
-            presenter.recall(place.said);
-            place.cursor
+        let seen = resume_from.map(|point| {
+            presenter.resume(point.answers);
+            point.cursor
         });
         Self {
             presenter,
             resumable,
             seen,
-            on_leave: OnLeave(on_leave),
+            on_disconnect: OnDisconnect(on_disconnect),
             log: PhantomData,
         }
     }
@@ -180,7 +180,7 @@ impl<L: Log> RunProjection<L> {
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
             frame.id = self.resumable.then(|| ResumePoint {
                 cursor,
-                said: self.presenter.unfinished(frame.said),
+                answers: self.presenter.unfinished(frame.progress),
             });
             frame.write(buffer);
         }
@@ -189,13 +189,13 @@ impl<L: Log> RunProjection<L> {
 
     /// The run is over: the client may leave now.
     fn end(&mut self) -> Flow {
-        self.on_leave.0 = None;
+        self.on_disconnect.0 = None;
         Flow::End
     }
 
     /// The server leaves and the run goes on: the connection breaks off, so that the client takes the run up elsewhere.
-    fn leave_off(&mut self) -> Flow {
-        self.on_leave.0 = None;
+    fn abort(&mut self) -> Flow {
+        self.on_disconnect.0 = None;
         Flow::Break
     }
 
@@ -208,9 +208,9 @@ impl<L: Log> RunProjection<L> {
 }
 
 /// Acts when it is dropped before the run is over: the client has left.
-struct OnLeave(Option<Box<dyn FnOnce() + Send>>);
+struct OnDisconnect(Option<Box<dyn FnOnce() + Send>>);
 
-impl Drop for OnLeave {
+impl Drop for OnDisconnect {
     fn drop(&mut self) {
         if let Some(act) = self.0.take() {
             act();

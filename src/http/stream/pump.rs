@@ -44,11 +44,11 @@ pub(in crate::http) enum Flow {
 }
 
 /// How much is put into one write at most, when more is ready than that.
-const WRITE: usize = 64 * 1024;
+const MAX_WRITE: usize = 64 * 1024;
 
-/// Answers with server-sent events that follow `feed`.
-pub(in crate::http) fn respond<F: Projection>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
-    let mut response = Body::from_stream(body(feed, source, heartbeat)).into_response();
+/// Answers with server-sent events that follow `projection`.
+pub(in crate::http) fn respond<F: Projection>(projection: F, source: F::Source, heartbeat: Duration) -> Response {
+    let mut response = Body::from_stream(body(projection, source, heartbeat)).into_response();
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -61,11 +61,11 @@ pub(in crate::http) fn respond<F: Projection>(feed: F, source: F::Source, heartb
 
 /// The bytes of the answer.
 pub(super) fn body<F: Projection>(
-    feed: F,
+    projection: F,
     source: F::Source,
     heartbeat: Duration,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let pump = SsePump::new(feed, source, heartbeat);
+    let pump = SsePump::new(projection, source, heartbeat);
     futures::stream::unfold(pump, |mut pump| async move {
         let bytes = pump.write().await?;
         Some((bytes, pump))
@@ -73,31 +73,31 @@ pub(super) fn body<F: Projection>(
 }
 
 /// Beats regularly, from one period after now on.
-pub(in crate::http) fn beat(period: Duration) -> Interval {
+pub(in crate::http) fn heartbeat_interval(period: Duration) -> Interval {
     let period = period.max(Duration::from_millis(1));
-    let mut beat = interval_at(Instant::now() + period, period);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    beat
+    let mut heartbeat_interval = interval_at(Instant::now() + period, period);
+    heartbeat_interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    heartbeat_interval
 }
 
 /// Drives a projection for one client, and sends heartbeats while nothing happens.
 struct SsePump<F: Projection> {
     /// The read under way. It is never given up halfway, only looked at.
     read: ReusableBoxFuture<'static, (F::Source, F::Item)>,
-    feed: F,
+    projection: F,
     buffer: BytesMut,
     heartbeat: Interval,
     flow: Flow,
 }
 
 impl<F: Projection> SsePump<F> {
-    fn new(feed: F, source: F::Source, heartbeat: Duration) -> Self {
+    fn new(projection: F, source: F::Source, heartbeat: Duration) -> Self {
         let read = ReusableBoxFuture::new(F::read(source));
         Self {
             read,
-            feed,
+            projection,
             buffer: BytesMut::new(),
-            heartbeat: beat(heartbeat),
+            heartbeat: heartbeat_interval(heartbeat),
             flow: Flow::Continue,
         }
     }
@@ -128,7 +128,7 @@ impl<F: Projection> SsePump<F> {
 
     /// Takes what is there already, without waiting.
     async fn take_ready(&mut self) {
-        while self.flow == Flow::Continue && self.buffer.len() < WRITE {
+        while self.flow == Flow::Continue && self.buffer.len() < MAX_WRITE {
             let Poll::Ready((source, item)) = futures::poll!(&mut self.read) else {
                 return;
             };
@@ -137,7 +137,7 @@ impl<F: Projection> SsePump<F> {
     }
 
     async fn take(&mut self, mut source: F::Source, item: F::Item) {
-        self.flow = self.feed.take(&mut source, item, &mut self.buffer).await;
+        self.flow = self.projection.take(&mut source, item, &mut self.buffer).await;
         if self.flow == Flow::Continue {
             self.read.set(F::read(source));
         }

@@ -21,7 +21,7 @@ pub struct ThreadFrames {
     /// What the client wants is in here.
     pub presenter: V2Presenter,
     /// A run of which nothing is told any more: it was undone.
-    gone: Option<RunId>,
+    deleted_run: Option<RunId>,
 }
 
 impl ThreadFrames {
@@ -31,7 +31,7 @@ impl ThreadFrames {
             events,
             thread,
             presenter,
-            gone: None,
+            deleted_run: None,
         }
     }
 
@@ -40,12 +40,12 @@ impl ThreadFrames {
     /// # Errors
     /// When the database fails.
     pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<V2Frame>> {
-        if self.gone == Some(event.run) {
+        if self.deleted_run == Some(event.run) {
             return Ok(vec![]);
         }
-        if let Some(id) = self.presenter.wants_run(event) {
+        if let Some(id) = self.presenter.required_run(event) {
             let Some(run) = Box::pin(self.events.run(id)).await? else {
-                self.gone = Some(id);
+                self.deleted_run = Some(id);
                 return Ok(vec![]);
             };
             let graph = run
@@ -54,9 +54,9 @@ impl ThreadFrames {
                 .and_then(Value::as_str)
                 .unwrap_or_default()
                 .to_owned();
-            self.presenter.learn(CurrentRun { id, graph });
+            self.presenter.start_run(CurrentRun { id, graph });
         }
-        let base = match self.presenter.wants_state(event) {
+        let base = match self.presenter.required_state(event) {
             Some(checkpoint) => Some(Box::pin(self.events.state_at(self.thread, checkpoint)).await?),
             None => None,
         };
@@ -65,13 +65,13 @@ impl ThreadFrames {
 }
 
 /// Waits for the next event of a thread.
-pub async fn listen(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEvent>) {
-    let heard = tail.next().await;
-    (tail, heard)
+pub async fn next_event(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEvent>) {
+    let read = tail.next().await;
+    (tail, read)
 }
 
 /// The last frame of a stream that cannot go on.
-pub fn broken() -> Value {
+pub fn stream_error() -> Value {
     json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
 }
 
@@ -86,18 +86,18 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
     type Item = DbResult<ThreadEvent>;
 
     async fn read(tail: ThreadTail) -> (ThreadTail, Self::Item) {
-        listen(tail).await
+        next_event(tail).await
     }
 
-    async fn take(&mut self, _: &mut ThreadTail, heard: Self::Item, buffer: &mut BytesMut) -> Flow {
-        let event: Arc<Event> = match heard {
+    async fn take(&mut self, _: &mut ThreadTail, read: Self::Item, buffer: &mut BytesMut) -> Flow {
+        let event: Arc<Event> = match read {
             Ok(ThreadEvent::Event(event)) => event,
             Ok(ThreadEvent::Quiet) => {
-                self.reader.presenter.rest();
+                self.reader.presenter.clear_caches();
                 return Flow::Continue;
             }
             // A stream that ends in good order is taken for the end of the run.
-            Ok(ThreadEvent::Leaving) => return Flow::Break,
+            Ok(ThreadEvent::Shutdown) => return Flow::Break,
             Err(error) => return fail(&error, buffer),
         };
         match self.reader.frames(&event).await {
@@ -113,7 +113,7 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
 /// The log cannot be read; only this client is told.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
     tracing::error!(%error, "a stream of a thread broke off");
-    super::frame::Frame::of("error", &broken()).write(buffer);
+    super::frame::Frame::of("error", &stream_error()).write(buffer);
     Flow::End
 }
 

@@ -15,7 +15,7 @@ use crate::runtime::AgentRecord;
 
 /// A definition that is to be judged.
 #[derive(Debug, Deserialize, ToSchema)]
-pub struct Candidate {
+pub struct AgentValidate {
     /// Under which name it would be used.
     #[schema(default = "agent", max_length = 128)]
     pub graph_id: Option<String>,
@@ -68,14 +68,14 @@ impl AgentSource {
 
 /// The conditions of a search.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct AgentFilter {
     graph_id: Option<String>,
     name: Option<String>,
     source: Option<AgentSource>,
     usable: Option<bool>,
 }
 
-impl Wanted {
+impl AgentFilter {
     /// Whether an agent meets them.
     pub fn matches(&self, record: &AgentRecord) -> bool {
         let version = &record.version;
@@ -98,7 +98,7 @@ impl Wanted {
 #[derive(Debug)]
 pub struct CheckedAgentSearch {
     /// Which agents.
-    pub wanted: Wanted,
+    pub filter: AgentFilter,
     /// Which of them.
     pub page: Page,
     /// Which columns.
@@ -141,7 +141,7 @@ impl AgentSearch {
         let select = Select::checked(select.unwrap_or_default(), &COLUMNS)?;
         let name = name.map(|name| name.to_lowercase());
         Ok(CheckedAgentSearch {
-            wanted: Wanted {
+            filter: AgentFilter {
                 graph_id,
                 name,
                 source,
@@ -175,7 +175,7 @@ pub struct AgentView {
     #[schema(value_type = Object)]
     pub definition: Object,
     /// What is wrong or odd; for a file also why its last change is not in use.
-    pub problems: Vec<RemarkView>,
+    pub problems: Vec<DiagnosticView>,
     /// Since when this version holds.
     #[schema(format = DateTime)]
     pub updated_at: String,
@@ -196,7 +196,7 @@ impl From<AgentRecord> for AgentView {
             digest: version.digest.0,
             usable: is_usable,
             definition: object(&version.definition),
-            problems: remarks.into_iter().map(RemarkView::from).collect(),
+            problems: remarks.into_iter().map(DiagnosticView::from).collect(),
             updated_at: version.created_at.to_string(),
             graph_id: version.graph_id,
         }
@@ -265,7 +265,7 @@ impl From<DefinitionVersion> for AgentVersionView {
 /// Something that is wrong with a definition, or odd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(title = "Problem")]
-pub struct RemarkView {
+pub struct DiagnosticView {
     /// `error`: it cannot be used like this; `warning`: it is probably not what was meant.
     #[schema(example = "error")]
     pub severity: String,
@@ -284,15 +284,15 @@ pub struct RemarkView {
     pub column: Option<usize>,
 }
 
-impl From<StoredDiagnostic> for RemarkView {
-    fn from(remark: StoredDiagnostic) -> Self {
+impl From<StoredDiagnostic> for DiagnosticView {
+    fn from(diagnostic: StoredDiagnostic) -> Self {
         let StoredDiagnostic {
             file,
             position,
             field,
             message,
             severity,
-        } = remark;
+        } = diagnostic;
         let (line, column) = position.unzip();
         Self {
             severity: severity.to_string(),
@@ -308,22 +308,22 @@ impl From<StoredDiagnostic> for RemarkView {
 /// Whether a definition could be used.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Verdict")]
-pub struct VerdictView {
+pub struct ValidationView {
     /// Whether it could.
     pub valid: bool,
     /// Every reason why not, and what is odd.
-    pub findings: Vec<RemarkView>,
+    pub findings: Vec<DiagnosticView>,
 }
 
-impl From<Validated> for VerdictView {
-    fn from(judgement: Validated) -> Self {
-        let findings = judgement
+impl From<Validated> for ValidationView {
+    fn from(validated: Validated) -> Self {
+        let findings = validated
             .findings
             .into_iter()
             .map(|finding| StoredDiagnostic::from(finding).into())
             .collect();
         Self {
-            valid: judgement.definition.is_some(),
+            valid: validated.definition.is_some(),
             findings,
         }
     }

@@ -52,7 +52,7 @@ pub struct CheckedAssistant {
     /// What it says.
     pub settings: AssistantSettings,
     /// Whether one of this id is as good.
-    pub or_take_it: bool,
+    pub reuse_existing: bool,
 }
 
 impl AssistantCreate {
@@ -75,11 +75,11 @@ impl AssistantCreate {
             name: self.name.unwrap_or_else(|| UNTITLED.to_owned()),
             description: self.description,
         };
-        let or_take_it = self.if_exists.unwrap_or_default() == IfExists::DoNothing;
+        let reuse_existing = self.if_exists.unwrap_or_default() == IfExists::DoNothing;
         Ok(CheckedAssistant {
             id,
             settings,
-            or_take_it,
+            reuse_existing,
         })
     }
 }
@@ -179,7 +179,7 @@ pub enum AssistantSort {
 #[derive(Debug)]
 pub struct CheckedAssistantSearch {
     /// Which assistants, in which order.
-    pub wanted: rows::AssistantQuery,
+    pub query: rows::AssistantQuery,
     /// Which of them.
     pub page: Page,
     /// Which columns.
@@ -208,7 +208,7 @@ impl AssistantSearch {
             AssistantSort::Name => rows::AssistantOrder::Name,
             AssistantSort::GraphId => rows::AssistantOrder::Graph,
         };
-        let wanted = rows::AssistantQuery {
+        let query = rows::AssistantQuery {
             graph_id: self.graph_id,
             name: self.name,
             metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
@@ -217,7 +217,7 @@ impl AssistantSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok(CheckedAssistantSearch { wanted, page, select })
+        Ok(CheckedAssistantSearch { query, page, select })
     }
 }
 
@@ -491,8 +491,8 @@ mod tests {
     #[test]
     fn a_wish_names_the_field_that_is_wrong() {
         let wrong = |body: Value| {
-            let wish: AssistantCreate = serde_json::from_value(body).expect("the shape is right");
-            wish.check().map(drop).map_err(|error| error.message().to_owned())
+            let request: AssistantCreate = serde_json::from_value(body).expect("the shape is right");
+            request.check().map(drop).map_err(|error| error.message().to_owned())
         };
         assert_eq!(wrong(json!({"graph_id": "a", "name": null, "config": null})), Ok(()));
         let id = wrong(json!({"graph_id": "a", "assistant_id": "nope"}));

@@ -53,7 +53,7 @@ pub struct CommandAnswer {
 /// What is answered to what is no command: an answer that repeats its `id`, or when it is no JSON an error like any other.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum NoCommand {
+pub enum InvalidCommand {
     /// It is JSON.
     Answer(Box<CommandAnswer>),
     /// It is none.
@@ -62,7 +62,7 @@ pub enum NoCommand {
 
 /// Why a command was not obeyed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refusal {
+pub struct CommandError {
     /// For programs.
     pub code: &'static str,
     /// For people.
@@ -71,7 +71,7 @@ pub struct Refusal {
     pub more: Object,
 }
 
-impl Refusal {
+impl CommandError {
     /// A refusal that says no more than this.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self {
@@ -103,8 +103,8 @@ impl CommandAnswer {
     }
 
     /// It was not.
-    pub fn refusal(id: Value, refusal: Refusal) -> Self {
-        let Refusal { code, message, more } = refusal;
+    pub fn refusal(id: Value, refusal: CommandError) -> Self {
+        let CommandError { code, message, more } = refusal;
         Self {
             kind: "error",
             id,
@@ -135,7 +135,7 @@ impl ThreadCommand {
             }
             _ => {
                 let text = "Protocol commands must include an integer id and string method.";
-                Err(Box::new(CommandAnswer::refusal(id, Refusal::argument(text))))
+                Err(Box::new(CommandAnswer::refusal(id, CommandError::argument(text))))
             }
         }
     }

@@ -26,21 +26,21 @@ pub struct CronCreate {
     /// What each run shall do. `command.resume`, `after_seconds` and what concerns a waiting client make no sense here.
     run: RunCreate,
     /// When.
-    rhythm: Rhythm,
+    timing: CronTiming,
 }
 
 impl PartialSchema for CronCreate {
     /// The fields of both, side by side.
     fn schema() -> RefOr<Schema> {
-        let (RefOr::T(Schema::Object(mut both)), RefOr::T(Schema::Object(rhythm))) =
-            (RunCreate::schema(), Rhythm::schema())
+        let (RefOr::T(Schema::Object(mut both)), RefOr::T(Schema::Object(timing))) =
+            (RunCreate::schema(), CronTiming::schema())
         else {
             return RunCreate::schema();
         };
         both.description =
             Some("A wish for a cron: what each run shall do, as in a wish for a run, and when.".to_owned());
-        both.properties.extend(rhythm.properties);
-        both.required.extend(rhythm.required);
+        both.properties.extend(timing.properties);
+        both.required.extend(timing.required);
         Schema::Object(both).into()
     }
 }
@@ -48,13 +48,13 @@ impl PartialSchema for CronCreate {
 impl ToSchema for CronCreate {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         RunCreate::schemas(schemas);
-        Rhythm::schemas(schemas);
+        CronTiming::schemas(schemas);
     }
 }
 
 /// When runs are started.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub struct Rhythm {
+pub struct CronTiming {
     /// Five fields: minute, hour, day of the month, month, day of the week.
     #[schema(required = true, value_type = String, example = "0 9 * * 1-5")]
     schedule: Option<String>,
@@ -100,7 +100,10 @@ const PATCHABLE: [&str; 19] = [
 /// # Errors
 /// Names the key.
 pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
-    let both = [unknown_keys::of::<RunCreate>(), unknown_keys::of::<Rhythm>()];
+    let both = [
+        unknown_keys::fields_of::<RunCreate>(),
+        unknown_keys::fields_of::<CronTiming>(),
+    ];
     let known: Vec<&str> = both.into_iter().flatten().flatten().copied().collect();
     unknown_keys::check(payload.keys(), Some(&known))
 }
@@ -109,45 +112,45 @@ pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// Names the field that is wrong.
-pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
-    let CronCreate { run, rhythm } = CronCreate {
+pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
+    let CronCreate { run, timing } = CronCreate {
         run: fields(&payload)?,
-        rhythm: fields(&payload)?,
+        timing: fields(&payload)?,
     };
-    let text = rhythm
+    let text = timing
         .schedule
         .as_deref()
         .ok_or_else(|| Invalid::new("schedule", "is missing"))?;
-    let schedule = Schedule::read(text, rhythm.timezone.as_deref())?;
-    let end = rhythm
+    let schedule = Schedule::read(text, timing.timezone.as_deref())?;
+    let end = timing
         .end_time
         .as_deref()
         .map(|text| Timestamp::read(text).ok_or_else(|| Invalid::new("end_time", "must be an ISO 8601 date and time")));
     let keep = word(
         "on_run_completed",
-        rhythm.on_run_completed.as_deref(),
+        timing.on_run_completed.as_deref(),
         &[("delete", false), ("keep", true)],
     )?;
-    let wish = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.wish;
-    if wish.resume.is_some() {
+    let new_run = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.new_run;
+    if new_run.resume.is_some() {
         return Err(Invalid::new(
             "command.resume",
             "makes no sense for a cron: nobody knows what will be asked",
         )
         .into());
     }
-    if !wish.after.is_zero() {
+    if !new_run.after.is_zero() {
         return Err(Invalid::new("after_seconds", "makes no sense for a cron: its schedule says when").into());
     }
     Ok(NewCron {
         thread,
-        assistant: wish.assistant,
+        assistant: new_run.assistant,
         schedule,
         end: end.transpose()?,
-        enabled: rhythm.enabled.unwrap_or(true),
+        enabled: timing.enabled.unwrap_or(true),
         keep_threads: keep.unwrap_or(false),
-        request: wish.request,
-        metadata: wish.metadata,
+        request: new_run.request,
+        metadata: new_run.metadata,
         payload,
     })
 }
@@ -158,7 +161,7 @@ pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, A
 /// Names the field that is wrong.
 pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
     let mut payload = old.payload.clone();
-    forget_cron(&mut payload);
+    remove_cron_id(&mut payload);
     for name in PATCHABLE {
         let Some(value) = patch.get(name) else { continue };
         match (name, value, payload.get_mut(name)) {
@@ -166,11 +169,11 @@ pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
             _ => _ = payload.insert(name.to_owned(), value.clone()),
         }
     }
-    read_wish(payload, old.thread)
+    read_new_cron(payload, old.thread)
 }
 
 /// Takes the cron's own mark out of the settings, which the client did not write.
-fn forget_cron(payload: &mut Object) {
+fn remove_cron_id(payload: &mut Object) {
     if let Some(Value::Object(config)) = payload.get_mut("config")
         && let Some(Value::Object(configurable)) = config.get_mut("configurable")
     {
@@ -249,7 +252,7 @@ impl CronSearch {
             CronSort::EndTime => rows::CronOrder::End,
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let wanted = rows::CronQuery {
+        let query = rows::CronQuery {
             assistant,
             thread,
             enabled: self.enabled,
@@ -259,11 +262,7 @@ impl CronSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok((
-            wanted,
-            page,
-            Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
-        ))
+        Ok((query, page, Select::checked(self.select.unwrap_or_default(), &COLUMNS)?))
     }
 }
 

@@ -24,21 +24,21 @@ pub struct HistoryEntry {
     /// What comes next; none when tasks are not wanted, or when a step was taken.
     pub position: Option<Position>,
     /// The step that the loop took from it.
-    pub taken: Option<Taken>,
+    pub completed: Option<CompletedStep>,
     /// How many bytes showing it takes, roughly.
     pub bytes: usize,
 }
 
 /// A step that the loop took.
 #[derive(Debug)]
-pub struct Taken {
+pub struct CompletedStep {
     /// The node.
     pub node: String,
     /// What each of its tasks wrote, as JSON; none for one that wrote nothing.
     pub results: Vec<Option<Box<RawValue>>>,
 }
 
-impl Taken {
+impl CompletedStep {
     fn of(step: &Entry) -> Self {
         let result = |writes: &Update| match writes.is_empty() {
             true => None,
@@ -76,43 +76,43 @@ pub struct HistoryFields {
 
 /// A page of a history under construction.
 pub struct HistoryEntries {
-    parts: HistoryFields,
+    fields: HistoryFields,
     /// How many bytes the page may have. Its newest checkpoint is shown whatever its size.
     budget: usize,
     bytes: usize,
     /// How many bytes the metadata that the runs leave in their checkpoints have.
-    notes: HashMap<RunId, usize>,
+    metadata_bytes: HashMap<RunId, usize>,
     /// Only these are shown; all when none.
     only: Option<HashSet<CheckpointId>>,
     writer: ValuesWriter,
     /// The checkpoints that are shown, the oldest first.
     kept: VecDeque<HistoryEntry>,
     /// Where a checkpoint is: its number among all that were added.
-    places: HashMap<CheckpointId, usize>,
+    positions: HashMap<CheckpointId, usize>,
     /// How many were left out again.
-    gone: usize,
+    dropped: usize,
     newest: Option<CheckpointId>,
     next: Option<(CheckpointSummary, Option<Position>)>,
 }
 
 impl HistoryEntries {
-    /// A page of this many bytes at most, with `notes` bytes of metadata for each run.
+    /// A page of this many bytes at most, with `metadata_bytes` bytes of metadata for each run.
     pub fn new(
-        parts: HistoryFields,
+        fields: HistoryFields,
         budget: usize,
-        notes: HashMap<RunId, usize>,
+        metadata_bytes: HashMap<RunId, usize>,
         only: Option<HashSet<CheckpointId>>,
     ) -> Self {
         Self {
-            notes,
-            writer: ValuesWriter::new(parts.keys.clone()),
-            parts,
+            metadata_bytes,
+            writer: ValuesWriter::new(fields.keys.clone()),
+            fields,
             budget,
             bytes: 0,
             only,
             kept: VecDeque::new(),
-            places: HashMap::new(),
-            gone: 0,
+            positions: HashMap::new(),
+            dropped: 0,
             newest: None,
             next: None,
         }
@@ -125,33 +125,33 @@ impl HistoryEntries {
             origin,
             values: Values::default(),
             position: None,
-            taken: None,
+            completed: None,
             bytes,
         });
     }
 
     fn envelope(&self, origin: &CheckpointSummary) -> usize {
-        let notes = origin.run.and_then(|run| self.notes.get(&run));
-        ENVELOPE_BYTES + notes.copied().unwrap_or(0)
+        let metadata_bytes = origin.run.and_then(|run| self.metadata_bytes.get(&run));
+        ENVELOPE_BYTES + metadata_bytes.copied().unwrap_or(0)
     }
 
     /// The step that was taken after the page, if one was.
-    pub fn follow(&mut self, step: &Entry) {
-        if self.parts.tasks {
-            self.take(step, false);
+    pub fn complete_newest(&mut self, step: &Entry) {
+        if self.fields.tasks {
+            self.complete(step, false);
         }
     }
 
     /// The page, the newest first, and whether checkpoints had to be left out for their size.
     pub fn finish(self) -> (Vec<HistoryEntry>, bool) {
-        let is_cut = self.gone > 0;
+        let is_cut = self.dropped > 0;
         (self.kept.into_iter().rev().collect(), is_cut)
     }
 
-    fn push(&mut self, moment: HistoryEntry) {
-        self.bytes += moment.bytes;
-        self.places.insert(moment.origin.id, self.gone + self.kept.len());
-        self.kept.push_back(moment);
+    fn push(&mut self, entry: HistoryEntry) {
+        self.bytes += entry.bytes;
+        self.positions.insert(entry.origin.id, self.dropped + self.kept.len());
+        self.kept.push_back(entry);
         self.shrink();
     }
 
@@ -159,30 +159,30 @@ impl HistoryEntries {
         while self.bytes > self.budget && self.kept.len() > 1 {
             if let Some(oldest) = self.kept.pop_front() {
                 self.bytes -= oldest.bytes;
-                self.places.remove(&oldest.origin.id);
-                self.gone += 1;
+                self.positions.remove(&oldest.origin.id);
+                self.dropped += 1;
             }
         }
     }
 
     /// Notes the step at the checkpoint from which it was taken. The newest one counts.
-    fn take(&mut self, step: &Entry, replaces: bool) {
+    fn complete(&mut self, step: &Entry, replaces: bool) {
         let parent = step.parent.filter(|_| step.source == CheckpointSource::Loop);
-        let Some(place) = parent.and_then(|parent| self.places.get(&parent)).copied() else {
+        let Some(place) = parent.and_then(|parent| self.positions.get(&parent)).copied() else {
             return;
         };
-        let Some(moment) = self.kept.get_mut(place - self.gone) else {
+        let Some(entry) = self.kept.get_mut(place - self.dropped) else {
             return;
         };
-        if moment.taken.is_some() && !replaces {
+        if entry.completed.is_some() && !replaces {
             return;
         }
-        let taken = Taken::of(step);
-        let before = moment.taken.as_ref().map_or(0, Taken::bytes);
-        let after = taken.bytes();
-        moment.bytes = moment.bytes + after - before;
-        moment.position = None;
-        moment.taken = Some(taken);
+        let completed = CompletedStep::of(step);
+        let before = entry.completed.as_ref().map_or(0, CompletedStep::bytes);
+        let after = completed.bytes();
+        entry.bytes = entry.bytes + after - before;
+        entry.position = None;
+        entry.completed = Some(completed);
         self.bytes = self.bytes + after - before;
         self.shrink();
     }
@@ -191,10 +191,10 @@ impl HistoryEntries {
 impl Visit for HistoryEntries {
     fn step(&mut self, checkpoint: &Checkpoint) {
         let entry = &checkpoint.entry;
-        if self.parts.tasks {
-            self.take(entry, true);
+        if self.fields.tasks {
+            self.complete(entry, true);
         }
-        if self.parts.values {
+        if self.fields.values {
             let names: BTreeSet<&str> = entry
                 .writes
                 .iter()
@@ -215,7 +215,7 @@ impl Visit for HistoryEntries {
             fork_of: entry.parent.filter(|_| checkpoint.forks),
             created_at: checkpoint.created_at,
         };
-        self.next = Some((origin, self.parts.tasks.then(|| checkpoint.position.clone())));
+        self.next = Some((origin, self.fields.tasks.then(|| checkpoint.position.clone())));
     }
 
     fn state(&mut self, state: Option<&State>) {
@@ -226,7 +226,7 @@ impl Visit for HistoryEntries {
             return;
         }
         let values = state
-            .filter(|_| self.parts.values)
+            .filter(|_| self.fields.values)
             .map(|state| self.writer.write(state))
             .unwrap_or_default();
         let bytes = self.envelope(&origin) + values.bytes();
@@ -234,7 +234,7 @@ impl Visit for HistoryEntries {
             origin,
             values,
             position,
-            taken: None,
+            completed: None,
             bytes,
         });
     }

@@ -64,7 +64,7 @@ pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<Ch
 ///
 /// # Errors
 /// If the namespace is none, or the id is no UUID.
-pub fn place(object: Option<&Object>) -> Result<(Vec<TaskId>, Option<CheckpointId>), ApiError> {
+pub fn namespace_and_checkpoint(object: Option<&Object>) -> Result<(Vec<TaskId>, Option<CheckpointId>), ApiError> {
     let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
     let id = within("checkpoint_id").map(|id| id.parse().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id()));
     Ok((namespace(within("checkpoint_ns"))?, id.transpose()?))

@@ -202,12 +202,12 @@ mod tests {
     #[test]
     fn a_time_that_makes_no_sense_is_refused() {
         for minutes in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e12] {
-            let wish = TtlRequest {
+            let request = TtlRequest {
                 ttl: minutes,
                 strategy: None,
             };
             assert!(
-                wish.check().is_err_and(|invalid| invalid.field == "ttl.ttl"),
+                request.check().is_err_and(|invalid| invalid.field == "ttl.ttl"),
                 "{minutes}"
             );
         }

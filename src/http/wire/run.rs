@@ -106,7 +106,7 @@ impl RunScope {
 #[derive(Debug)]
 pub struct CheckedRun {
     /// What is wished for.
-    pub wish: NewRun,
+    pub new_run: NewRun,
     /// Whether the run shall stop when the client leaves.
     pub cancel_on_disconnect: bool,
 }
@@ -139,7 +139,7 @@ impl RunCreate {
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
         domain::metadata::check(&metadata)?;
-        let wish = NewRun {
+        let new_run = NewRun {
             target,
             assistant,
             request,
@@ -148,7 +148,7 @@ impl RunCreate {
             after,
         };
         Ok(CheckedRun {
-            wish,
+            new_run,
             cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false),
         })
     }
@@ -419,7 +419,7 @@ impl From<Run> for RunView {
 
 impl RunView {
     /// A run as it was when it was made. It may be at work by the time the client reads this.
-    pub fn just_made(run: Run) -> Self {
+    pub fn created(run: Run) -> Self {
         Self::from(Run {
             status: RunStatus::Pending,
             ..run
@@ -456,8 +456,8 @@ fn kwargs(run: &Run) -> Value {
         "config": config,
         "context": request.context,
         "stream_mode": request.stream_mode,
-        "interrupt_before": shown_nodes(&request.interrupt_before),
-        "interrupt_after": shown_nodes(&request.interrupt_after),
+        "interrupt_before": nodes_json(&request.interrupt_before),
+        "interrupt_after": nodes_json(&request.interrupt_after),
         "webhook": extra("webhook"),
         "feedback_keys": extra("feedback_keys"),
         "temporary": request.temporary,
@@ -468,7 +468,7 @@ fn kwargs(run: &Run) -> Value {
     })
 }
 
-fn shown_nodes(nodes: &[String]) -> Value {
+fn nodes_json(nodes: &[String]) -> Value {
     match nodes {
         [] => Value::Null,
         [all] if all == "*" => json!("*"),

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
-use super::history::{HistoryEntry, HistoryFields, Taken};
+use super::history::{CompletedStep, HistoryEntry, HistoryFields};
 use super::interrupt::brief;
 use super::values::Values;
 use crate::db::checkpoints::CheckpointSummary;
@@ -118,29 +118,29 @@ pub struct HistoryContext {
     /// The run of the subagent whose history it is; none for the main agent's.
     pub child: Option<Run>,
     /// What the runs in whose course the checkpoints were made leave in their metadata.
-    pub notes: HashMap<RunId, Object>,
+    pub run_notes: HashMap<RunId, Object>,
     /// The thread's questions, by the agent's task that asks or whose subagent asks.
-    pub asked: Vec<(TaskId, InterruptRecord)>,
+    pub interrupts: Vec<(TaskId, InterruptRecord)>,
 }
 
 impl HistoryContext {
     /// Shows a checkpoint. `plan` and `agent_name` are those of the thread's agent.
-    pub fn view(&self, moment: HistoryEntry, plan: Option<&Plan>, agent_name: &str) -> StateView {
-        let id = moment.origin.id;
+    pub fn view(&self, entry: HistoryEntry, plan: Option<&Plan>, agent_name: &str) -> StateView {
+        let id = entry.origin.id;
         let thread = self.thread.id;
-        let parent = moment.origin.parent;
-        let tasks = match (moment.taken, &moment.position) {
+        let parent = entry.origin.parent;
+        let tasks = match (entry.completed, &entry.position) {
             (Some(step), _) => self.finished_tasks(id, step),
             (None, Some(position)) => self.open_tasks(position, id, plan),
             (None, None) => vec![],
         };
         StateView {
-            values: moment.values,
+            values: entry.values,
             next: tasks.iter().map(|task| task.name.clone()).collect(),
             interrupts: tasks.iter().flat_map(|task| task.interrupts.clone()).collect(),
             tasks,
-            metadata: Some(self.metadata(&moment.origin, agent_name)),
-            created_at: Some(moment.origin.created_at.to_string()),
+            metadata: Some(self.metadata(&entry.origin, agent_name)),
+            created_at: Some(entry.origin.created_at.to_string()),
             checkpoint: Some(CheckpointView::within(thread, id, self.namespace())),
             parent_checkpoint: parent.map(|parent| CheckpointView::within(thread, parent, self.namespace())),
             checkpoint_id: Some(id.0),
@@ -157,18 +157,18 @@ impl HistoryContext {
     }
 
     /// The tasks of a step that was taken.
-    fn finished_tasks(&self, head: CheckpointId, step: Taken) -> Vec<TaskView> {
+    fn finished_tasks(&self, head: CheckpointId, step: CompletedStep) -> Vec<TaskView> {
         let node = step.node;
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
             let id = TaskId::of_step(Some(head), &node, at);
-            let asked = self
-                .asked
+            let interrupts = self
+                .interrupts
                 .iter()
                 .filter(|(task, _)| *task == id)
-                .map(|(_, asked)| brief(&asked.interrupt));
+                .map(|(_, record)| brief(&record.interrupt));
             TaskView {
                 result,
-                ..task_view(id, &node, at, asked.collect())
+                ..task_view(id, &node, at, interrupts.collect())
             }
         };
         step.results.into_iter().enumerate().map(view).collect()
@@ -177,14 +177,14 @@ impl HistoryContext {
     /// The tasks that are still to be done.
     fn open_tasks(&self, position: &Position, head: CheckpointId, plan: Option<&Plan>) -> Vec<TaskView> {
         let view = |task: crate::domain::checkpoint::Task| {
-            let asked = self
-                .asked
+            let interrupts = self
+                .interrupts
                 .iter()
-                .filter(|(id, asked)| *id == task.id && asked.status == InterruptState::Pending);
-            let asked = asked.map(|(_, asked)| brief(&asked.interrupt)).collect();
+                .filter(|(id, record)| *id == task.id && record.status == InterruptState::Pending);
+            let interrupts = interrupts.map(|(_, record)| brief(&record.interrupt)).collect();
             TaskView {
                 error: task.error,
-                ..task_view(task.id, &task.node, task.call.unwrap_or(0), asked)
+                ..task_view(task.id, &task.node, task.call.unwrap_or(0), interrupts)
             }
         };
         position.tasks(plan, head).into_iter().map(view).collect()
@@ -192,11 +192,11 @@ impl HistoryContext {
 
     /// How a checkpoint came to be.
     fn metadata(&self, origin: &CheckpointSummary, agent_name: &str) -> Object {
-        let notes = origin.run.and_then(|run| self.notes.get(&run));
+        let run_notes = origin.run.and_then(|run| self.run_notes.get(&run));
         metadata_of(
             &self.thread,
             origin,
-            notes,
+            run_notes,
             self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()),
         )
     }
@@ -204,14 +204,19 @@ impl HistoryContext {
 
 /// How a checkpoint of a thread came to be, in the course of a run with these notes if of any ([`run_metadata`]), and in
 /// the history of the agent of this name.
-pub fn metadata_of(thread: &Thread, origin: &CheckpointSummary, notes: Option<&Object>, agent_name: &str) -> Object {
+pub fn metadata_of(
+    thread: &Thread,
+    origin: &CheckpointSummary,
+    run_notes: Option<&Object>,
+    agent_name: &str,
+) -> Object {
     let mut shown = Object::new();
     if let Some(graph) = thread.metadata.get("graph_id") {
         shown.insert("graph_id".to_owned(), graph.clone());
     }
-    if let Some(notes) = notes {
+    if let Some(run_notes) = run_notes {
         shown.extend(thread.metadata.clone());
-        shown.extend(notes.clone());
+        shown.extend(run_notes.clone());
     } else if let (CheckpointSource::Update, Some(from)) = (origin.source, origin.fork_of) {
         shown.insert("checkpoint_id".to_owned(), json!(from));
     }
@@ -404,7 +409,7 @@ impl StateSelect {
     }
 
     /// What has to be read of checkpoints.
-    pub fn parts(&self) -> HistoryFields {
+    pub fn fields(&self) -> HistoryFields {
         let tasks = ["tasks", "next", "interrupts"]
             .into_iter()
             .any(|field| self.fields.has(field));

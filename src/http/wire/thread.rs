@@ -105,7 +105,7 @@ impl ThreadCreate {
     ///
     /// # Errors
     /// If the id is none, or a field asks for what cannot be done.
-    pub fn into_wish(self) -> Result<NewThread, ApiError> {
+    pub fn into_new_thread(self) -> Result<NewThread, ApiError> {
         let metadata = self.metadata.unwrap_or_default();
         domain::metadata::check(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
@@ -238,7 +238,7 @@ pub enum SortOrder {
 #[derive(Debug)]
 pub struct CheckedThreadSearch {
     /// Which threads, in which order.
-    pub wanted: rows::ThreadQuery,
+    pub query: rows::ThreadQuery,
     /// Which of them.
     pub page: Page,
     /// Which columns.
@@ -277,7 +277,7 @@ impl ThreadSearch {
             ThreadSort::StateUpdatedAt => rows::ThreadOrder::StateUpdatedAt,
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let wanted = rows::ThreadQuery {
+        let query = rows::ThreadQuery {
             ids,
             metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
             values: MetadataFilter::new("values", self.values.unwrap_or_default())?,
@@ -289,7 +289,7 @@ impl ThreadSearch {
             ..rows::ThreadQuery::default()
         };
         Ok(CheckedThreadSearch {
-            wanted,
+            query,
             page,
             select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
             extract,
@@ -368,7 +368,7 @@ impl ThreadView {
 }
 
 /// What stands in `value` under a path like `values.messages[-1].content`; null if nothing does.
-pub fn look_up(value: &Value, path: &str) -> Value {
+pub fn extract_path(value: &Value, path: &str) -> Value {
     let mut found = value;
     for segment in path.split('.') {
         let (name, indexes) = segment.split_once('[').unwrap_or((segment, ""));
@@ -416,11 +416,11 @@ mod tests {
 
     #[test]
     fn an_id_that_is_none_is_refused() {
-        let wish = ThreadCreate {
+        let request = ThreadCreate {
             thread_id: Some("nope".into()),
             ..ThreadCreate::default()
         };
-        let error = wish.into_wish().expect_err("nope is no id");
+        let error = request.into_new_thread().expect_err("nope is no id");
         assert_eq!(error.message(), "Invalid thread ID: must be a UUID");
     }
 
@@ -452,11 +452,11 @@ mod tests {
     #[test]
     fn a_path_leads_into_lists_from_both_ends() {
         let thread = json!({"values": {"messages": [{"content": "a"}, {"content": "b"}], "grid": [[1, 2]]}});
-        assert_eq!(look_up(&thread, "values.messages[-1].content"), "b");
-        assert_eq!(look_up(&thread, "values.messages[0].content"), "a");
-        assert_eq!(look_up(&thread, "values.grid[0][1]"), 2);
-        assert_eq!(look_up(&thread, "values.messages[7].content"), Value::Null);
-        assert_eq!(look_up(&thread, "values.messages[-7]"), Value::Null);
-        assert_eq!(look_up(&thread, "values.nothing[x]"), Value::Null);
+        assert_eq!(extract_path(&thread, "values.messages[-1].content"), "b");
+        assert_eq!(extract_path(&thread, "values.messages[0].content"), "a");
+        assert_eq!(extract_path(&thread, "values.grid[0][1]"), 2);
+        assert_eq!(extract_path(&thread, "values.messages[7].content"), Value::Null);
+        assert_eq!(extract_path(&thread, "values.messages[-7]"), Value::Null);
+        assert_eq!(extract_path(&thread, "values.nothing[x]"), Value::Null);
     }
 }

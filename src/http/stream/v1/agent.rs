@@ -13,13 +13,13 @@ use crate::http::stream::fold::AgentFold;
 use crate::http::stream::frame::FrameName;
 
 /// One agent, with what was shown of it.
-pub(super) struct ShownAgent {
+pub(super) struct PresentedAgent {
     /// The agent as far as the log was read.
-    pub agent: AgentFold,
+    pub fold: AgentFold,
     /// Its namespace as clients write it; none for the main agent.
     pub namespace: Option<Arc<str>>,
     /// Whether the calls of the step under way were shown to begin.
-    pub calls_begun: bool,
+    pub calls_started: bool,
     /// A checkpoint of which it is not yet known what follows.
     pub pending: Option<PendingCheckpoint>,
 }
@@ -34,13 +34,13 @@ pub(super) struct PendingCheckpoint {
     pub at: Timestamp,
 }
 
-impl ShownAgent {
+impl PresentedAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let is_main = origin.namespace.is_empty();
         Self {
-            agent: AgentFold::new(origin),
+            fold: AgentFold::new(origin),
             namespace: (!is_main).then(|| Arc::from(namespace_text(&origin.namespace))),
-            calls_begun: false,
+            calls_started: false,
             pending: None,
         }
     }
@@ -55,12 +55,12 @@ impl ShownAgent {
 
     /// The source of what a task of this agent says.
     pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> MessageSource<'a> {
-        let task = TaskId::of_step(self.agent.head, node, call);
+        let task = TaskId::of_step(self.fold.head, node, call);
         MessageSource {
-            origin: &self.agent.origin,
+            origin: &self.fold.origin,
             node,
             task,
-            step: self.agent.next_step(),
+            step: self.fold.next_step(),
             call,
             model: None,
         }
@@ -68,7 +68,7 @@ impl ShownAgent {
 
     /// Takes the second half of a step.
     pub(super) fn advance(&mut self, entry: &Entry) {
-        self.agent.advance(entry);
-        self.calls_begun = false;
+        self.fold.advance(entry);
+        self.calls_started = false;
     }
 }

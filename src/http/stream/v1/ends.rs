@@ -15,13 +15,13 @@ pub(super) fn usage(run: RunId, used: &Totals) -> Frame {
 
 /// `error`: why the run failed, if it did.
 pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
-    let told = |class: &str, message: &str| {
+    let frame = |class: &str, message: &str| {
         Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
     };
     match (error, status) {
-        (Some(failure), _) => Some(told(&failure.class, &failure.message)),
-        (None, RunStatus::Error) => Some(told("RuntimeError", "the run failed")),
-        (None, RunStatus::Timeout) => Some(told("TimeoutError", "the run took too long")),
+        (Some(failure), _) => Some(frame(&failure.class, &failure.message)),
+        (None, RunStatus::Error) => Some(frame("RuntimeError", "the run failed")),
+        (None, RunStatus::Timeout) => Some(frame("TimeoutError", "the run took too long")),
         (None, RunStatus::Pending | RunStatus::Running | RunStatus::Success | RunStatus::Interrupted) => None,
     }
 }

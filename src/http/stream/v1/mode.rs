@@ -80,7 +80,7 @@ impl Modes {
     }
 
     /// Those in which an agent is shown that clients see like this. The others tell its state, or what it says.
-    pub(super) fn seen(visibility: Visibility) -> Self {
+    pub(super) fn visible(visibility: Visibility) -> Self {
         match visibility {
             Visibility::Full => StreamMode::ALL.into_iter().collect(),
             Visibility::ToolsOnly => [StreamMode::Updates, StreamMode::Messages, StreamMode::MessagesTuple]
@@ -92,18 +92,18 @@ impl Modes {
     }
 
     /// Whether messages are wanted, in any form.
-    pub(super) fn tell_messages(self) -> bool {
+    pub(super) fn include_messages(self) -> bool {
         self.has(StreamMode::Messages) || self.has(StreamMode::MessagesTuple) || self.has(StreamMode::Events)
     }
 
     /// Whether tasks or checkpoints are wanted, in any form.
-    pub(super) fn tell_steps(self) -> bool {
+    pub(super) fn include_steps(self) -> bool {
         self.has(StreamMode::Tasks) || self.has(StreamMode::Checkpoints) || self.has(StreamMode::Debug)
     }
 
     /// Whether the state has to be followed.
-    pub(super) fn need_state(self) -> bool {
-        self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.tell_steps()
+    pub(super) fn require_state(self) -> bool {
+        self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.include_steps()
     }
 }
 

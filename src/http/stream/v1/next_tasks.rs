@@ -32,7 +32,7 @@ pub(super) enum NextTasks {
 impl NextTasks {
     /// What an event tells about the tasks that began after the newest checkpoint of its agent, where `head` is that
     /// checkpoint.
-    pub(super) fn shown_by(event: &EventBody, head: Option<CheckpointId>) -> Self {
+    pub(super) fn inferred_from(event: &EventBody, head: Option<CheckpointId>) -> Self {
         match event {
             EventBody::Delta(_) | EventBody::Begun(AgentWork::Model) | EventBody::Fact(Fact::BrokenOff { .. }) => {
                 Self::Node(MODEL.to_owned())
@@ -63,7 +63,7 @@ impl NextTasks {
 
     /// Whether an event tells that its agent makes the calls of the last answer. A question does not: it may come before.
     pub(super) fn are_calls(event: &EventBody) -> bool {
-        !matches!(event, EventBody::Fact(Fact::Asked { .. })) && Self::shown_by(event, None) == Self::Calls
+        !matches!(event, EventBody::Fact(Fact::Asked { .. })) && Self::inferred_from(event, None) == Self::Calls
     }
 
     /// The tasks, of an agent that stands at its newest checkpoint with this `state`.

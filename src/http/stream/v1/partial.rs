@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// The arguments that can be read from the beginning of their text; what is cut off at the end is left out.
 pub(super) fn arguments(text: &str) -> Map<String, Value> {
-    let whole = Growth::of(text);
+    let whole = JsonPrefix::of(text);
     let candidates = [whole.closed(text, text.len()), whole.closed(text, whole.safe)];
     candidates
         .iter()
@@ -16,7 +16,7 @@ pub(super) fn arguments(text: &str) -> Map<String, Value> {
 }
 
 /// How far a text has grown: what is open at its end, and the last place at which it could be closed at once.
-struct Growth {
+struct JsonPrefix {
     open: Vec<u8>,
     in_text: bool,
     escaped: bool,
@@ -24,9 +24,9 @@ struct Growth {
     open_at_safe: Vec<u8>,
 }
 
-impl Growth {
+impl JsonPrefix {
     fn of(text: &str) -> Self {
-        let mut it = Self {
+        let mut prefix = Self {
             open: vec![],
             in_text: false,
             escaped: false,
@@ -34,9 +34,9 @@ impl Growth {
             open_at_safe: vec![],
         };
         for (at, byte) in text.bytes().enumerate() {
-            it.take(at, byte);
+            prefix.take(at, byte);
         }
-        it
+        prefix
     }
 
     fn take(&mut self, at: usize, byte: u8) {
@@ -117,19 +117,19 @@ impl CompactLength {
     }
 }
 
-/// What remains to be said of the JSON text `whole` after `said`, which may be spaced differently. None if `said` is no
+/// What remains to be said of the JSON text `whole` after `prefix`, which may be spaced differently. None if `prefix` is no
 /// beginning of it.
-pub(super) fn remainder<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
-    if said.is_empty() {
+pub(super) fn remainder<'a>(prefix: &str, whole: &'a str) -> Option<&'a str> {
+    if prefix.is_empty() {
         return Some(whole);
     }
-    if serde_json::from_str::<Value>(said).is_ok() {
+    if serde_json::from_str::<Value>(prefix).is_ok() {
         return Some("");
     }
     let mut rest = whole;
     let mut in_text = false;
     let mut escaped = false;
-    for letter in said.chars() {
+    for letter in prefix.chars() {
         if !in_text && letter.is_ascii_whitespace() {
             continue;
         }
@@ -187,8 +187,8 @@ mod tests {
             ("{\"a\": \"x y\", \"b\": [1, 2]}", Some("")),
             ("{\"c", None),
         ];
-        for (said, expected) in cases {
-            assert_eq!(remainder(said, whole), expected, "{said}");
+        for (prefix, expected) in cases {
+            assert_eq!(remainder(prefix, whole), expected, "{prefix}");
         }
     }
 }

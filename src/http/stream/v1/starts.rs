@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::agent::ShownAgent;
+use super::agent::PresentedAgent;
 use super::next_tasks::NextTasks;
 use super::{V1Presenter, records};
 use crate::domain::checkpoint::Lane;
@@ -48,28 +48,28 @@ pub(super) struct SeenStarts {
     /// Those of steps that are not done.
     open: Vec<(Lane, AnswerOffset)>,
     /// How many frames of each the reader saw when it was here before.
-    seen: HashMap<u32, u32>,
+    resume_counts: HashMap<u32, u32>,
 }
 
 impl SeenStarts {
-    pub(super) fn recall(&mut self, said: &[AnswerOffset]) {
-        self.seen = said.iter().map(|said| (said.answer, said.offset)).collect();
+    pub(super) fn resume(&mut self, answer: &[AnswerOffset]) {
+        self.resume_counts = answer.iter().map(|answer| (answer.answer, answer.offset)).collect();
     }
 
     /// Takes the `frames` by which a step starts; leaves those that this reader still lacks.
     fn take(&mut self, lane: Lane, start: Start, frames: &mut Vec<Frame>) {
         let Start { key, is_late } = start;
-        let seen = if is_late {
-            self.seen.remove(&key).unwrap_or(0)
+        let resume_counts = if is_late {
+            self.resume_counts.remove(&key).unwrap_or(0)
         } else {
             0
         };
-        frames.drain(..frames.len().min(usize::try_from(seen).unwrap_or(usize::MAX)));
-        let mut offset = seen;
+        frames.drain(..frames.len().min(usize::try_from(resume_counts).unwrap_or(usize::MAX)));
+        let mut offset = resume_counts;
         for frame in frames.iter_mut() {
             offset += 1;
-            frame.said = Some(AnswerOffset { answer: key, offset });
-            frame.belated = is_late;
+            frame.progress = Some(AnswerOffset { answer: key, offset });
+            frame.is_late = is_late;
         }
         if offset > 0 {
             self.open.push((lane, AnswerOffset { answer: key, offset }));
@@ -82,30 +82,30 @@ impl SeenStarts {
     }
 
     pub(super) fn open(&self) -> impl Iterator<Item = AnswerOffset> {
-        self.open.iter().map(|(_, said)| *said)
+        self.open.iter().map(|(_, answer)| *answer)
     }
 }
 
 impl V1Presenter {
     /// Shows the tasks that are known to have begun now that `event` is here: its own agent's, and the calls of the
     /// agents above it.
-    pub(super) fn begin_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
+    pub(super) fn start_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
         for lane in self.at_or_above(&event.origin) {
-            let Some(shown) = self.agents.get_mut(&lane) else {
+            let Some(agent) = self.agents.get_mut(&lane) else {
                 continue;
             };
-            let Some(pending) = shown.pending.take() else {
+            let Some(pending) = agent.pending.take() else {
                 continue;
             };
             let next = if lane == event.origin.lane {
-                NextTasks::shown_by(&event.body, shown.agent.head)
+                NextTasks::inferred_from(&event.body, agent.fold.head)
             } else {
                 NextTasks::Calls
             };
-            let head = shown.agent.head;
+            let head = agent.fold.head;
             let mut frames = vec![];
-            if let Some(shown) = self.agents.get(&lane) {
-                self.steps(event.at).begin(shown, &pending, &next, &mut frames);
+            if let Some(agent) = self.agents.get(&lane) {
+                self.steps(event.at).begin(agent, &pending, &next, &mut frames);
             }
             let start = Start::of(StartKind::Tasks, head, event);
             self.starts.take(lane, start, &mut frames);
@@ -114,16 +114,16 @@ impl V1Presenter {
     }
 
     /// Records that calls begin, now that `event` tells it: those of its own agent, or those of the agents above it.
-    pub(super) fn begin_calls(&mut self, event: &Event, out: &mut Vec<Frame>) {
+    pub(super) fn start_calls(&mut self, event: &Event, out: &mut Vec<Frame>) {
         for lane in self.at_or_above(&event.origin) {
             let is_own = lane == event.origin.lane;
-            let Some(shown) = self.agents.get_mut(&lane) else {
+            let Some(agent) = self.agents.get_mut(&lane) else {
                 continue;
             };
-            if shown.calls_begun || is_own && !NextTasks::are_calls(&event.body) {
+            if agent.calls_started || is_own && !NextTasks::are_calls(&event.body) {
                 continue;
             }
-            shown.calls_begun = true;
+            agent.calls_started = true;
             let made_before = match &event.body {
                 EventBody::Entry(entry) if is_own => entry.shown.as_slice(),
                 EventBody::Entry(_)
@@ -133,8 +133,8 @@ impl V1Presenter {
                 | EventBody::Output { .. } => &[],
             };
             let mut frames = vec![];
-            records::begin_calls(&self.info, shown, made_before, &mut frames);
-            let start = Start::of(StartKind::Calls, shown.agent.head, event);
+            records::start_calls(&self.info, agent, made_before, &mut frames);
+            let start = Start::of(StartKind::Calls, agent.fold.head, event);
             self.starts.take(lane, start, &mut frames);
             out.append(&mut frames);
         }
@@ -142,9 +142,9 @@ impl V1Presenter {
 
     /// The agents that were seen, from the main agent down to this one.
     fn at_or_above(&self, origin: &Origin) -> Vec<Lane> {
-        let is_above = |shown: &&ShownAgent| origin.namespace.starts_with(&shown.agent.origin.namespace);
-        let mut above: Vec<&ShownAgent> = self.agents.values().filter(is_above).collect();
-        above.sort_by_key(|shown| shown.agent.origin.namespace.len());
-        above.into_iter().map(|shown| shown.agent.origin.lane).collect()
+        let is_above = |agent: &&PresentedAgent| origin.namespace.starts_with(&agent.fold.origin.namespace);
+        let mut above: Vec<&PresentedAgent> = self.agents.values().filter(is_above).collect();
+        above.sort_by_key(|agent| agent.fold.origin.namespace.len());
+        above.into_iter().map(|agent| agent.fold.origin.lane).collect()
     }
 }

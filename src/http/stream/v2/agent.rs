@@ -12,28 +12,28 @@ use crate::http::stream::fold::AgentFold;
 /// One agent, with what was shown of it.
 pub(super) struct TrackedAgent {
     /// The agent as far as the log was read.
-    pub agent: AgentFold,
+    pub fold: AgentFold,
     /// How frames name it.
-    pub place: FrameSource,
+    pub source: FrameSource,
     /// Whether it is at work, as far as clients were told.
-    pub open: bool,
+    pub is_running: bool,
     /// The calls that were made, with the index in their step, and have no result yet.
-    pub made: BTreeMap<String, usize>,
+    pub open_calls: BTreeMap<String, usize>,
     /// The questions in this run that were shown as the reason why a task does not end. A crash does not repeat them.
-    pub parked: HashSet<InterruptId>,
+    pub parked_on: HashSet<InterruptId>,
     /// The answers of its model.
-    pub speech: MessageStream,
+    pub messages: MessageStream,
 }
 
 impl TrackedAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         Self {
-            agent: AgentFold::new(origin),
-            place: FrameSource::of(origin),
-            open: false,
-            made: BTreeMap::new(),
-            parked: HashSet::new(),
-            speech: MessageStream::default(),
+            fold: AgentFold::new(origin),
+            source: FrameSource::of(origin),
+            is_running: false,
+            open_calls: BTreeMap::new(),
+            parked_on: HashSet::new(),
+            messages: MessageStream::default(),
         }
     }
 }

@@ -17,10 +17,10 @@ const CHANNELS: [&str; 9] = [
     "custom",
 ];
 /// How a channel for custom events of one name begins.
-const NAMED: &str = "custom:";
+const CUSTOM_PREFIX: &str = "custom:";
 
 /// How many entries the lists of a filter may have.
-const LONGEST_LIST: usize = 256;
+const MAX_LIST: usize = 256;
 
 /// A channel of the thread's stream. All but `input` are also the `method` of their events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Channel {
 pub struct Filter {
     channels: u16,
     /// Custom events of these names, when not all are wanted.
-    named: Vec<String>,
+    custom_names: Vec<String>,
     /// Agents at or below one of these places; everybody when there are none.
     namespaces: Vec<Vec<String>>,
     /// How far below.
@@ -100,11 +100,11 @@ impl Filter {
             .and_then(Value::as_array)
             .filter(|channels| !channels.is_empty());
         let channels = channels.ok_or("channels is required and must be a non-empty array")?;
-        if channels.len() > LONGEST_LIST {
-            return Err(format!("channels has more than {LONGEST_LIST} entries"));
+        if channels.len() > MAX_LIST {
+            return Err(format!("channels has more than {MAX_LIST} entries"));
         }
         let mut filter = Self {
-            namespaces: places(params),
+            namespaces: namespaces(params),
             depth: depth(params),
             ..Self::default()
         };
@@ -125,8 +125,8 @@ impl Filter {
 
     /// False if there is no such channel.
     fn add(&mut self, word: &str) -> bool {
-        if let Some(name) = word.strip_prefix(NAMED).filter(|name| !name.is_empty()) {
-            self.named.push(name.to_owned());
+        if let Some(name) = word.strip_prefix(CUSTOM_PREFIX).filter(|name| !name.is_empty()) {
+            self.custom_names.push(name.to_owned());
             return true;
         }
         let at = CHANNELS.iter().position(|channel| *channel == word);
@@ -136,7 +136,8 @@ impl Filter {
 
     /// Whether an event of `channel` about the agent at `namespace` is wanted; `name` is that of a custom event.
     pub fn wants(&self, channel: Channel, namespace: &[String], name: Option<&str>) -> bool {
-        let is_named = || channel == Channel::Custom && name.is_some_and(|name| self.named.iter().any(|n| n == name));
+        let is_named =
+            || channel == Channel::Custom && name.is_some_and(|name| self.custom_names.iter().any(|n| n == name));
         (self.has(channel) || is_named()) && self.covers(namespace)
     }
 
@@ -146,16 +147,16 @@ impl Filter {
     }
 
     fn covers(&self, namespace: &[String]) -> bool {
-        self.namespaces.is_empty() || self.namespaces.iter().any(|place| self.is_below(place, namespace))
+        self.namespaces.is_empty() || self.namespaces.iter().any(|source| self.is_below(source, namespace))
     }
 
-    fn is_below(&self, place: &[String], namespace: &[String]) -> bool {
-        namespace.len() >= place.len()
-            && place
+    fn is_below(&self, source: &[String], namespace: &[String]) -> bool {
+        namespace.len() >= source.len()
+            && source
                 .iter()
                 .zip(namespace)
                 .all(|(wanted, segment)| is_segment(wanted, segment))
-            && self.depth.is_none_or(|depth| namespace.len() - place.len() <= depth)
+            && self.depth.is_none_or(|depth| namespace.len() - source.len() <= depth)
     }
 }
 
@@ -164,19 +165,19 @@ fn is_segment(wanted: &str, segment: &str) -> bool {
     wanted == segment || !wanted.contains(':') && segment.split(':').next() == Some(wanted)
 }
 
-fn places(params: &Value) -> Vec<Vec<String>> {
+fn namespaces(params: &Value) -> Vec<Vec<String>> {
     let list = params.get("namespaces").and_then(Value::as_array);
-    let place = |place: &Value| -> Option<Vec<String>> {
-        let segments = place.as_array()?;
+    let source = |source: &Value| -> Option<Vec<String>> {
+        let segments = source.as_array()?;
         segments
             .iter()
             .map(|segment| segment.as_str().map(str::to_owned))
             .collect()
     };
-    let places = list
-        .filter(|list| list.len() <= LONGEST_LIST)
-        .map(|list| list.iter().map(place).collect());
-    places.unwrap_or_else(|| Some(vec![])).unwrap_or_default()
+    let namespaces = list
+        .filter(|list| list.len() <= MAX_LIST)
+        .map(|list| list.iter().map(source).collect());
+    namespaces.unwrap_or_else(|| Some(vec![])).unwrap_or_default()
 }
 
 fn depth(params: &Value) -> Option<usize> {
@@ -239,7 +240,7 @@ mod tests {
         let filter = |namespaces: Value, depth: Value| {
             Filter::read(&json!({"channels": ["values"], "namespaces": namespaces, "depth": depth})).unwrap()
         };
-        let wants = |filter: &Filter, place: &[&str]| filter.wants(Channel::Values, &at(place), None);
+        let wants = |filter: &Filter, source: &[&str]| filter.wants(Channel::Values, &at(source), None);
         let by_name = filter(json!([["tools"]]), Value::Null);
         assert!(wants(&by_name, &["tools:1"]) && wants(&by_name, &["tools:1", "tools:2"]) && !wants(&by_name, &[]));
         let literal = filter(json!([["tools:1"]]), json!(0));

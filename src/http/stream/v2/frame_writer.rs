@@ -117,24 +117,24 @@ struct Params<'a, T> {
 
 /// The frames of one event.
 pub(super) struct FrameWriter<'a> {
-    wanted: &'a StreamFilter,
+    filter: &'a StreamFilter,
     /// The number of the event.
     entry: i64,
     at: Timestamp,
     /// The place of the next frame that every reader gets, and of the next that only some do.
     next: i64,
-    next_belated: i64,
+    next_late: i64,
     frames: Vec<V2Frame>,
 }
 
 impl<'a> FrameWriter<'a> {
-    pub(super) fn new(wanted: &'a StreamFilter, entry: i64, at: Timestamp) -> Self {
+    pub(super) fn new(filter: &'a StreamFilter, entry: i64, at: Timestamp) -> Self {
         Self {
-            wanted,
+            filter,
             entry,
             at,
             next: FIRST,
-            next_belated: 0,
+            next_late: 0,
             frames: vec![],
         }
     }
@@ -147,7 +147,7 @@ impl<'a> FrameWriter<'a> {
     pub(super) fn put<T: Serialize>(
         &mut self,
         channel: Channel,
-        place: &FrameSource,
+        source: &FrameSource,
         name: FrameId,
         data: impl FnOnce() -> T,
     ) {
@@ -156,7 +156,7 @@ impl<'a> FrameWriter<'a> {
         self.emit(
             Draft {
                 channel,
-                place,
+                source,
                 name,
                 at,
                 node: None,
@@ -170,7 +170,7 @@ impl<'a> FrameWriter<'a> {
     pub(super) fn put_of_node<T: Serialize>(
         &mut self,
         channel: Channel,
-        place: &FrameSource,
+        source: &FrameSource,
         node: &str,
         data: impl FnOnce() -> T,
     ) {
@@ -179,7 +179,7 @@ impl<'a> FrameWriter<'a> {
         self.emit(
             Draft {
                 channel,
-                place,
+                source,
                 name: FrameId::Numbered,
                 at,
                 node: Some(node),
@@ -192,7 +192,7 @@ impl<'a> FrameWriter<'a> {
     /// A custom event, perhaps under a name of its own.
     pub(super) fn put_custom<T: Serialize>(
         &mut self,
-        place: &FrameSource,
+        source: &FrameSource,
         topic: Option<&str>,
         data: impl FnOnce() -> T,
     ) {
@@ -201,7 +201,7 @@ impl<'a> FrameWriter<'a> {
         self.emit(
             Draft {
                 channel: Channel::Custom,
-                place,
+                source,
                 name: FrameId::Numbered,
                 at,
                 node: None,
@@ -212,12 +212,12 @@ impl<'a> FrameWriter<'a> {
     }
 
     /// A frame about an answer of a model: live, or making up for what this reader has not heard.
-    pub(super) fn put_spoken<T: Serialize>(&mut self, place: &FrameSource, name: String, data: impl FnOnce() -> T) {
-        let at = self.next_belated;
-        self.next_belated = (at + 1).min(FIRST - 1);
+    pub(super) fn put_message<T: Serialize>(&mut self, source: &FrameSource, name: String, data: impl FnOnce() -> T) {
+        let at = self.next_late;
+        self.next_late = (at + 1).min(FIRST - 1);
         let draft = Draft {
             channel: Channel::Messages,
-            place,
+            source,
             name: FrameId::Fixed(name),
             at,
             node: None,
@@ -229,25 +229,25 @@ impl<'a> FrameWriter<'a> {
     fn emit<T: Serialize>(&mut self, draft: Draft<'_>, data: impl FnOnce() -> T) {
         let Draft {
             channel,
-            place,
+            source,
             name,
             at,
             node,
             topic,
         } = draft;
         let seq = self.entry * FRAMES + at;
-        let is_wanted = |filter: &Filter| filter.wants(channel, &place.segments, topic);
-        let is_seen = channel.shows(place.origin.visibility);
-        if !is_seen || seq <= self.wanted.since || !self.wanted.filters.iter().any(is_wanted) {
+        let is_wanted = |filter: &Filter| filter.wants(channel, &source.segments, topic);
+        let is_visible = channel.shows(source.origin.visibility);
+        if !is_visible || seq <= self.filter.since || !self.filter.filters.iter().any(is_wanted) {
             return;
         }
         let name = match name {
             FrameId::Numbered => format!("{}-{}", self.entry, at - FIRST),
             FrameId::Fixed(name) => name,
         };
-        let origin = &place.origin;
+        let origin = &source.origin;
         let params = Params {
-            namespace: &place.segments,
+            namespace: &source.segments,
             timestamp: self.at.millis(),
             data: data(),
             node,
@@ -274,7 +274,7 @@ impl<'a> FrameWriter<'a> {
 /// A frame that is about to be made.
 struct Draft<'a> {
     channel: Channel,
-    place: &'a FrameSource,
+    source: &'a FrameSource,
     name: FrameId,
     at: i64,
     node: Option<&'a str>,

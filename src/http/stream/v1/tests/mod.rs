@@ -188,7 +188,7 @@ impl Play {
         };
         let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
         let answer = ToolOutput {
-            shown: alone,
+            agent: alone,
             ..ToolOutput::message(message)
         };
         if let (true, Some(head)) = (alone, agent.machine.head) {
