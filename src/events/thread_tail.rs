@@ -1,5 +1,5 @@
-//! A reader of a thread event by event, in the order of their numbers, from any number on. Who wants to know where runs
-//! begin and end takes a [`RunSequence`](super::RunSequence).
+//! A reader of a thread's events by number, from any number on. [`RunSequence`](super::RunSequence) reads a thread run
+//! by run instead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 
-/// How long nothing has to happen until a reader takes the thread to be quiet.
+/// The time without events after which a thread counts as quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// The next event of a thread, or why there is none yet.
+/// The next event of a thread, or the reason why there is none.
 #[derive(Debug, Clone)]
 pub enum ThreadEvent {
-    /// Something happened.
+    /// An event.
     Event(Arc<Event>),
-    /// Nothing happens for the time being. Told once; what comes next is the next thing that happens.
+    /// No event for some time. It is reported once, before the next event.
     Quiet,
-    /// The server leaves: nothing more will be heard here.
+    /// The server shuts down.
     Shutdown,
 }
 
-/// A reader of the events of a thread. It pulls: a reader that is slow, or gone, costs nobody anything, and one that falls
-/// behind is served from what is stored.
+/// A reader of a thread's events. It pulls, so a slow reader costs the others nothing; a reader that falls behind gets
+/// stored events.
 pub struct ThreadTail {
     db: Db,
     log: Arc<ThreadLog>,
@@ -62,10 +62,10 @@ impl ThreadTail {
         }
     }
 
-    /// Waits for what comes next.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn next(&mut self) -> DbResult<ThreadEvent> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
@@ -78,24 +78,24 @@ impl ThreadTail {
                 continue;
             }
             if active {
-                // A sender lives as long as the log, and the log as long as this reader.
+                // The sender lives as long as the log, and the log as long as this reader.
                 let _ = changes.changed().await;
                 continue;
             }
-            // Not while a run is at work here: of what it stores side by side, the later number may be stored first.
+            // The database is not read while a run is active here: its parallel writes may be stored out of order.
             if Box::pin(self.read_stored(None)).await? {
                 continue;
             }
             if self.shutdown.is_cancelled() {
                 return Ok(ThreadEvent::Shutdown);
             }
-            // What other processes do makes the bell ring, too.
+            // Changes by other processes wake the reader, too.
             let count = self.shutdown.run_until_cancelled(changes.changed());
             if self.quiet {
                 count.await;
             } else if timeout(QUIET, count).await.is_err() {
                 self.quiet = true;
-                // Who waits needs no room for what he has read.
+                // A waiting reader frees its buffers.
                 (self.waiting, self.agents) = (VecDeque::new(), None);
                 self.log.evict();
                 return Ok(ThreadEvent::Quiet);
@@ -103,30 +103,30 @@ impl ThreadTail {
         }
     }
 
-    /// The number of the next event that can be had without waiting.
+    /// The number of the next buffered event.
     pub fn peek(&self) -> Option<i64> {
         self.waiting.front().map(|event| event.seq)
     }
 
-    /// That event.
+    /// Takes the next buffered event.
     pub fn take(&mut self) -> Option<Arc<Event>> {
         self.waiting.pop_front()
     }
 
-    /// Everything up to this number was read, or can be had without waiting.
+    /// The number up to which all events are read or buffered.
     pub fn position(&self) -> i64 {
         self.after
     }
 
-    /// Reads what there is. False if there is nothing yet.
+    /// Buffers further events. False if there are none yet.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn fetch(&mut self) -> DbResult<bool> {
         Ok(self.fill().await? || !self.log.is_active() && Box::pin(self.read_stored(None)).await?)
     }
 
-    /// Reads what memory has, or stored events up to there. False if there is nothing yet.
+    /// Buffers events from memory, or stored events before them. False if there are none yet.
     async fn fill(&mut self) -> DbResult<bool> {
         match self.log.buffered_of_thread(self.after) {
             Buffered::Events(events) => {
@@ -135,7 +135,7 @@ impl ThreadTail {
                 self.waiting.extend(events);
                 Ok(true)
             }
-            // Boxed, like all that is seldom: a reader is no larger while it waits.
+            // Boxed, because it is rare: it must not make a waiting reader larger.
             Buffered::Stored(floor) => Box::pin(self.read_stored(floor)).await,
         }
     }
@@ -150,7 +150,7 @@ impl ThreadTail {
             .await?;
         let (page, last) = limit_page(floor, after, page);
         for logged in page {
-            // What a client wrote outside of all runs is part of the state from which the next run begins.
+            // State updates by clients belong to no run. They are part of the state from which the next run starts.
             let Some(run) = logged.run else { continue };
             if let Some(agents) = self.agents_of(run).await? {
                 let event = agents.event(logged).await?;
@@ -161,7 +161,7 @@ impl ThreadTail {
         Ok(self.after != after)
     }
 
-    /// The agents of a run; none if the run is gone, and with it whatever is told of it.
+    /// The agents of a run; `None` if the run was deleted.
     async fn agents_of(&mut self, run: RunId) -> DbResult<Option<&mut AgentCache>> {
         if self.agents.as_ref().is_none_or(|agents| agents.run() != run) {
             let found = self

@@ -1,4 +1,4 @@
-//! Agents: how they are defined. What a client runs are their assistants.
+//! Agents: definitions that clients read, and may create, change and delete.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -15,8 +15,10 @@ use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
 use crate::runtime::DefinitionError;
 
-/// Defines an agent, or changes its definition: a new version, unless it is the one in use. Runs that began keep to the
-/// version with which they began. Its assistant is there at once on this server; other servers follow within a second or two.
+/// Creates or changes an agent definition.
+///
+/// A definition that differs from the current one becomes a new version. Running runs keep the version they started
+/// with. The default assistant is available on this server at once, and on other servers within one or two seconds.
 #[utoipa::path(put, path = "/agents/{graph_id}", tag = "Agents", request_body = Object,
     params(("graph_id" = String, Path, description = "The agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
     responses((status = 200, description = "The agent", body = AgentView),
@@ -31,7 +33,7 @@ pub(super) async fn put(
     Ok(Json(api.runs.put_agent(&graph_id, Value::Object(body)).await?.into()))
 }
 
-/// Shows an agent as it is defined now, with what is wrong or odd; or one of its versions.
+/// Shows an agent definition with its diagnostics; with `version`, one stored version.
 #[utoipa::path(get, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
         ("version" = Option<i64>, Query, description = "Only this version of it")),
@@ -58,8 +60,9 @@ pub(super) async fn get(
     Ok(Json(AgentOrVersion::Version(version.into())))
 }
 
-/// Removes an agent that a client defined, with its versions and the assistant that it has by itself. Runs that began go on;
-/// other assistants of it stay and cannot run.
+/// Deletes an agent that was created over HTTP, with its versions and its default assistant.
+///
+/// Running runs continue. Other assistants of the agent are kept but can no longer run.
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent")),
     responses((status = 204, description = "The agent is deleted"),
@@ -71,7 +74,7 @@ pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>)
     Ok(no_content())
 }
 
-/// Lists the versions of an agent, newest first. The last hundred are kept.
+/// Lists the versions of an agent, newest first. The server keeps the last 100.
 #[utoipa::path(get, path = "/agents/{graph_id}/versions", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
         ("limit" = Option<u32>, Query, description = "How many at most: 1 to 1000, 10 if absent"),
@@ -103,7 +106,7 @@ pub(super) async fn versions(
     })
 }
 
-/// Says what is wrong with a definition, or odd, without using it.
+/// Validates an agent definition without storing it.
 #[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = AgentValidate,
     responses((status = 200, description = "Whether it could be used, and every reason why not", body = ValidationView)))]
 pub(super) async fn validate(
@@ -116,7 +119,7 @@ pub(super) async fn validate(
     ))
 }
 
-/// Finds agents, by their names.
+/// Searches agents by name, source and usability.
 #[utoipa::path(post, path = "/agents/search", tag = "Agents", request_body = AgentSearch,
     responses((status = 200, description = "A page of agents", body = Vec<AgentView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]

@@ -1,4 +1,4 @@
-//! Questions to a human as resources of their own: what waits for an answer, and giving it.
+//! Interrupts as resources: questions to a human, and their answers.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::threads;
 
-/// Lists the open questions of all threads, the oldest first.
+/// Lists the open interrupts of all threads, oldest first.
 #[utoipa::path(get, path = "/interrupts", tag = "Approvals",
     params(("status" = Option<String>, Query, description = "Always `pending`"),
         ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
@@ -24,7 +24,7 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
     let remote = api.runs.pending_elsewhere(limit + offset).await?;
-    // Both lists are laid together before a page is cut.
+    // Local and remote interrupts are merged before a page is cut.
     let (limit_of_read, offset_of_read) = if remote.is_empty() {
         (limit, offset)
     } else {
@@ -44,7 +44,7 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     Ok(Json(all.into()))
 }
 
-/// Lists the questions of a thread in the order in which they were asked.
+/// Lists the interrupts of a thread in the order in which they were raised.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts", tag = "Approvals",
     params(ThreadPath,
         ("status" = Option<String>, Query, description = "Only these: pending, resolved, expired or dropped")),
@@ -82,7 +82,7 @@ pub(super) async fn list(
     Ok(Json(found.into()))
 }
 
-/// Shows a question: who asks, what, and the JSON Schema of a valid answer.
+/// Shows an interrupt with its question and the JSON Schema of a valid answer.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
     responses((status = 200, description = "The question", body = InterruptView),
         (status = 404, description = "There is no such interrupt", body = ErrorBody)))]
@@ -109,7 +109,7 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
         .ok_or_else(ApiError::no_interrupt)
 }
 
-/// Answers a question; the run goes on with the answer. The same answer once more gives the same run.
+/// Answers an interrupt and resumes the run. Sending the same answer again returns the same run.
 #[utoipa::path(post, path = "/threads/{thread_id}/interrupts/{interrupt_id}/resolve", tag = "Approvals",
     params(InterruptPath), request_body = InterruptResolve,
     responses((status = 202, description = "The question and the run that goes on", body = InterruptResolved),

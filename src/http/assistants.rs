@@ -1,4 +1,4 @@
-//! Assistants: what a client can run. Every agent definition has one by itself.
+//! Assistants: agent definitions with settings, which clients run. Each definition has a default assistant.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
 use crate::runtime::{AssistantError, AssistantRef};
 
-/// Makes an assistant: an agent definition with settings.
+/// Creates an assistant: an agent definition with settings.
 #[utoipa::path(post, path = "/assistants", tag = "Assistants", request_body = AssistantCreate,
     params(KeyHeader),
     responses((status = 200, description = "The assistant", body = AssistantView),
@@ -46,8 +46,10 @@ pub(super) async fn create(
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
 
-/// Finds assistants. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next`
-/// is the `offset` of the first that was left out.
+/// Searches assistants.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/assistants/search", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "A page of assistants", body = Vec<AssistantView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
@@ -70,7 +72,7 @@ pub(super) async fn search(
     })
 }
 
-/// Counts assistants.
+/// Counts the assistants that match a search.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
@@ -90,7 +92,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<Assistant
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
 
-/// Changes an assistant: makes a new version of it, and takes that into use.
+/// Updates an assistant. The change becomes a new version, which is used from now on.
 #[utoipa::path(patch, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     request_body = AssistantPatch,
     responses((status = 200, description = "The assistant", body = AssistantView),
@@ -109,8 +111,8 @@ pub(super) async fn patch(
     ))
 }
 
-/// Deletes an assistant with all its versions. Its runs go on. The one that a definition has by itself stays for as long
-/// as there is the definition.
+/// Deletes an assistant with all its versions. Its runs continue. The default assistant of a definition cannot be
+/// deleted.
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "Assistants",
     params(AssistantPath, ("delete_threads" = Option<bool>, Query,
         description = "Whether the threads on which it worked last go with it; their runs are stopped")),
@@ -156,7 +158,7 @@ pub(super) async fn versions(
     permit.page(page, None, found, |version| Some(json(&VersionView::from(version))))
 }
 
-/// Takes a version of an assistant into use.
+/// Selects the version of an assistant that new runs use.
 #[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "Assistants", params(AssistantPath),
     request_body = VersionChoice,
     responses((status = 200, description = "The assistant, as that version says", body = AssistantView),
@@ -171,7 +173,7 @@ pub(super) async fn use_version(
     ))
 }
 
-/// Draws the loop of an assistant's agent: the model, the tools, the hooks of its policies.
+/// Shows the graph of an assistant's agent: the model, the tools and the middleware hooks.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/graph", tag = "Assistants",
     params(AgentPath, ("xray" = Option<String>, Query,
         description = "Whether subagents are drawn, too: true, or how many levels of them")),
@@ -195,7 +197,7 @@ pub(super) async fn graph(
     Ok(Json(drawing.into()))
 }
 
-/// Shows what an assistant's agent takes, keeps and gives.
+/// Shows the input, output, state and configuration schemas of an assistant's agent.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
         (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
@@ -222,7 +224,7 @@ pub(super) async fn subgraphs(
     subagents(&api, path.assistant, None, params.flag("recurse")?).await
 }
 
-/// Shows the schemas of one subagent of an assistant's agent; nothing if there is none of this name.
+/// Shows the schemas of one subagent of an assistant's agent. The result is empty if no subagent has this name.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs/{namespace}", tag = "Assistants",
     params(SubgraphPath, ("recurse" = Option<bool>, Query,
         description = "Whether to look for it among the subagents of subagents, as `outer|inner`")),
@@ -266,7 +268,7 @@ async fn find(api: &Api, id: AssistantId) -> Result<Assistant, ApiError> {
     found.ok_or_else(|| ApiError::not_found("assistant_not_found"))
 }
 
-/// The definition of this assistant.
+/// The `graph_id` of an assistant's definition.
 async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
     match assistant {
         AssistantRef::Id(id) => find(api, id).await.map(|found| found.settings.graph_id),

@@ -1,4 +1,4 @@
-//! Crons: runs that are started by the clock.
+//! Crons: schedules that start runs.
 
 use axum::Json;
 use axum::extract::State;
@@ -16,10 +16,10 @@ use crate::domain::id::CronId;
 use crate::domain::idempotency::StoredResponse;
 use crate::runtime::CronError;
 
-/// How often a change is tried again when others change the same cron at the same time.
+/// The number of attempts to apply a patch when other clients change the same cron.
 const ATTEMPTS: usize = 5;
 
-/// Makes a cron whose runs bring their own threads.
+/// Creates a cron. Each of its runs gets a thread of its own.
 #[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
     params(KeyHeader),
     responses((status = 200, description = "The cron", body = CronView),
@@ -37,12 +37,12 @@ pub(super) async fn create(
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
 
-/// The answer to who makes a cron.
+/// The response to a request that creates a cron.
 fn created_response(cron: &Cron) -> StoredResponse {
     idempotency::stored_response(&CronView::from(cron.clone()))
 }
 
-/// Makes a cron whose runs all work on one thread. It goes away with the thread.
+/// Creates a cron whose runs use one thread. The cron is deleted with the thread.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath, KeyHeader),
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
@@ -77,8 +77,9 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
     found.ok_or_else(|| ApiError::not_found("cron_not_found"))
 }
 
-/// Changes a cron. Fields that are given take the place of the old ones, metadata is added to the old; null forgets a
-/// field. Whoever enables a cron does not make up for what was due before.
+/// Updates a cron. Given fields replace the old ones, and metadata is merged; null clears a field.
+///
+/// A cron that is enabled again does not make up for missed runs.
 #[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath), request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
         (status = 400, description = "No field is given, or two fields exclude each other", body = ErrorBody),
@@ -105,7 +106,7 @@ pub(super) async fn patch(
     Ok(Json(outcome?.into()))
 }
 
-/// Deletes a cron. The runs that it started stay.
+/// Deletes a cron. Its runs are kept.
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 204, description = "The cron is deleted"),
         (status = 404, description = "There is no such cron", body = ErrorBody)))]
@@ -118,8 +119,10 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPa
     }
 }
 
-/// Finds crons. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next` is the
-/// `offset` of the first that was left out.
+/// Searches crons.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/runs/crons/search", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
@@ -137,7 +140,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
     })
 }
 
-/// Counts crons.
+/// Counts the crons that match a search.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {

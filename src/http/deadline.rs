@@ -1,4 +1,4 @@
-//! How long a request may take until its answer begins.
+//! The time limit of a request, until its response starts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,10 +11,11 @@ use tokio::time::Instant;
 use super::error::ApiError;
 use super::guarded::observe;
 
-/// Answers 503 when the handler has not begun to answer within this time. It runs from the last byte of the request that
-/// came: the time that a body may take has a limit of its own, in `bodies.rs`. Answers that wait and streams begin at
-/// once, so this limit does not concern them. The handler is dropped then, as when the client leaves; a transaction that was handed in runs to its
-/// end.
+/// Answers 503 if the handler has not started its response within `limit`.
+///
+/// The time starts with the last byte of the request; bodies have a limit of their own in `bodies.rs`. Waiting
+/// responses and streams start at once, so the limit does not affect them. The handler is dropped, as when the client
+/// disconnects; a transaction that was already submitted runs to its end.
 pub(super) async fn limit(State(limit): State<Duration>, request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();
     let last_byte = Arc::new(Mutex::new(Instant::now()));

@@ -1,4 +1,4 @@
-//! Deliveries of webhooks: what was told to whom, and telling it again.
+//! Webhook deliveries: the reports of ended runs, and sending one again.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,7 +13,7 @@ use crate::db::deliveries::{self, DeliverySearch};
 use crate::domain::delivery::DeliveryStatus;
 use crate::domain::id::{RunId, ThreadId};
 
-/// Lists deliveries of webhooks, the newest first. What arrived or was given up is forgotten after some days.
+/// Lists webhook deliveries, newest first. Finished deliveries are deleted after some days.
 #[utoipa::path(get, path = "/webhooks/deliveries", tag = "Webhooks",
     params(("status" = Option<String>, Query, description = "pending, delivered or dead"),
         ("run_id" = Option<uuid::Uuid>, Query, description = "Only those of this run"),
@@ -53,7 +53,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     })
 }
 
-/// Shows a delivery with what is sent.
+/// Shows a webhook delivery with its payload.
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
         (status = 404, description = "There is no such delivery", body = ErrorBody)))]
@@ -68,7 +68,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryP
         .ok_or_else(|| ApiError::not_found("delivery_not_found"))
 }
 
-/// Sends a delivery again, whatever became of it, with all its attempts before it. It keeps its id.
+/// Sends a delivery again, whatever its status, with a full set of attempts. The delivery keeps its id.
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
         (status = 404, description = "There is no such delivery", body = ErrorBody)))]

@@ -1,7 +1,7 @@
-//! Failures as clients see them: the only place that knows which status a failure has.
+//! Errors as clients see them. Only this module maps an error to an HTTP status.
 //!
-//! A *refusal* is something the client can do something about: 4xx with a stable `code`. A *fault* is ours: it is logged
-//! once, with its cause, under an id, and the client gets that id and nothing more.
+//! A *refusal* is an error that the client can fix: 4xx with a stable `code`. A *fault* is an error of the server: it
+//! is logged once with its cause under an id, and the client gets only the id.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -22,10 +22,10 @@ use crate::runtime::{
     AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
 };
 
-/// The code of a stream that cannot be taken up where the client left it.
+/// The code of a stream that cannot be resumed where the client left it.
 pub const RESUME_GAP: &str = "resume_gap";
 
-/// A failed request.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
@@ -33,37 +33,37 @@ pub struct ApiError {
     message: Cow<'static, str>,
     findings: Vec<DiagnosticView>,
     gap: Option<Gap>,
-    /// After how many seconds the client may try again; sent as `Retry-After`.
+    /// The number of seconds after which the client may retry; sent as `Retry-After`.
     retry_after: Option<u32>,
 }
 
-/// The body of every failed request.
+/// The body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// What is wrong, for people.
+    /// The error in words.
     #[schema(example = "Thread with ID 01a1fd43-90ce-76f5-ad04-88b7c3403157 not found")]
     pub detail: String,
-    /// What is wrong, for programs; stays the same over versions.
+    /// The stable error code.
     #[schema(example = "thread_not_found")]
     pub code: String,
-    /// All that is wrong with the definition of an agent, one by one.
+    /// The diagnostics of an agent definition.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Option<Vec<DiagnosticView>>)]
     pub findings: Vec<DiagnosticView>,
-    /// Of a stream that cannot be taken up where the client left it: the last number that the client has seen.
+    /// For a stream that cannot be resumed: the last sequence number that the client has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
-    /// The first number of the log that there is.
+    /// For a stream that cannot be resumed: the first sequence number that is still stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_available_seq: Option<i64>,
 }
 
-/// Between which numbers the log of a thread was taken away.
+/// A pruned part of a thread's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// The last number that the client has seen.
+    /// The last sequence number that the client has seen.
     pub since: i64,
-    /// The first number that there is.
+    /// The first sequence number that is still stored.
     pub min_available_seq: i64,
 }
 
@@ -79,7 +79,7 @@ impl ApiError {
         }
     }
 
-    /// The same with the header `Retry-After`, in seconds.
+    /// Adds the header `Retry-After`, in seconds.
     #[must_use]
     pub fn with_retry_after(self, seconds: u32) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl ApiError {
         }
     }
 
-    /// The same about one item of a list.
+    /// Names the item of a list that the error is about.
     pub fn of_item(self, at: usize) -> Self {
         Self {
             message: format!("[{at}]: {}", self.message).into(),
@@ -96,23 +96,23 @@ impl ApiError {
         }
     }
 
-    /// There is nothing under this path, or not with this method.
+    /// No route matches the path and method.
     pub fn no_route() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "Not Found")
     }
 
-    /// The server goes down; what was waited for comes to its end elsewhere.
+    /// The server is shutting down; the run continues on another server.
     pub fn shutting_down() -> Self {
         let text = "The server is restarting. The run goes on; join it again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", text)
     }
 
-    /// There is no such thing; said without naming it, as clients of the field expect for runs and assistants.
+    /// The resource does not exist. The text does not name it, as the SDKs expect for runs and assistants.
     pub fn not_found(code: &'static str) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, "Not Found")
     }
 
-    /// There is no such thread.
+    /// The thread does not exist.
     pub fn no_thread(id: ThreadId) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -121,7 +121,7 @@ impl ApiError {
         )
     }
 
-    /// There is no such thread or no such assistant to start a run with.
+    /// The thread or the assistant of a new run does not exist.
     pub fn no_thread_or_assistant() -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -130,12 +130,12 @@ impl ApiError {
         )
     }
 
-    /// There is no such run to delete.
+    /// The run to delete does not exist.
     pub fn no_run_to_delete() -> Self {
         Self::new(StatusCode::NOT_FOUND, "run_not_found", "Run not found")
     }
 
-    /// There is no such checkpoint.
+    /// The checkpoint does not exist.
     pub fn no_checkpoint(id: CheckpointId) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -144,12 +144,12 @@ impl ApiError {
         )
     }
 
-    /// There is no such question.
+    /// The interrupt does not exist.
     pub fn no_interrupt() -> Self {
         Self::new(StatusCode::NOT_FOUND, "interrupt_not_found", "Interrupt not found")
     }
 
-    /// The thread exists already.
+    /// The thread already exists.
     pub fn thread_exists(id: ThreadId) -> Self {
         Self::new(
             StatusCode::CONFLICT,
@@ -158,13 +158,13 @@ impl ApiError {
         )
     }
 
-    /// The key of the request belongs to another one.
+    /// The idempotency key belongs to another request.
     pub fn key_reused() -> Self {
         let message = "Idempotency-Key: belongs to another request. Take a new key for a new request.";
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
     }
 
-    /// The text of the request is no JSON.
+    /// The body is not valid JSON.
     pub fn bad_json() -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -173,7 +173,7 @@ impl ApiError {
         )
     }
 
-    /// The request is larger than allowed.
+    /// The body is larger than allowed.
     pub fn too_large() -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -182,7 +182,7 @@ impl ApiError {
         )
     }
 
-    /// The body broke off before its end.
+    /// The body ended early.
     pub fn incomplete_body() -> Self {
         Self::new(
             StatusCode::BAD_REQUEST,
@@ -191,7 +191,7 @@ impl ApiError {
         )
     }
 
-    /// An id that is none.
+    /// An id is malformed.
     pub fn bad_id(kind: &str) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -200,12 +200,12 @@ impl ApiError {
         )
     }
 
-    /// A checkpoint id that is none.
+    /// A checkpoint id is malformed.
     pub fn bad_checkpoint_id() -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", "Invalid checkpoint ID")
     }
 
-    /// A query parameter with a value that it cannot have.
+    /// A query parameter has an invalid value.
     pub fn bad_parameter(name: &str, value: &str) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -214,18 +214,18 @@ impl ApiError {
         )
     }
 
-    /// Both ways of giving context were used.
+    /// The request has both `configurable` and `context`.
     pub fn two_contexts() -> Self {
         let message = "Cannot specify both configurable and context. Prefer setting context alone.";
         Self::new(StatusCode::BAD_REQUEST, "two_contexts", message)
     }
 
-    /// A change that changes nothing.
+    /// The patch is empty.
     pub fn empty_patch() -> Self {
         Self::new(StatusCode::BAD_REQUEST, "empty_patch", "Request body cannot be empty")
     }
 
-    /// A graph id that no agent has.
+    /// No agent has this graph id.
     pub fn no_graph<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let known = known.collect::<Vec<_>>().join(", ");
         let message = format!(
@@ -235,13 +235,13 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unknown_graph", message)
     }
 
-    /// The definition of an assistant is not configured any more.
+    /// The agent definition of an assistant is no longer configured.
     pub fn no_agent(graph_id: &str) -> Self {
         let message = format!("Graph '{graph_id}' not found: this server is not configured to run it");
         Self::new(StatusCode::NOT_FOUND, "graph_not_found", message)
     }
 
-    /// The server failed. Logs `cause` under an id and gives the client that id only.
+    /// The server failed. Logs `cause` under an id; the client gets only the id.
     #[track_caller]
     #[expect(
         clippy::disallowed_methods,
@@ -254,13 +254,13 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// As many streams are open as this server allows one `whose` (`thread`, `client`) to have.
+    /// The thread or client has as many open streams as allowed. `whose` is `thread` or `client`.
     pub fn too_many_streams(whose: &str, limit: usize) -> Self {
         let message = format!("This {whose} has {limit} open streams, and more are not allowed. Close one first.");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1)
     }
 
-    /// A web page of another origin asks for something that it may not do.
+    /// A web page of a foreign origin sends a request that may change data.
     pub fn foreign_origin(origin: &str) -> Self {
         let message = format!(
             "Pages of {origin} may not do this: the origin is not in `cors_origins` of the section [server] of the \
@@ -269,7 +269,7 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)
     }
 
-    /// The server is called under a name that it does not know as its own.
+    /// The `Host` of the request is not one of the server's names.
     pub fn unknown_host(host: &str) -> Self {
         let message = format!(
             "This server does not answer under the name {host:?}: it is not in `hosts` of the section [server] of its \
@@ -278,32 +278,32 @@ impl ApiError {
         Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
     }
 
-    /// A body that is not JSON by its content type.
+    /// The content type is not JSON.
     pub fn not_json(given: Option<&str>) -> Self {
         let given = given.map_or_else(|| "has none".to_owned(), |given| format!("is {given:?}"));
         let message = format!("Content-Type: must be application/json, and {given}");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
-    /// A body that did not come in time.
+    /// The body did not arrive in time.
     pub fn slow_body(limit: &str) -> Self {
         let message = format!("The body of the request did not come in time: {limit}");
         Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     }
 
-    /// The bodies of other requests take all the memory that there is for bodies.
+    /// The memory for request bodies is exhausted.
     pub fn bodies_busy() -> Self {
         let message = "The server is busy with the bodies of other requests. Try again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_busy", message).with_retry_after(1)
     }
 
-    /// The server stops before the body of the request has come.
+    /// The server shuts down before the body has arrived.
     pub fn body_aborted() -> Self {
         let message = "The server is stopping and did not wait for the body of the request. Try again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", message).with_retry_after(1)
     }
 
-    /// Other large answers take all the memory that there is for them.
+    /// The memory for large responses is exhausted.
     pub fn answers_busy() -> Self {
         let message =
             "The server is busy with other large answers. Try again, or ask for less with `limit` or `select`.";
@@ -319,7 +319,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", message).with_retry_after(2)
     }
 
-    /// The request was not answered within its time, in seconds.
+    /// The request took longer than `limit` seconds.
     pub fn deadline_exceeded(limit: f64, may_have_been_done: bool) -> Self {
         let rest = match may_have_been_done {
             true => {
@@ -332,7 +332,8 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "deadline_exceeded", message).with_retry_after(2)
     }
 
-    /// The log does not reach back any more to what the client has seen last; `name` is what says so in the request.
+    /// The log no longer contains the event after which the client wants to resume. `name` is the field or header of
+    /// the request.
     pub fn resume_gap(name: &str, gap: Gap) -> Self {
         let Gap {
             since,
@@ -348,27 +349,27 @@ impl ApiError {
         }
     }
 
-    /// A request for a thread's stream that cannot be met.
+    /// The request for a thread's stream is invalid.
     pub fn bad_stream_request(reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
     }
 
-    /// A command that is no JSON.
+    /// The command is not valid JSON.
     pub fn bad_command() -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body")
     }
 
-    /// The status.
+    /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// What is wrong, for programs.
+    /// The stable error code.
     pub fn code(&self) -> &'static str {
         self.code
     }
 
-    /// What is wrong, for people.
+    /// The error in words.
     pub fn message(&self) -> &str {
         &self.message
     }

@@ -1,4 +1,4 @@
-//! Bodies that are watched, or that hold something until they are over: a permit, a count, a measurement.
+//! Response and request bodies that are observed, or that hold a guard until they end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 
-/// Keeps `guard` until the body of the answer is over, or given up.
+/// Holds `guard` until the response body ends or is dropped.
 pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
     response.map(|body| {
         observe(body, move || {
@@ -15,7 +15,7 @@ pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, gua
     })
 }
 
-/// Calls `on_frame` whenever a piece of the body, or its end, is there.
+/// Calls `on_frame` for each frame of the body and at its end.
 pub(super) fn observe(body: Body, on_frame: impl Fn() + Send + Unpin + 'static) -> Body {
     Body::new(ObservedBody { body, on_frame })
 }

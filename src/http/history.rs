@@ -1,4 +1,4 @@
-//! Loads a part of the history of an agent, with all that is needed to show its checkpoints.
+//! Loads a part of an agent's history with everything that its checkpoints show.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,31 +20,31 @@ use crate::domain::run::Run;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
 
-/// Which part of a history is to be shown.
+/// A part of a history.
 #[derive(Debug, Clone)]
 pub(super) enum HistorySlice {
     Newest,
     At(CheckpointId),
-    /// Those checkpoints whose metadata contains what is wanted; all when the filter is empty.
+    /// The checkpoints whose metadata matches the filter; all when the filter is empty.
     History(HistoryQuery, MetadataFilter),
 }
 
-/// The agent whose history it is: the main agent when the namespace is empty, else the subagent that worked on its last task.
+/// The agent whose history is loaded: the main agent for an empty namespace, else the subagent of its last task.
 #[derive(Debug, Clone)]
 pub(super) struct HistoryTarget {
     pub(super) thread: ThreadId,
     pub(super) namespace: Vec<TaskId>,
 }
 
-/// A part of a history, ready to be shown one checkpoint after the other.
+/// A loaded part of a history. It yields one checkpoint after the other.
 pub(super) struct HistoryPage {
     context: Option<HistoryContext>,
     plan: Option<Plan>,
     agent: String,
     entries: std::vec::IntoIter<HistoryEntry>,
-    /// How many bytes it has, roughly.
+    /// The approximate size in bytes.
     pub(super) bytes: usize,
-    /// Behind which checkpoint the history goes on, when the page had to end for its size.
+    /// The checkpoint after which the history continues, if the page was cut for its size.
     pub(super) cursor: Option<CheckpointId>,
 }
 
@@ -57,8 +57,8 @@ impl Iterator for HistoryPage {
     }
 }
 
-/// Reads a part of the history of an agent on a thread, of at most `budget` bytes, though at least one checkpoint. There is
-/// nothing to show of an agent that is not there.
+/// Loads a part of the history of an agent, of at most `budget` bytes but at least one checkpoint. The page is empty if
+/// the agent does not exist.
 pub(super) async fn load(
     api: &Api,
     target: HistoryTarget,
@@ -144,12 +144,12 @@ pub(super) async fn load(
     })
 }
 
-/// How many checkpoints are looked at in one go when some are searched for.
+/// The number of checkpoints that a search reads at once.
 const SEARCH_PAGE: i64 = 500;
-/// Of how many of them the metadata is in memory at once.
+/// The number of checkpoints whose metadata is compared at once.
 const COMPARE_CHUNK: usize = 32;
 
-/// The number behind which nothing is wanted. None are older than a checkpoint that is not there.
+/// The sequence number of `before`. A checkpoint that does not exist has no older ones.
 async fn seq_before(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
     match before {
         None => Ok(i64::MAX),
@@ -159,15 +159,14 @@ async fn seq_before(tx: &mut Tx<'_>, thread: ThreadId, before: Option<Checkpoint
     }
 }
 
-/// The child run with this namespace on a thread; `Some(None)` stands for the main agent, none for nobody whose state is
-/// seen.
+/// The child run of this namespace; `Some(None)` for the main agent, `None` if no visible agent has the namespace.
 async fn child_of(tx: &mut Tx<'_>, thread: ThreadId, namespace: &[TaskId]) -> DbResult<Option<Option<Run>>> {
     let Some(task) = namespace.last() else {
         let is_visible = background::visibility(tx, thread).await? == Visibility::Full;
         return Ok(is_visible.then_some(None));
     };
     let found = runs::find(tx, thread, RunId::of_child(*task)).await?;
-    // What a subagent has in its state is part of what it does.
+    // The state of a subagent is visible only if all its work is.
     let is_visible = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;
     Ok(found.filter(is_visible).map(Some))
 }
@@ -176,19 +175,19 @@ fn lane_of(child: Option<&Run>) -> Lane {
     child.map_or(Lane::Main, |child| Lane::Child(child.id))
 }
 
-/// A part of a history with all that is needed to show it.
+/// A part of a history as it is read from the database.
 struct LoadedHistory {
     child: Option<Run>,
     run_notes: HashMap<RunId, Object>,
     interrupts: Vec<(TaskId, interrupts::InterruptRecord)>,
-    /// The newest first.
+    /// The entries, newest first.
     entries: Vec<HistoryEntry>,
-    /// Whether some were left out for their size.
+    /// Whether entries were left out for their size.
     is_cut: bool,
     newest_run: Option<Run>,
 }
 
-/// Loads a part of a history, within a budget of bytes.
+/// Loads a part of a history within a budget of bytes.
 struct HistoryLoader {
     thread: Thread,
     namespace: Vec<TaskId>,
@@ -196,11 +195,11 @@ struct HistoryLoader {
     agent: String,
     fields: HistoryFields,
     budget: usize,
-    /// What of runs has been read. Those of a copied thread's history belong to the original.
+    /// The metadata of runs that were read. Those of a copied thread belong to the original.
     runs: HashMap<RunId, Option<RunMetadata>>,
 }
 
-/// The metadata of a run, as checkpoints show it.
+/// The metadata of a run as checkpoints show it.
 struct RunMetadata {
     metadata: Object,
     bytes: usize,
@@ -219,13 +218,13 @@ impl RunMetadata {
     }
 }
 
-/// How many bytes the JSON of an object has.
+/// The length of an object as JSON.
 fn json_bytes(object: &Object) -> usize {
     serde_json::to_string(object).map_or(0, |text| text.len())
 }
 
 impl HistoryLoader {
-    /// Reads all that is needed to show a part of the history. None if there is nothing to be seen.
+    /// Reads a part of the history. `None` if there is nothing to show.
     async fn load(&mut self, tx: &mut Tx<'_>, slice: HistorySlice) -> DbResult<Option<LoadedHistory>> {
         let thread = self.thread.id;
         let Some(child) = child_of(tx, thread, &self.namespace).await? else {
@@ -301,7 +300,7 @@ impl HistoryLoader {
         }))
     }
 
-    /// Those of the checkpoints whose metadata alone fits, the newest first.
+    /// The newest checkpoints whose metadata alone fits the budget.
     async fn within_budget(
         &mut self,
         tx: &mut Tx<'_>,
@@ -322,7 +321,7 @@ impl HistoryLoader {
         Ok(wanted)
     }
 
-    /// Reads what is wanted of the checkpoints. The newest comes first, before and after.
+    /// Reads the requested fields of the checkpoints, newest first.
     async fn entries(
         &self,
         tx: &mut Tx<'_>,
@@ -368,7 +367,7 @@ impl HistoryLoader {
         Ok(run_notes.as_ref())
     }
 
-    /// The questions of an agent and of the subagents below it, each with the agent's task through which it is asked.
+    /// The interrupts of an agent and of its subagents, each with the agent's task that raised it.
     async fn interrupts(
         &mut self,
         tx: &mut Tx<'_>,
@@ -393,18 +392,18 @@ impl HistoryLoader {
     }
 }
 
-/// Which checkpoints of a lane are searched for.
+/// The conditions of a search among the checkpoints of a lane.
 struct Search {
     lane: Lane,
     before: i64,
     limit: i64,
     filter: MetadataFilter,
-    /// The name of the agent whose lane it is.
+    /// The name of the lane's agent.
     agent: String,
 }
 
 impl HistoryLoader {
-    /// The checkpoints whose metadata contains what is wanted, the newest first.
+    /// The checkpoints whose metadata matches the filter, newest first.
     async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<CheckpointSummary>> {
         let Search {
             lane,
@@ -429,7 +428,7 @@ impl HistoryLoader {
         }
     }
 
-    /// Those of some checkpoints whose metadata contains what is wanted.
+    /// The checkpoints of one chunk that match the filter.
     async fn matching(
         &mut self,
         tx: &mut Tx<'_>,

@@ -1,10 +1,10 @@
-//! Requests with the header `Idempotency-IdempotencyKey`: whoever sends one again gets the answer of the first time, for a day.
+//! Requests with the header `Idempotency-Key`: the same request is executed once, and its response is repeated for a
+//! day.
 //!
-//! An endpoint that makes something takes [`Idempotent`] around its body, hands the key on to whoever makes it
-//! ([`crate::db::Db::write_once`]), and answers with [`answer`]. The key is committed with what it made, so a server that
-//! dies before it could answer has not lost the answer. A key belongs to the client that sends it: under the same key another
-//! client has another request. A second request that comes while the first is at work waits for
-//! it. Refusals are not kept: they made nothing, and may turn out otherwise.
+//! An endpoint that creates something takes [`Idempotent`] around its body, passes the key on
+//! ([`crate::db::Db::write_once`]), and answers with [`respond`]. The key is committed together with the created row,
+//! so a crash before the response loses nothing. A key belongs to the client that sends it. A second request waits
+//! while the first is being executed. Refusals are not stored: they created nothing, and a retry may succeed.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
@@ -19,28 +19,28 @@ use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 
-/// The header with the key.
+/// The request header with the key.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The header by which an answer says that it was given before.
+/// The response header of a repeated response.
 pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The key of a request, as the document shows it.
+/// The idempotency key as the API document shows it.
 #[derive(IntoParams)]
 #[expect(dead_code, reason = "only the document shows it; requests are read by `Idempotent`")]
 #[into_params(parameter_in = Header)]
 pub(super) struct KeyHeader {
-    /// Names the request, in 1 to 255 visible ASCII characters. The same request under the same key is answered alike for a
-    /// day and done once; another one under that key is refused with 422.
+    /// A key for the request, 1 to 255 visible ASCII characters. Repeating the request with the same key returns the
+    /// same response for a day and executes it once. Another request with this key is refused with 422.
     #[param(rename = "idempotency-key")]
     key: Option<String>,
 }
 
-/// A body that can be read from bytes.
+/// A body that is read from bytes.
 pub(super) trait Body: Sized {
-    /// Reads it.
+    /// Reads the body.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     fn read(bytes: &Bytes) -> Result<Self, ApiError>;
 }
 
@@ -56,7 +56,7 @@ impl<T: DeserializeOwned> Body for ApiList<T> {
     }
 }
 
-/// A body as it came, for who reads it in another way, or not at all.
+/// A body as bytes, for handlers that parse it themselves or ignore it.
 pub(super) struct Raw(pub(super) Bytes);
 
 impl Body for Raw {
@@ -65,7 +65,7 @@ impl Body for Raw {
     }
 }
 
-/// What a request says in its body, and the key under which it says so.
+/// A body with its idempotency key.
 pub(super) struct Idempotent<B>(pub(super) Option<IdempotencyKey>, pub(super) B);
 
 impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
@@ -90,10 +90,10 @@ impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
     }
 }
 
-/// Answers with what was made first, or as it was answered then.
+/// Responds to the first request with `first`, and to a repeated one with the stored response.
 ///
 /// # Errors
-/// When the key belongs to another request.
+/// If the key belongs to another request.
 pub(super) fn respond<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
     match once {
         Once::First(created) => Ok(first(created)),
@@ -102,7 +102,7 @@ pub(super) fn respond<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Re
     }
 }
 
-/// The answer 200 with this body.
+/// A response with status 200 and this body.
 pub(super) fn stored_response(body: &impl Serialize) -> StoredResponse {
     StoredResponse::Answer {
         status: 200,
@@ -111,7 +111,7 @@ pub(super) fn stored_response(body: &impl Serialize) -> StoredResponse {
     }
 }
 
-/// An answer as it goes out.
+/// The HTTP response of a stored response.
 pub(super) fn response(stored: StoredResponse) -> Response {
     match stored {
         StoredResponse::Answer { status, body, location } => {
@@ -122,12 +122,12 @@ pub(super) fn response(stored: StoredResponse) -> Response {
             }
             response
         }
-        // A run is followed by whoever knows how; see `runs`.
+        // Responses that are runs are replayed by the handlers in `runs`.
         StoredResponse::Run { .. } => ApiError::fault(&"a run was kept for an answer").into_response(),
     }
 }
 
-/// Marks an answer as one that was given before.
+/// Adds the header of a repeated response.
 pub(super) fn mark_replayed(mut response: Response) -> Response {
     response
         .headers_mut()

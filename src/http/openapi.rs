@@ -1,7 +1,7 @@
-//! The document that describes the HTTP side, and the pages that show it.
+//! The OpenAPI document, and the pages that show it.
 //!
-//! The document is made from the route table, so the two cannot disagree. A copy stands in `openapi/openapi.json`; a
-//! test says when it is out of date.
+//! The document is generated from the route table. A copy is kept in `openapi/openapi.json`; a test fails when it is
+//! out of date.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ mod selected;
 use super::error::{ApiError, ErrorBody};
 use super::{Api, table};
 
-/// What stands before the endpoints.
+/// The head of the document, without endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -54,12 +54,12 @@ pub(super) fn preface() -> openapi::OpenApi {
     Preface::openapi()
 }
 
-/// The whole document.
+/// The complete document.
 pub fn document() -> openapi::OpenApi {
     complete(table().split_for_parts().1)
 }
 
-/// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
+/// Adds what all endpoints have in common: their error responses, and the partial shapes that `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     selected::add_partial_schemas(&mut document);
     close_bodies(&mut document);
@@ -78,10 +78,10 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     document
 }
 
-/// The bodies that may have keys of which nothing is known here: those of a protocol with versions of its own.
+/// The bodies that may have unknown keys: those of the thread stream protocol, which has versions of its own.
 const OPEN_BODIES: [&str; 2] = ["ThreadCommand", "ThreadStreamRequest"];
 
-/// Says of the objects that are sent in bodies that they have no other keys, see [`unknown_keys`](super::unknown_keys).
+/// Documents that request bodies have no unknown keys, see [`unknown_keys`](super::unknown_keys).
 fn close_bodies(document: &mut openapi::OpenApi) {
     let mut sent = vec![];
     for operation in document.paths.paths.values_mut().flat_map(operations) {
@@ -105,7 +105,7 @@ fn close_bodies(document: &mut openapi::OpenApi) {
     }
 }
 
-/// The name of the object that a schema is, or is a list of.
+/// The name of the object schema, or of the items of a list.
 fn name_of_object(schema: &RefOr<Schema>) -> Option<String> {
     match schema {
         RefOr::Ref(named) => named.ref_location.rsplit('/').next().map(str::to_owned),
@@ -129,7 +129,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     .flatten()
 }
 
-/// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
+/// Prefixes an operation id with its tag, since handlers of different modules have the same names.
 fn qualify_operation_id(operation: &mut Operation) {
     let group = operation
         .tags
@@ -142,7 +142,7 @@ fn qualify_operation_id(operation: &mut Operation) {
     }
 }
 
-/// A bare number is JSON too, though it would be documented as text.
+/// Documents a bare number as JSON; by default it would be documented as text.
 fn document_numbers_as_json(operation: &mut Operation) {
     let is_number = |content: &RefOr<Content>| {
         let RefOr::T(Content {
@@ -206,7 +206,7 @@ fn add_errors(operation: &mut Operation, changes: bool) {
     );
 }
 
-/// `/openapi.json`, and `/docs`, a page that shows it without help from elsewhere.
+/// The routes `/openapi.json`, and `/docs`, a page that needs no external resources.
 pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
     let text = document.to_json().unwrap_or_default();
     let config = Arc::new(Config::from("/openapi.json"));
@@ -216,7 +216,7 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
             "/openapi.json",
             get(async move || ([(header::CONTENT_TYPE, "application/json")], text)),
         )
-        // Browsers ask for it wherever they are.
+        // Browsers request it on every page.
         .route(
             "/favicon.ico",
             get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)),
@@ -228,19 +228,19 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
         )
 }
 
-/// What a page of the server may load and do: its own parts only, and in no frame.
+/// The content security policy of pages: own resources only, and no frames.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
     img-src 'self' data:; font-src 'self' data:; connect-src 'self'; base-uri 'self'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// The headers of everything that belongs to a page.
+/// The headers of pages and their assets.
 const PAGE_HEADERS: [(HeaderName, &str); 3] = [
     (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
     (header::X_FRAME_OPTIONS, "DENY"),
     (header::REFERRER_POLICY, "no-referrer"),
 ];
 
-/// The page itself. It is shown at a path without a slash at the end, so it is told where its parts are.
+/// The page itself. Its path has no trailing slash, so a `<base>` element names the folder of its assets.
 fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let page = utoipa_swagger_ui::serve("index.html", config).map_err(|error| ApiError::fault(&error))?;
     let page = page.ok_or_else(ApiError::no_route)?;
@@ -248,7 +248,7 @@ fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     Ok((PAGE_HEADERS, Html(page)).into_response())
 }
 
-/// A part of the page.
+/// An asset of the page.
 fn asset(file: &str, config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let found = utoipa_swagger_ui::serve(file, config).map_err(|error| ApiError::fault(&error))?;
     let found = found.ok_or_else(ApiError::no_route)?;

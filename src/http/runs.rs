@@ -1,4 +1,4 @@
-//! Runs on a thread: starting them, following them, stopping them.
+//! Runs on a thread: create, wait, stream, join, cancel, delete.
 
 use axum::Json;
 use axum::extract::State;
@@ -28,7 +28,7 @@ use crate::domain::visibility::Visibility;
 use crate::events::After;
 use crate::runtime::{AssistantRef, CancelAction, RunResponse};
 
-/// Starts a run and does not wait for it.
+/// Creates a run and returns without waiting for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
@@ -46,7 +46,7 @@ pub(super) async fn create(
     .await
 }
 
-/// The answer to who does not wait for a run: the run, and its place.
+/// The response to a request that creates a run: the run and its location.
 pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> StoredResponse {
     let body = runs
         .first()
@@ -59,14 +59,14 @@ pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> Stored
     }
 }
 
-/// Where a run is.
+/// The path of a run.
 fn run_path(run: &Run) -> String {
     format!("/threads/{}/runs/{}", run.thread, run.id)
 }
 
-/// Starts a run and answers with its last values. Newlines come before the answer while it lasts.
+/// Creates a run, waits for its end and returns the final values. Newlines keep the connection alive meanwhile.
 ///
-/// A run that fails answers 200 with `__error__`; one that asks a human, with its values and `__interrupt__`.
+/// A failed run returns 200 with `__error__`; an interrupted run returns its values with `__interrupt__`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The last values", body = Value,
@@ -84,9 +84,9 @@ pub(super) async fn wait(
     start_and_wait(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
-/// Starts a run and streams its events.
+/// Creates a run and streams its events.
 ///
-/// The first event is `metadata`. The stream ends with the run; if it fails, the last event is `error`.
+/// The first event is `metadata`. The stream ends with the run; if the run fails, the last event is `error`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
@@ -104,15 +104,15 @@ pub(super) async fn stream(
     start_and_stream(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
-/// A run that was started by a request, now or by an earlier one under the same key.
+/// A run that was started by this request, or by an earlier one with the same idempotency key.
 struct StartedRun {
     run: Run,
     cancel_on_disconnect: bool,
-    /// Whether an earlier request under the same key began it.
+    /// Whether an earlier request with the same key started the run.
     is_replay: bool,
 }
 
-/// Starts a run to leave it to itself, and answers with what is kept of it.
+/// Starts a run without waiting for it, and responds with what `response_of` makes of it.
 pub(super) async fn start_in_background(
     api: &Api,
     checked: CheckedRun,
@@ -128,7 +128,7 @@ pub(super) async fn start_in_background(
     idempotency::respond(once, |run| idempotency::response(response_of(&[run])))
 }
 
-/// Starts a run to follow it, or finds the one that was started under the same key.
+/// Starts a run, or finds the run of an earlier request with the same key.
 async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
     check_graph(api, &checked.new_run.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
@@ -155,12 +155,12 @@ async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> R
                 is_replay: true,
             })
         }
-        // The path is part of what the key stands for, so what it was kept for was followed, too.
+        // The path is part of the key, so the stored response was also of a waiting or streaming endpoint.
         Once::Again(StoredResponse::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
     }
 }
 
-/// Whether there is such a graph; who asks for another one is told which there are.
+/// Refuses a graph that does not exist, and lists the existing ones.
 pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), ApiError> {
     let AssistantRef::Graph(graph) = assistant else {
         return Ok(());
@@ -175,7 +175,7 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
     ))
 }
 
-/// Starts a run and answers with its last values.
+/// Starts a run and responds with its final values.
 pub(super) async fn start_and_wait(
     api: Api,
     scope: RunScope,
@@ -201,7 +201,7 @@ pub(super) async fn start_and_wait(
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
 }
 
-/// Starts a run and answers with its events.
+/// Starts a run and responds with its events.
 pub(super) async fn start_and_stream(
     api: Api,
     scope: RunScope,
@@ -224,7 +224,7 @@ pub(super) async fn start_and_stream(
     Ok(permit.hold((headers, mark_if_replayed(response, started.is_replay)).into_response()))
 }
 
-/// Marks an answer that is given once more, under the key of an earlier request.
+/// Marks a response to a repeated request.
 fn mark_if_replayed(response: Response, is_replay: bool) -> Response {
     if is_replay {
         idempotency::mark_replayed(response)
@@ -233,12 +233,12 @@ fn mark_if_replayed(response: Response, is_replay: bool) -> Response {
     }
 }
 
-/// Names a run without its thread, which is of no interest.
+/// The path of a run without its thread.
 pub(super) fn short_run_path(run: &Run) -> String {
     format!("/runs/{}", run.id)
 }
 
-/// A client follows a run with the modes that the run was asked for.
+/// The stream of a run with the modes that the run was created with.
 pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
     let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
     let on_disconnect = cancel_on_disconnect.then(|| {
@@ -264,7 +264,8 @@ pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -
     }
 }
 
-/// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
+/// The header `Content-Location` with the run, and `Location` with the endpoint (`join`, `stream`) that continues the
+/// response.
 fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
     let path = run_path(run);
     let mut headers = HeaderMap::new();
@@ -280,8 +281,10 @@ fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
     headers
 }
 
-/// Lists the runs of a thread, the newest first. An answer has a bound in bytes, beyond which it has fewer of them than
-/// `limit`; then `x-pagination-next` is the `offset` of the first that was left out.
+/// Lists the runs of a thread, newest first.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "Runs",
     params(ThreadPath,
         ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
@@ -322,7 +325,7 @@ pub(super) async fn list(
     })
 }
 
-/// Shows a run, of the main agent or of a subagent.
+/// Shows a run of the main agent or of a subagent.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
@@ -336,7 +339,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>)
     Ok(Json(AnyRunView::of(run, &used)))
 }
 
-/// The run of this path.
+/// Finds the run of a path.
 pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
     let RunPath { thread_id, run_id } = path;
     let read = api.db.read(move |tx| {
@@ -357,7 +360,7 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
         .ok_or_else(missing)
 }
 
-/// Deletes a run; one at work is stopped first.
+/// Deletes a run. An active run is cancelled first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 204, description = "The run is deleted"),
         (status = 404, description = "There is no such run", body = ErrorBody)))]
@@ -370,8 +373,8 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPat
     }
 }
 
-/// Waits for the end of a run and answers with the thread's values, `__interrupt__` or `__error__`; for the run of a
-/// subagent, with the values of that subagent.
+/// Waits for the end of a run and returns the thread's values, `__interrupt__` or `__error__`; for a child run, the
+/// subagent's values.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
     params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves")),
     responses((status = 200, description = "The last values", body = Value,
@@ -401,11 +404,11 @@ pub(super) async fn join(
     ))
 }
 
-/// Follows the events of a run.
+/// Streams the events of a run.
 ///
-/// A run that was asked for with `stream_resumable` can be taken up after any event, named by `Last-Event-ID`; `-1` is
-/// the place before the first one. Without the header only what comes from now on is shown. The stream of a subagent's run
-/// holds what happens in it and below it, under its namespace.
+/// A run that was created with `stream_resumable` can be resumed after any event, named by `Last-Event-ID`; `-1` starts
+/// at the beginning. Without the header, only new events are sent. The stream of a child run contains its own events
+/// and those of the runs below it, under its namespace.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "Runs",
     params(RunPath,
         ("stream_mode" = Option<String>, Query, description = "Only these modes of the run: a name, or a JSON array"),
@@ -449,8 +452,8 @@ pub(super) async fn join_stream(
     Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()))
 }
 
-/// Whether the client wants the run to stop when it leaves. That would be a GET that changes something, so a foreign page
-/// may not ask for it: its visitor's browser would send that as readily as any link.
+/// Whether the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser would send it
+/// for any link, so foreign pages are refused.
 fn wants_cancel_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Result<bool, ApiError> {
     let is_wanted = params.flag("cancel_on_disconnect")?;
     if is_wanted {
@@ -459,7 +462,7 @@ fn wants_cancel_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -
     Ok(is_wanted)
 }
 
-/// The modes that a reader wants: one or several names, or JSON arrays of names.
+/// The stream modes that a client requests: one or several names, or JSON arrays of names.
 fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
     let mut modes = vec![];
     for text in params.texts("stream_mode") {
@@ -482,7 +485,7 @@ pub(super) fn last_event_id(headers: &HeaderMap) -> Result<Option<ResumePoint>, 
         .map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
 }
 
-/// Refuses to go on behind an event to which the log does not reach back any more.
+/// Refuses to resume after an event that the log no longer contains.
 pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&ResumePoint>) -> Result<(), ApiError> {
     let Some(since) = resume_from.map(|point| point.cursor.seq).filter(|seq| *seq > 0) else {
         return Ok(());
@@ -499,10 +502,10 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&
     }
 }
 
-/// Stops a run and all below it. `action=rollback` undoes its work and deletes it.
+/// Cancels a run and all runs below it. `action=rollback` also undoes its changes and deletes it.
 ///
-/// When it is the run of a subagent, its caller gets an error result and goes on, as do the others that the caller
-/// delegated to; its work cannot be undone by itself.
+/// The caller of a cancelled child run gets an error result and continues, as do the other child runs. A child run
+/// cannot be rolled back.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
     params(RunPath,
         ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
@@ -556,7 +559,7 @@ pub(super) async fn cancel(
     ))
 }
 
-/// What shall become of the work of a cancelled run.
+/// The action of a cancel request.
 pub(super) fn cancel_action(params: &Params) -> Result<CancelAction, ApiError> {
     params.word("action", CancelAction::Interrupt, |word| match word {
         "interrupt" => Some(CancelAction::Interrupt),
@@ -565,7 +568,7 @@ pub(super) fn cancel_action(params: &Params) -> Result<CancelAction, ApiError> {
     })
 }
 
-/// A thread named in a body.
+/// Reads a thread id from a body.
 pub(super) fn parse_thread_id(text: &str) -> Result<ThreadId, ApiError> {
     text.parse().map_err(|_| ApiError::bad_id("thread"))
 }

@@ -1,4 +1,4 @@
-//! The state of a thread, at its newest checkpoint and at older ones, and that of its subagents.
+//! States and histories of threads and subagents.
 
 use axum::Json;
 use axum::extract::State;
@@ -37,7 +37,7 @@ pub(super) async fn get(
     respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
 }
 
-/// Shows the state of a thread at a checkpoint. One that is not there has the empty state.
+/// Shows the state of a thread at a checkpoint. The state is empty if the checkpoint does not exist.
 #[utoipa::path(get, path = "/threads/{thread_id}/state/{checkpoint_id}", tag = "State",
     params(CheckpointPath,
         ("subgraphs" = Option<bool>, Query, description = "Show the states of subagents under their tasks"),
@@ -57,7 +57,7 @@ pub(super) async fn at(
     respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
 }
 
-/// Shows the state of a thread at a checkpoint, the newest when none is named; with `checkpoint_ns` that of a subagent.
+/// Shows the state of a thread at a checkpoint, by default the newest; with `checkpoint_ns`, that of a subagent.
 #[utoipa::path(post, path = "/threads/{thread_id}/state/checkpoint", tag = "State", params(ThreadPath),
     request_body = StateAt,
     responses((status = 200, description = "The state", body = StateView),
@@ -73,7 +73,7 @@ pub(super) async fn at_posted(
     respond_with_state(&api, path.thread_id, &address, &select, body.subgraphs.unwrap_or(false)).await
 }
 
-/// The state at a checkpoint of the main agent.
+/// Loads the state of the main agent at a checkpoint.
 pub(super) async fn load_state_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
     let address = StateAddress {
         checkpoint: Some(checkpoint),
@@ -87,16 +87,16 @@ pub(super) async fn load_state_at(api: &Api, thread: ThreadId, checkpoint: Check
     load_state(api, thread, &address, fields, false).await.map(Json)
 }
 
-/// A place in the history of a thread.
+/// A checkpoint of an agent on a thread.
 #[derive(Debug, Clone, Default)]
 struct StateAddress {
-    /// The tasks down to the agent whose history it is; none for the main agent.
+    /// The tasks down to the agent; empty for the main agent.
     namespace: Vec<TaskId>,
-    /// The checkpoint; the newest when none.
+    /// The checkpoint; the newest if `None`.
     checkpoint: Option<CheckpointId>,
 }
 
-/// Answers with a state, of which only what is wanted has been read.
+/// Responds with the selected fields of a state. Only these are read.
 async fn respond_with_state(
     api: &Api,
     thread: ThreadId,
@@ -137,12 +137,12 @@ async fn load_state(
     }
 }
 
-/// A state that is being read, and those of the subagents below it.
+/// Reads a state and the states of the subagents below it.
 struct StateReader<'a> {
     api: &'a Api,
     thread: ThreadId,
     fields: HistoryFields,
-    /// How many bytes the answer may still have.
+    /// The number of bytes that the response may still have.
     bytes_left: usize,
 }
 
@@ -158,8 +158,8 @@ impl StateReader<'_> {
         Ok(page.next())
     }
 
-    /// Shows the states of the subagents that work, or worked, on the tasks of a state, and so on below them. Once the answer
-    /// is as large as it may be, the tasks that are left name only the checkpoint.
+    /// Adds the states of the subagents to the tasks of a state, at all levels. Once the response has reached its size
+    /// limit, the remaining tasks name only the checkpoint.
     async fn add_subagent_states(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
         for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
             let below = StateAddress {
@@ -184,7 +184,7 @@ impl StateReader<'_> {
     }
 }
 
-/// Writes into the state of a thread. Messages are appended, or replaced when they have the id of an older one.
+/// Updates the state of a thread. Messages are appended; a message with the id of an older one replaces it.
 #[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "State", params(ThreadPath, KeyHeader),
     request_body = StateUpdate,
     responses((status = 200, description = "The checkpoint that the write left", body = StateUpdated),
@@ -209,15 +209,15 @@ pub(super) async fn update(
     })
 }
 
-/// The answer to who wrote into the state.
+/// The response to a state update.
 fn updated_response(thread: ThreadId, checkpoint: CheckpointId) -> StoredResponse {
     idempotency::stored_response(&StateUpdated::new(thread, checkpoint))
 }
 
-/// Shows the history of a thread, the newest checkpoint first.
+/// Lists the history of a thread, newest checkpoint first.
 ///
-/// An answer has a bound in bytes, beyond which it has fewer checkpoints than `limit`; then the header `x-pagination-next`
-/// names the checkpoint to go on `before`.
+/// If the response would exceed its maximum size, it has fewer checkpoints than `limit`, and `x-pagination-next` holds
+/// the checkpoint for the next `before`.
 #[utoipa::path(get, path = "/threads/{thread_id}/history", tag = "State",
     params(ThreadPath,
         ("limit" = Option<u32>, Query, description = "How many at most, 1 unless told otherwise"),
@@ -249,10 +249,10 @@ pub(super) async fn history(
     .await
 }
 
-/// Searches the history of a thread, the newest checkpoint first; with `checkpoint.checkpoint_ns` that of a subagent.
+/// Searches the history of a thread, newest checkpoint first; with `checkpoint.checkpoint_ns`, that of a subagent.
 ///
-/// An answer has a bound in bytes, beyond which it has fewer checkpoints than `limit`; then the header `x-pagination-next`
-/// names the checkpoint to go on `before`.
+/// If the response would exceed its maximum size, it has fewer checkpoints than `limit`, and `x-pagination-next` holds
+/// the checkpoint for the next `before`.
 #[utoipa::path(post, path = "/threads/{thread_id}/history", tag = "State", params(ThreadPath),
     request_body = HistorySearch,
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
@@ -266,7 +266,7 @@ pub(super) async fn history_posted(
     let page = Page::checked(body.limit, None, 1)?;
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
-    // The checkpoint is named by `configurable` within `before`, or by `before` itself.
+    // The checkpoint is in `before.configurable`, or in `before` itself.
     let before = body.before.as_ref();
     let inner = before
         .and_then(|before| before.get("configurable"))
@@ -286,7 +286,7 @@ pub(super) async fn history_posted(
     .await
 }
 
-/// Answers with a part of a history, written one checkpoint after the other.
+/// Responds with a part of a history, encoded one checkpoint after the other.
 async fn respond_with_history(
     api: &Api,
     target: HistoryTarget,

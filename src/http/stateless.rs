@@ -1,4 +1,4 @@
-//! Runs that bring their own thread, and runs named without one.
+//! Stateless runs, and cancelling several runs.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -21,7 +21,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::Run;
 use crate::runtime::{CancelAction, CancelError};
 
-/// Starts a run on a thread of its own and does not wait for it.
+/// Creates a run on a new thread and returns without waiting for it.
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
@@ -37,7 +37,7 @@ pub(super) async fn create(
     .await
 }
 
-/// Starts a run on a thread of its own and answers with its last values, as on a thread.
+/// Creates a run on a new thread, waits for its end and returns the final values.
 #[utoipa::path(post, path = "/runs/wait", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
     responses((status = 200, description = "The last values", body = Value,
@@ -53,7 +53,7 @@ pub(super) async fn wait(
     start_and_wait(api, RunScope::Stateless, client, body, key).await
 }
 
-/// Starts a run on a thread of its own and streams its events, as on a thread.
+/// Creates a run on a new thread and streams its events.
 #[utoipa::path(post, path = "/runs/stream", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
@@ -69,7 +69,7 @@ pub(super) async fn stream(
     start_and_stream(api, RunScope::Stateless, client, body, key).await
 }
 
-/// Starts several runs, each on a thread of its own, and waits for none of them. All of them are started, or none.
+/// Creates several runs, each on a new thread, without waiting for them. Either all are created or none.
 #[utoipa::path(post, path = "/runs/batch", tag = "Stateless runs", request_body = Vec<RunCreate>,
     params(KeyHeader),
     responses((status = 200, description = "The runs, in the order of the requests", body = Vec<RunView>),
@@ -101,7 +101,7 @@ fn batch_response(runs: &[Run]) -> StoredResponse {
     idempotency::stored_response(&runs)
 }
 
-/// Stops several runs: some of a thread, or all that wait, that are at work, or both.
+/// Cancels several runs: listed runs of a thread, or all runs of a status.
 #[utoipa::path(post, path = "/runs/cancel", tag = "Stateless runs", request_body = RunsCancel,
     params(("action" = Option<String>, Query, description = "interrupt (their work stays) or rollback")),
     responses((status = 204, description = "The runs that had not ended are being stopped"),
@@ -136,7 +136,7 @@ pub(super) async fn cancel(
     }
 }
 
-/// Stops these runs of a thread. False if there were none to stop.
+/// Cancels the listed runs of a thread. False if none of them could be cancelled.
 async fn cancel_listed(api: &Api, thread: &str, ids: &[String], action: CancelAction) -> Result<bool, ApiError> {
     if ids.len() > MAX_BATCH {
         return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());

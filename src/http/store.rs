@@ -1,4 +1,4 @@
-//! The Store: what is remembered beyond a thread.
+//! The Store: items in namespaces that outlive threads.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,7 +14,7 @@ use super::{Api, JsonResult};
 use crate::domain::Invalid;
 use crate::domain::item::{ItemAddress, Namespace};
 
-/// Remembers an item, instead of whatever is there.
+/// Stores an item, replacing an existing one.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
     responses((status = 204, description = "The item is stored"),
         (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
@@ -24,7 +24,7 @@ pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>)
     Ok(no_content())
 }
 
-/// Shows an item, or null if there is none.
+/// Returns an item, or null if it does not exist.
 #[utoipa::path(get, path = "/store/items", tag = "Store",
     params(("namespace" = String, Query, description = "Where it lies: the labels with periods between them"),
         ("key" = String, Query, description = "Its key there"),
@@ -47,7 +47,7 @@ pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Op
     Ok(Json(api.store.get(address, refresh).await?.map(ItemView::from)))
 }
 
-/// Forgets an item, if there is one.
+/// Deletes an item, if it exists.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
     responses((status = 204, description = "The item is deleted")))]
 pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
@@ -55,8 +55,10 @@ pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDe
     Ok(no_content())
 }
 
-/// Finds items by where they lie and what they say. An answer has a bound in bytes, beyond which it has fewer of them than
-/// `limit`; then `x-pagination-next` is the `offset` of the first that was left out.
+/// Searches items by namespace, filter and meaning.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/store/items/search", tag = "Store", request_body = ItemSearchBody,
     responses((status = 200, description = "A page of items", body = FoundItems,
             headers(("x-pagination-next" = u64))),
@@ -77,7 +79,7 @@ pub(super) async fn search(
     Ok((headers, permit.object("items", texts)).into_response())
 }
 
-/// Finds the namespaces in which there are items.
+/// Lists the namespaces that contain items.
 #[utoipa::path(post, path = "/store/namespaces", tag = "Store", request_body = NamespaceSearchBody,
     responses((status = 200, description = "A page of namespaces", body = FoundNamespaces)))]
 pub(super) async fn namespaces(

@@ -1,4 +1,4 @@
-//! Runs of subagents as resources: lists, trees, states, and how they are followed.
+//! Child runs as resources: lists, trees, states and streams.
 
 use axum::Json;
 use axum::extract::State;
@@ -23,7 +23,7 @@ use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::runtime::known_of;
 
-/// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
+/// Lists the child runs that a run delegated to, oldest first. Each of them lists its own children.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
@@ -41,12 +41,12 @@ pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunP
     ))
 }
 
-/// Whether clients see that there is this run.
+/// Whether clients may see the run.
 fn is_visible(run: &Run) -> bool {
     run.lineage.visibility > Visibility::Hidden
 }
 
-/// Shows a run with all the runs of subagents below it, each under the run that delegated to it.
+/// Shows a run with all child runs below it as a tree.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/tree", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The tree", body = RunTreeView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
@@ -81,8 +81,7 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
     }))
 }
 
-/// Shows the newest state of the agent whose run this is: for the run of a subagent its own state, for a run of the main
-/// agent that of the thread.
+/// Shows the newest state of the run's agent: for a child run the subagent's state, else that of the thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
         (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
@@ -104,8 +103,8 @@ pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath
     permit.answer(&newest.unwrap_or_else(|| StateView::empty(None)))
 }
 
-/// The run of the main agent in whose course a subagent's run is at work, with the number of the newest event on the
-/// thread; none if it is not at work.
+/// The run of the main agent that a child run is active in, with the thread's newest sequence number. `None` if the
+/// child run is not active.
 pub(super) async fn active_main_run(api: &Api, child: &Run) -> Result<Option<(Run, i64)>, ApiError> {
     let thread = child.thread;
     let id = child.id;
@@ -124,8 +123,7 @@ pub(super) async fn active_main_run(api: &Api, child: &Run) -> Result<Option<(Ru
     Ok(read.await?)
 }
 
-/// Answers with the events of a subagent's run, as those who asked for the main agent's run wanted them: behind the place
-/// that the client has `resume_from`, or from now on.
+/// Responds with the events of a child run, in the modes of the main agent's run: after `resume_from`, or from now on.
 pub(super) async fn stream_child(
     api: &Api,
     child: &Run,
@@ -170,8 +168,7 @@ pub(super) async fn stream_child(
     ))
 }
 
-/// What a subagent's run that is not at work came to: the values of the subagent, the questions that it waits for, or why
-/// it failed.
+/// The result of a child run that is not active: the subagent's values, its open interrupts, or its error.
 pub(super) async fn child_result(api: &Api, child: &Run) -> Result<Value, ApiError> {
     let thread = child.thread;
     let id = child.id;

@@ -1,4 +1,4 @@
-//! Threads: conversations.
+//! Threads: create, read, update, search, copy, prune and delete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use crate::runtime::CreatedThread;
 
 pub(super) mod stream;
 
-/// Makes a thread.
+/// Creates a thread.
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
@@ -53,7 +53,7 @@ pub(super) async fn create(
     }
 }
 
-/// The answer to who makes a thread.
+/// The response to a request that creates a thread.
 fn created_response(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
     idempotency::stored_response(&ThreadView::new(new.thread.clone(), values, Object::new()))
@@ -92,7 +92,8 @@ pub(super) async fn get(
     }))
 }
 
-/// Changes the metadata of a thread, and how long it is kept. With the header `Prefer: return=minimal` the answer is empty.
+/// Updates the metadata of a thread and its time to live. With the header `Prefer: return=minimal` the response is
+/// empty.
 #[utoipa::path(patch, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     request_body = ThreadPatch,
     responses((status = 200, description = "The thread", body = ThreadView),
@@ -131,7 +132,7 @@ pub(super) async fn patch(
     }
 }
 
-/// Deletes a thread with all its runs; those at work are stopped.
+/// Deletes a thread with all its runs. Active runs are cancelled.
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 204, description = "The thread is deleted"),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
@@ -144,8 +145,9 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<Thread
     }
 }
 
-/// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
-/// them again.
+/// Copies a thread with the history of its main agent.
+///
+/// Open interrupts are not copied. A run without input on the copy raises them again.
 #[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath, KeyHeader),
     responses((status = 200, description = "The copy", body = ThreadView),
         (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
@@ -167,8 +169,8 @@ pub(super) async fn copy(
     idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
 }
 
-/// Thins threads out: deletes them (`delete`; runs at work on them are stopped), or takes all but their newest state away
-/// (`keep_latest`; threads at work are left alone). Threads that are not there do not count.
+/// Prunes threads: `delete` deletes them and cancels their runs; `keep_latest` removes all but the newest state of idle
+/// threads. Threads that do not exist are not counted.
 #[utoipa::path(post, path = "/threads/prune", tag = "Threads", request_body = ThreadPrune,
     responses((status = 200, description = "How many it was done to", body = ThreadsPruned)))]
 pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
@@ -178,7 +180,7 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
     }))
 }
 
-/// Tells how much the server stores for a thread.
+/// Shows how much the server stores for a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
     responses((status = 200, description = "Rows and bytes, by table", body = ThreadStorage),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
@@ -194,10 +196,10 @@ pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<Threa
     )))
 }
 
-/// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
+/// Searches threads. The total is exact up to 100,000 matches.
 ///
-/// An answer has a bound in bytes, beyond which it has fewer threads than `limit`; then `x-pagination-next` is the `offset` of
-/// the first that was left out.
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
@@ -247,7 +249,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
     Ok((headers, permit.list(bytes, items.into_iter().map(Ok))).into_response())
 }
 
-/// Counts threads.
+/// Counts the threads that match a search.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "How many there are", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
@@ -259,7 +261,7 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadS
     ))
 }
 
-/// The JSON of one line of a search: the wanted columns, and what was to be extracted.
+/// Encodes a search result: the selected columns and the extracted values.
 async fn encode_item(
     api: &Api,
     summary: ThreadSummary,
@@ -284,16 +286,16 @@ async fn load_view(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
     summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
 
-/// A thread, its newest checkpoint, and its open questions.
+/// A thread, its newest checkpoint, and its open interrupts.
 pub(super) struct ThreadSummary {
     thread: Thread,
-    /// None also when clients do not see what is in it.
+    /// The newest checkpoint; also `None` if clients may not see the state.
     head: Option<CheckpointId>,
     pub(super) interrupts: Vec<InterruptRecord>,
 }
 
 impl ThreadSummary {
-    /// Looks at the thread of this id.
+    /// Reads the thread of this id.
     pub(super) async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Self>> {
         match threads::find(tx, id).await? {
             Some(thread) => Self::of(tx, thread).await.map(Some),
@@ -314,14 +316,14 @@ impl ThreadSummary {
         })
     }
 
-    /// The main agent's state; none before the first step.
+    /// The state of the main agent; `None` before the first step.
     pub(super) async fn state(&self, api: &Api) -> Result<Option<Arc<Fields>>, ApiError> {
         let Some(head) = self.head else { return Ok(None) };
         Ok(Some(api.events.state_at(self.thread.id, head).await?))
     }
 
     async fn view(self, api: &Api, with_values: bool) -> Result<ThreadView, ApiError> {
-        // The thread is shown also when its state cannot be read: it is one of many, or somebody looks what it is.
+        // The thread is shown even if its state cannot be read: one corrupt thread must not hide the others of a list.
         let head = self.head.filter(|_| with_values);
         let state = match head {
             Some(head) => db::unless_corrupt(api.events.state_at(self.thread.id, head).await)?,

@@ -1,4 +1,4 @@
-//! Sees to it that every request is counted, under the template of its route.
+//! Metrics of requests and responses, by route template.
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
@@ -9,11 +9,11 @@ use tokio::time::Instant;
 use super::guarded::hold_until_sent;
 use crate::metrics::{Metrics, OpenStream};
 
-/// The label of what has no route: what a client asked for there is its own choice.
+/// The label of requests without a route. Their paths are chosen by clients and must not become labels.
 const NO_ROUTE: &str = "none";
 
-/// Counts a request. The answer of most is over with its last byte; a stream is answered when it begins, and open from
-/// then on.
+/// Measures a request. Most responses end with their last byte; a stream counts as answered when it starts, and as open
+/// until it ends.
 pub(super) async fn measure(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -41,13 +41,13 @@ pub(super) async fn measure(State(metrics): State<Metrics>, request: Request, ne
     hold_until_sent(response, guard)
 }
 
-/// What ends with the body of an answer.
+/// The guard that ends with the response body.
 struct TrafficGuard {
     _stream: Option<OpenStream>,
     _request: Option<MeasuredRequest>,
 }
 
-/// A request and its answer; counted when dropped.
+/// A request and its response, counted when dropped.
 struct MeasuredRequest {
     metrics: Metrics,
     method: Method,

@@ -1,4 +1,4 @@
-//! Keys of a request that mean nothing here. They are refused, since whoever writes `inputs` means `input`.
+//! Unknown keys of request bodies. They are refused, since `inputs` is most likely a typo of `input`.
 
 use std::fmt;
 
@@ -10,11 +10,10 @@ use super::error::ApiError;
 use crate::definition::suggestion;
 use crate::domain::Invalid;
 
-/// What the official SDKs send with runs and this server has no use for.
+/// Keys that the official SDKs send with runs and this server ignores.
 const IGNORED_IN_RUNS: [&str; 2] = ["langsmith_tracer", "strict_resume"];
 
-/// What the batches of the JavaScript SDK have besides: it sends the caller's objects as they are, so that the names of its
-/// own options are in them.
+/// Further keys of batches by the JavaScript SDK, which sends its own options along with the request.
 const IGNORED_IN_BATCHES: [&str; 19] = [
     "_langsmithTracer",
     "afterSeconds",
@@ -37,21 +36,21 @@ const IGNORED_IN_BATCHES: [&str; 19] = [
     "threadId",
 ];
 
-/// The longest piece of an unknown key that is repeated, in characters.
+/// The longest part of an unknown key that an error repeats, in characters.
 const MAX_KEY_CHARS: usize = 100;
 
-/// The keys that a `T` has; none if it takes any.
+/// The keys of `T`; `None` if it accepts any key.
 pub(super) fn fields_of<T: DeserializeOwned>() -> Option<&'static [&'static str]> {
     let mut fields = None;
-    // It always fails: nothing is read, the type only says what it would read.
+    // Deserializing always fails: the type only reports its fields.
     drop(T::deserialize(FieldsOf(&mut fields)));
     fields
 }
 
-/// Refuses the first key that is not `known`, if not all are.
+/// Refuses the first key that is not in `known`.
 ///
 /// # Errors
-/// Names the key, and the one that was probably meant.
+/// Names the key and suggests the most similar one.
 pub(super) fn check<'k>(
     given: impl Iterator<Item = &'k String>,
     known: Option<&[&'static str]>,
@@ -63,7 +62,7 @@ pub(super) fn check<'k>(
     }
 }
 
-/// The same for the item of a list.
+/// Refuses the first unknown key of an item of a list.
 ///
 /// # Errors
 /// As [`check`].
@@ -92,12 +91,12 @@ fn refusal(place: &str, key: &str, known: &[&'static str]) -> ApiError {
     Invalid::new(place, format!("unknown key; {hint}")).into()
 }
 
-/// The key, without its rest when it is long.
+/// The beginning of a long key.
 fn shorten(key: &str) -> String {
     key.chars().take(MAX_KEY_CHARS).collect()
 }
 
-/// A source of nothing that notes which fields a type asks for.
+/// A deserializer without input that records the fields of a type.
 struct FieldsOf<'f>(&'f mut Option<&'static [&'static str]>);
 
 impl<'de> Deserializer<'de> for FieldsOf<'_> {

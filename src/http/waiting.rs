@@ -1,4 +1,4 @@
-//! Answers that wait for the end of a run. While they wait they send a newline now and then, which JSON readers skip.
+//! Responses that wait for the end of a run. They send newlines meanwhile, which JSON parsers skip.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::domain::visibility::Visibility;
 use crate::events::After;
 use crate::runtime::Runs;
 
-/// Answers with the JSON that `result` comes to, and with a newline every `beat` until then.
+/// Responds with the JSON of `result`, and with a newline every `beat` until then.
 pub(super) fn respond_when_done(
     result: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
     beat: Duration,
@@ -51,17 +51,17 @@ pub(super) fn respond_when_done(
     response
 }
 
-/// The status was sent long ago, so a fault is told in the body, as clients expect it of runs.
+/// The status is already sent, so an error is reported in the body, as the SDKs expect for runs.
 fn result_json(result: Result<Value, ApiError>) -> Value {
     result.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
 }
 
-/// Stops a run when the client that waits for it leaves.
+/// Cancels a run when the waiting client disconnects.
 #[derive(Default)]
 pub(super) struct CancelOnDisconnect(Option<(Runs, ThreadId, RunId)>);
 
 impl CancelOnDisconnect {
-    /// Stops `run` if its client leaves, provided that this is `is_enabled`.
+    /// Cancels `run` when its client disconnects, if `is_enabled`.
     pub(super) fn new(is_enabled: bool, runs: &Runs, run: &Run) -> Self {
         Self(is_enabled.then(|| (runs.clone(), run.thread, run.id)))
     }
@@ -79,7 +79,7 @@ impl Drop for CancelOnDisconnect {
     }
 }
 
-/// What a new run comes to: its last values, with the question it asks; or why it failed.
+/// The result of a new run: its final values with its interrupts, or its error.
 pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
     let mut tail = api.events.tail(&run, After::Start);
     let mut main = AgentFold::new(&Arc::new(Origin::of(&run)));
@@ -112,12 +112,12 @@ pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
     Ok(match end {
         Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
         Some(_) => with_questions(to_json(&state), &main.interrupts),
-        // It was undone, or deleted.
+        // The run was rolled back or deleted.
         None => json!({}),
     })
 }
 
-/// Values with the open question; the questions alone if there are several.
+/// The values with one open interrupt; only the interrupts if there are several.
 fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
     let questions: Vec<Value> = interrupts.iter().map(full).collect();
     match (questions.len(), &mut values) {
@@ -130,7 +130,7 @@ fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
     }
 }
 
-/// Waits for the end of a run that began earlier, then shows how its thread stands.
+/// Waits for the end of a run that was started earlier, and returns the result of its thread.
 pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
     wait_for_end(&api, &run).await?;
     if run.lineage.depth > 0 {

@@ -1,5 +1,4 @@
-//! What clients of other servers share: one place where HTTP clients begin, so that all have the same TLS, and the reader
-//! of event streams.
+//! Network clients: HTTP clients with one TLS configuration, the parser of event streams, and the SSRF guard.
 
 pub mod sse;
 
@@ -7,14 +6,14 @@ use std::sync::Once;
 
 use reqwest::ClientBuilder;
 
-/// A builder of an HTTP client whose TLS is rustls with the cryptography of `ring`.
+/// A builder of an HTTP client that uses rustls with the cryptography of `ring`.
 ///
-/// `ring` is the provider that compiles within seconds on a small machine. A program that embeds the server and has
-/// installed another provider before keeps its own.
+/// `ring` compiles within seconds on a small machine. A program that embeds the server keeps the provider that it
+/// installed before.
 pub fn client_builder() -> ClientBuilder {
     static PROVIDER: Once = Once::new();
     PROVIDER.call_once(|| {
-        // An error says that there is a provider already, which then is as good.
+        // An error means that a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
     reqwest::Client::builder()

@@ -1,4 +1,4 @@
-//! What the document says about answers that show only what the request selects: no field has to be there.
+//! The schemas of responses that contain only selected fields: no field is required.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ const SCHEMAS: &str = "#/components/schemas/";
 
 type Schemas = BTreeMap<String, RefOr<Schema>>;
 
-/// Gives every operation that has a parameter or a field `select` an answer whose fields may be absent.
+/// Gives each operation with a parameter or field `select` a response whose fields are optional.
 pub(super) fn add_partial_schemas(document: &mut OpenApi) {
     let components = document.components.get_or_insert_with(Components::new);
     let mut partial = BTreeSet::new();
@@ -57,7 +57,7 @@ fn value_of<T>(reference: &mut RefOr<T>) -> Option<&mut T> {
     }
 }
 
-/// Whether the request can say which fields it wants.
+/// Whether a request can select fields.
 fn selects(operation: &Operation, schemas: &Schemas) -> bool {
     let is_select = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == SELECT);
     let in_query = operation.parameters.iter().flatten().any(is_select);
@@ -79,7 +79,7 @@ fn selects(operation: &Operation, schemas: &Schemas) -> bool {
     in_query || body.is_some_and(|body| body.content.values().any(has_field))
 }
 
-/// Points `schema`, or what it is a list of, to the loosened one. Returns the name of the whole one.
+/// Replaces the schema, or that of its items, by the partial one. Returns the name of the full schema.
 fn refer_to_part(schema: &mut RefOr<Schema>) -> Option<String> {
     match schema {
         RefOr::Ref(whole) => {

@@ -1,8 +1,8 @@
-//! The fold of a thread's log: what a reader knows of an agent once it has read the events up to now.
+//! The fold of a thread's log: the state of an agent after the events that a reader has read.
 //!
-//! The streams of both protocols and the answers that wait for a run read the same log and need the same things of it:
-//! the state of an agent, its newest checkpoint, the number of its step, which calls are answered, what it asks. An event
-//! is taken in two halves, because what it becomes depends on how the agent stood before it.
+//! The streams of both protocols and the waiting endpoints read the same log and need the same data: an agent's state,
+//! its newest checkpoint, the number of its step, the answered calls, the interrupts. An event is applied in two
+//! halves, because its frames depend on the agent before the event.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::state::State;
 
-/// One agent of a run, as far as its part of the log was read.
+/// One agent of a run after the events that were read.
 #[derive(Debug, Clone)]
 pub(in crate::http) struct AgentFold {
-    /// Which agent.
+    /// The agent.
     pub origin: Arc<Origin>,
-    /// Its state; none when it is not followed, or not known yet.
+    /// The state; `None` when it is not tracked, or not known yet.
     pub state: Option<State>,
-    /// Its newest checkpoint.
+    /// The newest checkpoint.
     pub head: Option<CheckpointId>,
-    /// The number of that checkpoint's step.
+    /// The number of the newest checkpoint's step.
     pub step: Option<i64>,
-    /// Whether its beginning was read; false for a reader that joined in the middle.
+    /// Whether the agent's start was read; false for a reader that joined later.
     pub is_complete: bool,
-    /// The calls of the step under way that were answered one by one.
+    /// The calls of the current step that were answered one by one.
     pub answered: Vec<usize>,
-    /// The questions of the step under way.
+    /// The interrupts of the current step.
     pub interrupts: Vec<Interrupt>,
 }
 
 impl AgentFold {
-    /// An agent of which nothing was read.
+    /// Creates the fold of an agent without events.
     pub(in crate::http) fn new(origin: &Arc<Origin>) -> Self {
         Self {
             origin: Arc::clone(origin),
@@ -45,8 +45,8 @@ impl AgentFold {
         }
     }
 
-    /// The checkpoint whose state [`AgentFold::begin_event`] needs together with an event, for a reader that follows the state.
-    /// `view` is none for an agent that has not been seen yet.
+    /// The checkpoint whose state [`AgentFold::begin_event`] needs for an event, if the reader tracks states. `view` is
+    /// `None` for an agent without events.
     pub(in crate::http) fn required_state(view: Option<&Self>, body: &EventBody) -> Option<CheckpointId> {
         let is_unknown = view.is_none_or(|view| view.state.is_none());
         match body {
@@ -59,8 +59,9 @@ impl AgentFold {
         }
     }
 
-    /// Takes the first half of an event: the agent stands where it stood when the event happened. `base` is the state that
-    /// [`AgentFold::required_state`] asked for; without `follows_state` none is begun.
+    /// Applies the first half of an event: the fold is then the agent before the event's effects. `base` is the state
+    /// that [`AgentFold::required_state`] named. With `follows_state`, an agent without checkpoints starts with an
+    /// empty state.
     pub(in crate::http) fn begin_event(&mut self, body: &EventBody, base: Option<Arc<State>>, follows_state: bool) {
         let has_base = base.is_some();
         if let Some(base) = base {
@@ -83,7 +84,7 @@ impl AgentFold {
                 if self.state.is_none() && entry.parent.is_none() && follows_state {
                     self.state = Some(State::default());
                 }
-                // A reader that joined in the middle learns here onto what the step was made.
+                // A reader that joined later learns the parent checkpoint here.
                 self.head = entry.parent;
                 self.step = Some(entry.step - 1);
             }
@@ -96,7 +97,7 @@ impl AgentFold {
         }
     }
 
-    /// Takes note of questions, and gives those that are new: an agent repeats those of its subagents.
+    /// Adds interrupts and returns the new ones: an agent repeats those of its subagents.
     pub(in crate::http) fn add_interrupts<'a>(&mut self, interrupts: &'a [Interrupt]) -> Vec<&'a Interrupt> {
         let mut new = vec![];
         for interrupt in interrupts {
@@ -108,7 +109,7 @@ impl AgentFold {
         new
     }
 
-    /// Takes the second half of a step: what it wrote is part of the state.
+    /// Applies the second half of a step: its writes become part of the state.
     pub(in crate::http) fn advance(&mut self, entry: &Entry) {
         if let Some(state) = &mut self.state {
             entry.writes.iter().for_each(|update| state.apply(update));
@@ -119,7 +120,7 @@ impl AgentFold {
         self.interrupts.clear();
     }
 
-    /// The number of the step under way.
+    /// The number of the current step.
     pub(in crate::http) fn next_step(&self) -> Option<i64> {
         self.step.map(|step| step + 1)
     }

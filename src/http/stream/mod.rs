@@ -1,7 +1,7 @@
-//! Events become an answer that does not end before the run does.
+//! Streams of runs: events become frames until the run ends.
 //!
-//! Whoever follows a run, from its start, from the middle, or once more after it is over, reads the log through a
-//! [`Tail`]. Reading is pulled by the client: one who reads slowly holds up himself and nobody else.
+//! All readers of a run read the log through a [`Tail`], from its start, from the middle, or after its end. The client
+//! pulls, so a slow client delays only itself.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -27,27 +27,27 @@ pub mod thread;
 pub mod v1;
 pub mod v2;
 
-/// How a client wants to follow a run.
+/// The parameters of a run's stream.
 pub struct StreamRequest {
     /// The run.
     pub info: RunInfo,
-    /// The modes that the run was asked for; `values` if there are none.
+    /// The modes that the run was created with; `values` if empty.
     pub modes: Vec<StreamMode>,
-    /// Whether subagents are shown.
+    /// Whether events of subagents are included.
     pub subgraphs: bool,
-    /// Whether events carry ids, so that the client can go on after one of them.
+    /// Whether events have ids, so that the client can resume after one of them.
     pub resumable: bool,
-    /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
+    /// The last event that the client has seen. The tail has to start at the beginning of the run nevertheless.
     pub resume_from: Option<ResumePoint>,
-    /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
+    /// The modes of this reader, if not all of the run's. Frames that belong to no mode are then left out.
     pub filter: Option<Vec<StreamMode>>,
-    /// How long the line may be silent.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
-    /// What to do if the client leaves before the run is over.
+    /// The action if the client disconnects before the run ends.
     pub on_disconnect: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// Answers with the events of a run as they come. `tail` decides from where.
+/// Streams the events of a run. `tail` determines the first event.
 pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Response {
     let log = RunLog {
         events,
@@ -60,20 +60,20 @@ pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Respons
 
 /// The log that a projection reads.
 trait Log: Send + 'static {
-    /// The next event; none after the last.
+    /// The next event; `None` after the last.
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
-    /// Whether there are no more events because the server leaves, and not because the run is over.
+    /// Whether the log ended because the server shuts down and the run continues elsewhere.
     fn is_cut(&self) -> bool;
-    /// Reads what is needed to present an event.
+    /// Reads the data that an event needs.
     fn load(&mut self, needs: Needs) -> impl Future<Output = DbResult<Loaded>> + Send;
 }
 
-/// Reads what is needed to present an event of a thread.
+/// Reads the data that an event of a thread needs.
 ///
 /// # Errors
-/// When the database fails.
+/// If the database fails.
 pub(super) async fn load(events: &Events, thread: ThreadId, needs: Needs) -> DbResult<Loaded> {
-    // Boxed, like all that is seldom: a stream is no larger while it waits.
+    // Boxed, because it is rare: it must not make a waiting stream larger.
     Ok(Loaded {
         state: match needs.state {
             Some(checkpoint) => Some(Box::pin(events.state_at(thread, checkpoint)).await?),
@@ -187,19 +187,19 @@ impl<L: Log> RunProjection<L> {
         Ok(())
     }
 
-    /// The run is over: the client may leave now.
+    /// The run has ended, so a disconnect has no effect.
     fn end(&mut self) -> Flow {
         self.on_disconnect.0 = None;
         Flow::End
     }
 
-    /// The server leaves and the run goes on: the connection breaks off, so that the client takes the run up elsewhere.
+    /// The server shuts down while the run continues: the connection is aborted, so that the client resumes elsewhere.
     fn abort(&mut self) -> Flow {
         self.on_disconnect.0 = None;
         Flow::Break
     }
 
-    /// The log cannot be read. The run goes on; only this client is told.
+    /// The log cannot be read. The run continues; only this client gets an error.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
         tracing::error!(%error, "a stream broke off");
         Frame::fault().write(buffer);
@@ -207,7 +207,7 @@ impl<L: Log> RunProjection<L> {
     }
 }
 
-/// Acts when it is dropped before the run is over: the client has left.
+/// Runs the action when dropped before the run ends.
 struct OnDisconnect(Option<Box<dyn FnOnce() + Send>>);
 
 impl Drop for OnDisconnect {

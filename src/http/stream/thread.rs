@@ -1,4 +1,4 @@
-//! The events of a thread, run after run, as they go out to one client.
+//! The stream of a thread in the v2 protocol, for one client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 use crate::events::{Events, ThreadEvent, ThreadTail};
 
-/// Makes frames of the events of a thread, and reads what is needed for that.
+/// Creates the frames of a thread's events and reads the data that they need.
 pub struct ThreadFrames {
     events: Events,
     thread: ThreadId,
-    /// What the client wants is in here.
+    /// The presenter with the client's filter.
     pub presenter: V2Presenter,
-    /// A run of which nothing is told any more: it was undone.
+    /// A run that was deleted by a rollback; its events are skipped.
     deleted_run: Option<RunId>,
 }
 
 impl ThreadFrames {
-    /// A reader of `thread`.
+    /// Creates a reader of `thread`.
     pub fn new(events: Events, thread: ThreadId, presenter: V2Presenter) -> Self {
         Self {
             events,
@@ -35,10 +35,10 @@ impl ThreadFrames {
         }
     }
 
-    /// The frames that an event becomes.
+    /// The frames of an event.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<V2Frame>> {
         if self.deleted_run == Some(event.run) {
             return Ok(vec![]);
@@ -70,12 +70,12 @@ pub async fn next_event(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEve
     (tail, read)
 }
 
-/// The last frame of a stream that cannot go on.
+/// The last frame of a stream that failed.
 pub fn stream_error() -> Value {
     json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
 }
 
-/// The projection of a thread's events for one client. `guard` is dropped when the client leaves.
+/// The projection of a thread's events for one client. `guard` is dropped when the client disconnects.
 struct ThreadProjection<G> {
     reader: ThreadFrames,
     _guard: G,
@@ -96,7 +96,7 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
                 self.reader.presenter.clear_caches();
                 return Flow::Continue;
             }
-            // A stream that ends in good order is taken for the end of the run.
+            // A stream that ends normally would mean the end of the run.
             Ok(ThreadEvent::Shutdown) => return Flow::Break,
             Err(error) => return fail(&error, buffer),
         };
@@ -110,14 +110,14 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
     }
 }
 
-/// The log cannot be read; only this client is told.
+/// Reports to this client that the log cannot be read.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
     tracing::error!(%error, "a stream of a thread broke off");
     super::frame::Frame::of("error", &stream_error()).write(buffer);
     Flow::End
 }
 
-/// Answers with the events of a thread, those of the past first, until the client leaves; `guard` is dropped then.
+/// Streams the events of a thread, past events first, until the client disconnects; `guard` is dropped then.
 pub fn respond<G: Send + 'static>(reader: ThreadFrames, tail: ThreadTail, heartbeat: Duration, guard: G) -> Response {
     pump::respond(ThreadProjection { reader, _guard: guard }, tail, heartbeat)
 }

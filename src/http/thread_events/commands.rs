@@ -1,4 +1,4 @@
-//! Commands to a thread: start a run, answer a question, look at the agents at work.
+//! Commands to a thread: start a run, answer an interrupt, list the active agents.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -23,10 +23,11 @@ use crate::http::wire::command::{CommandAnswer, CommandError, InvalidCommand, Th
 use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
 use crate::runtime::{InterruptReply, RespondError, StartError};
 
-/// Gives a thread a command.
+/// Executes a command on a thread.
 ///
-/// Methods are `run.start` (makes the thread if there is none) and `input.respond`; `agent.getTree` shows who is at work.
-/// What cannot be done is told with status 200, too: only what is no command at all is refused with 400.
+/// The methods are `run.start`, which creates the thread if necessary, `input.respond`, and `agent.getTree`, which
+/// lists the active agents. A command that fails returns status 200 with an error; only an invalid command is refused
+/// with 400.
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
     params(("thread_id" = String, Path, description = "The thread"), KeyHeader), request_body = ThreadCommand,
     responses((status = 200, description = "The result of the command, or why it failed", body = CommandAnswer),
@@ -57,22 +58,22 @@ pub(in crate::http) async fn post(
     Ok(Json(answer).into_response())
 }
 
-/// Carries out the commands to one thread.
+/// Executes commands on one thread.
 pub(super) struct CommandHandler<'a> {
     pub(super) api: &'a Api,
-    /// The thread; none if what was named is none.
+    /// The thread; `None` if the id is malformed.
     pub(super) thread: Option<ThreadId>,
-    /// Whether answers have to name the place where the question was asked.
+    /// Whether an answer must name the namespace of the interrupt.
     pub(super) checks_namespace: bool,
-    /// The key under which a run is started once.
+    /// The idempotency key of a run.
     pub(super) key: Option<IdempotencyKey>,
 }
 
-/// The result of a command; and for one that started something, the number that all its events are above.
+/// The result of a command. A command that starts something also returns the sequence number that precedes its events.
 type CommandResult = Result<(Value, Option<i64>), CommandError>;
 
 impl CommandHandler<'_> {
-    /// Carries out a command. Those about subscriptions are for sockets; here they are heard and have no effect.
+    /// Executes a command. Subscriptions need a WebSocket; over HTTP they are accepted without effect.
     pub(super) async fn handle(&self, command: &ThreadCommand) -> CommandResult {
         let params = &command.params;
         match command.method.as_str() {
@@ -92,7 +93,7 @@ impl CommandHandler<'_> {
         }
     }
 
-    /// The number of the newest frame that can come of what is stored by now.
+    /// The largest frame number that stored events can have now.
     async fn newest_seq(&self) -> Result<i64, CommandError> {
         let Some(thread) = self.thread else { return Ok(0) };
         let bounds = self
@@ -157,7 +158,7 @@ impl CommandHandler<'_> {
             goto: present("goto"),
         };
         let new_run = RunCreate {
-            // Filled in with the one who asks.
+            // Replaced by the assistant of the interrupted run.
             assistant_id: Some(String::new()),
             command: Some(command),
             config: object_param(params, "config")?,
@@ -178,7 +179,7 @@ impl CommandHandler<'_> {
         }
     }
 
-    /// One answer, or a list of them.
+    /// The replies of a command: one, or a list.
     fn replies(&self, params: &Value) -> Result<Vec<InterruptReply>, CommandError> {
         let Some(responses) = params.get("responses").filter(|responses| !responses.is_null()) else {
             return Ok(vec![self.reply(params)?]);
@@ -202,7 +203,7 @@ impl CommandHandler<'_> {
             .flatten();
         let namespace = segments.filter_map(Value::as_str).collect::<Vec<_>>().join("|");
         let answer = response.get("response").cloned().unwrap_or_default();
-        // A page that was loaded anew may know a question by its id alone.
+        // A page that was reloaded may know only the id of the interrupt.
         let namespace = Some(namespace).filter(|namespace| self.checks_namespace && !namespace.is_empty());
         Ok(InterruptReply {
             interrupt: interrupt.to_owned(),
@@ -211,7 +212,7 @@ impl CommandHandler<'_> {
         })
     }
 
-    /// The newest run of the thread and the runs of its subagents.
+    /// The newest run of the thread with its child runs.
     async fn tree(&self) -> CommandResult {
         let none = || CommandError::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
@@ -230,7 +231,7 @@ impl CommandHandler<'_> {
     }
 }
 
-/// What an answer to a question with an unknown subscription says.
+/// The error for an unknown subscription.
 pub(super) fn no_subscription(params: &Value) -> CommandError {
     let id = params
         .get("subscription_id")
@@ -239,7 +240,7 @@ pub(super) fn no_subscription(params: &Value) -> CommandError {
     CommandError::new("no_such_subscription", format!("Unknown subscription: {id}"))
 }
 
-/// A run whose events other clients of the thread can see in every form.
+/// A run whose events can be streamed in every mode to other clients of the thread.
 fn fully_streamed() -> RunCreate {
     let modes = StreamMode::ALL.map(StreamMode::word);
     RunCreate {
@@ -258,7 +259,7 @@ fn object_param(params: &Value, name: &str) -> Result<Option<Object>, CommandErr
     }
 }
 
-/// The checkpoint to begin from, which clients name among the settings.
+/// Removes the checkpoint to start from, which clients send in `configurable`.
 fn take_checkpoint(config: Option<&mut Object>) -> Result<Option<CheckpointId>, CommandError> {
     let configurable = config
         .and_then(|config| config.get_mut("configurable"))
@@ -277,7 +278,7 @@ fn take_checkpoint(config: Option<&mut Object>) -> Result<Option<CheckpointId>, 
     }
 }
 
-/// A refusal by the rest of the server.
+/// The command error of an HTTP error.
 pub(super) fn command_error(error: ApiError) -> CommandError {
     if error.code() == "invalid" {
         return CommandError::argument(error.message());

@@ -1,4 +1,4 @@
-//! The stream of a thread over a WebSocket: commands come in, answers and events go out, all on one line.
+//! The stream of a thread over a WebSocket, which carries commands, their results and events.
 
 use std::future::pending;
 
@@ -28,14 +28,15 @@ use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter
 use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::command::{CommandAnswer, CommandError, ThreadCommand};
 
-/// How many subscriptions one socket may have.
+/// The maximum number of subscriptions per WebSocket.
 const MAX_SUBSCRIPTIONS: usize = 64;
 
-/// Opens the stream of a thread as a WebSocket.
+/// Opens a WebSocket for the events and commands of a thread.
 ///
-/// Texts in both directions are JSON: commands, as `POST /threads/{thread_id}/commands` takes them, and besides
-/// `subscription.subscribe` with what the stream over HTTP takes as its body, `subscription.reconnect` with `since`, and
-/// `subscription.unsubscribe`; answers to them; events. What is past comes before the answer to a subscription.
+/// All messages are JSON. Clients send the commands of `POST /threads/{thread_id}/commands`, and
+/// `subscription.subscribe` with the body of the stream over HTTP, `subscription.reconnect` with `since`, and
+/// `subscription.unsubscribe`. The server sends results and events. Past events come before the result of a
+/// subscription.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
     responses((status = 101, description = "The line is open"),
         (status = 400, description = "The request is not a WebSocket upgrade", body = String),
@@ -47,34 +48,34 @@ pub(in crate::http) async fn get(
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
-    // Behind the upgrade: a request that is none has no reader.
+    // The extractor follows the upgrade, because only upgrades have a body reader.
     Extension(bodies): Extension<BodyReader>,
 ) -> Result<Response, ApiError> {
     let permit = api.streams.acquire(Some(path.thread_id), client)?;
     let most = api.settings.bodies.max;
-    // The connection stays open, and busy, for as long as the socket.
+    // The connection counts as busy for as long as the socket is open.
     let connection = connection.map(|Extension(connection)| connection.begin());
     let session = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, permit, connection).run();
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
 }
 
-/// The client has disconnected, or the session has to end.
+/// The client has disconnected, or the session must end.
 struct Disconnected;
 
-/// The read of a thread that is under way.
+/// A read of the thread that is in progress.
 type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
-/// One open WebSocket.
+/// An open WebSocket.
 struct SocketSession {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
-    /// Counts commands among the bodies of requests.
+    /// Counts commands like request bodies.
     bodies: BodyReader,
-    /// What all subscriptions together hear, once there is one.
+    /// The live read for all subscriptions; `None` before the first one.
     pending_read: Option<PendingRead>,
     reader: ThreadFrames,
-    /// The number of the last event that was heard live.
+    /// The sequence number of the last live event.
     last_seq: i64,
     subscriptions: Vec<(String, Filter)>,
     heartbeat: Interval,
@@ -110,7 +111,7 @@ impl SocketSession {
         }
     }
 
-    /// Serves until the client leaves, or the server does.
+    /// Serves the socket until the client disconnects or the server shuts down.
     async fn run(mut self) {
         while self.serve().await.is_ok() {}
     }
@@ -130,7 +131,7 @@ impl SocketSession {
         }
     }
 
-    /// What happens on the thread goes out.
+    /// Sends the frames of a live event.
     async fn on_event(&mut self, tail: ThreadTail, read: DbResult<ThreadEvent>) -> Result<(), Disconnected> {
         match read {
             Ok(ThreadEvent::Event(event)) => {
@@ -148,7 +149,7 @@ impl SocketSession {
         Ok(())
     }
 
-    /// What the client says is a command. What is none is answered, and the line stays open.
+    /// Executes a command from the client. An invalid command is answered with an error, and the socket stays open.
     async fn receive(&mut self, text: &[u8]) -> Result<(), Disconnected> {
         let _share = match self.bodies.reserve(text).await {
             Ok(share) => share,
@@ -196,7 +197,7 @@ impl SocketSession {
         })
     }
 
-    /// Shows what is past, then goes on with what happens.
+    /// Sends past events, then adds the subscription to the live ones.
     async fn subscribe(&mut self, params: &Value, since: i64) -> Result<Result<Value, CommandError>, Disconnected> {
         let filter = match Filter::read(params) {
             Ok(filter) => filter,
@@ -218,7 +219,7 @@ impl SocketSession {
         Ok(Ok(json!({"subscription_id": id, "replayed_events": replayed})))
     }
 
-    /// The same for a client that has seen everything up to `since`.
+    /// Subscribes a client that has received everything up to `since`.
     async fn reconnect(&mut self, params: &Value) -> Result<Result<Value, CommandError>, Disconnected> {
         let Some(since) = whole_number(params, "since") else {
             return Ok(Err(CommandError::argument("subscription.reconnect requires a since.")));
@@ -254,14 +255,14 @@ impl SocketSession {
         Ok(json!({}))
     }
 
-    /// Everybody on this line wants what one of the subscriptions wants.
+    /// Updates the live filter: the union of all subscriptions.
     fn update_filter(&mut self) {
         let filters = self.subscriptions.iter().map(|(_, filter)| filter.clone()).collect();
         self.reader.presenter.filter = StreamFilter { filters, since: 0 };
     }
 
-    /// Shows what is past: up to now for the first subscription, with which listening begins, and for the others up to
-    /// where the line has listened. Returns how many events that were.
+    /// Sends past events: up to now for the first subscription, which also starts the live read; for others up to the
+    /// last live event. Returns the number of frames.
     async fn replay(&mut self, filter: &Filter, since: i64) -> DbResult<Result<usize, Disconnected>> {
         let events = self.api.events.clone();
         let until = match self.pending_read {
@@ -296,7 +297,7 @@ impl SocketSession {
 
     async fn send_frames(&mut self, frames: &[V2Frame]) -> Result<(), Disconnected> {
         for frame in frames {
-            // JSON is text.
+            // JSON is always valid UTF-8.
             let Ok(text) = frame.data.clone().try_into() else {
                 continue;
             };
@@ -313,26 +314,26 @@ impl SocketSession {
         self.socket.send(message).await.map_err(|_| Disconnected)
     }
 
-    /// The log cannot be read; only this client is told.
+    /// Reports to this client that the log cannot be read.
     async fn fail<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
         tracing::error!(thread = %self.thread, %error, "the socket of a thread broke off");
         self.send_json(&thread::stream_error()).await?;
         Err(Disconnected)
     }
 
-    /// Closes the line so that the client opens another one.
+    /// Closes the socket so that the client reconnects.
     async fn close_for_restart(&mut self, reason: &'static str) -> Result<(), Disconnected> {
         let frame = CloseFrame {
             code: close_code::RESTART,
             reason: reason.into(),
         };
-        // Whoever does not hear it sees the line end.
+        // If the client does not receive this, it sees the connection end.
         let _ = self.send(Message::Close(Some(frame))).await;
         Err(Disconnected)
     }
 }
 
-/// Waits for what is heard next, if anybody listens.
+/// Waits for the pending read; forever if there is none.
 async fn next(pending_read: &mut Option<PendingRead>) -> (ThreadTail, DbResult<ThreadEvent>) {
     match pending_read {
         Some(read) => {
@@ -344,7 +345,7 @@ async fn next(pending_read: &mut Option<PendingRead>) -> (ThreadTail, DbResult<T
     }
 }
 
-/// The next event up to number `until`; none after the last.
+/// The next event up to sequence number `until`.
 async fn next_until(tail: &mut ThreadTail, until: i64) -> DbResult<Option<std::sync::Arc<Event>>> {
     loop {
         let Some(next) = tail.peek() else {

@@ -1,4 +1,4 @@
-//! The stream of a thread: what happens on it in run after run. It does not end by itself.
+//! The stream of a thread: the events of all its runs, one run after another.
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -20,19 +20,19 @@ use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
 
-/// The stream modes of a thread that a reader wants.
+/// The stream modes of a thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct StreamModes {
-    /// That runs begin and end.
+    /// The start and end of runs.
     lifecycle: bool,
-    /// All that the runs show, each in the modes it was asked for.
+    /// All events of the runs, in the modes that each run was created with.
     run_modes: bool,
-    /// What clients write into the state.
+    /// State updates by clients.
     state_update: bool,
 }
 
 impl StreamModes {
-    /// Reads the names, of which several may stand in one parameter.
+    /// Reads the mode names. One parameter may hold several.
     fn of(params: &Params) -> Result<Self, ApiError> {
         let mut modes = Self::default();
         let texts = [params.texts("stream_mode"), params.texts("stream_modes")].concat();
@@ -60,11 +60,11 @@ impl StreamModes {
     }
 }
 
-/// Follows what happens on a thread, in all of its runs. The stream does not end by itself.
+/// Streams the events of all runs of a thread. The stream does not end by itself.
 ///
-/// `run_modes` shows each run as its own stream does, with `metadata` before and after it; `lifecycle` only tells that
-/// runs begin and end; `state_update` shows what clients write into the state. `Last-Event-ID` goes on behind an event,
-/// `-1` begins with the first run; without it only what comes from now on is shown.
+/// `run_modes` streams each run as its own endpoint does, with `metadata` before and after it; `lifecycle` sends only
+/// the start and end of runs; `state_update` sends state updates by clients. `Last-Event-ID` resumes after an event,
+/// and `-1` starts at the first run; without it, only new events are sent.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "Threads",
     params(ThreadPath,
         ("stream_mode" = Option<String>, Query, description = "lifecycle, run_modes (default), state_update; several"),
@@ -116,9 +116,9 @@ struct ThreadRunsProjection {
     api: Api,
     thread: ThreadId,
     modes: StreamModes,
-    /// That of the run under way.
+    /// The presenter of the current run.
     presenter: Option<V1Presenter>,
-    /// The last frame that the client has seen, and what was said then of the answers that were not finished.
+    /// The last frame that the client has seen, and how far it has seen the answers that were unfinished then.
     seen: Option<Cursor>,
     unfinished_answers: Option<Vec<AnswerOffset>>,
     _permit: StreamPermit,
@@ -180,7 +180,7 @@ impl ThreadRunsProjection {
             .filter_map(|word| StreamMode::from_word(word))
             .collect();
         let modes = match (self.modes.run_modes, modes.is_empty()) {
-            // The frame that names the run comes in any mode.
+            // The frame that names the run is sent in any mode.
             (false, _) => vec![StreamMode::Custom],
             (true, true) => vec![StreamMode::Values],
             (true, false) => modes,
@@ -231,7 +231,7 @@ impl ThreadRunsProjection {
         Ok(())
     }
 
-    /// Writes a frame behind everything else that belongs to a number of the log.
+    /// Writes a frame that follows all others of this sequence number.
     fn write_frame(&self, event: &'static str, data: &serde_json::Value, seq: i64, buffer: &mut BytesMut) {
         let cursor = Cursor::after(seq);
         if cursor.is_new(self.seen, false) {

@@ -20,17 +20,17 @@ use crate::http::extract::{Page, Select, fields};
 use crate::http::unknown_keys;
 use crate::runtime::NewCron;
 
-/// A wish for a cron: what each run shall do, as in a wish for a run, and when.
+/// A request to create or change a cron: the run, with the fields of a run request, and its schedule.
 #[derive(Debug)]
 pub struct CronCreate {
-    /// What each run shall do. `command.resume`, `after_seconds` and what concerns a waiting client make no sense here.
+    /// The run. `command.resume`, `after_seconds` and fields about a waiting client are not allowed.
     run: RunCreate,
-    /// When.
+    /// The schedule.
     timing: CronTiming,
 }
 
 impl PartialSchema for CronCreate {
-    /// The fields of both, side by side.
+    /// The fields of both parts in one object.
     fn schema() -> RefOr<Schema> {
         let (RefOr::T(Schema::Object(mut both)), RefOr::T(Schema::Object(timing))) =
             (RunCreate::schema(), CronTiming::schema())
@@ -52,27 +52,27 @@ impl ToSchema for CronCreate {
     }
 }
 
-/// When runs are started.
+/// The schedule of a cron.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CronTiming {
-    /// Five fields: minute, hour, day of the month, month, day of the week.
+    /// The schedule in five fields: minute, hour, day of the month, month, day of the week.
     #[schema(required = true, value_type = String, example = "0 9 * * 1-5")]
     schedule: Option<String>,
-    /// The IANA name of the time zone in which the schedule is meant; UTC when absent.
+    /// The IANA name of the schedule's time zone; UTC when absent.
     #[schema(example = "America/New_York")]
     timezone: Option<String>,
-    /// After this instant no run is started any more.
+    /// The time after which no more runs are started.
     #[schema(format = DateTime)]
     end_time: Option<String>,
-    /// Whether runs are started at all.
+    /// Whether runs are started.
     #[schema(default = true)]
     enabled: Option<bool>,
-    /// Without a thread: delete or keep the one that each run is given.
+    /// For crons without a thread: delete or keep the threads of the runs.
     #[schema(example = "delete")]
     on_run_completed: Option<String>,
 }
 
-/// The fields that a change of a cron may name.
+/// The fields that a patch may have.
 const PATCHABLE: [&str; 19] = [
     "schedule",
     "timezone",
@@ -95,7 +95,7 @@ const PATCHABLE: [&str; 19] = [
     "checkpoint_during",
 ];
 
-/// Refuses keys that no wish for a cron has. What was stored before it was looked is not asked.
+/// Refuses unknown keys. Stored payloads are not checked, since they may be older than the check.
 ///
 /// # Errors
 /// Names the key.
@@ -108,10 +108,10 @@ pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
     unknown_keys::check(payload.keys(), Some(&known))
 }
 
-/// Reads a wish for a cron.
+/// Reads a request to create a cron.
 ///
 /// # Errors
-/// Names the field that is wrong.
+/// Names the invalid field.
 pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
     let CronCreate { run, timing } = CronCreate {
         run: fields(&payload)?,
@@ -155,10 +155,10 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
     })
 }
 
-/// Reads a change of a cron: fields that are given take the place of the old ones, metadata is added to the old.
+/// Applies a patch: given fields replace the old ones, and metadata is merged.
 ///
 /// # Errors
-/// Names the field that is wrong.
+/// Names the invalid field.
 pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
     let mut payload = old.payload.clone();
     remove_cron_id(&mut payload);
@@ -172,7 +172,7 @@ pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
     read_new_cron(payload, old.thread)
 }
 
-/// Takes the cron's own mark out of the settings, which the client did not write.
+/// Removes the cron's id from the settings; it was added by the server.
 fn remove_cron_id(payload: &mut Object) {
     if let Some(Value::Object(config)) = payload.get_mut("config")
         && let Some(Value::Object(configurable)) = config.get_mut("configurable")
@@ -181,59 +181,59 @@ fn remove_cron_id(payload: &mut Object) {
     }
 }
 
-/// Which crons are wanted.
+/// A search for crons.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CronSearch {
-    /// Only those of this assistant: its UUID or its graph id.
+    /// The assistant: its UUID or its graph id.
     pub assistant_id: Option<String>,
-    /// Only those of this thread.
+    /// The thread.
     #[schema(format = Uuid)]
     pub thread_id: Option<String>,
-    /// Only those that are enabled, or not.
+    /// Whether the crons are enabled.
     pub enabled: Option<bool>,
-    /// Only those whose metadata contains this.
+    /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
-    /// By what to sort; the newest come first unless told otherwise.
+    /// The field to sort by; newest first by default.
     pub sort_by: Option<CronSort>,
-    /// In which order.
+    /// The sort order.
     pub sort_order: Option<SortOrder>,
-    /// Only these columns.
+    /// The columns to return; all when absent.
     pub select: Option<Vec<String>>,
 }
 
-/// By what crons are sorted.
+/// The sort fields of crons.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CronSort {
-    /// By id.
+    /// Sort by id.
     CronId,
-    /// By assistant.
+    /// Sort by assistant.
     AssistantId,
-    /// By thread.
+    /// Sort by thread.
     ThreadId,
-    /// By age.
+    /// Sort by the time of creation.
     #[default]
     CreatedAt,
-    /// By the last change.
+    /// Sort by the time of the last change.
     UpdatedAt,
-    /// By when they are due next.
+    /// Sort by the time of the next run.
     NextRunDate,
-    /// By when they end.
+    /// Sort by the end time.
     EndTime,
 }
 
 impl CronSearch {
-    /// Checks the search: which crons, which page of them, and which columns.
+    /// Validates the search. Returns the conditions, the page and the columns.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(self) -> Result<(rows::CronQuery, Page, Select), ApiError> {
         let assistant = self
             .assistant_id
@@ -289,38 +289,38 @@ const COLUMNS: [&str; 15] = [
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Cron")]
 pub struct CronView {
-    /// Identifies it.
+    /// The id of the cron.
     pub cron_id: Uuid,
-    /// Who runs.
+    /// The assistant.
     pub assistant_id: Uuid,
-    /// Where; null if every run is given a thread of its own.
+    /// The thread; null if every run gets a new one.
     pub thread_id: Option<Uuid>,
-    /// Always empty.
+    /// Unused; always empty.
     pub user_id: String,
-    /// After this instant no run is started any more.
+    /// The time after which no more runs are started.
     #[schema(format = DateTime)]
     pub end_time: Option<String>,
-    /// When: five fields.
+    /// The schedule in five fields.
     pub schedule: String,
-    /// The IANA name of the time zone in which the schedule is meant; null for UTC.
+    /// The IANA name of the schedule's time zone; null for UTC.
     pub timezone: Option<String>,
-    /// The wish, with the id of the cron in `config.configurable`.
+    /// The request, with the id of the cron in `config.configurable`.
     #[schema(value_type = Object)]
     pub payload: Object,
-    /// When the next run is due; null when there will not be one.
+    /// The time of the next run; null if there is none.
     #[schema(format = DateTime)]
     pub next_run_date: Option<String>,
-    /// The requester's notes; each run has them too, with `cron_id`.
+    /// The metadata of the cron. Each run has it, too, with `cron_id`.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// What becomes of the threads that runs are given: delete or keep; null for a cron on a thread.
+    /// What happens to the threads of runs: delete or keep; null for a cron on a thread.
     pub on_run_completed: Option<String>,
-    /// Whether runs are started at all.
+    /// Whether runs are started.
     pub enabled: bool,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When a client last changed it.
+    /// The time of the last change by a client.
     #[schema(format = DateTime)]
     pub updated_at: String,
 }
@@ -348,7 +348,7 @@ impl From<Cron> for CronView {
 }
 
 impl CronView {
-    /// The wanted columns; `now` is the server's time and shown only to those who name it.
+    /// Returns the selected columns. The column `now`, the server's time, is returned only if it is named.
     pub fn pick(self, select: &Select, now: Timestamp) -> Value {
         let mut item = super::json(&self);
         if select.names("now") {

@@ -1,4 +1,4 @@
-//! A page of a history under construction: checkpoints come the oldest first, and the newest of them that fit stay.
+//! Builds a page of a history. Checkpoints are added oldest first, and the newest that fit are kept.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -11,30 +11,30 @@ use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::machine::{Position, TOOLS};
 use crate::domain::state::{State, Update};
 
-/// What a checkpoint costs besides its texts: ids, times, names.
+/// The approximate size of a checkpoint besides its content: ids, times, names.
 pub const ENVELOPE_BYTES: usize = 1024;
 
-/// A checkpoint that is to be shown.
+/// A checkpoint of a history.
 #[derive(Debug)]
 pub struct HistoryEntry {
-    /// How it came to be.
+    /// The origin of the checkpoint.
     pub origin: CheckpointSummary,
-    /// The state at it; nothing when values are not wanted.
+    /// The state at the checkpoint; empty when values are not selected.
     pub values: Values,
-    /// What comes next; none when tasks are not wanted, or when a step was taken.
+    /// The next tasks; `None` when tasks are not selected or the next step is completed.
     pub position: Option<Position>,
-    /// The step that the loop took from it.
+    /// The completed step that follows the checkpoint.
     pub completed: Option<CompletedStep>,
-    /// How many bytes showing it takes, roughly.
+    /// The approximate size in bytes.
     pub bytes: usize,
 }
 
-/// A step that the loop took.
+/// A completed step of the loop.
 #[derive(Debug)]
 pub struct CompletedStep {
     /// The node.
     pub node: String,
-    /// What each of its tasks wrote, as JSON; none for one that wrote nothing.
+    /// The writes of each task as JSON; `None` for a task without writes.
     pub results: Vec<Option<Box<RawValue>>>,
 }
 
@@ -63,40 +63,40 @@ impl CompletedStep {
     }
 }
 
-/// What of checkpoints is wanted.
+/// The fields of checkpoints to load.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HistoryFields {
     /// The values.
     pub values: bool,
-    /// The fields of the values; all when empty.
+    /// The keys of the values; all when empty.
     pub keys: Vec<String>,
-    /// The tasks that come next, with their results and questions.
+    /// The next tasks with their results and interrupts.
     pub tasks: bool,
 }
 
 /// A page of a history under construction.
 pub struct HistoryEntries {
     fields: HistoryFields,
-    /// How many bytes the page may have. Its newest checkpoint is shown whatever its size.
+    /// The size limit of the page in bytes. Its newest checkpoint is always kept.
     budget: usize,
     bytes: usize,
-    /// How many bytes the metadata that the runs leave in their checkpoints have.
+    /// The size of each run's metadata in bytes.
     metadata_bytes: HashMap<RunId, usize>,
-    /// Only these are shown; all when none.
+    /// The only checkpoints to keep; all if `None`.
     only: Option<HashSet<CheckpointId>>,
     writer: ValuesWriter,
-    /// The checkpoints that are shown, the oldest first.
+    /// The kept checkpoints, oldest first.
     kept: VecDeque<HistoryEntry>,
-    /// Where a checkpoint is: its number among all that were added.
+    /// The index of each checkpoint among all that were added.
     positions: HashMap<CheckpointId, usize>,
-    /// How many were left out again.
+    /// The number of checkpoints that were dropped again.
     dropped: usize,
     newest: Option<CheckpointId>,
     next: Option<(CheckpointSummary, Option<Position>)>,
 }
 
 impl HistoryEntries {
-    /// A page of this many bytes at most, with `metadata_bytes` bytes of metadata for each run.
+    /// Creates an empty page of at most `budget` bytes.
     pub fn new(
         fields: HistoryFields,
         budget: usize,
@@ -118,7 +118,7 @@ impl HistoryEntries {
         }
     }
 
-    /// Adds a checkpoint of which only the origin is wanted.
+    /// Adds a checkpoint without values and tasks.
     pub fn add(&mut self, origin: CheckpointSummary) {
         let bytes = self.envelope(&origin);
         self.push(HistoryEntry {
@@ -135,14 +135,14 @@ impl HistoryEntries {
         ENVELOPE_BYTES + metadata_bytes.copied().unwrap_or(0)
     }
 
-    /// The step that was taken after the page, if one was.
+    /// Adds the step that follows the newest checkpoint of the page.
     pub fn complete_newest(&mut self, step: &Entry) {
         if self.fields.tasks {
             self.complete(step, false);
         }
     }
 
-    /// The page, the newest first, and whether checkpoints had to be left out for their size.
+    /// Returns the page, newest checkpoint first, and whether checkpoints were dropped for their size.
     pub fn finish(self) -> (Vec<HistoryEntry>, bool) {
         let is_cut = self.dropped > 0;
         (self.kept.into_iter().rev().collect(), is_cut)
@@ -165,7 +165,7 @@ impl HistoryEntries {
         }
     }
 
-    /// Notes the step at the checkpoint from which it was taken. The newest one counts.
+    /// Adds a completed step to its parent checkpoint. The newest step wins.
     fn complete(&mut self, step: &Entry, replaces: bool) {
         let parent = step.parent.filter(|_| step.source == CheckpointSource::Loop);
         let Some(place) = parent.and_then(|parent| self.positions.get(&parent)).copied() else {

@@ -1,4 +1,4 @@
-//! One agent as one reader is shown it.
+//! An agent of a run in the v1 protocol, for one reader.
 
 use std::sync::Arc;
 
@@ -12,25 +12,25 @@ use crate::events::AgentSnapshot;
 use crate::http::stream::fold::AgentFold;
 use crate::http::stream::frame::FrameName;
 
-/// One agent, with what was shown of it.
+/// An agent and the frames that were sent about it.
 pub(super) struct PresentedAgent {
-    /// The agent as far as the log was read.
+    /// The agent after the events that were read.
     pub fold: AgentFold,
-    /// Its namespace as clients write it; none for the main agent.
+    /// The namespace as clients write it; `None` for the main agent.
     pub namespace: Option<Arc<str>>,
-    /// Whether the calls of the step under way were shown to begin.
+    /// Whether the start of the current step's calls was sent.
     pub calls_started: bool,
-    /// A checkpoint of which it is not yet known what follows.
+    /// A checkpoint whose next tasks are not known yet.
     pub pending: Option<PendingCheckpoint>,
 }
 
-/// The newest checkpoint, to be shown as soon as it is known what follows it.
+/// The newest checkpoint, which is sent as soon as its next tasks are known.
 pub(super) struct PendingCheckpoint {
-    /// The step that left it; none when an agent goes on from an old one that was shown before.
+    /// The step that created the checkpoint; `None` when an agent resumes from a checkpoint that was already sent.
     pub entry: Option<Arc<Entry>>,
-    /// How the agent stood there, when it is an old one.
+    /// The agent at that checkpoint, if it resumes from it.
     pub resumed: Option<AgentSnapshot>,
-    /// When it was made.
+    /// The time of the checkpoint.
     pub at: Timestamp,
 }
 
@@ -53,7 +53,7 @@ impl PresentedAgent {
         }
     }
 
-    /// The source of what a task of this agent says.
+    /// The source of messages from a task of this agent.
     pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> MessageSource<'a> {
         let task = TaskId::of_step(self.fold.head, node, call);
         MessageSource {
@@ -66,7 +66,7 @@ impl PresentedAgent {
         }
     }
 
-    /// Takes the second half of a step.
+    /// Applies the second half of a step.
     pub(super) fn advance(&mut self, entry: &Entry) {
         self.fold.advance(entry);
         self.calls_started = false;

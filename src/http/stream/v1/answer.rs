@@ -1,4 +1,4 @@
-//! One answer of a model as one reader has seen it so far, and the frames that its pieces become.
+//! An answer of a model as one reader has received it, and the frames of its chunks.
 
 use std::sync::Arc;
 
@@ -13,26 +13,26 @@ use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::Update;
 use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
-/// Who speaks, encoded once for all pieces.
+/// The data that all chunks of an answer share.
 pub(super) struct AnswerHeader {
     /// The id of the message.
     pub message: String,
     /// The model's provider.
     pub provider: String,
-    /// The name of frames of the mode `messages-tuple`, when that is wanted.
+    /// The name of frames of the mode `messages-tuple`, if it is requested.
     pub tuple: Option<FrameName>,
-    /// Whether the mode `messages` is wanted.
+    /// Whether the mode `messages` is requested.
     pub whole: bool,
     /// The metadata object.
     pub metadata: Arc<str>,
-    /// How the mode `events` records it, when that is wanted.
+    /// The records of the mode `events`, if it is requested.
     pub records: Option<TracedModelCall>,
 }
 
-/// An answer as far as one reader has seen it.
+/// An answer as one reader has received it.
 pub(super) struct AnswerBuilder {
     header: AnswerHeader,
-    /// What follows the text in a frame that brings nothing else.
+    /// The encoded part after the text, for a frame that contains only text.
     after_text: Bytes,
     started: bool,
     ended: bool,
@@ -41,9 +41,9 @@ pub(super) struct AnswerBuilder {
     calls: Vec<PartialCall>,
     response_metadata: Map<String, Value>,
     usage: Option<Value>,
-    /// The number of the piece that has to come next.
+    /// The number of the next chunk.
     next: u32,
-    /// Whether a piece was missed; the rest waits for the whole message then.
+    /// Whether a chunk was missed. The rest then waits for the complete message.
     has_gap: bool,
 }
 
@@ -52,7 +52,7 @@ struct PartialCall {
     id: Option<String>,
     name: Option<String>,
     args: String,
-    /// How much of `args` it is without the blanks between its parts.
+    /// The length of `args` without blanks between its parts.
     compact_length: CompactLength,
 }
 
@@ -110,7 +110,7 @@ struct WholeJson<'a> {
 }
 
 const CONTENT: &[u8] = b"[{\"content\":";
-/// The length of the part of a chunk up to and with its empty text: `{"content":""`.
+/// The length of a chunk up to and including its empty text: `{"content":""`.
 const UP_TO_TEXT: usize = CONTENT.len() - 1 + 2;
 
 impl AnswerBuilder {
@@ -138,7 +138,7 @@ impl AnswerBuilder {
         answer
     }
 
-    /// Takes the piece of number `ordinal`; shows it unless a piece before it was missed.
+    /// Adds the chunk of number `ordinal`, and sends it unless an earlier one was missed.
     pub(super) fn take(&mut self, ordinal: u32, chunk: &Chunk, out: &mut Vec<Frame>) {
         self.has_gap |= ordinal != self.next;
         if !self.has_gap {
@@ -147,15 +147,15 @@ impl AnswerBuilder {
         }
     }
 
-    /// Stands for the id of the message.
+    /// A hash of the message id.
     pub(super) fn key(&self) -> u32 {
-        // FNV-1a: the same in every process, since clients bring it back.
+        // FNV-1a: the same in every process, since clients send it back.
         self.header.message.bytes().fold(0x811c_9dc5, |hash, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         })
     }
 
-    /// How much was said; none if that is nothing yet.
+    /// The part that was sent; `None` if nothing was.
     pub(super) fn progress(&self) -> Option<AnswerOffset> {
         let calls: usize = self.calls.iter().map(|call| 1 + call.compact_length.length()).sum();
         let offset = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(AnswerOffset::END - 1);
@@ -166,7 +166,8 @@ impl AnswerBuilder {
         })
     }
 
-    /// The reader heard `much` of the finished message when he was here before, which may be more than he heard now.
+    /// Marks the first `offset` bytes of the finished message as sent, since the reader received them on an earlier
+    /// connection.
     pub(super) fn resume(&mut self, message: &Message, offset: u32) {
         if offset == 0 || self.progress().is_some_and(|progress| progress.offset >= offset) {
             return;
@@ -210,7 +211,7 @@ impl AnswerBuilder {
         self.ended = offset == AnswerOffset::END;
     }
 
-    /// Says what is still missing of what the message says.
+    /// Sends the missing part of the message.
     pub(super) fn complete(&mut self, message: &Message, out: &mut Vec<Frame>) {
         if !self.started {
             self.push_chunk(&Chunk::Begin, out);
@@ -227,7 +228,7 @@ impl AnswerBuilder {
         self.complete_calls(message, out);
     }
 
-    /// Says how the finished message ended, unless that was said.
+    /// Sends the end of the message, unless it was sent.
     pub(super) fn end_with(&mut self, message: &Message, out: &mut Vec<Frame>) {
         if let (Role::Ai { usage_metadata, .. }, false) = (&message.role, self.ended) {
             let response_metadata = message.response_metadata.clone();
@@ -322,14 +323,14 @@ impl AnswerBuilder {
         }
     }
 
-    /// Records that the message is complete, with what the step `update`.
+    /// Records the end of the message with the writes of its step.
     pub(super) fn end_records(&self, message: &Message, update: &Update, out: &mut Vec<Frame>) {
         if let Some(records) = &self.header.records {
             records.end(message, update, out);
         }
     }
 
-    /// Takes in a piece and shows it.
+    /// Adds a chunk and sends it.
     fn push_chunk(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
         let first = out.len();
         let before = AnswerOffset {
@@ -388,7 +389,7 @@ impl AnswerBuilder {
             Chunk::Void => return,
         }
         self.push_whole(out);
-        // Only with the last of several frames all of the piece is said.
+        // The chunk counts as sent only with the last of its frames.
         let after = self.progress();
         let mut frames = out[first..].iter_mut();
         if let Some(last) = frames.next_back() {
@@ -443,7 +444,7 @@ impl AnswerBuilder {
         self.push_tuple(&last, out);
     }
 
-    /// A chunk that says nothing yet.
+    /// An empty chunk.
     fn chunk(&self) -> ChunkJson<'_> {
         ChunkJson {
             content: ContentJson::Text(""),
@@ -460,7 +461,7 @@ impl AnswerBuilder {
         }
     }
 
-    /// Ends the pair of chunk and metadata.
+    /// Closes the pair of chunk and metadata.
     fn close(&self, data: &mut BytesMut) {
         data.reserve(self.header.metadata.len() + 2);
         data.put_u8(b',');
@@ -481,7 +482,7 @@ impl AnswerBuilder {
         }
     }
 
-    /// The same for a chunk that brings text only: all but the text is there already.
+    /// Sends a chunk with text only, for which everything else is already encoded.
     fn push_text_tuple(&self, text: &str, out: &mut Vec<Frame>) {
         if self.header.records.is_some() {
             return self.push_tuple(
@@ -510,7 +511,7 @@ impl AnswerBuilder {
         }
     }
 
-    /// The mode `messages`: everything said so far.
+    /// The mode `messages`: the answer so far.
     fn push_whole(&self, out: &mut Vec<Frame>) {
         if !self.header.whole {
             return;
@@ -536,7 +537,7 @@ impl AnswerBuilder {
     }
 }
 
-/// `messages/metadata`: where the message `id` comes from.
+/// `messages/metadata`: the source of the message `id`.
 pub(super) fn metadata_frame(id: &str, metadata: &str) -> Frame {
     let mut data = b"{".to_vec();
     data.extend_from_slice(&json(&id));
@@ -546,7 +547,7 @@ pub(super) fn metadata_frame(id: &str, metadata: &str) -> Frame {
     Frame::new("messages/metadata", data)
 }
 
-/// What of `whole` comes after `sent`; none if that is nothing, or if `sent` is no beginning of it.
+/// The part of `whole` after `sent`; `None` if it is empty, or if `whole` does not start with `sent`.
 fn rest_of<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
     whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }

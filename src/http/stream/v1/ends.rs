@@ -1,4 +1,4 @@
-//! How the end of a run is told.
+//! The frames at the end of a run.
 
 use serde_json::{Value, json};
 
@@ -8,12 +8,12 @@ use crate::domain::limits::Totals;
 use crate::domain::machine::Failure;
 use crate::domain::run::RunStatus;
 
-/// `usage`: what was used.
+/// `usage`: the usage of the run.
 pub(super) fn usage(run: RunId, used: &Totals) -> Frame {
     Frame::of("usage", &with_totals(json!({"run_id": run}), Some(used)))
 }
 
-/// `error`: why the run failed, if it did.
+/// `error`: the error of a failed run.
 pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
     let frame = |class: &str, message: &str| {
         Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
@@ -26,7 +26,7 @@ pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&To
     }
 }
 
-/// `data` and what was used.
+/// Adds the usage to `data`.
 fn with_totals(mut data: Value, used: Option<&Totals>) -> Value {
     if let Some(Totals { own, tree }) = used {
         data["usage"] = json!(own);

@@ -1,8 +1,8 @@
-//! The modes `messages` and `messages-tuple`: what is said, as it is said.
+//! The modes `messages` and `messages-tuple`: messages while they are generated.
 //!
-//! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. The finished message is not;
-//! when it comes, whatever the reader still lacks of it is said then. So the pieces that one reader got always add up to
-//! the message, and nothing is said twice. A message that broke off is remembered as far as it was said; it only has no end.
+//! Chunks of an answer are volatile: a reader that joins late, reads slowly or replays misses some. The finished
+//! message is stored; when it arrives, the missing part is sent. So the chunks of one reader always add up to the
+//! message, and nothing is sent twice. An interrupted answer is stored as far as it was generated; it only has no end.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,14 +23,14 @@ use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
-/// What was said so far, for one reader.
+/// The messages that were sent to one reader.
 pub(super) struct Messages {
     modes: Modes,
-    /// Answers that are being given, by the id of the message.
+    /// The unfinished answers by message id.
     answers: HashMap<String, AnswerBuilder>,
-    /// The ids of messages that were shown as a whole.
+    /// The ids of messages that were sent completely.
     finished: HashSet<String>,
-    /// How much the reader heard of unfinished answers when he was here before.
+    /// The offsets of unfinished answers that the reader received on an earlier connection.
     resume_offsets: HashMap<u32, u32>,
 }
 
@@ -51,12 +51,12 @@ impl Messages {
             .collect();
     }
 
-    /// How much was said of the answers that are not finished.
+    /// The progress of unfinished answers.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = AnswerOffset> {
         self.answers.values().filter_map(AnswerBuilder::progress)
     }
 
-    /// Takes a piece of an answer.
+    /// Adds a chunk of an answer.
     pub(super) fn delta(&mut self, info: &RunInfo, agent: &PresentedAgent, delta: &Delta, out: &mut Vec<Frame>) {
         let head = &delta.answer;
         match &delta.chunk {
@@ -76,7 +76,7 @@ impl Messages {
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
             }
-            // What was heard of it needs no telling again.
+            // The part that was sent is not completed.
             Chunk::Void => {
                 self.answers.remove(&head.message);
                 self.finished.insert(head.message.clone());
@@ -93,7 +93,7 @@ impl Messages {
         self.answers.contains_key(message) || self.finished.contains(message)
     }
 
-    /// Takes what a task wrote: answers are completed, results of tools shown.
+    /// Adds the writes of a task: answers are completed, and tool results sent.
     pub(super) fn task_done(
         &mut self,
         info: &RunInfo,
@@ -113,7 +113,7 @@ impl Messages {
                         answer.end_records(message, update, out);
                     }
                 }
-                // A program says what it says all at once.
+                // A program sends its message in one piece.
                 Role::Ai { .. } if source.node == RUNNABLE => self.push_message(info, source, message, out),
                 Role::Tool { .. } => self.push_message(info, source, message, out),
                 Role::Ai { .. } | Role::Human | Role::System | Role::Remove => {}
@@ -121,7 +121,7 @@ impl Messages {
         }
     }
 
-    /// Says what is missing of a message that broke off. It has no end.
+    /// Sends the missing part of an interrupted message, which has no end.
     pub(super) fn broken_off(
         &mut self,
         info: &RunInfo,
@@ -132,7 +132,7 @@ impl Messages {
         self.complete(info, &agent.source(MODEL, 0), message, agent.fold.state.as_ref(), out);
     }
 
-    /// Says what is missing of what the message says; the answer that says it, unless that was complete before.
+    /// Sends the missing part of a message. Returns the answer, unless it was complete before.
     fn complete(
         &mut self,
         info: &RunInfo,
@@ -207,7 +207,7 @@ impl Messages {
         }
     }
 
-    /// From now on only these modes are wanted.
+    /// Restricts the modes.
     pub(super) fn restrict_modes(&mut self, modes: Modes) {
         self.modes = modes;
     }

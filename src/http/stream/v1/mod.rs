@@ -1,7 +1,7 @@
-//! The stream modes of the first protocol: events of the log become frames.
+//! The v1 protocol: events of the log become frames of the stream modes.
 //!
-//! A [`V1Presenter`] is pure: it waits for nothing and looks at nothing but the events. There is one for each reader, for it
-//! remembers what this reader has seen.
+//! A [`V1Presenter`] is pure: it depends only on the events. Each reader has its own, because it records what was sent
+//! to the reader.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -42,29 +42,29 @@ mod steps;
 mod tests;
 mod values;
 
-/// What frames tell about the run besides what happens in it.
+/// The data of a run that frames contain.
 #[derive(Debug, Clone)]
 pub struct RunInfo {
     /// The run.
     pub run: RunId,
-    /// Its thread.
+    /// The thread.
     pub thread: ThreadId,
-    /// The definition of its agent.
+    /// The `graph_id` of the agent.
     pub graph_id: String,
-    /// The assistant it was asked of.
+    /// The assistant.
     pub assistant: AssistantId,
-    /// Which attempt it is.
+    /// The number of the attempt.
     pub attempt: u32,
-    /// When it was asked for.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// What it was given.
+    /// The input.
     pub input: Option<Value>,
-    /// What else goes into the metadata of messages and tasks: the `metadata` of the request's `config`.
+    /// Further metadata of messages and tasks: the `metadata` of the request's `config`.
     pub metadata: Map<String, Value>,
 }
 
 impl RunInfo {
-    /// The facts of a stored run.
+    /// Reads the data from a stored run.
     pub fn of(run: &Run, graph_id: impl Into<String>) -> Self {
         let metadata = run.request.config.get("metadata").and_then(Value::as_object).cloned();
         Self {
@@ -80,42 +80,42 @@ impl RunInfo {
     }
 }
 
-/// What has to be read before an event can be presented.
+/// The data that an event needs before it can be presented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// The checkpoint whose state is needed.
     pub state: Option<CheckpointId>,
-    /// The checkpoint from which an agent goes on that this reader has not seen before.
+    /// The checkpoint from which an agent resumes that this reader has not seen before.
     pub resumed: Option<CheckpointId>,
 }
 
-/// What was read for an event, as [`Needs`] says.
+/// The data for an event, as [`Needs`] named it.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// The state at the checkpoint.
     pub state: Option<Arc<State>>,
-    /// How the agent stood that goes on.
+    /// The resumed agent at its checkpoint.
     pub resumed: Option<AgentSnapshot>,
 }
 
-/// Turns the events of one run into the frames of one reader.
+/// Creates the frames of a run's events for one reader.
 pub struct V1Presenter {
     info: RunInfo,
     modes: Modes,
     subgraphs: bool,
-    /// Whether the reader wants the frame that names the run.
+    /// Whether the reader gets the frame that names the run.
     has_metadata_frame: bool,
     agents: HashMap<Lane, PresentedAgent>,
     /// The newest checkpoints by namespace.
     heads: BTreeMap<String, CheckpointId>,
     messages: Messages,
     starts: SeenStarts,
-    /// Who first asked a question; callers repeat it.
+    /// The agent that raised each interrupt; its callers repeat it.
     interrupt_origins: HashMap<InterruptId, Arc<Origin>>,
 }
 
 impl V1Presenter {
-    /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
+    /// Creates a presenter for a new reader. With `subgraphs`, events of subagents are included under their namespace.
     pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
             info: RunInfo {
@@ -133,13 +133,13 @@ impl V1Presenter {
         }
     }
 
-    /// The reader was here before and heard this much of answers that were not finished then.
+    /// Restores the progress of answers that the reader received on an earlier connection.
     pub fn resume(&mut self, answers: Vec<AnswerOffset>) {
         self.starts.resume(&answers);
         self.messages.resume(answers);
     }
 
-    /// How much was said of what is not finished, for the reader of a frame with which `this` was said.
+    /// The progress of unfinished answers for a reader that has received a frame with the progress `this`.
     pub fn unfinished(&self, this: Option<AnswerOffset>) -> Vec<AnswerOffset> {
         let is_other = |other: &AnswerOffset| this.is_none_or(|this| this.answer != other.answer);
         let others = self.messages.unfinished().chain(self.starts.open()).filter(is_other);
@@ -148,20 +148,20 @@ impl V1Presenter {
         answers
     }
 
-    /// Leaves out the frame that names the run, for readers who asked for certain modes only.
+    /// Leaves out the frame that names the run, for readers of certain modes only.
     pub fn without_metadata_frame(mut self) -> Self {
         self.has_metadata_frame = false;
         self
     }
 
-    /// What [`V1Presenter::present`] needs to know together with `event`.
+    /// The data that [`V1Presenter::present`] needs for `event`.
     pub fn needs(&self, event: &Event) -> Needs {
         let known = self.agents.get(&event.origin.lane);
         let needs_state = self.modes_for(&event.origin).require_state();
         let shows_steps = self.modes.include_steps() && self.shows(&event.origin);
         Needs {
             state: AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| needs_state),
-            // Of an agent that this reader has seen, the checkpoint from which it goes on was shown.
+            // A known agent resumes from a checkpoint that was already sent.
             resumed: match &event.body {
                 EventBody::Fact(Fact::Started {
                     base, resumed: true, ..
@@ -175,7 +175,7 @@ impl V1Presenter {
         }
     }
 
-    /// The frames that `event` becomes. `loaded` is what [`V1Presenter::needs`] asked for.
+    /// The frames of `event`. `loaded` is the data that [`V1Presenter::needs`] named.
     pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
         let mut out = Vec::new();
         let Some(event) = event.origin.visibility.shown(event) else {
@@ -233,7 +233,8 @@ impl V1Presenter {
         self.agents.insert(lane, agent);
     }
 
-    /// Remembers who asks, when nothing else is shown of him: his callers will repeat the questions.
+    /// Records the agents that raise interrupts, even if nothing else about them is sent: their callers repeat the
+    /// interrupts.
     fn note_interrupt_origins(&mut self, event: &Event) {
         if let EventBody::Fact(Fact::Asked { interrupts, .. }) = &event.body {
             for interrupt in interrupts {
@@ -244,12 +245,12 @@ impl V1Presenter {
         }
     }
 
-    /// Whether the reader sees this agent.
+    /// Whether events of this agent are sent to the reader.
     fn shows(&self, origin: &Origin) -> bool {
         self.subgraphs || origin.namespace.is_empty()
     }
 
-    /// In which modes the reader sees this agent: records are shown of everybody.
+    /// The modes in which this agent is sent to the reader. Records (`events`) include every agent.
     fn modes_for(&self, origin: &Origin) -> Modes {
         let visible = self.modes.and(Modes::visible(origin.visibility));
         if self.shows(origin) {
@@ -380,7 +381,7 @@ impl V1Presenter {
             if agent.fold.answered.contains(&call) {
                 continue;
             }
-            // Announced before this reader came, or by an earlier run.
+            // The result was sent before this reader joined, or by an earlier run.
             let cached = agent.fold.is_complete && entry.shown.contains(&call);
             if !cached {
                 self.call_done(agent, call, update, at, out);
@@ -451,14 +452,14 @@ impl V1Presenter {
         }
     }
 
-    /// The state of an agent, if it is to be recorded.
+    /// The state of an agent, if the mode `events` records it.
     fn recorded<'a>(&self, agent: &'a PresentedAgent) -> Option<&'a State> {
         agent.fold.state.as_ref().filter(|_| self.modes.has(StreamMode::Events))
     }
 }
 
-/// The task of `agent`'s agent under which a question is filed, and its node. For a question that a subagent asked this is
-/// the call that the subagent works on.
+/// The task of `agent` that an interrupt belongs to, and its node. For an interrupt of a subagent, it is the call that
+/// started the subagent.
 fn task_of(agent: &PresentedAgent, asker: &Origin, interrupt: &Interrupt) -> (TaskId, String) {
     match (asker.namespace.get(agent.fold.origin.namespace.len()), &interrupt.asker) {
         (Some(call), _) => (*call, TOOLS.to_owned()),

@@ -1,8 +1,8 @@
-//! JSON texts that are still growing.
+//! Incomplete JSON texts.
 
 use serde_json::{Map, Value};
 
-/// The arguments that can be read from the beginning of their text; what is cut off at the end is left out.
+/// Reads arguments from an incomplete text. An incomplete part at the end is left out.
 pub(super) fn arguments(text: &str) -> Map<String, Value> {
     let whole = JsonPrefix::of(text);
     let candidates = [whole.closed(text, text.len()), whole.closed(text, whole.safe)];
@@ -15,7 +15,7 @@ pub(super) fn arguments(text: &str) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// How far a text has grown: what is open at its end, and the last place at which it could be closed at once.
+/// The prefix of a JSON text: its open brackets, and the last position at which it could be closed.
 struct JsonPrefix {
     open: Vec<u8>,
     in_text: bool,
@@ -69,7 +69,7 @@ impl JsonPrefix {
         self.open_at_safe.clone_from(&self.open);
     }
 
-    /// The text up to `end`, closed.
+    /// The text up to `end`, with all brackets closed.
     fn closed(&self, text: &str, end: usize) -> String {
         let mut closed = text[..end].to_owned();
         let open = if end == self.safe {
@@ -117,8 +117,8 @@ impl CompactLength {
     }
 }
 
-/// What remains to be said of the JSON text `whole` after `prefix`, which may be spaced differently. None if `prefix` is no
-/// beginning of it.
+/// The part of the JSON text `whole` after `prefix`, whose blanks may differ. `None` if `whole` does not start with
+/// `prefix`.
 pub(super) fn remainder<'a>(prefix: &str, whole: &'a str) -> Option<&'a str> {
     if prefix.is_empty() {
         return Some(whole);

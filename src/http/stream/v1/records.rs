@@ -1,8 +1,8 @@
-//! The mode `events`: what begins, is said and ends, as records of runs within runs.
+//! The mode `events`: tracing records of starts, chunks and ends, as a tree of runs.
 //!
-//! Tracers of the field see a tree: the agent, below it a task for each step, below that a model or a tool, below a tool
-//! that delegates the subagent, and so on. Every record names its run and those above it. All of them are shown, those of
-//! subagents too. The records of the agent's own output are left out: the other modes are that output.
+//! LangChain tracers expect a tree: the agent, below it a task for each step, below that a model or a tool, and below a
+//! delegating tool the subagent. Every record names its run and the runs above it. Records of subagents are always
+//! included. The records of the agent's own output are left out: the other modes contain it.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -21,7 +21,7 @@ use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{Frame, json as encoded};
 
-/// A run within the run, with what all its records have in common.
+/// A run in the tracing tree, with the data that its records share.
 pub(super) struct TracedRun {
     run_id: String,
     name: String,
@@ -41,13 +41,13 @@ struct Record<'a, T> {
     parent_ids: &'a [String],
 }
 
-/// What went in.
+/// The data of a start record.
 #[derive(Serialize)]
 struct StartData<'a, I> {
     input: &'a I,
 }
 
-/// What came out.
+/// The data of an end record.
 #[derive(Serialize)]
 struct EndData<'a, I, O> {
     output: &'a O,
@@ -55,7 +55,7 @@ struct EndData<'a, I, O> {
 }
 
 impl TracedRun {
-    /// An agent: the main one is the run that the client knows.
+    /// The tracing run of an agent. The main agent's is the run that the client knows.
     pub(super) fn agent(info: &RunInfo, origin: &Origin) -> Self {
         let mut parent_ids = parent_ids_of(info, &origin.namespace);
         let run_id = parent_ids.pop().unwrap_or_default();
@@ -71,7 +71,7 @@ impl TracedRun {
         }
     }
 
-    /// A task of an agent's step.
+    /// The tracing run of a task.
     fn task(info: &RunInfo, source: &MessageSource<'_>) -> Self {
         let step = source.step.map(|step| format!("graph:step:{step}"));
         Self {
@@ -83,7 +83,7 @@ impl TracedRun {
         }
     }
 
-    /// What a task calls: the model, or a tool.
+    /// The tracing run of the model or tool that a task calls.
     fn callee(info: &RunInfo, source: &MessageSource<'_>, run_id: String, name: String) -> Self {
         let mut parent_ids = parent_ids_of(info, &source.origin.namespace);
         parent_ids.push(source.task.to_string());
@@ -119,12 +119,12 @@ impl TracedRun {
         )
     }
 
-    /// It begins.
+    /// A start record.
     pub(super) fn start(&self, event: &'static str, input: &impl Serialize) -> Frame {
         self.record(event, StartData { input })
     }
 
-    /// Some of its output.
+    /// A chunk record.
     pub(super) fn stream(&self, event: &'static str, chunk: &impl Serialize) -> Frame {
         #[derive(Serialize)]
         struct Chunk<'a, T> {
@@ -133,13 +133,13 @@ impl TracedRun {
         self.record(event, Chunk { chunk })
     }
 
-    /// It ends.
+    /// An end record.
     pub(super) fn end_record(&self, event: &'static str, output: &impl Serialize, input: &impl Serialize) -> Frame {
         self.record(event, EndData { output, input })
     }
 }
 
-/// The runs above the tasks of an agent, outermost first; the last one is the agent itself.
+/// The ids of the runs above an agent's tasks, outermost first; the last one is the agent's.
 fn parent_ids_of(info: &RunInfo, namespace: &[TaskId]) -> Vec<String> {
     let below = namespace
         .iter()
@@ -147,7 +147,7 @@ fn parent_ids_of(info: &RunInfo, namespace: &[TaskId]) -> Vec<String> {
     [info.run.to_string()].into_iter().chain(below).collect()
 }
 
-/// The run of the tool that a task calls.
+/// The id of the tracing run of a task's tool.
 fn tool_run(task: TaskId) -> String {
     Uuid::new_v5(&task.0, b"tool").to_string()
 }
@@ -156,7 +156,7 @@ fn raw(text: String) -> Box<RawValue> {
     RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// A question to a model: the task, and the model below it.
+/// A model call: its task, and the model below it.
 pub(super) struct TracedModelCall {
     task: TracedRun,
     model: TracedRun,
@@ -185,7 +185,7 @@ impl TracedModelCall {
 
     pub(super) fn end(&self, message: &Message, update: &Update, out: &mut Vec<Frame>) {
         out.push(self.model.end_record("on_chat_model_end", message, &self.messages()));
-        // The form in which the field's agents hand on what a model said.
+        // LangGraph agents return their model's message in this form.
         let commands = json!([{"graph": null, "update": UpdateOrNull(update), "resume": null, "goto": []}]);
         out.push(self.task.stream("on_chain_stream", &commands));
         out.push(self.task.end_record("on_chain_end", &commands, &self.state));
@@ -196,7 +196,7 @@ impl TracedModelCall {
     }
 }
 
-/// The name by which clients of the field know the models of a provider.
+/// The class name of a provider's models in LangChain.
 fn class_of(provider: &str) -> String {
     match provider {
         "openai" => "ChatOpenAI".to_owned(),
@@ -207,7 +207,7 @@ fn class_of(provider: &str) -> String {
     }
 }
 
-/// A task that wrote something all at once.
+/// Records a task that made its writes at once.
 pub(super) fn hook(info: &RunInfo, agent: &PresentedAgent, node: &str, update: &Update, out: &mut Vec<Frame>) {
     let task = TracedRun::task(info, &agent.source(node, 0));
     let input = agent.fold.state.clone().unwrap_or_default();
@@ -217,7 +217,7 @@ pub(super) fn hook(info: &RunInfo, agent: &PresentedAgent, node: &str, update: &
     out.push(task.end_record("on_chain_end", &output, &input));
 }
 
-/// The calls of the last answer begin; those that `skip` names were made before.
+/// Records the start of the last answer's calls, except those in `skip`, which were made before.
 pub(super) fn start_calls(info: &RunInfo, agent: &PresentedAgent, skip: &[usize], out: &mut Vec<Frame>) {
     let calls = agent.fold.state.as_ref().map(open_calls).unwrap_or_default();
     for (at, call) in calls.into_iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
@@ -228,7 +228,7 @@ pub(super) fn start_calls(info: &RunInfo, agent: &PresentedAgent, skip: &[usize]
     }
 }
 
-/// A call is answered.
+/// Records the end of a call.
 pub(super) fn end_call(info: &RunInfo, agent: &PresentedAgent, at: usize, update: &Update, out: &mut Vec<Frame>) {
     let source = agent.source(TOOLS, at);
     let message = update.messages.iter().find(|message| message.answers().is_some());

@@ -1,7 +1,8 @@
-//! Steps that were shown to begin before the log said so.
+//! Frames about the start of steps that were sent before the log contained the step.
 //!
-//! That a step begins is volatile: whoever joins late, or comes back, learns of it only from the results of the step. So
-//! the frames of a start are counted like the pieces of an answer, and a reader brings back how many of them it has seen.
+//! The start of a step is volatile: a reader that joins late or resumes learns of it only from the step's results. So
+//! the frames of a start are counted like the chunks of an answer, and a resuming reader reports how many of them it
+//! has received.
 
 use std::collections::HashMap;
 
@@ -13,25 +14,25 @@ use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
 use crate::http::stream::frame::{AnswerOffset, Frame};
 
-/// What starts.
+/// The kind of a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartKind {
     /// The tasks after a checkpoint, shown with the checkpoint itself.
     Tasks = 1,
-    /// The records of calls.
+    /// The records of tool calls.
     Calls = 2,
 }
 
-/// A start, and how it became known.
+/// The start of a step, and whether it is late.
 pub(super) struct Start {
-    /// Stands for it. The same in every process, since clients bring it back.
+    /// A hash of the step. It is the same in every process, since clients send it back.
     key: u32,
-    /// Whether it comes with a stored event, so that other readers may have been shown it before.
+    /// Whether it is sent with a stored event, so that other readers may have received it before.
     is_late: bool,
 }
 
 impl Start {
-    /// The start of the step after `head`, as `event` tells it.
+    /// The start of the step after `head`, as `event` reveals it.
     fn of(kind: StartKind, head: Option<CheckpointId>, event: &Event) -> Self {
         let head = head.map_or([0; 16], |head| *head.0.as_bytes());
         let hash = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
@@ -42,12 +43,12 @@ impl Start {
     }
 }
 
-/// The starts that one reader was shown.
+/// The starts that were sent to one reader.
 #[derive(Default)]
 pub(super) struct SeenStarts {
-    /// Those of steps that are not done.
+    /// The starts of unfinished steps.
     open: Vec<(Lane, AnswerOffset)>,
-    /// How many frames of each the reader saw when it was here before.
+    /// The number of frames of each start that the reader received on an earlier connection.
     resume_counts: HashMap<u32, u32>,
 }
 
@@ -56,7 +57,7 @@ impl SeenStarts {
         self.resume_counts = answer.iter().map(|answer| (answer.answer, answer.offset)).collect();
     }
 
-    /// Takes the `frames` by which a step starts; leaves those that this reader still lacks.
+    /// Takes the `frames` of a start, and leaves those that this reader has not received.
     fn take(&mut self, lane: Lane, start: Start, frames: &mut Vec<Frame>) {
         let Start { key, is_late } = start;
         let resume_counts = if is_late {
@@ -76,7 +77,7 @@ impl SeenStarts {
         }
     }
 
-    /// The step of an agent is done: nobody needs to remember how it started.
+    /// Forgets the start of an agent's finished step.
     pub(super) fn finish(&mut self, lane: Lane) {
         self.open.retain(|(other, _)| *other != lane);
     }
@@ -87,8 +88,7 @@ impl SeenStarts {
 }
 
 impl V1Presenter {
-    /// Shows the tasks that are known to have begun now that `event` is here: its own agent's, and the calls of the
-    /// agents above it.
+    /// Sends the tasks whose start `event` reveals: those of its own agent, and the calls of the agents above it.
     pub(super) fn start_tasks(&mut self, event: &Event, out: &mut Vec<Frame>) {
         for lane in self.at_or_above(&event.origin) {
             let Some(agent) = self.agents.get_mut(&lane) else {
@@ -113,7 +113,7 @@ impl V1Presenter {
         }
     }
 
-    /// Records that calls begin, now that `event` tells it: those of its own agent, or those of the agents above it.
+    /// Records the calls whose start `event` reveals: those of its own agent, or of the agents above it.
     pub(super) fn start_calls(&mut self, event: &Event, out: &mut Vec<Frame>) {
         for lane in self.at_or_above(&event.origin) {
             let is_own = lane == event.origin.lane;
@@ -140,7 +140,7 @@ impl V1Presenter {
         }
     }
 
-    /// The agents that were seen, from the main agent down to this one.
+    /// The known agents from the main agent down to this one.
     fn at_or_above(&self, origin: &Origin) -> Vec<Lane> {
         let is_above = |agent: &&PresentedAgent| origin.namespace.starts_with(&agent.fold.origin.namespace);
         let mut above: Vec<&PresentedAgent> = self.agents.values().filter(is_above).collect();

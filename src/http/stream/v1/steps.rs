@@ -1,7 +1,7 @@
-//! The modes `tasks`, `checkpoints` and `debug`: how the loop steps.
+//! The modes `tasks`, `checkpoints` and `debug`: the steps of the loop.
 //!
-//! A checkpoint is shown together with the tasks that begin after it, once it is known which those are (`next_tasks`).
-//! Hooks that wrote nothing leave no trace in the log and none here.
+//! A checkpoint is sent together with its next tasks, once these are known (`next_tasks`). Hooks without writes are
+//! neither in the log nor in these modes.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +24,13 @@ use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
 use crate::http::stream::frame::Frame;
 
-/// The projection, for one reader.
+/// Creates the frames of steps for one reader.
 pub(super) struct Steps<'a> {
     pub info: &'a RunInfo,
     pub modes: Modes,
-    /// The newest checkpoints of the agents that are at work, by namespace.
+    /// The newest checkpoints of active agents by namespace.
     pub heads: &'a BTreeMap<String, CheckpointId>,
-    /// When the event happened.
+    /// The time of the event.
     pub at: Timestamp,
 }
 
@@ -88,7 +88,7 @@ struct ResultJson<'a> {
 }
 
 impl Steps<'_> {
-    /// Shows the checkpoint that waits in `pending` and the tasks that begin after it.
+    /// Sends the pending checkpoint and the tasks that start after it.
     pub(super) fn begin(
         &self,
         agent: &PresentedAgent,
@@ -124,7 +124,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Shows that a task of `node` ended.
+    /// Sends the end of a task.
     pub(super) fn end(&self, agent: &PresentedAgent, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
         let id = TaskId::of_step(agent.fold.head, node, call);
         self.result(
@@ -140,7 +140,7 @@ impl Steps<'_> {
         );
     }
 
-    /// Shows that a task ended with questions.
+    /// Sends the end of a task that raised interrupts.
     pub(super) fn end_with_interrupts(
         &self,
         agent: &PresentedAgent,
@@ -210,7 +210,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Shows a task, or what came of it, to those who follow tasks.
+    /// Sends a record of a task.
     fn push_record<T: Serialize>(&self, agent: &PresentedAgent, kind: &str, payload: &T, out: &mut Vec<Frame>) {
         if self.modes.has(StreamMode::Tasks) {
             out.push(Frame::of(agent.name(StreamMode::Tasks.word()), payload));
@@ -233,7 +233,7 @@ impl Steps<'_> {
         of_agent(self.info, &agent.fold.origin).into()
     }
 
-    /// How a checkpoint came to be. One that was made before is told apart by the run that made it.
+    /// The metadata of a checkpoint. An older checkpoint also names the run that created it.
     fn history_metadata(&self, agent: &PresentedAgent, entry: &Entry, before: Option<&AgentSnapshot>) -> Value {
         let checkpoint_config =
             json!({"source": entry.source.word(), "step": entry.step, "parents": self.parents(agent)});
@@ -249,7 +249,7 @@ impl Steps<'_> {
         metadata
     }
 
-    /// The checkpoints of the callers, by namespace.
+    /// The checkpoints of the agents above, by namespace.
     fn parents(&self, agent: &PresentedAgent) -> Map<String, Value> {
         let own = agent.namespace.as_deref().unwrap_or_default();
         let is_above = |namespace: &str| {
@@ -299,7 +299,7 @@ impl Steps<'_> {
     }
 }
 
-/// A task as checkpoints show it, with what it had asked before it went on.
+/// A task of a checkpoint with the interrupts that it had raised.
 fn task_of(agent: &PresentedAgent, task: &StartedTask<'_>, interrupts: &[Interrupt]) -> Value {
     let interrupts = interrupts.iter().filter(|question| question.task == task.id);
     let interrupts: Vec<Value> = interrupts

@@ -1,10 +1,10 @@
-//! The channel `messages`: what models say, block by block.
+//! The channel `messages`: messages of models, block by block.
 //!
-//! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. When the finished message
-//! comes, whatever the reader still lacks of it is said then. A frame about a message is called by the message and by what
-//! it says of it, so a client that hears a message twice, once live and once replayed, knows every frame again: the whole
-//! text of a replay has the name of the first piece. An answer that was stopped is made up for in the same way, and its blocks
-//! are finished; only the message has no end.
+//! Chunks of an answer are volatile: a reader that joins late, reads slowly or replays misses some. When the finished
+//! message arrives, the missing part is sent. The id of a frame consists of the message's id and its content, so a
+//! client that receives a message twice, live and replayed, recognizes every frame: the whole text of a replay has the
+//! id of the first chunk. An interrupted answer is completed in the same way, and its blocks are finished; only the
+//! message has no end.
 
 use std::collections::HashSet;
 
@@ -16,30 +16,30 @@ use super::values::{reasoning, without_id};
 use crate::domain::event::{Chunk, Delta};
 use crate::domain::message::{Content, Message, Role};
 
-/// What a model is saying, and said, as one reader has heard it.
+/// The messages of a model that were sent to one reader.
 #[derive(Default)]
 pub(super) struct MessageStream {
     current: Option<Answer>,
-    /// The ids of messages that were said to their end.
+    /// The ids of messages that were sent completely.
     finished: HashSet<String>,
 }
 
-/// An answer as far as one reader has heard it.
+/// An answer as one reader has received it.
 struct Answer {
     id: String,
     blocks: Vec<Block>,
     started: bool,
     ended: bool,
-    /// The number of the piece that has to come next.
+    /// The number of the next chunk.
     next: u32,
-    /// Whether a piece was missed; the rest waits for the whole message then.
+    /// Whether a chunk was missed. The rest then waits for the complete message.
     has_gap: bool,
 }
 
 struct Block {
     kind: Kind,
     sent: String,
-    /// In how many pieces.
+    /// The number of chunks.
     pieces: u32,
 }
 
@@ -52,7 +52,7 @@ enum Kind {
         id: String,
         name: String,
     },
-    /// Anything else, which comes as a whole.
+    /// Any other block, sent as a whole.
     Whole(Value),
 }
 
@@ -61,7 +61,7 @@ struct Piece<'a> {
     event: &'static str,
     index: usize,
     delta: DeltaContent<'a>,
-    /// The same in the older form, which some clients know alone.
+    /// The same delta in the older form, for older clients.
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<DeltaContent<'a>>,
 }
@@ -80,7 +80,7 @@ enum DeltaContent<'a> {
 }
 
 impl MessageStream {
-    /// Takes a piece of an answer.
+    /// Adds a chunk of an answer.
     pub(super) fn delta(&mut self, source: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
         let head = &delta.answer;
         if self.finished.contains(&head.message) {
@@ -109,7 +109,7 @@ impl MessageStream {
         self.current.as_ref().is_some_and(|answer| answer.id == message)
     }
 
-    /// What was being said will not be said to its end, unless it was already.
+    /// Ends the current answer as interrupted, unless it is finished.
     fn break_off(&mut self, source: &FrameSource, out: &mut FrameWriter<'_>) {
         let Some(answer) = self.current.take().filter(|answer| answer.started) else {
             return;
@@ -125,7 +125,7 @@ impl MessageStream {
         self.finished.insert(answer.id);
     }
 
-    /// Says what this reader still lacks of a message that broke off: it has no end, and is an error if the model failed.
+    /// Sends the missing part of an interrupted message. It has no end, and is an error if the model failed.
     pub(super) fn broken_off(
         &mut self,
         source: &FrameSource,
@@ -145,13 +145,13 @@ impl MessageStream {
         if failed {
             return self.break_off(source, out);
         }
-        // Who has seen the beginning of a block takes what a replay says of it for the same: its end tells the whole.
+        // A client that has the beginning of a block ignores its replay, so the end of the block contains all of it.
         for (index, content) in finals {
             answer.close(source, index, &content, out);
         }
     }
 
-    /// Says what this reader still lacks of a finished message.
+    /// Sends the missing part of a finished message.
     pub(super) fn complete(&mut self, source: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
         let id = message.id.as_deref().unwrap_or_default();
         if !message.is_ai() || self.finished.contains(id) {
@@ -213,7 +213,7 @@ impl Answer {
                 response_metadata,
                 usage,
             } => {
-                // What cannot be read yet is for the finished message to show.
+                // Incomplete arguments are left to the finished message.
                 if let Some(contents) = self.blocks.iter().map(Block::content).collect::<Option<Vec<_>>>() {
                     self.end(source, &contents, response_metadata, usage.as_ref(), out);
                 }
@@ -222,7 +222,7 @@ impl Answer {
         }
     }
 
-    /// Says more of a block, which begins if it is new.
+    /// Adds text to a block, which is created if it is new.
     fn push_text(&mut self, source: &FrameSource, kind: &Kind, more: &str, out: &mut FrameWriter<'_>) {
         let index = self.open(source, kind, out);
         if more.is_empty() {
@@ -250,7 +250,7 @@ impl Answer {
         });
     }
 
-    /// The place of a block among the blocks.
+    /// The index of a block, which is created if it is new.
     fn open(&mut self, source: &FrameSource, kind: &Kind, out: &mut FrameWriter<'_>) -> usize {
         if let Some(known) = self.blocks.iter().position(|block| block.kind == *kind) {
             return known;
@@ -295,7 +295,7 @@ impl Answer {
         });
     }
 
-    /// Says what a block is as a whole.
+    /// Sends the end of a block with its complete content.
     fn close(&self, source: &FrameSource, index: usize, content: &Value, out: &mut FrameWriter<'_>) {
         let Some(block) = self.blocks.get(index) else { return };
         out.put_message(
@@ -330,7 +330,7 @@ impl Answer {
         );
     }
 
-    /// Says what is lacking of what the message says; how its blocks look at the end, with their places.
+    /// Sends the missing parts of a message. Returns the final content of its blocks with their indexes.
     fn catch_up(&mut self, source: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) -> Vec<(usize, Value)> {
         if !self.started {
             let provider = message.response_metadata.get("model_provider").and_then(Value::as_str);
@@ -348,7 +348,7 @@ impl Answer {
         finals
     }
 
-    /// A call that was heard of is the same block, wherever it stands in the finished message.
+    /// A call keeps its block, even if its index in the finished message differs.
     fn known_kind(&self, kind: Kind) -> Kind {
         let Kind::Call { id, .. } = &kind else { return kind };
         let same = |block: &&Block| matches!(&block.kind, Kind::Call { id: known, .. } if known == id);
@@ -360,7 +360,7 @@ impl Answer {
 }
 
 impl Kind {
-    /// What names of frames call it.
+    /// The name of the block in frame ids.
     fn word(&self) -> String {
         match self {
             Self::Reasoning => "reasoning".to_owned(),
@@ -370,7 +370,7 @@ impl Kind {
         }
     }
 
-    /// The block before anything is said in it.
+    /// The empty block.
     fn empty(&self) -> Value {
         match self {
             Self::Reasoning => json!({"type": "reasoning", "reasoning": ""}),
@@ -384,7 +384,7 @@ impl Kind {
 }
 
 impl Block {
-    /// What was said in it; none if that cannot be told before the message is finished.
+    /// The content that was sent; `None` if it is incomplete JSON.
     fn content(&self) -> Option<Value> {
         match &self.kind {
             Kind::Reasoning => Some(json!({"type": "reasoning", "reasoning": self.sent})),
@@ -399,7 +399,7 @@ impl Block {
     }
 }
 
-/// The blocks of a finished message: what they are, the text said in them, and how they look at the end.
+/// The blocks of a finished message: their kind, their text, and their final content.
 fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
     let mut parts = vec![];
     if let Some(reasoning_text) = reasoning(message) {
@@ -459,7 +459,8 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
     parts
 }
 
-/// What of `whole` is to be said after `sent`: nothing if that was no beginning of it, for the end of the block tells all.
+/// The part of `whole` after `sent`. `None` if it does not start with `sent`: the end of the block then contains all of
+/// it.
 fn rest_of<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
     whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }

@@ -1,8 +1,8 @@
-//! The stream of a thread in the second protocol: events of the log become frames.
+//! The v2 protocol: events of a thread's log become numbered frames.
 //!
-//! A [`V2Presenter`] is pure: it waits for nothing and looks at nothing but the events. What it makes of an entry of the log
-//! depends only on the entries since the beginning of the run, never on what a reader wants to see or when it came, so
-//! that the same frame has the same number and the same name on every connection, in every process, for ever.
+//! A [`V2Presenter`] is pure. The frames of a log entry depend only on the entries since the beginning of the run,
+//! never on the filter of a reader or the time when it joined. So the same frame has the same number and id on every
+//! connection and in every process.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -32,16 +32,16 @@ mod messages;
 mod tools;
 mod values;
 
-/// What frames tell about a run besides what happens in it.
+/// The data of a run that frames contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CurrentRun {
     /// The run.
     pub id: RunId,
-    /// The definition of its agent.
+    /// The `graph_id` of the agent.
     pub graph: String,
 }
 
-/// How an agent stopped.
+/// The end of an agent's work as the log contains it.
 struct End<'a> {
     status: RunStatus,
     error: Option<&'a Failure>,
@@ -56,21 +56,21 @@ struct EndSummary<'a> {
     used: Option<&'a Totals>,
 }
 
-/// Turns the events of a thread into the frames of one reader.
+/// Creates the frames of a thread's events for one reader.
 #[derive(Default)]
 pub struct V2Presenter {
-    /// What the reader wants; it may change while the presenter is at work.
+    /// The filter of the reader; it may change at any time.
     pub filter: StreamFilter,
     run: Option<CurrentRun>,
-    /// Whether clients were told that the run began, and that it ended.
+    /// Whether clients were told that the run is running.
     running: bool,
     agents: BTreeMap<Lane, TrackedAgent>,
-    /// The questions that were shown in this run. Callers repeat those of their subagents.
+    /// The interrupts that were sent in this run. Callers repeat those of their subagents.
     announced_interrupts: HashSet<InterruptId>,
 }
 
 impl V2Presenter {
-    /// A presenter for a reader who wants this.
+    /// Creates a presenter with this filter.
     pub fn new(filter: StreamFilter) -> Self {
         Self {
             filter,
@@ -78,7 +78,7 @@ impl V2Presenter {
         }
     }
 
-    /// The run about which the presenter has to [`V2Presenter::start_run`] before `event`.
+    /// The run that must be given to [`V2Presenter::start_run`] before `event`, if it is a new one.
     pub fn required_run(&self, event: &Event) -> Option<RunId> {
         self.run
             .as_ref()
@@ -86,9 +86,9 @@ impl V2Presenter {
             .then_some(event.run)
     }
 
-    /// Takes note of the run that [`V2Presenter::required_run`] named.
+    /// Starts a run that [`V2Presenter::required_run`] named.
     pub fn start_run(&mut self, run: CurrentRun) {
-        // The state of the main agent stays known; it is checked against the run's beginning.
+        // The state of the main agent is kept; the start of the run is checked against it.
         let main = self.agents.remove(&Lane::Main);
         self.agents.clear();
         if let Some(TrackedAgent { fold, .. }) = main {
@@ -102,7 +102,7 @@ impl V2Presenter {
         self.run = Some(run);
     }
 
-    /// The checkpoint whose state [`V2Presenter::present`] needs together with `event`, if it needs one.
+    /// The checkpoint whose state [`V2Presenter::present`] needs for `event`.
     pub fn required_state(&self, event: &Event) -> Option<CheckpointId> {
         let known = self.agents.get(&event.origin.lane);
         let with_state = [Channel::Values, Channel::Tools, Channel::Tasks];
@@ -110,7 +110,7 @@ impl V2Presenter {
         AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| is_wanted)
     }
 
-    /// Forgets what can be read again. For readers who wait while nothing happens.
+    /// Frees data that can be read again, while nothing happens on the thread.
     pub fn clear_caches(&mut self) {
         if !self.running {
             self.agents = BTreeMap::new();
@@ -118,7 +118,7 @@ impl V2Presenter {
         }
     }
 
-    /// The frames that `event` becomes. `base` is the state at the checkpoint that [`V2Presenter::required_state`] named.
+    /// The frames of `event`. `base` is the state of the checkpoint that [`V2Presenter::required_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<V2Frame> {
         let Some(event) = event.origin.visibility.shown(event) else {
             return vec![];
@@ -178,7 +178,7 @@ impl V2Presenter {
     }
 
     fn started(&mut self, agent: &mut TrackedAgent, resumed: bool, out: &mut FrameWriter<'_>) {
-        // A run that a crash interrupted goes on, and has told already that it is at work.
+        // After a crash the run continues, and its start was already sent.
         if !agent.is_running {
             agent.is_running = true;
             self.announce_start(agent, out);
@@ -244,7 +244,7 @@ impl V2Presenter {
 
     fn calls_done(&self, agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         for (call, update) in entry.writes.iter().enumerate() {
-            // The others were shown one by one, here or in an earlier run.
+            // The others were sent one by one, here or in an earlier run.
             if !agent.fold.answered.contains(&call) && !entry.shown.contains(&call) {
                 let delegated = self.is_delegated(agent, update.messages.iter().find_map(|message| message.answers()));
                 tools::end(agent, call, update, delegated, out);
@@ -253,7 +253,7 @@ impl V2Presenter {
         agent.open_calls.clear();
     }
 
-    /// Whether a subagent works, or worked, on this call of `agent`'s agent.
+    /// Whether a subagent works, or has worked, on this call of the agent.
     fn is_delegated(&self, agent: &TrackedAgent, call: Option<&str>) -> bool {
         let depth = agent.source.segments.len();
         call.is_some()
@@ -292,7 +292,8 @@ impl V2Presenter {
         }
     }
 
-    /// The task of `agent`'s agent that a question keeps from ending: the asker's own, or the call that leads to the asker.
+    /// The task of the agent that an interrupt keeps open: the task that raised it, or the call that leads to the
+    /// subagent.
     fn task_of<'a>(&self, agent: &TrackedAgent, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
         let depth = agent.source.segments.len();
         let below = self
@@ -333,7 +334,7 @@ impl V2Presenter {
         self.running = false;
     }
 
-    /// Tells that an agent stopped.
+    /// Sends the end of an agent.
     fn close(&self, agent: &mut TrackedAgent, summary: EndSummary<'_>, out: &mut FrameWriter<'_>) {
         let EndSummary { word, error, used } = summary;
         agent.is_running = false;
@@ -361,7 +362,7 @@ impl V2Presenter {
         );
     }
 
-    /// Nobody below goes on when the main agent has stopped; the deepest are told of first.
+    /// Ends all subagents with the main agent, deepest first.
     fn close_children(&mut self, out: &mut FrameWriter<'_>) {
         let mut lanes = std::mem::take(&mut self.agents);
         let mut open: Vec<&mut TrackedAgent> = lanes
@@ -388,7 +389,7 @@ impl V2Presenter {
         self.run.as_ref().map_or("", |run| &run.graph)
     }
 
-    /// Clients read the id of the run out of this.
+    /// The id of a lifecycle frame. Clients parse the run's id out of it.
     fn lifecycle_id(&self, agent: &TrackedAgent, word: &str) -> FrameId {
         FrameId::Fixed(format!(
             "synth:{}:lc|{}|{word}",
@@ -416,8 +417,8 @@ fn show_values(agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
     });
 }
 
-/// What a tool or policy tells: under the `name` that it has, if it has one. Of an object of `name` and `payload` alone, the
-/// payload is what is told; anything else is told as it is.
+/// A custom event of a tool or middleware, with its `name` if it has one. For an object of only `name` and `payload`,
+/// the payload is sent; anything else is sent unchanged.
 fn custom(agent: &TrackedAgent, value: &Value, out: &mut FrameWriter<'_>) {
     let Some(name) = value
         .get("name")
@@ -431,7 +432,7 @@ fn custom(agent: &TrackedAgent, value: &Value, out: &mut FrameWriter<'_>) {
     out.put_custom(&agent.source, Some(name), || json!({"name": name, "payload": payload}));
 }
 
-/// How clients call the way in which a run came to its end.
+/// The word for the end of a run in the channel `lifecycle`.
 pub fn lifecycle_word(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Error | RunStatus::Timeout => "failed",

@@ -1,4 +1,4 @@
-//! The channels `tools` and `tasks`: calls as they begin and end.
+//! The channels `tools` and `tasks`: the start and end of calls.
 
 use serde_json::{Map, Value, json};
 
@@ -13,7 +13,7 @@ use crate::domain::machine::TOOLS;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 
-/// Shows that calls begin. One that was begun before a crash is not shown twice.
+/// Sends the start of calls. After a crash it is not repeated.
 pub(super) fn begin(agent: &mut TrackedAgent, calls: &[(usize, String)], out: &mut FrameWriter<'_>) {
     for (at, id) in calls {
         if agent.open_calls.insert(id.clone(), *at).is_some() {
@@ -31,7 +31,7 @@ pub(super) fn begin(agent: &mut TrackedAgent, calls: &[(usize, String)], out: &m
     }
 }
 
-/// Shows a piece of what a call will come to.
+/// Sends a piece of a call's output.
 pub(super) fn delta(agent: &TrackedAgent, call: &str, text: &str, out: &mut FrameWriter<'_>) {
     if agent.open_calls.contains_key(call) {
         out.put(
@@ -43,7 +43,7 @@ pub(super) fn delta(agent: &TrackedAgent, call: &str, text: &str, out: &mut Fram
     }
 }
 
-/// The call of this id as it runs: the model's, or the reviewer's in its place.
+/// The call of this id as it is executed: the model's, or the version that a reviewer edited.
 fn call_of(state: &State, id: &str) -> Option<ToolCall> {
     let edited = state.fields.get(EDITED_CALLS).and_then(|edited| edited.get(id));
     if let Some(Ok(action)) = edited.map(|action| serde_json::from_value::<Action>(action.clone())) {
@@ -52,7 +52,7 @@ fn call_of(state: &State, id: &str) -> Option<ToolCall> {
     state.last_ai()?.tool_calls().iter().find(|call| call.id == id).cloned()
 }
 
-/// Shows what came of the call at `at`. `delegated` when a subagent worked on it.
+/// Sends the end of the call at `at`. `delegated` when a subagent worked on it.
 pub(super) fn end(agent: &mut TrackedAgent, at: usize, writes: &Update, delegated: bool, out: &mut FrameWriter<'_>) {
     let result = writes.messages.iter().find(|message| message.answers().is_some());
     let failed = result
@@ -90,14 +90,14 @@ pub(super) fn end(agent: &mut TrackedAgent, at: usize, writes: &Update, delegate
     );
 }
 
-/// Shows that the calls which have no result yet will have none.
+/// Sends an error for each call without a result.
 pub(super) fn fail_open_calls(agent: &mut TrackedAgent, reason: &str, out: &mut FrameWriter<'_>) {
     for id in std::mem::take(&mut agent.open_calls).into_keys() {
         put_error(agent, &id, reason, out);
     }
 }
 
-/// Shows that a task waits for the answer to these questions.
+/// Sends a task that waits for the answer to interrupts.
 pub(super) fn park(
     agent: &TrackedAgent,
     task: TaskId,
@@ -112,7 +112,7 @@ pub(super) fn park(
     });
 }
 
-/// Shows what a node other than the calls did.
+/// Sends a node other than the tools, which is finished at once.
 pub(super) fn node(agent: &TrackedAgent, node: &str, writes: &Update, out: &mut FrameWriter<'_>) {
     let task = TaskId::of_step(agent.fold.head, node, 0);
     out.put(
@@ -154,13 +154,13 @@ fn is_error(message: &Message) -> bool {
     )
 }
 
-/// What a delegation comes to: not a message, but writes into the state of who delegated.
+/// The output of a delegation: a state update of the caller instead of a message.
 fn command(writes: &Update, message: &Message) -> Value {
     let mut update = match json!(Writes(writes)) {
         Value::Object(update) => update,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
     };
-    // As the delegation wrote it: the message gets its name and its id only in the state.
+    // The delegation wrote the message without name and id; it gets them in the state.
     let message = Message {
         name: None,
         id: None,
@@ -170,7 +170,8 @@ fn command(writes: &Update, message: &Message) -> Value {
     json!({"graph": null, "update": update, "resume": null, "goto": []})
 }
 
-/// Shows a result as a message at a place of its own. That of a delegation is no text but a write into the state.
+/// Sends a result as a message under the namespace of its call. The text of a delegation is empty, since its result is
+/// a state update.
 fn put_result_message(agent: &TrackedAgent, message: &Message, delegated: bool, out: &mut FrameWriter<'_>) {
     let call = message.answers().unwrap_or_default();
     let source = agent.source.of_call(call);
