@@ -32,7 +32,8 @@ use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
 use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
-use crate::peer::{AddressRules, PeerAnswerLimits, PeerPolicy, Peers};
+use crate::net::ssrf::AddressRules;
+use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
     AgentSources, IndexParts, Retention, RunBounds, Runs, RuntimeParts, Store, StoreSettings, WebhookSettings, Webhooks,
 };

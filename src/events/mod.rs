@@ -1,16 +1,16 @@
-//! The log of a thread, and who is listening.
+//! The logs of threads and their readers.
 //!
-//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads what is stored,
-//! then what is in memory, then waits. What is in memory is the same log, only newer.
+//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads stored events,
+//! then events in memory, then waits for new ones. Memory holds the newest part of the same log.
 //!
 //! | Reader | Reads | For |
 //! |---|---|---|
-//! | [`Tail`] | one run with all below it, to its end | streams of runs |
-//! | [`RunSequence`] | the runs of a thread, each from its beginning to its end, and what clients write in between | `GET /threads/{id}/stream` |
-//! | [`ThreadTail`] | the events of a thread, by number, whatever run they belong to | the stream of a thread |
+//! | [`Tail`] | one run with its child runs, to its end | streams of runs |
+//! | [`RunSequence`] | the runs of a thread one after the other, and state updates by clients | `GET /threads/{id}/stream` |
+//! | [`ThreadTail`] | the events of all runs of a thread by number | the v2 stream of a thread |
 //!
-//! This is not where events are made ([`crate::domain::event`]), stored ([`crate::db::events`]) or given a shape
-//! (`http::stream`). Whoever has stored a step tells it here, and after that only.
+//! Events are defined in [`crate::domain::event`], stored by [`crate::db::events`] and encoded by `http::stream`. An event
+//! is published here only after its step was stored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

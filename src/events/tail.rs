@@ -141,7 +141,8 @@ impl Tail {
             if over {
                 self.ended = true;
             } else if self.shutdown.is_cancelled() {
-                (self.ended, self.is_cut) = (true, true);
+                self.ended = true;
+                self.is_cut = true;
             } else {
                 self.shutdown
                     .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))

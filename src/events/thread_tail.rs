@@ -96,7 +96,8 @@ impl ThreadTail {
             } else if timeout(QUIET, count).await.is_err() {
                 self.quiet = true;
                 // A waiting reader frees its buffers.
-                (self.waiting, self.agents) = (VecDeque::new(), None);
+                self.waiting = VecDeque::new();
+                self.agents = None;
                 self.log.evict();
                 return Ok(ThreadEvent::Quiet);
             }

@@ -30,7 +30,7 @@ impl Events {
             .is_some()
         {
             if let Err(error) = self.poll().await {
-                tracing::warn!(%error, "could not look for what other processes did");
+                tracing::warn!(%error, "could not poll for changes by other processes");
             }
         }
     }

@@ -16,8 +16,8 @@ use crate::metrics::{Backlog, samples};
 
 /// Shows the addresses of the server's parts. A browser is redirected to the API document.
 #[utoipa::path(get, path = "/", tag = "Server",
-    responses((status = 200, description = "Where things are", body = Value),
-        (status = 307, description = "A browser is sent to the API document")))]
+    responses((status = 200, description = "The addresses of the server's parts", body = Value),
+        (status = 307, description = "Redirects browsers to the API document")))]
 pub(super) async fn root(headers: HeaderMap) -> Response {
     let accepted = headers
         .get(header::ACCEPT)
@@ -42,7 +42,7 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
 
 /// Checks that the server is up; with `check_db`, also that the database can be written to.
 #[utoipa::path(get, path = "/ok", tag = "Server",
-    params(("check_db" = Option<bool>, Query, description = "whether to write to the database too")),
+    params(("check_db" = Option<bool>, Query, description = "Whether to test a write to the database")),
     responses((status = 200, description = "The server is up", body = Value, example = json!({"ok": true, "services": {}})),
         (status = 503, description = "The database cannot be written to", body = ErrorBody)))]
 pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Value>, ApiError> {
@@ -58,7 +58,7 @@ pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Va
 
 /// Shows the version of the server and its features.
 #[utoipa::path(get, path = "/info", tag = "Server",
-    responses((status = 200, description = "Its version and what it can do", body = Value)))]
+    responses((status = 200, description = "The version and the features", body = Value)))]
 pub(super) async fn info() -> Json<Value> {
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -92,8 +92,8 @@ enum Format {
 ///
 /// The default is the Prometheus text format; `format=json` selects JSON.
 #[utoipa::path(get, path = "/metrics", tag = "Server",
-    params(("format" = Option<String>, Query, description = "`prometheus` (which it is without) or `json`")),
-    responses((status = 200, description = "What is counted",
+    params(("format" = Option<String>, Query, description = "`prometheus` (default) or `json`")),
+    responses((status = 200, description = "The metrics",
         content((String = "text/plain"), (Value = "application/json")))))]
 pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: HeaderMap) -> Result<Response, ApiError> {
     let format = params.word("format", Format::Prometheus, |word| match word {
@@ -104,10 +104,10 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
     // The metrics of the process are shown even if the database fails: that is when an operator looks at them.
     let backlog = match tokio::time::timeout(BACKLOG_TIMEOUT, api.runs.backlog()).await {
         Ok(backlog) => backlog
-            .inspect_err(|error| tracing::warn!(%error, "could not count what waits"))
+            .inspect_err(|error| tracing::warn!(%error, "could not read the queue metrics"))
             .ok(),
         Err(_) => {
-            tracing::warn!("could not count what waits: the database does not answer");
+            tracing::warn!("could not read the queue metrics: the database does not answer");
             None
         }
     };

@@ -20,11 +20,11 @@ use crate::runtime::DefinitionError;
 /// A definition that differs from the current one becomes a new version. Running runs keep the version they started
 /// with. The default assistant is available on this server at once, and on other servers within one or two seconds.
 #[utoipa::path(put, path = "/agents/{graph_id}", tag = "Agents", request_body = Object,
-    params(("graph_id" = String, Path, description = "The agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
+    params(("graph_id" = String, Path, description = "The name of the agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
     responses((status = 200, description = "The agent", body = AgentView),
-        (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
-        (status = 409, description = "A file defines it, or clients have defined too many", body = ErrorBody),
-        (status = 422, description = "The definition cannot be used; `findings` has every reason", body = ErrorBody)))]
+        (status = 403, description = "The configuration does not allow clients to define agents", body = ErrorBody),
+        (status = 409, description = "The agent is defined in a file, or the limit of agents is reached", body = ErrorBody),
+        (status = 422, description = "The definition is invalid; `findings` lists all errors", body = ErrorBody)))]
 pub(super) async fn put(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
@@ -36,9 +36,9 @@ pub(super) async fn put(
 /// Shows an agent definition with its diagnostics; with `version`, one stored version.
 #[utoipa::path(get, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
-        ("version" = Option<i64>, Query, description = "Only this version of it")),
-    responses((status = 200, description = "The agent, or with `version` that version", body = AgentOrVersion),
-        (status = 404, description = "There is no such agent, or it has no such version", body = ErrorBody)))]
+        ("version" = Option<i64>, Query, description = "The number of a version")),
+    responses((status = 200, description = "The agent, or the requested version", body = AgentOrVersion),
+        (status = 404, description = "Agent or version not found", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
@@ -66,9 +66,9 @@ pub(super) async fn get(
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent")),
     responses((status = 204, description = "The agent is deleted"),
-        (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
-        (status = 404, description = "There is no such agent", body = ErrorBody),
-        (status = 409, description = "A file defines it", body = ErrorBody)))]
+        (status = 403, description = "The configuration does not allow clients to define agents", body = ErrorBody),
+        (status = 404, description = "Agent not found", body = ErrorBody),
+        (status = 409, description = "The agent is defined in a file", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
     api.runs.remove_agent(&graph_id).await?;
     Ok(no_content())
@@ -77,11 +77,11 @@ pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>)
 /// Lists the versions of an agent, newest first. The server keeps the last 100.
 #[utoipa::path(get, path = "/agents/{graph_id}/versions", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
-        ("limit" = Option<u32>, Query, description = "How many at most: 1 to 1000, 10 if absent"),
-        ("offset" = Option<u32>, Query, description = "How many to pass over")),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items, 1 to 1000; 10 by default"),
+        ("offset" = Option<u32>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "A page of versions", body = Vec<AgentVersionView>,
             headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
-        (status = 404, description = "There is no such agent", body = ErrorBody)))]
+        (status = 404, description = "Agent not found", body = ErrorBody)))]
 pub(super) async fn versions(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
@@ -108,7 +108,7 @@ pub(super) async fn versions(
 
 /// Validates an agent definition without storing it.
 #[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = AgentValidate,
-    responses((status = 200, description = "Whether it could be used, and every reason why not", body = ValidationView)))]
+    responses((status = 200, description = "The result of the validation with all diagnostics", body = ValidationView)))]
 pub(super) async fn validate(
     State(api): State<Api>,
     JsonWithDefinition(body): JsonWithDefinition<AgentValidate>,

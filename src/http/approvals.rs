@@ -14,10 +14,10 @@ use crate::db::threads;
 
 /// Lists the open interrupts of all threads, oldest first.
 #[utoipa::path(get, path = "/interrupts", tag = "Approvals",
-    params(("status" = Option<String>, Query, description = "Always `pending`"),
-        ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
-        ("offset" = Option<u32>, Query, description = "How many to pass over")),
-    responses((status = 200, description = "The questions", body = InterruptList)))]
+    params(("status" = Option<String>, Query, description = "The status; only `pending` is supported"),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items; 10 by default"),
+        ("offset" = Option<u32>, Query, description = "The number of items to skip")),
+    responses((status = 200, description = "The interrupts", body = InterruptList)))]
 pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResult<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
@@ -47,9 +47,9 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
 /// Lists the interrupts of a thread in the order in which they were raised.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts", tag = "Approvals",
     params(ThreadPath,
-        ("status" = Option<String>, Query, description = "Only these: pending, resolved, expired or dropped")),
-    responses((status = 200, description = "The questions", body = InterruptList),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        ("status" = Option<String>, Query, description = "The status: pending, resolved, expired or dropped")),
+    responses((status = 200, description = "The interrupts", body = InterruptList),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -84,8 +84,8 @@ pub(super) async fn list(
 
 /// Shows an interrupt with its question and the JSON Schema of a valid answer.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
-    responses((status = 200, description = "The question", body = InterruptView),
-        (status = 404, description = "There is no such interrupt", body = ErrorBody)))]
+    responses((status = 200, description = "The interrupt", body = InterruptView),
+        (status = 404, description = "Interrupt not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
@@ -112,11 +112,11 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
 /// Answers an interrupt and resumes the run. Sending the same answer again returns the same run.
 #[utoipa::path(post, path = "/threads/{thread_id}/interrupts/{interrupt_id}/resolve", tag = "Approvals",
     params(InterruptPath), request_body = InterruptResolve,
-    responses((status = 202, description = "The question and the run that goes on", body = InterruptResolved),
-        (status = 404, description = "There is no such question", body = ErrorBody),
-        (status = 409, description = "The interrupt was answered differently, or is not open any more", body = ErrorBody),
-        (status = 422, description = "The answer is not one of those that were asked for", body = ErrorBody),
-        (status = 502, description = "Another server asks, and is out of reach", body = ErrorBody)))]
+    responses((status = 202, description = "The interrupt and the resumed run", body = InterruptResolved),
+        (status = 404, description = "Interrupt not found", body = ErrorBody),
+        (status = 409, description = "The interrupt has a different answer, or is no longer open", body = ErrorBody),
+        (status = 422, description = "The answer does not match the schema of the interrupt", body = ErrorBody),
+        (status = 502, description = "The interrupt belongs to a remote agent that cannot be reached", body = ErrorBody)))]
 pub(super) async fn resolve(
     State(api): State<Api>,
     ApiPath(path): ApiPath<InterruptPath>,

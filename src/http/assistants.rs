@@ -25,9 +25,9 @@ use crate::runtime::{AssistantError, AssistantRef};
 #[utoipa::path(post, path = "/assistants", tag = "Assistants", request_body = AssistantCreate,
     params(KeyHeader),
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
-        (status = 404, description = "There is no such agent definition", body = ErrorBody),
-        (status = 409, description = "This id is taken by another assistant", body = ErrorBody)))]
+        (status = 400, description = "`config.configurable` and `context` are both given and differ", body = ErrorBody),
+        (status = 404, description = "Agent definition not found", body = ErrorBody),
+        (status = 409, description = "Another assistant has this id", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<AssistantCreate>>,
@@ -74,7 +74,7 @@ pub(super) async fn search(
 
 /// Counts the assistants that match a search.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
-    responses((status = 200, description = "How many there are", body = u64)))]
+    responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
     let query = body.check()?.query;
     Ok(Json(
@@ -87,7 +87,7 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 /// Shows an assistant.
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
@@ -96,8 +96,8 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<Assistant
 #[utoipa::path(patch, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     request_body = AssistantPatch,
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
-        (status = 404, description = "There is no such assistant, or no such agent definition", body = ErrorBody)))]
+        (status = 400, description = "`config.configurable` and `context` are both given and differ", body = ErrorBody),
+        (status = 404, description = "Assistant or agent definition not found", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -115,10 +115,10 @@ pub(super) async fn patch(
 /// deleted.
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "Assistants",
     params(AssistantPath, ("delete_threads" = Option<bool>, Query,
-        description = "Whether the threads on which it worked last go with it; their runs are stopped")),
+        description = "Whether to delete the threads that used it last; their runs are cancelled")),
     responses((status = 204, description = "The assistant is deleted"),
-        (status = 404, description = "There is no such assistant", body = ErrorBody),
-        (status = 409, description = "A definition has it by itself", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found", body = ErrorBody),
+        (status = 409, description = "The assistant is the default assistant of a definition", body = ErrorBody)))]
 pub(super) async fn delete(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -134,7 +134,7 @@ pub(super) async fn delete(
 #[utoipa::path(post, path = "/assistants/{assistant_id}/versions", tag = "Assistants", params(AssistantPath),
     request_body = VersionSearch,
     responses((status = 200, description = "A page of versions", body = Vec<VersionView>),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn versions(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -161,8 +161,8 @@ pub(super) async fn versions(
 /// Selects the version of an assistant that new runs use.
 #[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "Assistants", params(AssistantPath),
     request_body = VersionChoice,
-    responses((status = 200, description = "The assistant, as that version says", body = AssistantView),
-        (status = 404, description = "There is no such assistant, or it has no such version", body = ErrorBody)))]
+    responses((status = 200, description = "The assistant with the settings of that version", body = AssistantView),
+        (status = 404, description = "Assistant or version not found", body = ErrorBody)))]
 pub(super) async fn use_version(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -176,9 +176,9 @@ pub(super) async fn use_version(
 /// Shows the graph of an assistant's agent: the model, the tools and the middleware hooks.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/graph", tag = "Assistants",
     params(AgentPath, ("xray" = Option<String>, Query,
-        description = "Whether subagents are drawn, too: true, or how many levels of them")),
+        description = "Whether to include subagents: true, or the number of levels")),
     responses((status = 200, description = "The graph", body = GraphView),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn graph(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AgentPath>,
@@ -200,7 +200,7 @@ pub(super) async fn graph(
 /// Shows the input, output, state and configuration schemas of an assistant's agent.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
     let graph_id = graph_id_of(&api, path.assistant).await?;
     let schemas = api
@@ -213,9 +213,9 @@ pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<Agent
 /// Shows the schemas of the subagents of an assistant's agent, by name.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs", tag = "Assistants",
     params(AgentPath, ("recurse" = Option<bool>, Query,
-        description = "Whether the subagents of subagents are shown, too, as `outer|inner`")),
+        description = "Whether to include the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn subgraphs(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AgentPath>,
@@ -227,9 +227,9 @@ pub(super) async fn subgraphs(
 /// Shows the schemas of one subagent of an assistant's agent. The result is empty if no subagent has this name.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs/{namespace}", tag = "Assistants",
     params(SubgraphPath, ("recurse" = Option<bool>, Query,
-        description = "Whether to look for it among the subagents of subagents, as `outer|inner`")),
+        description = "Whether to include the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn subgraph(
     State(api): State<Api>,
     ApiPath(path): ApiPath<SubgraphPath>,

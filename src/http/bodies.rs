@@ -177,7 +177,7 @@ impl BodyReader {
                 seconds * f64::from(TOTAL_TIMEOUT_FACTOR)
             );
         }
-        format!("no byte of it came for {seconds} seconds")
+        format!("no byte arrived for {seconds} seconds")
     }
 
     /// Extends the share to what a body of this cost needs.

@@ -66,7 +66,7 @@ pub async fn serve(listener: TcpListener, router: Router, max_connections: usize
             },
             Err(error) if is_client_error(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "no connection can be accepted for now");
+                tracing::error!(%error, "accept failed");
                 let pause = if open.close_one() { CLOSE_GRACE } else { ACCEPT_BACKOFF };
                 shutdown.run_until_cancelled(sleep(pause)).await;
             }
@@ -94,11 +94,7 @@ impl Refusals {
             .is_none_or(|logged| logged.elapsed() >= REFUSAL_LOG_INTERVAL)
         {
             let refused = self.count;
-            tracing::warn!(
-                max_connections,
-                refused,
-                "connections are refused: all that are open are busy"
-            );
+            tracing::warn!(max_connections, refused, "connections refused: all open ones are busy");
             *self = Self {
                 count: 0,
                 logged: Some(Instant::now()),
@@ -126,7 +122,7 @@ impl Client {
         let handle = self.handle.clone();
         tokio::select! {
             () = self.serve(stream) => {}
-            () = handle.evicted() => tracing::debug!(peer = %handle.peer(), "a connection was closed in favour of another one"),
+            () = handle.evicted() => tracing::debug!(peer = %handle.peer(), "idle connection closed in favour of another one"),
         }
     }
 
@@ -162,7 +158,7 @@ impl Client {
         };
         // Clients may disconnect at any time, so this is not an error.
         if let Err(error) = served {
-            tracing::debug!(%error, "a connection broke off");
+            tracing::debug!(%error, "connection failed");
         }
     }
 }

@@ -8,7 +8,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CronPath, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::Object;
-use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_new_cron, read_patch};
+use super::wire::cron::{CheckedCronSearch, CronCreate, CronSearch, CronView, check_keys, read_new_cron, read_patch};
 use super::{Api, JsonResult};
 use crate::db::crons;
 use crate::domain::cron::Cron;
@@ -23,8 +23,8 @@ const ATTEMPTS: usize = 5;
 #[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
     params(KeyHeader),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
@@ -46,8 +46,8 @@ fn created_response(cron: &Cron) -> StoredResponse {
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath, KeyHeader),
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread or assistant", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread or assistant not found", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -64,7 +64,7 @@ pub(super) async fn create_for_thread(
 /// Shows a cron.
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 404, description = "There is no such cron", body = ErrorBody)))]
+        (status = 404, description = "Cron not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
@@ -82,9 +82,9 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
 /// A cron that is enabled again does not make up for missed runs.
 #[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath), request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "No field is given, or two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such cron, or its assistant is gone", body = ErrorBody),
-        (status = 409, description = "Others change it all the time", body = ErrorBody)))]
+        (status = 400, description = "No field is given, or two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Cron or its assistant not found", body = ErrorBody),
+        (status = 409, description = "Other clients keep changing the cron", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<CronPath>,
@@ -109,7 +109,7 @@ pub(super) async fn patch(
 /// Deletes a cron. Its runs are kept.
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 204, description = "The cron is deleted"),
-        (status = 404, description = "There is no such cron", body = ErrorBody)))]
+        (status = 404, description = "Cron not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_cron(path.cron_id).await?;
     if was_there {
@@ -127,7 +127,7 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPa
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
-    let (query, page, select) = body.check()?;
+    let CheckedCronSearch { query, page, select } = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
@@ -142,9 +142,9 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
 
 /// Counts the crons that match a search.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
-    responses((status = 200, description = "How many there are", body = u64)))]
+    responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
-    let query = body.check()?.0;
+    let query = body.check()?.query;
     Ok(Json(
         api.db
             .read(move |tx| Box::pin(async move { crons::count(tx, &query).await }))

@@ -15,11 +15,11 @@ use crate::domain::id::{RunId, ThreadId};
 
 /// Lists webhook deliveries, newest first. Finished deliveries are deleted after some days.
 #[utoipa::path(get, path = "/webhooks/deliveries", tag = "Webhooks",
-    params(("status" = Option<String>, Query, description = "pending, delivered or dead"),
-        ("run_id" = Option<uuid::Uuid>, Query, description = "Only those of this run"),
-        ("thread_id" = Option<uuid::Uuid>, Query, description = "Only those of this thread"),
-        ("limit" = Option<i64>, Query, description = "How many at most, 1 to 1000; 10 when absent"),
-        ("offset" = Option<i64>, Query, description = "How many to pass over")),
+    params(("status" = Option<String>, Query, description = "The status: pending, delivered or dead"),
+        ("run_id" = Option<uuid::Uuid>, Query, description = "A run"),
+        ("thread_id" = Option<uuid::Uuid>, Query, description = "A thread"),
+        ("limit" = Option<i64>, Query, description = "The maximum number of items, 1 to 1000; 10 by default"),
+        ("offset" = Option<i64>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "A page of deliveries", body = Vec<DeliveryView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Response, ApiError> {
@@ -56,7 +56,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
 /// Shows a webhook delivery with its payload.
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
-        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
+        (status = 404, description = "Delivery not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let id = path.delivery_id;
     let found = api
@@ -70,8 +70,8 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryP
 
 /// Sends a delivery again, whatever its status, with a full set of attempts. The delivery keeps its id.
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
-    responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
-        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
+    responses((status = 200, description = "The delivery, now pending again", body = DeliveryView),
+        (status = 404, description = "Delivery not found", body = ErrorBody)))]
 pub(super) async fn redeliver(
     State(api): State<Api>,
     ApiPath(path): ApiPath<DeliveryPath>,

@@ -103,7 +103,7 @@ impl ApiError {
 
     /// The server is shutting down; the run continues on another server.
     pub fn shutting_down() -> Self {
-        let text = "The server is restarting. The run goes on; join it again.";
+        let text = "The server is restarting. The run continues; join it again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", text)
     }
 
@@ -160,7 +160,7 @@ impl ApiError {
 
     /// The idempotency key belongs to another request.
     pub fn key_reused() -> Self {
-        let message = "Idempotency-Key: belongs to another request. Take a new key for a new request.";
+        let message = "Idempotency-Key: was used for another request. Use a new key for a new request.";
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
     }
 
@@ -184,11 +184,7 @@ impl ApiError {
 
     /// The body ended early.
     pub fn incomplete_body() -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "broken_body",
-            "The request body could not be read to its end",
-        )
+        Self::new(StatusCode::BAD_REQUEST, "broken_body", "The request body ended early")
     }
 
     /// An id is malformed.
@@ -263,8 +259,8 @@ impl ApiError {
     /// A web page of a foreign origin sends a request that may change data.
     pub fn foreign_origin(origin: &str) -> Self {
         let message = format!(
-            "Pages of {origin} may not do this: the origin is not in `cors_origins` of the section [server] of the \
-             server's configuration"
+            "Requests from {origin} are not allowed: the origin is not in `cors_origins` of the section [server] of \
+             the server's configuration"
         );
         Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)
     }
@@ -272,7 +268,7 @@ impl ApiError {
     /// The `Host` of the request is not one of the server's names.
     pub fn unknown_host(host: &str) -> Self {
         let message = format!(
-            "This server does not answer under the name {host:?}: it is not in `hosts` of the section [server] of its \
+            "The host {host:?} is not allowed: it is not in `hosts` of the section [server] of the server's \
              configuration"
         );
         Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
@@ -280,14 +276,14 @@ impl ApiError {
 
     /// The content type is not JSON.
     pub fn not_json(given: Option<&str>) -> Self {
-        let given = given.map_or_else(|| "has none".to_owned(), |given| format!("is {given:?}"));
-        let message = format!("Content-Type: must be application/json, and {given}");
+        let given = given.map_or_else(|| "none was sent".to_owned(), |given| format!("got {given:?}"));
+        let message = format!("Content-Type: must be application/json, {given}");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
     /// The body did not arrive in time.
     pub fn slow_body(limit: &str) -> Self {
-        let message = format!("The body of the request did not come in time: {limit}");
+        let message = format!("The request body did not arrive in time: {limit}");
         Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     }
 
@@ -299,23 +295,23 @@ impl ApiError {
 
     /// The server shuts down before the body has arrived.
     pub fn body_aborted() -> Self {
-        let message = "The server is stopping and did not wait for the body of the request. Try again.";
+        let message = "The server is shutting down and did not wait for the request body. Try again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", message).with_retry_after(1)
     }
 
     /// The memory for large responses is exhausted.
     pub fn answers_busy() -> Self {
         let message =
-            "The server is busy with other large answers. Try again, or ask for less with `limit` or `select`.";
+            "The server is busy with other large answers. Try again, or request less with `limit` or `select`.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "answers_busy", message).with_retry_after(1)
     }
 
     /// The database does not answer, is locked, or takes too long. Logs `cause`.
     #[track_caller]
     pub fn database_unavailable(cause: &DbError) -> Self {
-        tracing::warn!(at = %Location::caller(), %cause, "the database is not available to a request");
-        let message = "The database is not available or takes too long. Try again. What was to be written may have been \
-                       written nevertheless: with an `Idempotency-Key` it is not done twice.";
+        tracing::warn!(at = %Location::caller(), %cause, "database unavailable");
+        let message = "The database is not available or takes too long. Try again. The change may have been made: with an \
+                       `Idempotency-Key` a repeated request is not executed twice.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", message).with_retry_after(2)
     }
 
@@ -323,12 +319,12 @@ impl ApiError {
     pub fn deadline_exceeded(limit: f64, may_have_been_done: bool) -> Self {
         let rest = match may_have_been_done {
             true => {
-                "It may have been carried out nevertheless, or may yet be: look, or send it again with the same \
-                 `Idempotency-Key`, with which it is not done twice."
+                "The change may have been made, or may still be. Check, or send the request again with the same \
+                 `Idempotency-Key`: it is not executed twice."
             }
-            false => "Try again, or ask for less.",
+            false => "Try again, or request less.",
         };
-        let message = format!("The request could not be answered within {limit} s. {rest}");
+        let message = format!("The request took longer than {limit} s. {rest}");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "deadline_exceeded", message).with_retry_after(2)
     }
 
@@ -340,8 +336,8 @@ impl ApiError {
             min_available_seq,
         } = gap;
         let message = format!(
-            "{name}: the log does not reach back to {since} any more; it begins at {min_available_seq}. Read the state of \
-             the thread, and follow it from there or from now on."
+            "{name}: the log no longer contains the events after {since}; it starts at {min_available_seq}. Read the \
+             state of the thread, and stream from there or from now on."
         );
         Self {
             gap: Some(gap),
@@ -432,20 +428,20 @@ impl From<StartError> for ApiError {
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QueueFull(_) => {
-                let message = format!("{error}. `max_queued_runs` in the section `[runtime]` says how many");
+                let message = format!("{error}. The limit is `max_queued_runs` in the section `[runtime]`");
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).with_retry_after(5)
             }
             StartError::ThreadFull(_) => {
-                let message = format!("{error}. `max_queued_runs_per_thread` in the section `[runtime]` says how many");
+                let message = format!("{error}. The limit is `max_queued_runs_per_thread` in the section `[runtime]`");
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "thread_queue_full", message).with_retry_after(5)
             }
             StartError::QuestionPending(ids) => {
-                let message = format!("Interrupts of this thread wait for an answer: {}", list(&ids));
+                let message = format!("The thread has open interrupts: {}", list(&ids));
                 Self::new(StatusCode::CONFLICT, "interrupt_pending", message)
             }
             StartError::NoOpenInterrupt => {
                 let message = "The thread has no open interrupt that `command.resume` could answer. Send `input` instead: \
-                               something new, or null to go on where the thread stands.";
+                               a new input, or null to continue from the state of the thread.";
                 Self::new(StatusCode::CONFLICT, "no_open_interrupt", message)
             }
             StartError::AmbiguousAnswer(ids) => {
@@ -481,7 +477,7 @@ impl From<CancelError> for ApiError {
                 Self::new(StatusCode::NOT_FOUND, "run_over", message)
             }
             CancelError::NoUndo => {
-                let message = "action: rollback is for runs of the main agent; a subagent's run can be interrupted";
+                let message = "action: rollback is not possible for a child run; use interrupt";
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "no_rollback_of_subagent", message)
             }
             CancelError::Fault(error) => error.into(),
@@ -501,7 +497,7 @@ impl From<CronError> for ApiError {
                 format!("Assistant '{name}' not found"),
             ),
             CronError::Stale => {
-                let message = "The cron is being changed by others. Try again.";
+                let message = "Other clients keep changing the cron. Try again.";
                 Self::new(StatusCode::CONFLICT, "cron_changed", message)
             }
             CronError::Invalid(error) => error.into(),
@@ -517,7 +513,7 @@ impl From<ResolveError> for ApiError {
         match error {
             ResolveError::NoInterrupt => Self::no_interrupt(),
             ResolveError::NoAgent => {
-                let message = "The assistant that asked was deleted, or its agent is not configured any more";
+                let message = "The assistant of the interrupted run was deleted, or its agent is no longer configured";
                 Self::new(StatusCode::CONFLICT, "agent_gone", message)
             }
             ResolveError::Stale(what) => {
@@ -556,7 +552,7 @@ impl From<AssistantError> for ApiError {
                 new(StatusCode::NOT_FOUND, "graph_not_found", message)
             }
             AssistantError::Automatic(graph_id) => {
-                let message = format!("The assistant belongs to the definition of '{graph_id}' and stays with it");
+                let message = format!("The default assistant of the definition '{graph_id}' cannot be deleted");
                 new(StatusCode::CONFLICT, "assistant_automatic", message)
             }
             AssistantError::TwoContexts => Self::two_contexts(),
@@ -636,7 +632,7 @@ impl From<StoreError> for ApiError {
         match error {
             StoreError::Invalid(error) => error.into(),
             StoreError::Embedding(error) => {
-                tracing::warn!(%error, "the embedding model of the store failed");
+                tracing::warn!(%error, "embedding model of the store failed");
                 let text = format!(
                     "The embedding model failed ({}). Nothing was stored; try again.",
                     error.class()

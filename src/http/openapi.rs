@@ -34,17 +34,17 @@ use super::{Api, table};
     ),
     components(schemas(ErrorBody)),
     tags(
-        (name = "Server", description = "About the server itself"),
-        (name = "Assistants", description = "What a client can run: every agent definition has an assistant"),
-        (name = "Agents", description = "How agents are defined: by files, or by clients while the server runs"),
-        (name = "Threads", description = "Conversations"),
-        (name = "State", description = "The state of a thread, and its history"),
-        (name = "Runs", description = "Executions on a thread: waited for, streamed or in the background"),
-        (name = "Stateless runs", description = "Runs that bring their own thread, which goes away with them"),
-        (name = "Crons", description = "Runs that are started by the clock"),
-        (name = "Webhooks", description = "Who was told that a run has ended"),
-        (name = "Approvals", description = "Questions to a human, and their answers"),
-        (name = "Store", description = "What is remembered beyond a thread: items in namespaces"),
+        (name = "Server", description = "The server itself: health, version, metrics"),
+        (name = "Assistants", description = "Agent definitions with settings, which clients run"),
+        (name = "Agents", description = "Agent definitions: from files, or created by clients"),
+        (name = "Threads", description = "Conversations with an assistant"),
+        (name = "State", description = "States and histories of threads"),
+        (name = "Runs", description = "Executions of an assistant on a thread"),
+        (name = "Stateless runs", description = "Runs on a new thread, which is deleted after the run by default"),
+        (name = "Crons", description = "Schedules that start runs"),
+        (name = "Webhooks", description = "Deliveries of webhooks that report the end of runs"),
+        (name = "Approvals", description = "Interrupts: questions to a human, and their answers"),
+        (name = "Store", description = "The Store: items in namespaces that outlive threads"),
     )
 )]
 struct Preface;
@@ -182,28 +182,22 @@ fn add_errors(operation: &mut Operation, changes: bool) {
             .or_insert(RefOr::T(response));
     };
     if changes {
-        add("403", "A web page of an origin that is not in `cors_origins` asks");
+        add("403", "The page's origin is not in `cors_origins`");
     }
     if takes_body {
-        add("408", "The body did not come in time");
-        add("413", "The body is larger than this server accepts");
-        add("415", "The body is no `application/json`");
+        add("408", "The body did not arrive in time");
+        add("413", "The body is too large");
+        add("415", "The content type is not `application/json`");
         add(
             "503",
-            "The server is busy with other bodies, or stops; `Retry-After` says when to try again",
+            "The server is overloaded or shutting down; `Retry-After` holds the seconds to wait",
         );
     }
-    add(
-        "421",
-        "The server does not answer under this name: it is not in `hosts`",
-    );
+    add("421", "The host is not in `hosts`");
     if takes_input {
-        add("422", "Something in the request cannot be accepted; `detail` names it");
+        add("422", "The request is invalid; `detail` names the field");
     }
-    add(
-        "500",
-        "The server failed; `detail` has the id under which it was logged",
-    );
+    add("500", "Internal error; `detail` holds the id under which it was logged");
 }
 
 /// The routes `/openapi.json`, and `/docs`, a page that needs no external resources.

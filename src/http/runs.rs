@@ -1,7 +1,7 @@
 //! Runs on a thread: create, wait, stream, join, cancel, delete.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -32,9 +32,9 @@ use crate::runtime::{AssistantRef, CancelAction, RunResponse};
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -69,12 +69,12 @@ fn run_path(run: &Run) -> String {
 /// A failed run returns 200 with `__error__`; an interrupted run returns its values with `__interrupt__`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
-    responses((status = 200, description = "The last values", body = Value,
+    responses((status = 200, description = "The final values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -91,10 +91,10 @@ pub(super) async fn wait(
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -276,7 +276,7 @@ fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
     };
     put(header::CONTENT_LOCATION, &path);
     if let Some(tail) = tail {
-        put(header::LOCATION, &format!("{place}/{tail}"));
+        put(header::LOCATION, &format!("{path}/{tail}"));
     }
     headers
 }
@@ -287,12 +287,12 @@ fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
 /// `offset` of the first item that was left out.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "Runs",
     params(ThreadPath,
-        ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
-        ("offset" = Option<u32>, Query, description = "How many to pass over"),
-        ("status" = Option<String>, Query, description = "Only those that are doing this"),
-        ("select" = Option<Vec<String>>, Query, description = "Only these columns")),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items; 10 by default"),
+        ("offset" = Option<u32>, Query, description = "The number of items to skip"),
+        ("status" = Option<String>, Query, description = "The status of the runs"),
+        ("select" = Option<Vec<String>>, Query, description = "The columns to return")),
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -328,7 +328,7 @@ pub(super) async fn list(
 /// Shows a run of the main agent or of a subagent.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
@@ -363,7 +363,7 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
 /// Deletes a run. An active run is cancelled first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 204, description = "The run is deleted"),
-        (status = 404, description = "There is no such run", body = ErrorBody)))]
+        (status = 404, description = "Run not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
     if was_there {
@@ -373,25 +373,40 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPat
     }
 }
 
-/// Waits for the end of a run and returns the thread's values, `__interrupt__` or `__error__`; for a child run, the
-/// subagent's values.
-#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
-    params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves")),
-    responses((status = 200, description = "The last values", body = Value,
-            headers(("location" = String), ("content-location" = String))),
-        (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn join(
-    State(api): State<Api>,
-    ApiPath(path): ApiPath<RunPath>,
+/// A request to join a run that was started earlier.
+#[derive(FromRequestParts)]
+pub(super) struct JoinRequest {
+    path: ApiPath<RunPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
-) -> Result<Response, ApiError> {
-    let cancel_on_disconnect = wants_cancel_on_disconnect(&api, &params, &headers)?;
-    let run = find(&api, path).await?;
-    let permit = api.streams.acquire(Some(run.thread), client)?;
+}
+
+impl JoinRequest {
+    /// Whether the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser would send
+    /// it for any link, so foreign pages are refused.
+    fn cancel_on_disconnect(&self, api: &Api) -> Result<bool, ApiError> {
+        let is_wanted = self.params.flag("cancel_on_disconnect")?;
+        if is_wanted {
+            origins::check_read_with_effect(&api.settings.cors.origins, &self.headers)?;
+        }
+        Ok(is_wanted)
+    }
+}
+
+/// Waits for the end of a run and returns the thread's values, `__interrupt__` or `__error__`; for a child run, the
+/// subagent's values.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
+    params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Whether the run is cancelled if the client disconnects")),
+    responses((status = 200, description = "The final values", body = Value,
+            headers(("location" = String), ("content-location" = String))),
+        (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),
+        (status = 404, description = "Thread or run not found", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
+pub(super) async fn join(State(api): State<Api>, request: JoinRequest) -> Result<Response, ApiError> {
+    let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
+    let run = find(&api, request.path.0).await?;
+    let permit = api.streams.acquire(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
@@ -411,29 +426,23 @@ pub(super) async fn join(
 /// and those of the runs below it, under its namespace.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "Runs",
     params(RunPath,
-        ("stream_mode" = Option<String>, Query, description = "Only these modes of the run: a name, or a JSON array"),
-        ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves"),
-        ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
+        ("stream_mode" = Option<String>, Query, description = "A mode of the run, or a JSON array of modes"),
+        ("cancel_on_disconnect" = Option<bool>, Query, description = "Whether the run is cancelled if the client disconnects"),
+        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received")),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody),
-        (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn join_stream(
-    State(api): State<Api>,
-    ApiPath(path): ApiPath<RunPath>,
-    params: Params,
-    headers: HeaderMap,
-    client: ClientId,
-) -> Result<Response, ApiError> {
-    let filter = requested_modes(&params)?;
-    let cancel_on_disconnect = wants_cancel_on_disconnect(&api, &params, &headers)?;
-    let resume_from = last_event_id(&headers)?;
-    let run = find(&api, path).await?;
+        (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),
+        (status = 404, description = "Thread or run not found", body = ErrorBody),
+        (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
+pub(super) async fn join_stream(State(api): State<Api>, request: JoinRequest) -> Result<Response, ApiError> {
+    let filter = requested_modes(&request.params)?;
+    let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
+    let resume_from = last_event_id(&request.headers)?;
+    let run = find(&api, request.path.0).await?;
     let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
     check_gap(&api, run.thread, resume_from.as_ref()).await?;
-    let permit = api.streams.acquire(Some(run.thread), client)?;
+    let permit = api.streams.acquire(Some(run.thread), request.client)?;
     if run.lineage.depth > 0 {
         let answer = subagents::stream_child(&api, &run, resume_from, filter, cancel_on_disconnect).await?;
         return Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()));
@@ -450,16 +459,6 @@ pub(super) async fn join_stream(
     };
     let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);
     Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()))
-}
-
-/// Whether the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser would send it
-/// for any link, so foreign pages are refused.
-fn wants_cancel_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Result<bool, ApiError> {
-    let is_wanted = params.flag("cancel_on_disconnect")?;
-    if is_wanted {
-        origins::check_read_with_effect(&api.settings.cors.origins, headers)?;
-    }
-    Ok(is_wanted)
 }
 
 /// The stream modes that a client requests: one or several names, or JSON arrays of names.
@@ -508,14 +507,14 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&
 /// cannot be rolled back.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
     params(RunPath,
-        ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
-        ("action" = Option<String>, Query, description = "interrupt (its work stays) or rollback")),
-    responses((status = 200, description = "The run has stopped", body = Value,
+        ("wait" = Option<bool>, Query, description = "Whether to wait until the run has ended"),
+        ("action" = Option<String>, Query, description = "interrupt (changes are kept, the default) or rollback")),
+    responses((status = 200, description = "The run was cancelled", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 202, description = "The run is being stopped"),
-        (status = 404, description = "There is no such run, or it is over", body = ErrorBody),
-        (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 202, description = "The run is being cancelled"),
+        (status = 404, description = "Run not found, or it has ended", body = ErrorBody),
+        (status = 422, description = "A child run cannot be rolled back", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
     ApiPath(path): ApiPath<RunPath>,

@@ -23,10 +23,10 @@ use crate::runtime::StateWrite;
 /// Shows the newest state of a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/state", tag = "State",
     params(ThreadPath,
-        ("subgraphs" = Option<bool>, Query, description = "Show the states of subagents under their tasks"),
-        ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
-    responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        ("subgraphs" = Option<bool>, Query, description = "Whether tasks include the states of their subagents"),
+        ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
+    responses((status = 200, description = "The state; empty before the first step", body = StateView),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -40,10 +40,10 @@ pub(super) async fn get(
 /// Shows the state of a thread at a checkpoint. The state is empty if the checkpoint does not exist.
 #[utoipa::path(get, path = "/threads/{thread_id}/state/{checkpoint_id}", tag = "State",
     params(CheckpointPath,
-        ("subgraphs" = Option<bool>, Query, description = "Show the states of subagents under their tasks"),
-        ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
+        ("subgraphs" = Option<bool>, Query, description = "Whether tasks include the states of their subagents"),
+        ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
     responses((status = 200, description = "The state", body = StateView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn at(
     State(api): State<Api>,
     ApiPath(path): ApiPath<CheckpointPath>,
@@ -61,7 +61,7 @@ pub(super) async fn at(
 #[utoipa::path(post, path = "/threads/{thread_id}/state/checkpoint", tag = "State", params(ThreadPath),
     request_body = StateAt,
     responses((status = 200, description = "The state", body = StateView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn at_posted(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -187,10 +187,10 @@ impl StateReader<'_> {
 /// Updates the state of a thread. Messages are appended; a message with the id of an older one replaces it.
 #[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "State", params(ThreadPath, KeyHeader),
     request_body = StateUpdate,
-    responses((status = 200, description = "The checkpoint that the write left", body = StateUpdated),
-        (status = 400, description = "There is no such node", body = ErrorBody),
-        (status = 404, description = "There is no such thread or checkpoint", body = ErrorBody),
-        (status = 409, description = "Runs are at work on the thread", body = ErrorBody)))]
+    responses((status = 200, description = "The new checkpoint", body = StateUpdated),
+        (status = 400, description = "Node not found", body = ErrorBody),
+        (status = 404, description = "Thread or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread has active runs", body = ErrorBody)))]
 pub(super) async fn update(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -220,13 +220,13 @@ fn updated_response(thread: ThreadId, checkpoint: CheckpointId) -> StoredRespons
 /// the checkpoint for the next `before`.
 #[utoipa::path(get, path = "/threads/{thread_id}/history", tag = "State",
     params(ThreadPath,
-        ("limit" = Option<u32>, Query, description = "How many at most, 1 unless told otherwise"),
-        ("before" = Option<Uuid>, Query, description = "Only those before this checkpoint"),
-        ("checkpoint_ns" = Option<String>, Query, description = "That of the subagent with this namespace"),
-        ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items; 1 by default"),
+        ("before" = Option<Uuid>, Query, description = "The checkpoint before which the page starts"),
+        ("checkpoint_ns" = Option<String>, Query, description = "The namespace of a subagent"),
+        ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
-            headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+            headers(("x-pagination-next" = Uuid, description = "The checkpoint for the next `before`, if the response was cut short"))),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn history(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -256,8 +256,8 @@ pub(super) async fn history(
 #[utoipa::path(post, path = "/threads/{thread_id}/history", tag = "State", params(ThreadPath),
     request_body = HistorySearch,
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
-            headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+            headers(("x-pagination-next" = Uuid, description = "The checkpoint for the next `before`, if the response was cut short"))),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn history_posted(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,

@@ -25,8 +25,8 @@ use crate::runtime::{CancelAction, CancelError};
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
@@ -40,11 +40,11 @@ pub(super) async fn create(
 /// Creates a run on a new thread, waits for its end and returns the final values.
 #[utoipa::path(post, path = "/runs/wait", tag = "Stateless runs", request_body = RunCreate,
     params(KeyHeader),
-    responses((status = 200, description = "The last values", body = Value,
+    responses((status = 200, description = "The final values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
+        (status = 404, description = "Assistant not found", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
     client: ClientId,
@@ -58,9 +58,9 @@ pub(super) async fn wait(
     params(KeyHeader),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
+        (status = 404, description = "Assistant not found", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
     client: ClientId,
@@ -73,8 +73,8 @@ pub(super) async fn stream(
 #[utoipa::path(post, path = "/runs/batch", tag = "Stateless runs", request_body = Vec<RunCreate>,
     params(KeyHeader),
     responses((status = 200, description = "The runs, in the order of the requests", body = Vec<RunView>),
-        (status = 400, description = "Two fields exclude each other, or a resume names no thread", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn batch(
     State(api): State<Api>,
     Idempotent(key, ApiList(bodies)): Idempotent<ApiList<RunCreate>>,
@@ -103,9 +103,9 @@ fn batch_response(runs: &[Run]) -> StoredResponse {
 
 /// Cancels several runs: listed runs of a thread, or all runs of a status.
 #[utoipa::path(post, path = "/runs/cancel", tag = "Stateless runs", request_body = RunsCancel,
-    params(("action" = Option<String>, Query, description = "interrupt (their work stays) or rollback")),
-    responses((status = 204, description = "The runs that had not ended are being stopped"),
-        (status = 404, description = "There was no run to stop", body = ErrorBody)))]
+    params(("action" = Option<String>, Query, description = "interrupt (changes are kept, the default) or rollback")),
+    responses((status = 204, description = "The active and queued runs are being cancelled"),
+        (status = 404, description = "No run to cancel", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
     params: Params,
@@ -125,7 +125,7 @@ pub(super) async fn cancel(
         (Some((pending, running)), None, None) => api.runs.cancel_all(pending, running, action).await?,
         (None, Some(thread), Some(ids)) => cancel_listed(&api, thread, ids, action).await?,
         (Some(_), _, _) => {
-            return Err(Invalid::new("status", "must not come together with thread_id and run_ids").into());
+            return Err(Invalid::new("status", "cannot be combined with thread_id and run_ids").into());
         }
         (None, _, _) => return Err(Invalid::new("body", "must have thread_id and run_ids, or status").into()),
     };

@@ -17,7 +17,7 @@ use crate::domain::item::{ItemAddress, Namespace};
 /// Stores an item, replacing an existing one.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
     responses((status = 204, description = "The item is stored"),
-        (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
+        (status = 400, description = "The namespace is empty or reserved", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
     api.store.put(body.check()?).await?;
@@ -26,9 +26,9 @@ pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>)
 
 /// Returns an item, or null if it does not exist.
 #[utoipa::path(get, path = "/store/items", tag = "Store",
-    params(("namespace" = String, Query, description = "Where it lies: the labels with periods between them"),
-        ("key" = String, Query, description = "Its key there"),
-        ("refresh_ttl" = Option<bool>, Query, description = "Whether it stays longer for being read; as configured if absent")),
+    params(("namespace" = String, Query, description = "The namespace: its labels, separated by periods"),
+        ("key" = String, Query, description = "The key within the namespace"),
+        ("refresh_ttl" = Option<bool>, Query, description = "Whether the read renews the time to live; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
 pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Option<ItemView>> {
     let labels = params

@@ -26,7 +26,7 @@ use crate::runtime::known_of;
 /// Lists the child runs that a run delegated to, oldest first. Each of them lists its own children.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<Vec<ChildRunView>> {
     let parent = find(&api, path).await?;
     let id = parent.id;
@@ -48,8 +48,8 @@ fn is_visible(run: &Run) -> bool {
 
 /// Shows a run with all child runs below it as a tree.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/tree", tag = "Runs", params(RunPath),
-    responses((status = 200, description = "The tree", body = RunTreeView),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+    responses((status = 200, description = "The run with the runs below it", body = RunTreeView),
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<RunTreeView> {
     let top = find(&api, path).await?;
     let id = top.id;
@@ -83,8 +83,8 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
 
 /// Shows the newest state of the run's agent: for a child run the subagent's state, else that of the thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
-    responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+    responses((status = 200, description = "The state; empty before the first step", body = StateView),
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;

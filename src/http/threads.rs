@@ -35,8 +35,8 @@ pub(super) mod stream;
 /// Creates a thread.
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
-        (status = 409, description = "This id is taken by another thread", body = ErrorBody)))]
+        (status = 400, description = "A superstep names an unknown node", body = ErrorBody),
+        (status = 409, description = "Another thread has this id", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
@@ -61,9 +61,9 @@ fn created_response(new: &CreatedThread) -> StoredResponse {
 
 /// Shows a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads",
-    params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` shows how long the thread is kept")),
+    params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` includes the time to live")),
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -97,8 +97,8 @@ pub(super) async fn get(
 #[utoipa::path(patch, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     request_body = ThreadPatch,
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 204, description = "Done, and nothing is shown"),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 204, description = "The thread was updated"),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -135,7 +135,7 @@ pub(super) async fn patch(
 /// Deletes a thread with all its runs. Active runs are cancelled.
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 204, description = "The thread is deleted"),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_thread(path.thread_id).await?;
     if was_there {
@@ -150,7 +150,7 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<Thread
 /// Open interrupts are not copied. A run without input on the copy raises them again.
 #[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath, KeyHeader),
     responses((status = 200, description = "The copy", body = ThreadView),
-        (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn copy(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -172,7 +172,7 @@ pub(super) async fn copy(
 /// Prunes threads: `delete` deletes them and cancels their runs; `keep_latest` removes all but the newest state of idle
 /// threads. Threads that do not exist are not counted.
 #[utoipa::path(post, path = "/threads/prune", tag = "Threads", request_body = ThreadPrune,
-    responses((status = 200, description = "How many it was done to", body = ThreadsPruned)))]
+    responses((status = 200, description = "The number of pruned threads", body = ThreadsPruned)))]
 pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
     Ok(Json(ThreadsPruned {
@@ -182,8 +182,8 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
 
 /// Shows how much the server stores for a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
-    responses((status = 200, description = "Rows and bytes, by table", body = ThreadStorage),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+    responses((status = 200, description = "Rows and bytes by table", body = ThreadStorage),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> JsonResult<ThreadStorage> {
     let id = path.thread_id;
     let shares = api
@@ -203,7 +203,7 @@ pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<Threa
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
-        (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
+        (status = 422, description = "The search is invalid or too expensive", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedThreadSearch {
         query,
@@ -251,7 +251,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
 
 /// Counts the threads that match a search.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
-    responses((status = 200, description = "How many there are", body = u64)))]
+    responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
     let query = body.check()?.query;
     Ok(Json(

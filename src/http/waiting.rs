@@ -156,7 +156,7 @@ pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
                 .iter()
                 .map(|record| brief(&record.interrupt))
                 .collect();
-            Ok(json!({"__interrupt__": asked}))
+            Ok(json!({"__interrupt__": interrupts}))
         }
         (None, Some(summary)) => Ok(summary
             .state(&api)

@@ -1,6 +1,7 @@
 //! Network clients: HTTP clients with one TLS configuration, the parser of event streams, and the SSRF guard.
 
 pub mod sse;
+pub mod ssrf;
 
 use std::sync::Once;
 

@@ -15,13 +15,13 @@ use tokio::sync::Semaphore;
 use url::Url;
 use uuid::Uuid;
 
-use super::address::{AddressRules, SsrfGuard};
 use super::answers::{PeerRun, PeerState, PeerThread};
 use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
+use crate::net::ssrf::{AddressRules, SsrfGuard};
 
 /// How long one request may take, if there is patience for so long.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -4,14 +4,12 @@
 //! it has a run, a history, questions, limits and an end like every subagent. A [`RemoteThread`] is a thread there on which
 //! work from here is done. Neighbours: [`crate::agent`] assembles and runs such agents.
 
-pub mod address;
 pub mod answers;
 pub mod client;
 pub mod delegate;
 mod question;
 mod workplace;
 
-pub use address::AddressRules;
 pub use client::{Peer, PeerAnswerLimits, PeerError, PeerPolicy, Peers, RunOrder};
 pub use delegate::RemoteAgent;
 pub use question::{is_asked, passed_on, resume};

@@ -201,7 +201,7 @@ impl<L: Log> RunProjection<L> {
 
     /// The log cannot be read. The run continues; only this client gets an error.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
-        tracing::error!(%error, "a stream broke off");
+        tracing::error!(%error, "run stream failed");
         Frame::fault().write(buffer);
         self.end()
     }

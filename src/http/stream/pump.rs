@@ -122,7 +122,7 @@ impl<F: Projection> SsePump<F> {
                 // A body that fails discards what the connection has not sent yet. While the body is pending, that is
                 // sent.
                 tokio::task::yield_now().await;
-                Some(Err(io::Error::other("the stream goes on elsewhere")))
+                Some(Err(io::Error::other("the stream continues on another server")))
             }
         }
     }

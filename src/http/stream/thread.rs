@@ -72,7 +72,7 @@ pub async fn next_event(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEve
 
 /// The last frame of a stream that failed.
 pub fn stream_error() -> Value {
-    json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
+    json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream failed: an internal error occurred."})
 }
 
 /// The projection of a thread's events for one client. `guard` is dropped when the client disconnects.
@@ -112,7 +112,7 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
 
 /// Reports to this client that the log cannot be read.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
-    tracing::error!(%error, "a stream of a thread broke off");
+    tracing::error!(%error, "thread stream failed");
     super::frame::Frame::of("error", &stream_error()).write(buffer);
     Flow::End
 }

@@ -30,9 +30,9 @@ use crate::runtime::{InterruptReply, RespondError, StartError};
 /// with 400.
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
     params(("thread_id" = String, Path, description = "The thread"), KeyHeader), request_body = ThreadCommand,
-    responses((status = 200, description = "The result of the command, or why it failed", body = CommandAnswer),
+    responses((status = 200, description = "The result or the error of the command", body = CommandAnswer),
         (status = 400, description = "The body is not a command", body = InvalidCommand),
-        (status = 413, description = "The body is larger than allowed", body = ErrorBody)))]
+        (status = 413, description = "The body is too large", body = ErrorBody)))]
 pub(in crate::http) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,

@@ -38,10 +38,10 @@ const MAX_SUBSCRIPTIONS: usize = 64;
 /// `subscription.unsubscribe`. The server sends results and events. Past events come before the result of a
 /// subscription.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
-    responses((status = 101, description = "The line is open"),
+    responses((status = 101, description = "The WebSocket is open"),
         (status = 400, description = "The request is not a WebSocket upgrade", body = String),
         (status = 426, description = "The connection cannot become a WebSocket", body = String),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -204,7 +204,7 @@ impl SocketSession {
             Err(reason) => return Ok(Err(CommandError::argument(reason))),
         };
         if self.subscriptions.len() >= MAX_SUBSCRIPTIONS {
-            let text = format!("This socket has {MAX_SUBSCRIPTIONS} subscriptions, and more are not allowed.");
+            let text = format!("This WebSocket has reached its limit of {MAX_SUBSCRIPTIONS} subscriptions.");
             return Ok(Err(CommandError::argument(text)));
         }
         let replayed = match self.replay(&filter, since).await {
@@ -229,7 +229,8 @@ impl SocketSession {
         }
         match self.api.events.gap(self.thread, since / FRAMES).await {
             Ok(Some(first)) => {
-                let mut refusal = CommandError::new(RESUME_GAP, "The log does not reach back to this number any more.");
+                let mut refusal =
+                    CommandError::new(RESUME_GAP, "The log no longer contains the events after this number.");
                 refusal.more.insert("since".to_owned(), json!(since));
                 refusal
                     .more
@@ -289,7 +290,8 @@ impl SocketSession {
             }
         }
         if self.pending_read.is_none() {
-            (self.reader, self.last_seq) = (reader, until);
+            self.reader = reader;
+            self.last_seq = until;
             self.pending_read = Some(Box::pin(thread::next_event(tail)));
         }
         Ok(Ok(count))
@@ -316,7 +318,7 @@ impl SocketSession {
 
     /// Reports to this client that the log cannot be read.
     async fn fail<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
-        tracing::error!(thread = %self.thread, %error, "the socket of a thread broke off");
+        tracing::error!(thread = %self.thread, %error, "thread WebSocket failed");
         self.send_json(&thread::stream_error()).await?;
         Err(Disconnected)
     }

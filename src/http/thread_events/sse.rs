@@ -21,10 +21,10 @@ use crate::http::wire::server_sent_event::ServerSentEvent;
 #[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "Thread stream",
     params(ThreadPath), request_body = ThreadStreamRequest,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
-        (status = 400, description = "There is no such channel", body = ErrorBody),
-        (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
-        (status = 413, description = "The body is larger than allowed", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "A channel does not exist", body = ErrorBody),
+        (status = 409, description = "The log no longer contains the events after `since`", body = ErrorBody),
+        (status = 413, description = "The body is too large", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn post(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,

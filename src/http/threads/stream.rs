@@ -67,12 +67,12 @@ impl StreamModes {
 /// and `-1` starts at the first run; without it, only new events are sent.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "Threads",
     params(ThreadPath,
-        ("stream_mode" = Option<String>, Query, description = "lifecycle, run_modes (default), state_update; several"),
-        ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
+        ("stream_mode" = Option<String>, Query, description = "A mode: lifecycle, run_modes (default) or state_update; may be repeated"),
+        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received")),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
-        (status = 404, description = "There is no such thread", body = ErrorBody),
-        (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody),
+        (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn follow(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -143,7 +143,7 @@ impl Projection for ThreadRunsProjection {
         match result {
             Ok(()) => Flow::Continue,
             Err(error) => {
-                tracing::error!(thread = %self.thread, error = error.message(), "the stream of a thread broke off");
+                tracing::error!(thread = %self.thread, error = error.message(), "thread stream failed");
                 Frame::fault().write(buffer);
                 Flow::End
             }

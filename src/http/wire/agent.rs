@@ -32,7 +32,7 @@ pub struct AgentSearch {
     /// A part of the name or `graph_id`, in any case.
     #[schema(max_length = 512)]
     pub name: Option<String>,
-    /// Where the agents are defined.
+    /// The place where the agents are defined.
     pub source: Option<AgentSource>,
     /// Whether the agents can run.
     pub usable: Option<bool>,

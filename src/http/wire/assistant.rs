@@ -114,21 +114,13 @@ impl AssistantPatch {
         if let Some(config) = &self.config {
             run::check_config(config)?;
         }
-        let Self {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
-        } = self;
         Ok(AssistantChange {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
+            graph_id: self.graph_id,
+            config: self.config,
+            context: self.context,
+            metadata: self.metadata,
+            name: self.name,
+            description: self.description,
         })
     }
 }
@@ -290,25 +282,18 @@ pub const COLUMNS: [&str; 10] = [
 
 impl From<Assistant> for AssistantView {
     fn from(assistant: Assistant) -> Self {
-        let AssistantSettings {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
-        } = assistant.settings;
+        let settings = assistant.settings;
         Self {
             assistant_id: assistant.id.0,
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
+            graph_id: settings.graph_id,
+            config: settings.config,
+            context: settings.context,
+            metadata: settings.metadata,
+            name: settings.name,
             created_at: assistant.created_at.to_string(),
             updated_at: assistant.updated_at.to_string(),
             version: assistant.version,
-            description,
+            description: settings.description,
         }
     }
 }
@@ -343,24 +328,17 @@ pub struct VersionView {
 
 impl From<AssistantVersion> for VersionView {
     fn from(version: AssistantVersion) -> Self {
-        let AssistantSettings {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
-        } = version.settings;
+        let settings = version.settings;
         Self {
             assistant_id: version.assistant.0,
             version: version.number,
-            graph_id,
-            config,
-            context,
-            metadata,
+            graph_id: settings.graph_id,
+            config: settings.config,
+            context: settings.context,
+            metadata: settings.metadata,
             created_at: version.created_at.to_string(),
-            name,
-            description,
+            name: settings.name,
+            description: settings.description,
         }
     }
 }

@@ -32,13 +32,16 @@ pub struct CronCreate {
 impl PartialSchema for CronCreate {
     /// The fields of both parts in one object.
     fn schema() -> RefOr<Schema> {
-        let (RefOr::T(Schema::Object(mut both)), RefOr::T(Schema::Object(timing))) =
-            (RunCreate::schema(), CronTiming::schema())
-        else {
+        let RefOr::T(Schema::Object(mut both)) = RunCreate::schema() else {
             return RunCreate::schema();
         };
-        both.description =
-            Some("A wish for a cron: what each run shall do, as in a wish for a run, and when.".to_owned());
+        let RefOr::T(Schema::Object(timing)) = CronTiming::schema() else {
+            return RunCreate::schema();
+        };
+        both.description = Some(
+            "A request to create or change a cron: the run, with the fields of a run request, and its schedule."
+                .to_owned(),
+        );
         both.properties.extend(timing.properties);
         both.required.extend(timing.required);
         Schema::Object(both).into()
@@ -133,14 +136,14 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
     )?;
     let new_run = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.new_run;
     if new_run.resume.is_some() {
-        return Err(Invalid::new(
-            "command.resume",
-            "makes no sense for a cron: nobody knows what will be asked",
-        )
-        .into());
+        return Err(Invalid::new("command.resume", "is not allowed for a cron").into());
     }
     if !new_run.after.is_zero() {
-        return Err(Invalid::new("after_seconds", "makes no sense for a cron: its schedule says when").into());
+        return Err(Invalid::new(
+            "after_seconds",
+            "is not allowed for a cron: its schedule determines the start",
+        )
+        .into());
     }
     Ok(NewCron {
         thread,
@@ -229,12 +232,23 @@ pub enum CronSort {
     EndTime,
 }
 
+/// A validated search.
+#[derive(Debug)]
+pub struct CheckedCronSearch {
+    /// The conditions and the order.
+    pub query: rows::CronQuery,
+    /// The page.
+    pub page: Page,
+    /// The selected columns.
+    pub select: Select,
+}
+
 impl CronSearch {
-    /// Validates the search. Returns the conditions, the page and the columns.
+    /// Validates the search.
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self) -> Result<(rows::CronQuery, Page, Select), ApiError> {
+    pub fn check(self) -> Result<CheckedCronSearch, ApiError> {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
@@ -313,7 +327,7 @@ pub struct CronView {
     /// The metadata of the cron. Each run has it, too, with `cron_id`.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// What happens to the threads of runs: delete or keep; null for a cron on a thread.
+    /// The action on the threads of runs: delete or keep; null for a cron on a thread.
     pub on_run_completed: Option<String>,
     /// Whether runs are started.
     pub enabled: bool,

@@ -77,7 +77,7 @@ pub fn namespace(text: Option<&str>) -> Result<Vec<TaskId>, Invalid> {
     let tasks = text.filter(|text| !text.is_empty()).map(|text| text.split('|'));
     let read = |part: &str| {
         let task = part.strip_prefix("tools:").and_then(|id| id.parse().ok()).map(TaskId);
-        let reason = "is no namespace of a subagent, as in tools:<task>|tools:<task>";
+        let reason = "must be a namespace such as tools:<task>|tools:<task>";
         task.ok_or_else(|| Invalid::new("checkpoint.checkpoint_ns", reason))
     };
     tasks.into_iter().flatten().map(read).collect()

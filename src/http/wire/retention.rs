@@ -18,12 +18,12 @@ use crate::http::error::ApiError;
 pub struct TtlRequest {
     /// The time in minutes; more than 0.
     pub ttl: f64,
-    /// What happens after that time.
+    /// The action after that time.
     #[serde(default)]
     pub strategy: Option<TtlStrategyWord>,
 }
 
-/// What happens to an expired thread.
+/// The action on an expired thread.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TtlStrategyWord {
@@ -79,7 +79,7 @@ impl TtlRequest {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(title = "ThreadTtl")]
 pub struct TtlView {
-    /// What happens after that time.
+    /// The action after that time.
     pub strategy: TtlStrategyWord,
     /// The time in minutes after the last change.
     pub ttl_minutes: f64,
@@ -108,7 +108,7 @@ pub struct ThreadPrune {
     /// The threads to prune.
     #[schema(value_type = Vec<Uuid>)]
     pub thread_ids: Vec<String>,
-    /// What to delete.
+    /// The part to delete.
     #[serde(default)]
     pub strategy: TtlStrategyWord,
 }

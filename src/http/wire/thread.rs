@@ -78,7 +78,7 @@ impl SuperstepRequest {
                 .iter()
                 .find(|(name, value)| *name != "update" && !value.is_null())
             {
-                let reason = "has no meaning in a history: a command can only update";
+                let reason = "is not allowed in a superstep: only `update` is";
                 return Err(Invalid::new(field(&format!("command.{name}")), reason));
             }
             let values = update

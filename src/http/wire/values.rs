@@ -176,7 +176,8 @@ impl ValuesWriter {
             let (path, text) = match known {
                 Some((_, path, text)) => (Arc::clone(path), text.clone()),
                 None => {
-                    let (name, text): (Arc<str>, Text) = (Arc::from(path.as_str()), Text::of(file.as_ref()));
+                    let name: Arc<str> = Arc::from(path.as_str());
+                    let text = Text::of(file.as_ref());
                     self.files
                         .insert(path.clone(), (Arc::clone(file), Arc::clone(&name), text.clone()));
                     (name, text)

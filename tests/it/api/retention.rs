@@ -344,7 +344,7 @@ async fn who_comes_back_to_a_log_that_was_pruned_is_told_so_over_http(server: Te
             body["detail"]
                 .as_str()
                 .unwrap()
-                .starts_with("Last-Event-ID: the log does not reach back"),
+                .starts_with("Last-Event-ID: the log no longer contains the events after"),
             "{body}"
         );
         assert!(body["min_available_seq"].as_i64() > body["since"].as_i64(), "{body}");

@@ -102,7 +102,7 @@ impl Steps<'_> {
         if *next == NextTasks::NewTurn {
             return;
         }
-        let started = next.tasks(&agent.agent, state);
+        let started = next.tasks(&agent.fold, state);
         if let Some(entry) = &pending.entry {
             self.checkpoint(agent, entry, pending, &started, out);
         }

@@ -31,7 +31,7 @@ impl CommandBody {
         if self.update.is_none() || is_empty {
             return Ok(());
         }
-        let reason = "cannot be given together with `command.update`: put everything into one of them";
+        let reason = "cannot be given together with `command.update`: use one of them";
         Err(Invalid::new("input", reason))
     }
 
