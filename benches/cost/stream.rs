@@ -54,10 +54,10 @@ pub(crate) async fn read(lab: &Lab, run: &Run, heartbeat: Duration) -> usize {
         modes: vec![StreamMode::MessagesTuple],
         subgraphs: false,
         resumable: false,
-        seen: None,
+        resume_from: None,
         filter: None,
         heartbeat,
-        on_leave: None,
+        on_disconnect: None,
     };
     let answer = stream_run(lab.events.clone(), lab.events.tail(run, After::Start), request);
     let body = answer.into_body().into_data_stream();

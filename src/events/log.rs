@@ -28,15 +28,15 @@ pub struct ThreadLog {
 
 #[derive(Default)]
 struct RingBuffer {
-    /// Whether a run is active here, or about to start.
+    /// True if a run is active here, or about to start.
     active: bool,
     /// The number of runs that were active here; only the last of them may end the activity.
     holder: u64,
     /// The run that is, or was last, active here.
     run: Option<RunId>,
-    /// Whether the run is about to start and has no events yet.
+    /// True if the run is about to start and has no events yet.
     expected: bool,
-    /// Whether the run may number events.
+    /// True if the run may number events.
     open: bool,
     /// The run that started here from the beginning, and the number before its first event.
     started: Option<(RunId, i64)>,
@@ -106,7 +106,7 @@ impl ThreadLog {
         self.notify();
     }
 
-    /// Whether the active run may number events: [`ThreadLog::open`] was called.
+    /// Returns true if the active run may number events: [`ThreadLog::open`] was called.
     pub fn is_open(&self) -> bool {
         self.ring().open
     }
@@ -213,18 +213,18 @@ impl ThreadLog {
         Some(expected - 1)
     }
 
-    /// Whether a run is active here.
+    /// Returns true if a run is active here.
     pub(super) fn is_active(&self) -> bool {
         self.ring().active
     }
 
-    /// Whether this run is active here, or about to start.
+    /// Returns true if this run is active here, or about to start.
     pub(super) fn is_running(&self, run: RunId) -> bool {
         let ring = self.ring();
         ring.active && ring.run == Some(run)
     }
 
-    /// Whether a reader waits for changes.
+    /// Returns true if a reader waits for changes.
     pub(super) fn has_readers(&self) -> bool {
         self.changes.receiver_count() > 0
     }

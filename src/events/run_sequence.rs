@@ -140,7 +140,7 @@ impl RunSequence {
         }
     }
 
-    /// Whether the sequence ended because the server shuts down.
+    /// Returns true if the sequence ended because the server shuts down.
     pub fn is_cut(&self) -> bool {
         self.shutdown.is_cancelled()
     }
@@ -156,7 +156,7 @@ impl RunSequence {
             })
         });
         match read.await? {
-            (Some((run, first)), written) if written.is_none_or(|(_, seq)| first < seq) => {
+            (Some((run, first)), update) if update.is_none_or(|(_, seq)| first < seq) => {
                 self.after = first;
                 self.begin(run, After::Start);
                 Ok(true)

@@ -58,7 +58,7 @@ pub struct Tail {
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
     agents: AgentCache,
-    /// Whether events of the run came from memory: the run is active here.
+    /// True if events of the run came from memory: the run is active here.
     live: bool,
     ended: bool,
     shutdown: CancellationToken,
@@ -151,7 +151,7 @@ impl Tail {
         }
     }
 
-    /// Whether the reader ended before the run because the server shuts down.
+    /// Returns true if the reader ended before the run because the server shuts down.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -171,7 +171,7 @@ impl Tail {
         None
     }
 
-    /// Whether events are buffered.
+    /// Returns true if events are buffered.
     pub fn has_ready(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -233,7 +233,7 @@ impl Tail {
         Ok(now)
     }
 
-    /// Whether the run has ended or was deleted.
+    /// Returns true if the run has ended or was deleted.
     async fn is_over(&self) -> DbResult<bool> {
         let run = self.run.id;
         let found = self

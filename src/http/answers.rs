@@ -170,7 +170,7 @@ pub(super) struct Texts {
     pub(super) bytes: usize,
     /// The number of rows that were read, including those that are not shown.
     pub(super) rows_read: u32,
-    /// Whether the list was cut short.
+    /// True if the list was cut short.
     pub(super) is_cut: bool,
 }
 

@@ -185,14 +185,14 @@ impl BodyReader {
         let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let held = u32::try_from(held).unwrap_or(u32::MAX);
         // A body that needs more than the whole budget waits until it is the only one.
-        let wanted = units(cost).min(self.units).saturating_sub(held);
-        if wanted == 0 {
+        let missing = units(cost).min(self.units).saturating_sub(held);
+        if missing == 0 {
             return Ok(());
         }
-        let more = match Arc::clone(&self.budget).try_acquire_many_owned(wanted) {
+        let more = match Arc::clone(&self.budget).try_acquire_many_owned(missing) {
             Ok(more) => more,
             Err(_) => {
-                let waiting = timeout(BUDGET_WAIT, Arc::clone(&self.budget).acquire_many_owned(wanted)).await;
+                let waiting = timeout(BUDGET_WAIT, Arc::clone(&self.budget).acquire_many_owned(missing)).await;
                 waiting.ok().and_then(Result::ok).ok_or_else(ApiError::bodies_busy)?
             }
         };

@@ -103,7 +103,7 @@ impl Refusals {
     }
 }
 
-/// Whether the client closed the connection before it was accepted.
+/// Returns true if the client closed the connection before it was accepted.
 fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

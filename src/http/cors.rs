@@ -12,13 +12,13 @@ use super::origins::{LOOPBACK, OriginRules};
 pub struct CorsSettings {
     /// The allowed origins.
     pub origins: OriginRules,
-    /// Whether pages may send cookies; not with `*`.
+    /// True if pages may send cookies; not with `*`.
     pub credentials: bool,
     /// Response headers that pages may read, besides those that the SDKs need.
     pub expose_headers: Vec<String>,
     /// The time for which browsers may cache a preflight response.
     pub max_age: Duration,
-    /// Whether pages from public addresses may call a server at a private address.
+    /// True if pages from public addresses may call a server at a private address.
     pub private_network: bool,
 }
 

@@ -250,9 +250,9 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// The thread or client has as many open streams as allowed. `whose` is `thread` or `client`.
-    pub fn too_many_streams(whose: &str, limit: usize) -> Self {
-        let message = format!("This {whose} has {limit} open streams, and more are not allowed. Close one first.");
+    /// The thread or client has as many open streams as allowed. `scope` is `thread` or `client`.
+    pub fn too_many_streams(scope: &str, limit: usize) -> Self {
+        let message = format!("This {scope} has {limit} open streams, and more are not allowed. Close one first.");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1)
     }
 
@@ -651,7 +651,7 @@ mod tests {
 
     use super::*;
 
-    async fn shown(error: impl Into<ApiError>) -> (u16, Value) {
+    async fn response_of(error: impl Into<ApiError>) -> (u16, Value) {
         let response = error.into().into_response();
         let status = response.status().as_u16();
         let body = to_bytes(response.into_body(), 10_000)
@@ -664,12 +664,12 @@ mod tests {
     async fn an_error_is_a_text_and_a_stable_code() {
         let id = ThreadId::mint();
         let body = json!({"detail": format!("Thread with ID {id} not found"), "code": "thread_not_found"});
-        assert_eq!(shown(ApiError::no_thread(id)).await, (404, body));
+        assert_eq!(response_of(ApiError::no_thread(id)).await, (404, body));
     }
 
     #[tokio::test]
     async fn a_fault_shows_an_id_and_nothing_else() {
-        let (status, body) = shown(ApiError::fault(&"password of the database")).await;
+        let (status, body) = response_of(ApiError::fault(&"password of the database")).await;
         assert_eq!(status, 500);
         assert!(
             body["detail"]
@@ -682,7 +682,7 @@ mod tests {
     #[tokio::test]
     async fn an_ambiguous_answer_lists_what_is_pending() {
         let ids = ["a", "b"].map(|id| InterruptId(id.to_owned())).to_vec();
-        let (status, body) = shown(StartError::AmbiguousAnswer(ids)).await;
+        let (status, body) = response_of(StartError::AmbiguousAnswer(ids)).await;
         assert_eq!(status, 422);
         assert_eq!(&body["code"], &json!("ambiguous_resume"));
         assert!(
@@ -694,7 +694,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_where_nobody_asked_is_a_conflict_with_the_way_out() {
-        let (status, body) = shown(StartError::NoOpenInterrupt).await;
+        let (status, body) = response_of(StartError::NoOpenInterrupt).await;
         assert_eq!(status, 409);
         assert_eq!(&body["code"], &json!("no_open_interrupt"));
         assert!(
@@ -707,14 +707,14 @@ mod tests {
     #[tokio::test]
     async fn an_unknown_assistant_is_told_apart_from_an_unknown_graph() {
         let uuid = AssistantId::of_graph("x").to_string();
-        assert_eq!(shown(StartError::NoAssistant(uuid)).await.0, 404);
-        assert_eq!(shown(StartError::NoAssistant("nosuch".into())).await.0, 422);
+        assert_eq!(response_of(StartError::NoAssistant(uuid)).await.0, 404);
+        assert_eq!(response_of(StartError::NoAssistant("nosuch".into())).await.0, 422);
     }
 
     #[tokio::test]
     async fn a_busy_thread_is_a_conflict() {
-        assert_eq!(shown(StartError::Busy).await.0, 409);
-        assert_eq!(shown(StateWriteError::InFlight(vec![])).await.0, 409);
-        assert_eq!(shown(ResolveError::Stale("dropped")).await.0, 409);
+        assert_eq!(response_of(StartError::Busy).await.0, 409);
+        assert_eq!(response_of(StateWriteError::InFlight(vec![])).await.0, 409);
+        assert_eq!(response_of(ResolveError::Stale("dropped")).await.0, 409);
     }
 }

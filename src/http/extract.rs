@@ -105,11 +105,11 @@ pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
     }
 }
 
-/// Reads JSON that begins with the byte `first`. `wanted` names the expected value in errors.
-fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T, ApiError> {
+/// Reads JSON that begins with the byte `first`. `expected` names the expected value in errors.
+fn parse<T: DeserializeOwned>(body: &[u8], first: u8, expected: &str) -> Result<T, ApiError> {
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&first) {
         return Err(match serde_json::from_slice::<IgnoredAny>(body) {
-            Ok(_) => Invalid::new("body", format!("must be {wanted}")).into(),
+            Ok(_) => Invalid::new("body", format!("must be {expected}")).into(),
             Err(_) => ApiError::bad_json(),
         });
     }
@@ -125,7 +125,7 @@ pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
     let Err(exceeded) = json_limits::scan(body) else {
         return Ok(());
     };
-    let place = match exceeded {
+    let field = match exceeded {
         // Invalid JSON is refused by the parser that follows.
         LimitExceeded::Nul => match serde_json::from_slice(body) {
             Ok(value) => json_limits::place_of_nul(&value),
@@ -133,8 +133,8 @@ pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
         },
         LimitExceeded::Depth | LimitExceeded::Values => None,
     };
-    let place = place.map(|place| place.to_string()).filter(|place| !place.is_empty());
-    Err(exceeded.of(place.unwrap_or_else(|| "body".to_owned())))
+    let field = field.map(|field| field.to_string()).filter(|field| !field.is_empty());
+    Err(exceeded.of(field.unwrap_or_else(|| "body".to_owned())))
 }
 
 fn read_as<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
@@ -450,14 +450,14 @@ impl Select {
         }
     }
 
-    /// Whether the column is selected.
+    /// Returns true if the column is selected.
     pub fn has(&self, column: &str) -> bool {
         self.0.is_empty() || self.names(column)
     }
 
-    /// Whether the client named this column.
+    /// Returns true if the client named this column.
     pub fn names(&self, column: &str) -> bool {
-        self.0.iter().any(|wanted| wanted == column)
+        self.0.iter().any(|expected| expected == column)
     }
 
     /// Removes the columns of `item` that are not selected.

@@ -182,7 +182,7 @@ struct LoadedHistory {
     interrupts: Vec<(TaskId, interrupts::InterruptRecord)>,
     /// The entries, newest first.
     entries: Vec<HistoryEntry>,
-    /// Whether entries were left out for their size.
+    /// True if entries were left out for their size.
     is_cut: bool,
     newest_run: Option<Run>,
 }
@@ -231,7 +231,7 @@ impl HistoryLoader {
             return Ok(None);
         };
         let lane = lane_of(child.as_ref());
-        let (wanted, is_search) = match slice {
+        let (summaries, is_search) = match slice {
             HistorySlice::At(checkpoint) => (
                 checkpoints::sketch(tx, thread, lane, checkpoint)
                     .await?
@@ -269,13 +269,13 @@ impl HistoryLoader {
                 }
             }
         };
-        let count = wanted.len();
-        let wanted = self.within_budget(tx, wanted).await?;
-        let Some(newest) = wanted.first().copied() else {
+        let count = summaries.len();
+        let summaries = self.within_budget(tx, summaries).await?;
+        let Some(newest) = summaries.first().copied() else {
             return Ok(None);
         };
-        let is_truncated = wanted.len() < count;
-        let (entries, is_cut) = self.entries(tx, lane, wanted, is_search).await?;
+        let is_truncated = summaries.len() < count;
+        let (entries, is_cut) = self.entries(tx, lane, summaries, is_search).await?;
         let newest_run = match (newest.run, child.is_some()) {
             (Some(run), false) if self.fields.tasks => runs::get_by_id(tx, run).await?,
             (_, _) => None,
@@ -304,21 +304,21 @@ impl HistoryLoader {
     async fn within_budget(
         &mut self,
         tx: &mut Tx<'_>,
-        mut wanted: Vec<CheckpointSummary>,
+        mut summaries: Vec<CheckpointSummary>,
     ) -> DbResult<Vec<CheckpointSummary>> {
         let mut bytes = 0;
         let own = ENVELOPE_BYTES + json_bytes(&self.thread.metadata);
-        for at in 0..wanted.len() {
+        for at in 0..summaries.len() {
             bytes += own;
-            if let Some(run) = wanted[at].run {
+            if let Some(run) = summaries[at].run {
                 bytes += self.run(tx, run).await?.map_or(0, |run_notes| run_notes.bytes);
             }
             if bytes > self.budget && at > 0 {
-                wanted.truncate(at);
+                summaries.truncate(at);
                 break;
             }
         }
-        Ok(wanted)
+        Ok(summaries)
     }
 
     /// Reads the requested fields of the checkpoints, newest first.
@@ -326,7 +326,7 @@ impl HistoryLoader {
         &self,
         tx: &mut Tx<'_>,
         lane: Lane,
-        wanted: Vec<CheckpointSummary>,
+        summaries: Vec<CheckpointSummary>,
         is_search: bool,
     ) -> DbResult<(Vec<HistoryEntry>, bool)> {
         let own = json_bytes(&self.thread.metadata);
@@ -335,9 +335,9 @@ impl HistoryLoader {
             .iter()
             .filter_map(|(run, run_notes)| Some((*run, own + run_notes.as_ref()?.bytes)))
             .collect();
-        let only = is_search.then(|| wanted.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
+        let only = is_search.then(|| summaries.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
         let mut entries = HistoryEntries::new(self.fields.clone(), self.budget, run_notes, only);
-        let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else {
+        let (Some(newest), Some(oldest)) = (summaries.first(), summaries.last()) else {
             return Ok((vec![], false));
         };
         if self.fields.values || self.fields.tasks {
@@ -349,7 +349,7 @@ impl HistoryLoader {
             };
             checkpoints::walk(tx, span, self.fields.values, &mut entries).await?;
         } else {
-            wanted.iter().rev().for_each(|sketch| entries.add(*sketch));
+            summaries.iter().rev().for_each(|sketch| entries.add(*sketch));
         }
         if self.fields.tasks
             && let Some(after) = checkpoints::next_after(tx, self.thread.id, lane, newest.seq).await?

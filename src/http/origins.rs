@@ -42,12 +42,12 @@ impl OriginRules {
         }
     }
 
-    /// Whether pages of any origin may use the server.
+    /// Returns true if pages of any origin may use the server.
     pub fn any(&self) -> bool {
         self.any
     }
 
-    /// Whether pages of this origin may use the server.
+    /// Returns true if pages of this origin may use the server.
     pub fn allows(&self, origin: &HeaderValue) -> bool {
         if self.any {
             return true;
@@ -76,7 +76,7 @@ fn is_loopback(host: Host<&str>) -> bool {
     }
 }
 
-/// Whether a name means this machine (RFC 6761, 6.3).
+/// Returns true if a name means this machine (RFC 6761, 6.3).
 fn is_loopback_name(name: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost")
@@ -106,7 +106,7 @@ impl HostRules {
         }
     }
 
-    /// Whether the server accepts this host.
+    /// Returns true if the server accepts this host.
     fn allows(&self, authority: &Authority) -> bool {
         if self.any {
             return true;
@@ -195,7 +195,7 @@ fn check_named_origin(origins: &OriginRules, headers: &HeaderMap) -> Result<(), 
     foreign.map_or(Ok(()), |origin| Err(refusal(origin)))
 }
 
-/// Whether a page of this origin was loaded from this server.
+/// Returns true if a page of this origin was loaded from this server.
 fn is_same(origin: &HeaderValue, own: &Authority) -> bool {
     let Some(origin) = read_origin(origin) else {
         return false;

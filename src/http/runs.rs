@@ -108,7 +108,7 @@ pub(super) async fn stream(
 struct StartedRun {
     run: Run,
     cancel_on_disconnect: bool,
-    /// Whether an earlier request with the same key started the run.
+    /// True if an earlier request with the same key started the run.
     is_replay: bool,
 }
 
@@ -383,8 +383,8 @@ pub(super) struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Whether the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser would send
-    /// it for any link, so foreign pages are refused.
+    /// Returns true if the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser
+    /// would send it for any link, so foreign pages are refused.
     fn cancel_on_disconnect(&self, api: &Api) -> Result<bool, ApiError> {
         let is_wanted = self.params.flag("cancel_on_disconnect")?;
         if is_wanted {

@@ -41,7 +41,7 @@ pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunP
     ))
 }
 
-/// Whether clients may see the run.
+/// Returns true if clients may see the run.
 fn is_visible(run: &Run) -> bool {
     run.lineage.visibility > Visibility::Hidden
 }

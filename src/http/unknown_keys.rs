@@ -86,9 +86,9 @@ fn first_unknown<'k>(
     given.find(|key| !known.contains(&key.as_str()) && !ignored.contains(&key.as_str()))
 }
 
-fn refusal(place: &str, key: &str, known: &[&'static str]) -> ApiError {
+fn refusal(field: &str, key: &str, known: &[&'static str]) -> ApiError {
     let hint = suggestion(key, known.iter().copied(), "allowed are");
-    Invalid::new(place, format!("unknown key; {hint}")).into()
+    Invalid::new(field, format!("unknown key; {hint}")).into()
 }
 
 /// The beginning of a long key.

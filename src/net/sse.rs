@@ -20,12 +20,12 @@ const BOM: &[u8] = b"\xef\xbb\xbf";
 pub struct Frames {
     longest: usize,
     line: Vec<u8>,
-    /// Whether the last line ended with CR, so that an LF that follows belongs to it.
+    /// True if the last line ended with CR, so that an LF that follows belongs to it.
     ends_with_cr: bool,
-    /// Whether no line was read yet.
+    /// True if no line was read yet.
     is_first: bool,
     frame: PeerFrame,
-    /// Whether the current event is too long.
+    /// True if the current event is too long.
     is_too_long: bool,
 }
 

@@ -19,13 +19,13 @@ const LONGEST: usize = 2048;
 /// The rules for addresses that clients name.
 #[derive(Debug, Clone, Default)]
 pub struct AddressRules {
-    /// Whether all private addresses are allowed.
+    /// True if all private addresses are allowed.
     pub allow_private: bool,
     /// The names and addresses that may be private.
     pub private_hosts: Vec<String>,
     /// The only allowed names and addresses, if not empty; `*.example.org` covers all names below it.
     pub allowed_hosts: Vec<String>,
-    /// Whether only https is allowed.
+    /// True if only https is allowed.
     pub require_https: bool,
 }
 
@@ -62,7 +62,7 @@ impl AddressRules {
         Ok(url)
     }
 
-    /// Whether this host may resolve to a private address.
+    /// Returns true if this host may resolve to a private address.
     fn may_be_inside(&self, host: &str) -> bool {
         self.allow_private || self.private_hosts.iter().any(|inside| plain(inside) == plain(host))
     }
@@ -105,7 +105,7 @@ impl Resolve for SsrfGuard {
 
 const FORBIDDEN: &str = "the name leads to loopback, private or otherwise special addresses only";
 
-/// Whether an address is not part of the public internet.
+/// Returns true if an address is not part of the public internet.
 fn is_special(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_special_v4(address),

@@ -29,7 +29,7 @@ struct Activity {
     requests: AtomicUsize,
     /// The number of these requests whose body has not arrived.
     receiving: AtomicUsize,
-    /// Whether the client has sent a request.
+    /// True if the client has sent a request.
     used: AtomicBool,
     /// The logical time since which the connection is idle.
     since: AtomicU64,

@@ -19,18 +19,18 @@ use super::*;
 /// A server that is under way.
 struct Served {
     address: SocketAddr,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
     serving: JoinHandle<()>,
 }
 
 async fn served(router: Router) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("an address");
-    let leaving = CancellationToken::new();
-    let serving = tokio::spawn(serve(listener, router, usize::MAX, leaving.clone()));
+    let shutdown = CancellationToken::new();
+    let serving = tokio::spawn(serve(listener, router, usize::MAX, shutdown.clone()));
     Served {
         address,
-        leaving,
+        shutdown,
         serving,
     }
 }
@@ -41,7 +41,7 @@ impl Served {
     }
 }
 
-async fn said(stream: &mut TcpStream, what: &[u8]) {
+async fn send(stream: &mut TcpStream, what: &[u8]) {
     stream.write_all(what).await.expect("the server listens");
 }
 
@@ -59,16 +59,16 @@ fn hello() -> Router {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_says_nothing_loses_its_connection() {
     let server = served(hello()).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     assert_eq!(rest(&mut server.connect().await).await, b"");
-    assert!(begun.elapsed() >= IDLE_TIMEOUT, "{:?}", begun.elapsed());
+    assert!(started.elapsed() >= IDLE_TIMEOUT, "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_never_ends_its_request_loses_its_connection() {
     let server = served(hello()).await;
     let mut stream = server.connect().await;
-    said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
+    send(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
     let answer = rest(&mut stream).await;
     assert!(!String::from_utf8_lossy(&answer).contains("hello"));
 }
@@ -77,7 +77,7 @@ async fn a_client_that_never_ends_its_request_loses_its_connection() {
 async fn several_requests_share_a_connection() {
     let server = served(hello()).await;
     let mut stream = server.connect().await;
-    said(
+    send(
         &mut stream,
         b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     )
@@ -96,7 +96,7 @@ async fn a_request_that_comes_in_pieces_from_its_first_letter_on_is_answered() {
         b"O",
         b"ST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
     ] {
-        said(&mut stream, piece).await;
+        send(&mut stream, piece).await;
         tokio::task::yield_now().await;
     }
     let answer = String::from_utf8(rest(&mut stream).await).expect("text");
@@ -107,7 +107,7 @@ async fn a_request_that_comes_in_pieces_from_its_first_letter_on_is_answered() {
 async fn http_2_is_spoken_with_those_who_begin_with_it() {
     let server = served(hello()).await;
     let mut stream = server.connect().await;
-    said(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    send(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     let mut head = [0; 9];
     stream.read_exact(&mut head).await.expect("a frame");
     assert_eq!(head[3], 4, "the server's settings come first (RFC 9113, 3.4): {head:?}");
@@ -115,15 +115,15 @@ async fn http_2_is_spoken_with_those_who_begin_with_it() {
 
 #[tokio::test]
 async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
-    let begun = Arc::new(Notify::new());
+    let started = Arc::new(Notify::new());
     let go_on = Arc::new(Notify::new());
-    let told = Arc::clone(&begun);
+    let notify = Arc::clone(&started);
     let waits = Arc::clone(&go_on);
     let slow = move || {
-        let told = Arc::clone(&told);
+        let notify = Arc::clone(&notify);
         let waits = Arc::clone(&waits);
         async move {
-            told.notify_one();
+            notify.notify_one();
             waits.notified().await;
             "done"
         }
@@ -131,9 +131,9 @@ async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
     let server = served(Router::new().route("/", get(slow))).await;
     let mut idle = server.connect().await;
     let mut busy = server.connect().await;
-    said(&mut busy, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
-    begun.notified().await;
-    server.leaving.cancel();
+    send(&mut busy, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    started.notified().await;
+    server.shutdown.cancel();
     assert_eq!(
         rest(&mut idle).await,
         b"",
@@ -171,7 +171,7 @@ fn in_pieces(pieces: &[Result<&'static str, io::ErrorKind>]) -> Body {
 
 async fn answer_to(server: &Served, requests: &[u8]) -> String {
     let mut stream = server.connect().await;
-    said(&mut stream, requests).await;
+    send(&mut stream, requests).await;
     String::from_utf8(rest(&mut stream).await).expect("text")
 }
 
@@ -224,17 +224,17 @@ async fn it_is_noticed_at_once_that_the_client_of_a_silent_stream_leaves() {
         }
     }
     let gone = Arc::new(Notify::new());
-    let told = Arc::clone(&gone);
+    let notify = Arc::clone(&gone);
     let body = move || {
-        let told = Told(Arc::clone(&told));
+        let notify = Told(Arc::clone(&notify));
         Body::from_stream(stream::once(async move {
-            let _told = told;
+            let _told = notify;
             std::future::pending::<io::Result<Bytes>>().await
         }))
     };
     let server = served(Router::new().route("/", streaming(body))).await;
     let mut stream = server.connect().await;
-    said(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    send(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
     let mut first = [0; 8];
     stream
         .read_exact(&mut first)

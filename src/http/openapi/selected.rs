@@ -57,7 +57,7 @@ fn value_of<T>(reference: &mut RefOr<T>) -> Option<&mut T> {
     }
 }
 
-/// Whether a request can select fields.
+/// Returns true if a request can select fields.
 fn selects(operation: &Operation, schemas: &Schemas) -> bool {
     let is_select = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == SELECT);
     let in_query = operation.parameters.iter().flatten().any(is_select);

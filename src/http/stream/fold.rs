@@ -23,7 +23,7 @@ pub(in crate::http) struct AgentFold {
     pub head: Option<CheckpointId>,
     /// The number of the newest checkpoint's step.
     pub step: Option<i64>,
-    /// Whether the agent's start was read; false for a reader that joined later.
+    /// True if the agent's start was read; false for a reader that joined later.
     pub is_complete: bool,
     /// The calls of the current step that were answered one by one.
     pub answered: Vec<usize>,
@@ -125,7 +125,7 @@ impl AgentFold {
         self.step.map(|step| step + 1)
     }
 
-    /// Whether it is the main agent.
+    /// Returns true if it is the main agent.
     pub(in crate::http) fn is_main(&self) -> bool {
         self.origin.namespace.is_empty()
     }

@@ -19,7 +19,7 @@ pub struct Frame {
     pub id: Option<ResumePoint>,
     /// For a chunk of an answer: how much of the answer is sent with this frame.
     pub progress: Option<AnswerOffset>,
-    /// Whether the frame replaces chunks that this reader missed. Readers that were there in time do not get it, so it
+    /// True if the frame replaces chunks that this reader missed. Readers that were there in time do not get it, so it
     /// does not count among the frames of its event.
     pub is_late: bool,
 }
@@ -72,7 +72,7 @@ impl Cursor {
         Self { seq, frame: u32::MAX }
     }
 
-    /// Whether a client that has seen everything up to `seen` lacks this frame. Late frames may repeat at their
+    /// Returns true if a client that has seen everything up to `seen` lacks this frame. Late frames may repeat at their
     /// position.
     pub fn is_new(self, seen: Option<Self>, is_late: bool) -> bool {
         seen.is_none_or(|seen| self > seen || is_late && self == seen)
@@ -259,19 +259,19 @@ mod tests {
                 offset: AnswerOffset::END,
             },
         ];
-        let place = ResumePoint {
+        let point = ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
             answers,
         };
-        assert_eq!(place.to_string(), "12-1~abc.1f~7.ffffffff");
-        assert_eq!(place.to_string().parse(), Ok(place));
+        assert_eq!(point.to_string(), "12-1~abc.1f~7.ffffffff");
+        assert_eq!(point.to_string().parse(), Ok(point));
         let whole = ResumePoint {
             cursor: Cursor::after(12),
             answers: vec![],
         };
         assert_eq!(whole.to_string().as_str(), "12");
         assert_eq!("12".parse(), Ok(whole));
-        let before = "-1".parse::<ResumePoint>().map(|place| place.cursor);
+        let before = "-1".parse::<ResumePoint>().map(|point| point.cursor);
         assert!(before.is_ok_and(|before| before < Cursor { seq: 0, frame: 0 }));
         for wrong in ["x", "1-x", "1~", "1~a", "1~a.", "1~a.x"] {
             assert_eq!(wrong.parse::<ResumePoint>(), Err(NotACursor), "{wrong}");

@@ -33,9 +33,9 @@ pub struct StreamRequest {
     pub info: RunInfo,
     /// The modes that the run was created with; `values` if empty.
     pub modes: Vec<StreamMode>,
-    /// Whether events of subagents are included.
+    /// True if events of subagents are included.
     pub subgraphs: bool,
-    /// Whether events have ids, so that the client can resume after one of them.
+    /// True if events have ids, so that the client can resume after one of them.
     pub resumable: bool,
     /// The last event that the client has seen. The tail has to start at the beginning of the run nevertheless.
     pub resume_from: Option<ResumePoint>,
@@ -62,7 +62,7 @@ pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Respons
 trait Log: Send + 'static {
     /// The next event; `None` after the last.
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
-    /// Whether the log ended because the server shuts down and the run continues elsewhere.
+    /// Returns true if the log ended because the server shuts down and the run continues elsewhere.
     fn is_cut(&self) -> bool;
     /// Reads the data that an event needs.
     fn load(&mut self, needs: Needs) -> impl Future<Output = DbResult<Loaded>> + Send;

@@ -96,7 +96,7 @@ fn request(modes: &[StreamMode]) -> StreamRequest {
         modes: modes.to_vec(),
         subgraphs: false,
         resumable: false,
-        seen: None,
+        resume_from: None,
         filter: None,
         heartbeat: Duration::from_secs(5),
         on_disconnect: None,
@@ -154,7 +154,7 @@ async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks(
         &facts,
         StreamRequest {
             resumable: true,
-            seen,
+            resume_from: seen,
             ..request(&modes)
         },
     )

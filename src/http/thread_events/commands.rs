@@ -63,7 +63,7 @@ pub(super) struct CommandHandler<'a> {
     pub(super) api: &'a Api,
     /// The thread; `None` if the id is malformed.
     pub(super) thread: Option<ThreadId>,
-    /// Whether an answer must name the namespace of the interrupt.
+    /// True if an answer must name the namespace of the interrupt.
     pub(super) checks_namespace: bool,
     /// The idempotency key of a run.
     pub(super) key: Option<IdempotencyKey>,
@@ -290,7 +290,7 @@ pub(super) fn command_error(error: ApiError) -> CommandError {
 }
 
 fn node(run: &Run, all: &[Run], is_interrupted: bool) -> Value {
-    let descendants: Vec<Value> = all
+    let children: Vec<Value> = all
         .iter()
         .filter(|child| child.lineage.parent == Some(run.id))
         .map(|child| node(child, all, false))
@@ -317,8 +317,8 @@ fn node(run: &Run, all: &[Run], is_interrupted: bool) -> Value {
         }),
     );
     node.insert("graph_name".to_owned(), json!(graph));
-    if !descendants.is_empty() {
-        node.insert("children".to_owned(), json!(descendants));
+    if !children.is_empty() {
+        node.insert("children".to_owned(), json!(children));
     }
     Value::Object(node)
 }

@@ -34,7 +34,7 @@ pub struct AgentSearch {
     pub name: Option<String>,
     /// The place where the agents are defined.
     pub source: Option<AgentSource>,
-    /// Whether the agents can run.
+    /// True if the agents can run.
     pub usable: Option<bool>,
     /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
@@ -76,7 +76,7 @@ pub struct AgentFilter {
 }
 
 impl AgentFilter {
-    /// Whether an agent meets the conditions.
+    /// Returns true if an agent meets the conditions.
     pub fn matches(&self, record: &AgentRecord) -> bool {
         let version = &record.version;
         let name = version.definition.name.as_deref().unwrap_or(&version.graph_id);
@@ -169,7 +169,7 @@ pub struct AgentView {
     pub version: i64,
     /// The SHA-256 hash of the definition in hexadecimal digits.
     pub digest: String,
-    /// Whether the agent can run.
+    /// True if the agent can run.
     pub usable: bool,
     /// The definition with all defaults.
     #[schema(value_type = Object)]
@@ -264,7 +264,7 @@ impl From<DefinitionVersion> for AgentVersionView {
 
 /// A diagnostic of an agent definition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(title = "Problem")]
+#[schema(title = "Diagnostic")]
 pub struct DiagnosticView {
     /// `error`: the definition cannot be used; `warning`: the definition is probably not what was meant.
     #[schema(example = "error")]
@@ -307,9 +307,9 @@ impl From<StoredDiagnostic> for DiagnosticView {
 
 /// The result of a validation.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(title = "Verdict")]
+#[schema(title = "Validation")]
 pub struct ValidationView {
-    /// Whether the definition can be used.
+    /// True if the definition can be used.
     pub valid: bool,
     /// The errors and warnings.
     pub findings: Vec<DiagnosticView>,

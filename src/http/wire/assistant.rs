@@ -51,7 +51,7 @@ pub struct CheckedAssistant {
     pub id: AssistantId,
     /// The settings.
     pub settings: AssistantSettings,
-    /// Whether an existing assistant with this id is returned.
+    /// True if an existing assistant with this id is returned.
     pub reuse_existing: bool,
 }
 
@@ -382,7 +382,7 @@ pub struct EdgeView {
     pub source: String,
     /// The node after.
     pub target: String,
-    /// Whether the transition is conditional; absent when it is not.
+    /// True if the transition is conditional; absent when it is not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(value_type = Option<bool>)]
     pub conditional: bool,

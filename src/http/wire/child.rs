@@ -146,7 +146,7 @@ pub struct RunTreeView {
     pub top: RunNodeView,
     /// The usage of the run and all runs below it, including background tasks.
     pub tree_usage: UsageView,
-    /// Whether the tree is too large to be shown completely; its upper levels are shown.
+    /// True if the tree is too large to be shown completely; its upper levels are shown.
     pub truncated: bool,
     /// The background tasks that the run started, oldest first.
     pub background_tasks: Vec<BackgroundTaskView>,

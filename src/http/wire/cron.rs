@@ -67,7 +67,7 @@ pub struct CronTiming {
     /// The time after which no more runs are started.
     #[schema(format = DateTime)]
     end_time: Option<String>,
-    /// Whether runs are started.
+    /// True if runs are started.
     #[schema(default = true)]
     enabled: Option<bool>,
     /// For crons without a thread: delete or keep the threads of the runs.
@@ -192,7 +192,7 @@ pub struct CronSearch {
     /// The thread.
     #[schema(format = Uuid)]
     pub thread_id: Option<String>,
-    /// Whether the crons are enabled.
+    /// True if the crons are enabled.
     pub enabled: Option<bool>,
     /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
@@ -329,7 +329,7 @@ pub struct CronView {
     pub metadata: Object,
     /// The action on the threads of runs: delete or keep; null for a cron on a thread.
     pub on_run_completed: Option<String>,
-    /// Whether runs are started.
+    /// True if runs are started.
     pub enabled: bool,
     /// The time of creation.
     #[schema(format = DateTime)]

@@ -86,7 +86,7 @@ pub struct HistoryEntries {
     only: Option<HashSet<CheckpointId>>,
     writer: ValuesWriter,
     /// The kept checkpoints, oldest first.
-    kept: VecDeque<HistoryEntry>,
+    entries: VecDeque<HistoryEntry>,
     /// The index of each checkpoint among all that were added.
     positions: HashMap<CheckpointId, usize>,
     /// The number of checkpoints that were dropped again.
@@ -110,7 +110,7 @@ impl HistoryEntries {
             budget,
             bytes: 0,
             only,
-            kept: VecDeque::new(),
+            entries: VecDeque::new(),
             positions: HashMap::new(),
             dropped: 0,
             newest: None,
@@ -145,19 +145,20 @@ impl HistoryEntries {
     /// Returns the page, newest checkpoint first, and whether checkpoints were dropped for their size.
     pub fn finish(self) -> (Vec<HistoryEntry>, bool) {
         let is_cut = self.dropped > 0;
-        (self.kept.into_iter().rev().collect(), is_cut)
+        (self.entries.into_iter().rev().collect(), is_cut)
     }
 
     fn push(&mut self, entry: HistoryEntry) {
         self.bytes += entry.bytes;
-        self.positions.insert(entry.origin.id, self.dropped + self.kept.len());
-        self.kept.push_back(entry);
+        self.positions
+            .insert(entry.origin.id, self.dropped + self.entries.len());
+        self.entries.push_back(entry);
         self.shrink();
     }
 
     fn shrink(&mut self) {
-        while self.bytes > self.budget && self.kept.len() > 1 {
-            if let Some(oldest) = self.kept.pop_front() {
+        while self.bytes > self.budget && self.entries.len() > 1 {
+            if let Some(oldest) = self.entries.pop_front() {
                 self.bytes -= oldest.bytes;
                 self.positions.remove(&oldest.origin.id);
                 self.dropped += 1;
@@ -168,10 +169,10 @@ impl HistoryEntries {
     /// Adds a completed step to its parent checkpoint. The newest step wins.
     fn complete(&mut self, step: &Entry, replaces: bool) {
         let parent = step.parent.filter(|_| step.source == CheckpointSource::Loop);
-        let Some(place) = parent.and_then(|parent| self.positions.get(&parent)).copied() else {
+        let Some(position) = parent.and_then(|parent| self.positions.get(&parent)).copied() else {
             return;
         };
-        let Some(entry) = self.kept.get_mut(place - self.dropped) else {
+        let Some(entry) = self.entries.get_mut(position - self.dropped) else {
             return;
         };
         if entry.completed.is_some() && !replaces {

@@ -106,27 +106,27 @@ impl From<QuestionKind> for InterruptKind {
 }
 
 impl From<InterruptRecord> for InterruptView {
-    fn from(asked: InterruptRecord) -> Self {
-        let resolution = asked.resolution.as_ref().map(|answer| {
+    fn from(record: InterruptRecord) -> Self {
+        let resolution = record.resolution.as_ref().map(|answer| {
             json!({
                 "answer": answer,
-                "resolved_at": asked.resolved_at.map(|at| at.to_string()),
-                "run_id": asked.resumed_by,
+                "resolved_at": record.resolved_at.map(|at| at.to_string()),
+                "run_id": record.resumed_by,
             })
         });
-        let question = asked.interrupt.question;
+        let question = record.interrupt.question;
         Self {
-            id: asked.interrupt.id.0,
-            thread_id: asked.thread.0,
-            run_id: asked.run.0,
-            status: asked.status.into(),
+            id: record.interrupt.id.0,
+            thread_id: record.thread.0,
+            run_id: record.run.0,
+            status: record.status.into(),
             kind: question.kind.into(),
-            agent_name: asked.agent,
-            agent_path: asked.path,
-            task_call_id: asked.task_call_id,
+            agent_name: record.agent,
+            agent_path: record.path,
+            task_call_id: record.task_call_id,
             value: with_call_ids(question.value, &question.calls),
             response_schema: question.schema,
-            created_at: asked.created_at.to_string(),
+            created_at: record.created_at.to_string(),
             expires_at: None,
             resolution,
         }
@@ -152,9 +152,9 @@ pub struct InterruptList {
 }
 
 impl From<Vec<InterruptRecord>> for InterruptList {
-    fn from(asked: Vec<InterruptRecord>) -> Self {
+    fn from(records: Vec<InterruptRecord>) -> Self {
         Self {
-            interrupts: asked.into_iter().map(InterruptView::from).collect(),
+            interrupts: records.into_iter().map(InterruptView::from).collect(),
         }
     }
 }
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn action_requests_are_told_their_calls() {
         let value = json!({"action_requests": [{"name": "a"}, {"name": "b"}]});
-        let shown = with_call_ids(value, &["c1".to_owned(), "c2".to_owned()]);
-        assert_eq!(shown["action_requests"][1]["tool_call_id"], "c2");
+        let value = with_call_ids(value, &["c1".to_owned(), "c2".to_owned()]);
+        assert_eq!(value["action_requests"][1]["tool_call_id"], "c2");
         assert_eq!(with_call_ids(json!("free"), &["c1".to_owned()]), "free");
     }
 }

@@ -111,7 +111,7 @@ pub struct ItemSearchBody {
     pub offset: Option<i64>,
     /// The query of a semantic search; the best matches come first. Ignored without an index.
     pub query: Option<String>,
-    /// Whether the time to live of found items is renewed; as configured if absent.
+    /// True if the time to live of found items is renewed; as configured if absent.
     pub refresh_ttl: Option<bool>,
 }
 

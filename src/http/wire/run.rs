@@ -32,9 +32,9 @@ pub struct RunCreate {
     /// One stream mode or a list: values, messages, messages-tuple, updates, events, debug, tasks, checkpoints, custom.
     #[schema(value_type = Option<Vec<String>>, example = json!(["values"]))]
     pub stream_mode: Option<Value>,
-    /// Whether streams include the events of subagents.
+    /// True if streams include the events of subagents.
     pub stream_subgraphs: Option<bool>,
-    /// Whether stream events have ids, so that the stream can be resumed.
+    /// True if stream events have ids, so that the stream can be resumed.
     pub stream_resumable: Option<bool>,
     /// The settings: `tags`, `recursion_limit`, `configurable`, `metadata`.
     #[schema(value_type = Option<Object>)]
@@ -107,7 +107,7 @@ impl RunScope {
 pub struct CheckedRun {
     /// The run to create.
     pub new_run: NewRun,
-    /// Whether the run is cancelled when the client disconnects.
+    /// True if the run is cancelled when the client disconnects.
     pub cancel_on_disconnect: bool,
 }
 

@@ -209,24 +209,24 @@ pub fn metadata_of(
     run_notes: Option<&Object>,
     agent_name: &str,
 ) -> Object {
-    let mut shown = Object::new();
+    let mut metadata = Object::new();
     if let Some(graph) = thread.metadata.get("graph_id") {
-        shown.insert("graph_id".to_owned(), graph.clone());
+        metadata.insert("graph_id".to_owned(), graph.clone());
     }
     if let Some(run_notes) = run_notes {
-        shown.extend(thread.metadata.clone());
-        shown.extend(run_notes.clone());
+        metadata.extend(thread.metadata.clone());
+        metadata.extend(run_notes.clone());
     } else if let (CheckpointSource::Update, Some(from)) = (origin.source, origin.fork_of) {
-        shown.insert("checkpoint_id".to_owned(), json!(from));
+        metadata.insert("checkpoint_id".to_owned(), json!(from));
     }
-    shown.extend([
+    metadata.extend([
         ("lc_agent_name".to_owned(), json!(agent_name)),
         ("thread_id".to_owned(), json!(thread.id)),
         ("source".to_owned(), json!(origin.source.word())),
         ("step".to_owned(), json!(origin.step)),
         ("parents".to_owned(), json!({})),
     ]);
-    shown
+    metadata
 }
 
 /// The metadata that a run adds to its checkpoints: its own, and the scalar settings of its config.
@@ -238,18 +238,18 @@ pub fn run_metadata(run: &Run) -> Object {
         .flatten()
         .filter(simple)
         .map(|(name, value)| (name.clone(), value.clone()));
-    let mut shown: Object = settings.collect();
-    shown.extend(run.metadata.clone());
-    shown.extend([
+    let mut metadata: Object = settings.collect();
+    metadata.extend(run.metadata.clone());
+    metadata.extend([
         ("assistant_id".to_owned(), json!(run.assistant)),
         ("user_id".to_owned(), json!("")),
         ("run_attempt".to_owned(), json!(run.attempt)),
         ("run_id".to_owned(), json!(run.id)),
     ]);
     if let Some(checkpoint) = run.request.checkpoint {
-        shown.insert("checkpoint_id".to_owned(), json!(checkpoint));
+        metadata.insert("checkpoint_id".to_owned(), json!(checkpoint));
     }
-    shown
+    metadata
 }
 
 fn task_view(id: TaskId, node: &str, call: usize, interrupts: Vec<Value>) -> TaskView {
@@ -338,7 +338,7 @@ pub struct StateAt {
     /// An object with `checkpoint_id`, and for a subagent `checkpoint_ns`; without an id, the newest checkpoint.
     #[schema(value_type = Object)]
     pub checkpoint: Object,
-    /// Whether tasks include the states of their subagents.
+    /// True if tasks include the states of their subagents.
     #[serde(default)]
     pub subgraphs: Option<bool>,
     /// The fields to return; `values.<key>` selects one field of the values.

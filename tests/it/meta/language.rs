@@ -14,6 +14,31 @@ const OLD_PHRASES: [&str; 4] = [
     "whoever does is",
 ];
 
+/// Phrases that say nothing to a reader of the API document: they name no run, interrupt, assistant or thread.
+const OLD_API_PHRASES: [&str; 14] = [
+    "what came of",
+    "what became of",
+    "somebody",
+    "nobody",
+    "whoever",
+    "anybody",
+    "is told",
+    "was told",
+    "a wish for",
+    "how it stands",
+    "where it lies",
+    "takes the place of",
+    "told otherwise",
+    "there is no such",
+];
+
+/// The rooms whose comments are written in plain language; the others follow.
+const PLAIN_ROOMS: [&str; 3] = ["http", "events", "net"];
+
+/// Words with which the comment of a public item must not begin: its first line names a noun, or says what a function
+/// does.
+const VAGUE_OPENINGS: [&str; 8] = ["What", "How", "Who", "Whether", "It", "Them", "Those", "Whose"];
+
 /// The names of the types that a text declares for others: `pub`, `pub(crate)` and `pub(super)`.
 fn public_types(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter(|line| line.starts_with("pub")).filter_map(|line| {
@@ -74,4 +99,77 @@ fn old_phrases_are_not_used() {
         })
         .collect();
     assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The vague phrases of a text, with the numbers of their lines.
+fn phrases_in<'a>(text: &str, phrases: &[&'a str]) -> Vec<(usize, &'a str)> {
+    let mut found = vec![];
+    for (at, line) in text.lines().enumerate() {
+        let line = line.to_lowercase();
+        for phrase in phrases.iter().filter(|phrase| line.contains(**phrase)) {
+            found.push((at + 1, *phrase));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_api_document_uses_plain_language() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi/openapi.json");
+    let document = fs::read_to_string(path).expect("the document can be read");
+    assert!(
+        document.contains("\"/threads/{thread_id}/runs\""),
+        "the document is empty"
+    );
+    let found = phrases_in(&document, &OLD_API_PHRASES);
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The first lines of the comments of public items that begin vaguely, with the numbers of the lines.
+fn vague_openings(text: &str) -> Vec<(usize, &str)> {
+    let mut found = vec![];
+    let mut opening: Option<(usize, &str)> = None;
+    let mut in_attribute = false;
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        // Attributes stand between a comment and its item; some have several lines.
+        if in_attribute || line.starts_with("#[") {
+            in_attribute = !line.ends_with(']');
+            continue;
+        }
+        if let Some(comment) = line.strip_prefix("///") {
+            opening = opening.or(Some((at + 1, comment.trim())));
+            continue;
+        }
+        if let Some((number, comment)) = opening.take() {
+            let word = comment.split(' ').next().unwrap_or_default();
+            if line.starts_with("pub") && VAGUE_OPENINGS.contains(&word) {
+                found.push((number, comment));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn comments_of_public_items_begin_with_what_they_name() {
+    let files = sources();
+    let plain: Vec<&Source> = files
+        .iter()
+        .filter(|file| PLAIN_ROOMS.contains(&file.room.as_str()))
+        .collect();
+    assert!(plain.len() > 50, "the rooms were not found");
+    let mut found = vec![];
+    for Source { place, text, .. } in plain {
+        for (line, comment) in vague_openings(text) {
+            found.push(format!("{place}:{line}: {comment}"));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn a_vague_opening_is_found_behind_attributes_and_in_long_comments() {
+    let text = "/// What it is.\n/// More.\n#[derive(\nDebug)]\npub struct A;\n/// A noun.\npub struct B;\n/// How.\nstruct C;";
+    assert_eq!(vague_openings(text), [(1, "What it is.")]);
 }

@@ -18,7 +18,7 @@ pub(super) struct PresentedAgent {
     pub fold: AgentFold,
     /// The namespace as clients write it; `None` for the main agent.
     pub namespace: Option<Arc<str>>,
-    /// Whether the start of the current step's calls was sent.
+    /// True if the start of the current step's calls was sent.
     pub calls_started: bool,
     /// A checkpoint whose next tasks are not known yet.
     pub pending: Option<PendingCheckpoint>,

@@ -21,7 +21,7 @@ pub(super) struct AnswerHeader {
     pub provider: String,
     /// The name of frames of the mode `messages-tuple`, if it is requested.
     pub tuple: Option<FrameName>,
-    /// Whether the mode `messages` is requested.
+    /// True if the mode `messages` is requested.
     pub whole: bool,
     /// The metadata object.
     pub metadata: Arc<str>,
@@ -43,7 +43,7 @@ pub(super) struct AnswerBuilder {
     usage: Option<Value>,
     /// The number of the next chunk.
     next: u32,
-    /// Whether a chunk was missed. The rest then waits for the complete message.
+    /// True if a chunk was missed. The rest then waits for the complete message.
     has_gap: bool,
 }
 
@@ -172,13 +172,13 @@ impl AnswerBuilder {
         if offset == 0 || self.progress().is_some_and(|progress| progress.offset >= offset) {
             return;
         }
-        let mut left = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(1);
+        let mut remaining = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(1);
         let mut take_prefix = |whole: &str| {
-            let end = (0..=left.min(whole.len()))
+            let end = (0..=remaining.min(whole.len()))
                 .rev()
                 .find(|end| whole.is_char_boundary(*end))
                 .unwrap_or(0);
-            left -= end;
+            remaining -= end;
             whole[..end].to_owned()
         };
         self.started = true;

@@ -107,7 +107,7 @@ impl MessageSource<'_> {
         Arc::from(String::from_utf8(json(&metadata)).unwrap_or_default())
     }
 
-    /// Whether the message comes from the model node.
+    /// Returns true if the message comes from the model node.
     pub(super) fn is_model(&self) -> bool {
         self.node == MODEL
     }

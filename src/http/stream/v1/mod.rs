@@ -103,7 +103,7 @@ pub struct V1Presenter {
     info: RunInfo,
     modes: Modes,
     subgraphs: bool,
-    /// Whether the reader gets the frame that names the run.
+    /// True if the reader gets the frame that names the run.
     has_metadata_frame: bool,
     agents: HashMap<Lane, PresentedAgent>,
     /// The newest checkpoints by namespace.
@@ -245,7 +245,7 @@ impl V1Presenter {
         }
     }
 
-    /// Whether events of this agent are sent to the reader.
+    /// Returns true if events of this agent are sent to the reader.
     fn shows(&self, origin: &Origin) -> bool {
         self.subgraphs || origin.namespace.is_empty()
     }

@@ -69,7 +69,7 @@ impl StreamMode {
 pub struct Modes(u16);
 
 impl Modes {
-    /// Whether the set holds `mode`.
+    /// Returns true if the set holds `mode`.
     pub fn has(self, mode: StreamMode) -> bool {
         self.0 & (1 << mode as u16) != 0
     }
@@ -91,17 +91,17 @@ impl Modes {
         }
     }
 
-    /// Whether messages are requested in any form.
+    /// Returns true if messages are requested in any form.
     pub(super) fn include_messages(self) -> bool {
         self.has(StreamMode::Messages) || self.has(StreamMode::MessagesTuple) || self.has(StreamMode::Events)
     }
 
-    /// Whether tasks or checkpoints are requested in any form.
+    /// Returns true if tasks or checkpoints are requested in any form.
     pub(super) fn include_steps(self) -> bool {
         self.has(StreamMode::Tasks) || self.has(StreamMode::Checkpoints) || self.has(StreamMode::Debug)
     }
 
-    /// Whether a mode needs the state.
+    /// Returns true if a mode needs the state.
     pub(super) fn require_state(self) -> bool {
         self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.include_steps()
     }

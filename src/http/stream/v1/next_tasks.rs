@@ -61,8 +61,8 @@ impl NextTasks {
         }
     }
 
-    /// Whether an event implies that the calls of the last answer have started. An interrupt does not: it may come
-    /// before.
+    /// Returns true if an event implies that the calls of the last answer have started. An interrupt does not: it may
+    /// come before.
     pub(super) fn are_calls(event: &EventBody) -> bool {
         !matches!(event, EventBody::Fact(Fact::Asked { .. })) && Self::inferred_from(event, None) == Self::Calls
     }

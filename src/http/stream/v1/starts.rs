@@ -27,7 +27,7 @@ pub(super) enum StartKind {
 pub(super) struct Start {
     /// A hash of the step. It is the same in every process, since clients send it back.
     key: u32,
-    /// Whether it is sent with a stored event, so that other readers may have received it before.
+    /// True if it is sent with a stored event, so that other readers may have received it before.
     is_late: bool,
 }
 

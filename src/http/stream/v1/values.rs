@@ -17,7 +17,7 @@ const INTERRUPT: &str = "__interrupt__";
 pub(super) struct UpdateOrNull<'a>(pub &'a Update);
 
 impl UpdateOrNull<'_> {
-    /// Whether clients see nothing of the update.
+    /// Returns true if clients see nothing of the update.
     pub(super) fn is_empty(&self) -> bool {
         self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| self.0.hides(name))
     }

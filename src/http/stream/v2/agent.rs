@@ -15,7 +15,7 @@ pub(super) struct TrackedAgent {
     pub fold: AgentFold,
     /// The agent's name and namespace in frames.
     pub source: FrameSource,
-    /// Whether clients were told that the agent is running.
+    /// True if clients were told that the agent is running.
     pub is_running: bool,
     /// The calls without a result, with their index in the step.
     pub open_calls: BTreeMap<String, usize>,

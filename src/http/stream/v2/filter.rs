@@ -46,7 +46,8 @@ pub enum Channel {
 }
 
 impl Channel {
-    /// Whether the channel includes an agent of this visibility. The other channels reveal its state or its messages.
+    /// Returns true if the channel includes an agent of this visibility. The other channels reveal its state or its
+    /// messages.
     pub fn shows(self, visibility: Visibility) -> bool {
         match self {
             Self::Lifecycle | Self::Input => visibility >= Visibility::Status,
@@ -134,15 +135,15 @@ impl Filter {
         at.is_some()
     }
 
-    /// Whether the filter includes an event of `channel` about the agent at `namespace`; `name` is the name of a custom
-    /// event.
+    /// Returns true if the filter includes an event of `channel` about the agent at `namespace`; `name` is the name of
+    /// a custom event.
     pub fn wants(&self, channel: Channel, namespace: &[String], name: Option<&str>) -> bool {
         let is_named =
             || channel == Channel::Custom && name.is_some_and(|name| self.custom_names.iter().any(|n| n == name));
         (self.has(channel) || is_named()) && self.covers(namespace)
     }
 
-    /// Whether the filter includes the channel for any agent.
+    /// Returns true if the filter includes the channel for any agent.
     pub fn has(&self, channel: Channel) -> bool {
         self.channels & channel.bit() != 0
     }
@@ -156,14 +157,14 @@ impl Filter {
             && source
                 .iter()
                 .zip(namespace)
-                .all(|(wanted, segment)| is_segment(wanted, segment))
+                .all(|(pattern, segment)| is_segment(pattern, segment))
             && self.depth.is_none_or(|depth| namespace.len() - source.len() <= depth)
     }
 }
 
-/// Whether a segment matches: the same segment, or any of that name.
-fn is_segment(wanted: &str, segment: &str) -> bool {
-    wanted == segment || !wanted.contains(':') && segment.split(':').next() == Some(wanted)
+/// Returns true if a segment matches: the same segment, or any of that name.
+fn is_segment(pattern: &str, segment: &str) -> bool {
+    pattern == segment || !pattern.contains(':') && segment.split(':').next() == Some(pattern)
 }
 
 fn namespaces(params: &Value) -> Vec<Vec<String>> {

@@ -52,7 +52,7 @@ pub struct StreamFilter {
 }
 
 impl StreamFilter {
-    /// Whether a subscription includes the channel.
+    /// Returns true if a subscription includes the channel.
     pub fn has(&self, channel: Channel) -> bool {
         self.filters.iter().any(|filter| filter.has(channel))
     }

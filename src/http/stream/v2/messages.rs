@@ -32,7 +32,7 @@ struct Answer {
     ended: bool,
     /// The number of the next chunk.
     next: u32,
-    /// Whether a chunk was missed. The rest then waits for the complete message.
+    /// True if a chunk was missed. The rest then waits for the complete message.
     has_gap: bool,
 }
 

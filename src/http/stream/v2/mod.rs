@@ -62,7 +62,7 @@ pub struct V2Presenter {
     /// The filter of the reader; it may change at any time.
     pub filter: StreamFilter,
     run: Option<CurrentRun>,
-    /// Whether clients were told that the run is running.
+    /// True if clients were told that the run is running.
     running: bool,
     agents: BTreeMap<Lane, TrackedAgent>,
     /// The interrupts that were sent in this run. Callers repeat those of their subagents.
@@ -253,7 +253,7 @@ impl V2Presenter {
         agent.open_calls.clear();
     }
 
-    /// Whether a subagent works, or has worked, on this call of the agent.
+    /// Returns true if a subagent works, or has worked, on this call of the agent.
     fn is_delegated(&self, agent: &TrackedAgent, call: Option<&str>) -> bool {
         let depth = agent.source.segments.len();
         call.is_some()

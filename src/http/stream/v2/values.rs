@@ -34,7 +34,7 @@ impl Serialize for StreamedValues<'_> {
 pub(super) struct Writes<'a>(pub &'a Update);
 
 impl Writes<'_> {
-    /// Whether clients see nothing of the writes.
+    /// Returns true if clients see nothing of the writes.
     pub(super) fn is_empty(&self) -> bool {
         let Update {
             messages,
@@ -176,9 +176,9 @@ pub(super) fn without_id(metadata: &Map<String, Value>) -> Map<String, Value> {
 
 /// The reasoning of a model's message.
 pub(super) fn reasoning(message: &Message) -> Option<&str> {
-    let said = message
+    let text = message
         .additional_kwargs
         .get("reasoning_content")
         .and_then(Value::as_str);
-    said.filter(|said| !said.is_empty())
+    text.filter(|text| !text.is_empty())
 }

@@ -27,7 +27,7 @@ pub(super) struct Agent {
 pub(super) struct Play {
     pub events: Vec<Event>,
     pub states: HashMap<CheckpointId, Arc<State>>,
-    standings: HashMap<CheckpointId, AgentSnapshot>,
+    snapshots: HashMap<CheckpointId, AgentSnapshot>,
     run: RunId,
     asking: bool,
 }
@@ -46,7 +46,7 @@ impl Play {
         Self {
             events: vec![],
             states: HashMap::new(),
-            standings: HashMap::new(),
+            snapshots: HashMap::new(),
             run: RunId::mint(),
             asking: false,
         }
@@ -124,12 +124,12 @@ impl Play {
     fn entry(&mut self, agent: &Agent, entry: Entry) {
         self.states.insert(entry.id, Arc::new(agent.machine.state.clone()));
         let entry = Arc::new(entry);
-        let standing = AgentSnapshot {
+        let snapshot = AgentSnapshot {
             entry: Arc::clone(&entry),
             run: Some(self.run),
-            asked: vec![],
+            interrupts: vec![],
         };
-        self.standings.insert(entry.id, standing);
+        self.snapshots.insert(entry.id, snapshot);
         self.put(agent, EventBody::Entry(entry));
     }
 
@@ -228,10 +228,10 @@ impl Play {
             key: None,
         };
         let asked = agent.machine.hook_asked(&agent.plan, vec![question]).remove(0);
-        let standing = agent.machine.head.and_then(|head| self.standings.get_mut(&head));
-        standing
+        let snapshot = agent.machine.head.and_then(|head| self.snapshots.get_mut(&head));
+        snapshot
             .into_iter()
-            .for_each(|standing| standing.asked.push(asked.clone()));
+            .for_each(|snapshot| snapshot.interrupts.push(asked.clone()));
         self.repeat(agent, &asked);
         asked
     }
@@ -258,7 +258,7 @@ impl Play {
         );
     }
 
-    /// What a reader gets of these events.
+    /// The frames that a reader gets for these events.
     pub(super) fn read(&self, events: &[Event], modes: &[StreamMode], subgraphs: bool) -> Vec<Frame> {
         let facts = RunInfo {
             run: self.run,
@@ -277,7 +277,7 @@ impl Play {
                 let needs = presenter.needs(event);
                 let loaded = Loaded {
                     state: needs.state.map(|id| Arc::clone(&self.states[&id])),
-                    resumed: needs.resumed.and_then(|id| self.standings.get(&id)).cloned(),
+                    resumed: needs.resumed.and_then(|id| self.snapshots.get(&id)).cloned(),
                 };
                 presenter.present(event, loaded)
             })
