@@ -3,6 +3,7 @@
 //! message.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock};
@@ -12,15 +13,17 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 /// The environment variable with the URL of the server.
 const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
 
-/// A shell script that starts a server on a socket in a directory of its own, prints the directory, and stops the
-/// server when standard input closes, so that nothing is left however this process ends.
+/// A shell script that starts a server in a new directory, prints the directory, and waits until standard input closes.
+/// The system closes it when this process ends, in whatever way; the script then stops the server and deletes the
+/// directory. Signals for a terminal or a group of processes must not end the script before that.
 const SCRIPT: &str = r#"
+trap '' INT TERM HUP
 cd /
-dir=$(mktemp -d /tmp/adjutant-postgres-XXXXXX) || exit 1
+dir=$(mktemp -d "$2/adjutant-postgres-XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
-trap '' INT
 "$1/initdb" -D "$dir/data" -U adjutant -A trust -E UTF8 --locale=C --no-sync >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log"; exit 1; }
-"$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
+"$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c synchronous_commit=off -c full_page_writes=off \
+    -c autovacuum=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
 server=$!
 tries=0
 until [ -S "$dir/.s.PGSQL.5432" ] && "$1/pg_isready" -q -h "$dir"; do
@@ -99,13 +102,16 @@ fn start_server() -> Option<String> {
     static PIPES: Mutex<Vec<std::process::ChildStdin>> = Mutex::new(Vec::new());
     let programs = installed_programs()?;
     let mut command = as_ordinary_user();
-    let started = command.args(["sh", "-c", SCRIPT, "postgres", &programs]);
-    let mut child = started
+    command
+        .args(["sh", "-c", SCRIPT, "postgres", &programs])
+        .arg(std::env::temp_dir());
+    // Outside the process group of the tests, whose signals would end the server before it is cleaned up.
+    command.process_group(0);
+    let started = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
+        .stderr(Stdio::null());
+    let mut child = started.spawn().ok()?;
     // Kept until the process ends, which closes the pipe and stops the server.
     PIPES
         .lock()

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::actors::Run;
-use crate::support::{Human, TestServer, call, on_both_engines, script, task};
+use crate::support::{Engine, Human, TestServer, call, on_both_engines, play, program, script, task};
 
 #[path = "../../../examples/embedding.rs"]
 #[expect(dead_code, reason = "its `main` is not called here")]
@@ -370,6 +370,25 @@ async fn a_program_that_has_ended_is_never_run_again(server: TestServer) {
     run.finishes().await;
     assert_eq!(alice.transcript().await[2], "task: dug");
     assert_eq!(server.tools.calls_of("dig").len(), 1);
+}
+
+/// Other tests run this test in another process, with a configuration in its environment: it then is that program.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_runs_in_a_process_of_its_own() {
+    if program::serves().await {
+        return;
+    }
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.is_embedded().await;
+        server.moves_into_a_process().await;
+        let alice = server.human("coded").await;
+        alice.says("hello").await;
+        assert_eq!(
+            alice.transcript().await,
+            ["human: hello", "ai: echo of the house: hello"]
+        );
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

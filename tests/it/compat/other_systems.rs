@@ -1,31 +1,31 @@
 //! The examples for those who come from other systems do what is promised there, by configuration alone.
 
 use std::path::Path;
-use std::process::Child;
 
 use serde_json::json;
 
 use crate::support::actors::Human;
 use crate::support::client::Client;
-use crate::support::server::run_in_a_folder;
+use crate::support::process::{Process, server_in};
 use crate::support::{call, script, task};
 
-/// The server of an example. It stops with the test, however that ends.
+/// The server of an example.
 struct Example {
-    child: Child,
     client: Client,
+    _process: Process,
     _folder: tempfile::TempDir,
 }
 
 impl Example {
-    fn begins(name: &str) -> Self {
+    async fn start(name: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/coming-from/{name}.toml"));
-        let arguments = ["--config", file.to_str().expect("a path of text")];
-        let (base, child) = run_in_a_folder(&arguments, folder.path());
+        let mut command = server_in(folder.path());
+        command.args(["--listen", "127.0.0.1:0", "--config"]).arg(file);
+        let process = Process::start(command).await;
         Self {
-            child,
-            client: Client::new(&base),
+            client: Client::new(&process.base().await),
+            _process: process,
             _folder: folder,
         }
     }
@@ -35,16 +35,9 @@ impl Example {
     }
 }
 
-impl Drop for Example {
-    fn drop(&mut self) {
-        self.child.kill().expect("SIGKILL");
-        self.child.wait().expect("an end");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_shape() {
-    let example = Example::begins("deepagents");
+    let example = Example::start("deepagents").await;
     let alice = example.human("research").await;
     let verdict = json!({"verdict": "sound", "confidence": 0.5});
     let calls = [
@@ -80,7 +73,7 @@ async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_sha
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ran_with_synaptic_may_leave_the_type_out_and_nests_three_deep() {
-    let example = Example::begins("synaptic");
+    let example = Example::start("synaptic").await;
     let alice = example.human("coder").await;
     let order = |id: &str, what: String, who: Option<&str>| match who {
         None => call(id, "task", json!({"description": what})),
@@ -109,7 +102,7 @@ async fn what_ran_with_synaptic_may_leave_the_type_out_and_nests_three_deep() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_ran_with_sagents_asks_from_within_and_ends_with_the_tool_it_was_to_use() {
-    let example = Example::begins("sagents");
+    let example = Example::start("sagents").await;
     let alice = example.human("desk").await;
     let order = |id: &str, who: &str, what: String| call(id, "task", json!({"instructions": what, "task_name": who}));
     let search = script()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::agents::background_tasks::{boss, notifications, start, the_task};
-use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engines, script};
+use crate::support::{Human, TestServer, eventually, lookup, on_both_engines, on_postgres, script};
 
 /// The instants at which a server dies, in microseconds after the first sign of what matters.
 pub(crate) const INSTANTS: [u64; 7] = [0, 3_000, 8_000, 15_000, 30_000, 70_000, 150_000];
@@ -113,11 +113,11 @@ async fn a_task_that_was_at_work_goes_on_in_the_next_process(server: TestServer)
     all_is_told_once(&server, &alice).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_servers_on_one_database_tell_an_outcome_once() {
-    let Some(server) = TestServer::start(Engine::Postgres).await else {
-        return;
-    };
+on_postgres! {
+    two_servers_on_one_database_tell_an_outcome_once,
+}
+
+async fn two_servers_on_one_database_tell_an_outcome_once(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let twin = server.gets_a_twin().await;
     let mut people = vec![];
@@ -138,5 +138,4 @@ async fn two_servers_on_one_database_tell_an_outcome_once() {
         );
     }
     twin.leaves().await;
-    server.finish().await;
 }

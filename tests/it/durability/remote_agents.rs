@@ -1,43 +1,16 @@
-//! Either of two servers that work together may die at any instant, and nothing is begun twice.
+//! Either of two servers that work together may die at any instant, and nothing is started twice.
 //!
-//! `ADJUTANT_KILLS` says how many instants on each engine (a fifth of the 50 of `crash`), `ADJUTANT_KILL_SEED` repeats what chance did.
+//! Each server is killed a fifth as often as [`random::kills`] says.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::random::{self, Random};
 use crate::remote::awaited::{Peer, far};
 use crate::support::actors::Human;
 use crate::support::proxy::ProxyState;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script};
-
-/// Numbers without an order.
-struct Chance(u64);
-
-impl Chance {
-    fn seeded() -> Self {
-        let given = std::env::var("ADJUTANT_KILL_SEED")
-            .ok()
-            .and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0) | 1;
-        println!("ADJUTANT_KILL_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end.max(1)
-    }
-}
-
-fn kills() -> u64 {
-    let given = std::env::var("ADJUTANT_KILLS")
-        .ok()
-        .and_then(|text| text.parse::<u64>().ok());
-    given.map_or(10, |kills| kills.div_ceil(5))
-}
 
 /// Two pieces of work for the other server, one of which needs an approval there.
 fn wish(mark: &str) -> String {
@@ -149,10 +122,10 @@ on_both_engines! {
 
 async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: TestServer) {
     let peer = Peer::of(&server).await;
-    let mut chance = Chance::seeded();
+    let mut random = Random::seeded();
     server.moves_into_a_process().await;
     let mut took = Duration::from_millis(600);
-    for number in 0..=kills() {
+    for number in 0..=random::kills().div_ceil(5) {
         let alice = server.human("caller").await;
         let mark = format!("kill-{number}");
         let began = Instant::now();
@@ -161,7 +134,7 @@ async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: Te
         if number > 0 {
             let most = u64::try_from(took.as_micros()).expect("a short story");
             // The one kind of sleep that is the point of these tests.
-            tokio::time::sleep(Duration::from_micros(chance.below(most))).await;
+            tokio::time::sleep(Duration::from_micros(random.below(most))).await;
             server.is_killed_and_started_again().await;
         }
         sees_it_through(&alice).await;
@@ -174,14 +147,14 @@ async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: Te
 
 async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer) {
     let peer = Peer::of(&server).await;
-    let mut chance = Chance::seeded();
+    let mut random = Random::seeded();
     peer.server.moves_into_a_process().await;
-    for number in 1..=kills() {
+    for number in 1..=random::kills().div_ceil(5) {
         let alice = server.human("caller").await;
         let mark = format!("kill-{number}");
         let research = script().calls(lookup("c1", &mark)).says("it is known");
         alice.asks(script().calls(far("t1", research)).says("done")).await;
-        tokio::time::sleep(Duration::from_micros(chance.below(400_000))).await;
+        tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
         peer.server.is_killed_and_started_again().await;
         sees_it_through(&alice).await;
         assert_eq!(

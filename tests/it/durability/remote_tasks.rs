@@ -9,7 +9,7 @@ use crate::durability::background_tasks::{INSTANTS, all_is_told_once};
 use crate::remote::awaited::Peer;
 use crate::remote::background_tasks::{chief, runs_there};
 use crate::support::proxy::ProxyState;
-use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, script};
+use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script};
 
 /// A message that has a task begun whose agent calls a tool on the other server.
 fn wish(id: &str) -> String {
@@ -119,11 +119,11 @@ async fn a_task_that_was_cancelled_is_stopped_there_by_the_next_process(server: 
     peer.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_servers_on_one_database_tell_what_a_third_one_did_once() {
-    let Some(server) = TestServer::start(Engine::Postgres).await else {
-        return;
-    };
+on_postgres! {
+    two_servers_on_one_database_tell_what_a_third_one_did_once,
+}
+
+async fn two_servers_on_one_database_tell_what_a_third_one_did_once(server: TestServer) {
     let peer = pair(&server).await;
     let twin = server.gets_a_twin().await;
     let mut people = vec![];
@@ -145,5 +145,4 @@ async fn two_servers_on_one_database_tell_what_a_third_one_did_once() {
     }
     twin.leaves().await;
     peer.finish().await;
-    server.finish().await;
 }

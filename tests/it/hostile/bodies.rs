@@ -1,5 +1,6 @@
 //! Bodies of requests: too large, too slow, too many at once; and connections that do nothing.
 
+use std::process::Command;
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt, stream};
@@ -12,7 +13,7 @@ use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::client::Client;
-use crate::support::server::run_with_descriptors;
+use crate::support::process::Process;
 use crate::support::{Engine, TestServer, eventually, on_both_engines};
 
 /// Long enough for anything that does not wait for a time limit of its own, which are thirty seconds and more.
@@ -196,7 +197,13 @@ async fn a_body_counts_for_what_it_takes_when_it_is_parsed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_do_nothing_make_room_for_those_that_ask() {
     let folder = tempfile::tempdir().expect("a directory");
-    let (base, mut child) = run_with_descriptors(256, folder.path());
+    let program = env!("CARGO_BIN_EXE_adjutant");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -n 256 && exec \"$0\" --listen 127.0.0.1:0", program])
+        .current_dir(folder.path());
+    let server = Process::start(command).await;
+    let base = server.base().await;
     let client = Client::new(&base);
     let address = base.replacen("http://", "", 1);
     let mut silent = vec![];
@@ -224,8 +231,6 @@ async fn connections_that_do_nothing_make_room_for_those_that_ask() {
         .await
         .expect("it is answered");
     made.ok();
-    child.kill().expect("it runs");
-    child.wait().expect("it is dead");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Error;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::server::run_public;
+use crate::support::process::{Process, server_in};
 use crate::support::viewer::Viewer;
 use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, script};
 
@@ -419,8 +419,10 @@ fn an_address_that_other_machines_reach_is_refused_unless_that_is_wanted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_on_all_addresses_answers_under_addresses_and_under_no_name_that_it_was_not_given() {
     let folder = tempfile::tempdir().expect("a directory");
-    let (base, mut child) = run_public(folder.path());
-    let client = Client::new(&base);
+    let mut command = server_in(folder.path());
+    command.args(["--listen", "0.0.0.0:0", "--insecure-no-auth"]);
+    let server = Process::start(command).await;
+    let client = Client::new(&server.base().await);
     get(&client, "/ok", &[("host", "192.168.0.7:8123")]).await.ok();
     get(&client, "/ok", &[("host", "rebind.evil.example")])
         .await
@@ -432,8 +434,6 @@ async fn a_server_on_all_addresses_answers_under_addresses_and_under_no_name_tha
         takes_body: true,
     };
     send(&client, &endpoint, &origin, "{}").await.refused(403);
-    child.kill().expect("it runs");
-    child.wait().expect("it is dead");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use serde_json::{Value, json};
 
-use super::logs::Process;
+use super::logs::start_with_a_pipe;
 use crate::api::crons::all_are_due;
 use crate::support::client::reply;
 use crate::support::{Human, TestServer, call, eventually, on_both_engines, script};
@@ -115,7 +115,7 @@ async fn a_cron_that_finds_the_queue_full_is_met_when_there_is_room(server: Test
     for (limit, refusal) in limits {
         is_bounded(&server, &format!("{limit} = 1")).await;
         server.goes_away().await;
-        let (process, mut log) = Process::with_a_pipe(&server, "info");
+        let (process, mut log) = start_with_a_pipe(&server, "info");
         let client = server.client();
         let alice = server.human("agent").await;
         assert_eq!(put_off(&server, &alice).await, 200);

@@ -21,13 +21,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
 use crate::compat::sdk::{python, runs_to_its_end};
 use crate::support::client::Client;
-use crate::support::server::run_in_a_folder;
+use crate::support::process::{Process, server_in};
 
 /// Where the documents take the server to be.
 const BASE: &str = "http://127.0.0.1:8123";
@@ -274,34 +274,30 @@ fn mistakes(place: &str, files: &[(String, String)]) -> Option<String> {
     (!fine).then(|| format!("{place}:\n{said}"))
 }
 
-/// A server for one session. It stops with it, however that ends.
+/// The server of one session.
 struct Demonstration {
-    child: Child,
     base: String,
+    _process: Process,
     folder: tempfile::TempDir,
 }
 
 impl Demonstration {
     /// Starts the demonstration, or a server with this configuration.
-    fn begins(configuration: &str) -> Self {
+    async fn start(configuration: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
-        let file = folder.path().join("documents.toml");
-        let arguments = match configuration {
-            "" => vec![],
-            text => {
-                fs::write(&file, text).expect("a configuration");
-                vec!["--config", file.to_str().expect("a path of text")]
-            }
-        };
-        let (base, child) = run_in_a_folder(&arguments, folder.path());
-        Self { child, base, folder }
-    }
-}
-
-impl Drop for Demonstration {
-    fn drop(&mut self) {
-        self.child.kill().expect("SIGKILL");
-        self.child.wait().expect("an end");
+        let mut command = server_in(folder.path());
+        command.args(["--listen", "127.0.0.1:0"]);
+        if !configuration.is_empty() {
+            let file = folder.path().join("documents.toml");
+            fs::write(&file, configuration).expect("a configuration");
+            command.arg("--config").arg(file);
+        }
+        let process = Process::start(command).await;
+        Self {
+            base: process.base().await,
+            _process: process,
+            folder,
+        }
     }
 }
 
@@ -314,7 +310,7 @@ async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: 
         .collect();
     assert!(!blocks.is_empty(), "no session is in {languages:?}");
     for block in blocks {
-        let server = Demonstration::begins(&block.around());
+        let server = Demonstration::start(&block.around()).await;
         let mut command = Command::new(program);
         command
             .args([options, &block.text.replace(BASE, &server.base)])
@@ -355,7 +351,7 @@ async fn the_sessions_with_the_python_sdk_come_to_their_end() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_bodies_of_requests_are_taken() {
-    let server = Demonstration::begins("");
+    let server = Demonstration::start("").await;
     let client = Client::new(&server.base);
     for block in blocks_marked("send") {
         let words: Vec<&str> = block.words().collect();

@@ -9,7 +9,7 @@ use reqwest::redirect::Policy;
 use serde_json::{Value, json};
 
 use crate::support::client::Client;
-use crate::support::server::port_in;
+use crate::support::process::port_in;
 use crate::support::{Engine, TestServer, eventually};
 
 /// An agent that plays scripts.

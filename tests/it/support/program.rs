@@ -1,6 +1,7 @@
 //! A program that embeds the server, with its own tools, policies, models and subagents.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use adjutant::{
@@ -15,8 +16,8 @@ use serde_json::{Value, json};
 pub(crate) const CONFIGURATION: &str = include_str!("program.toml");
 
 /// The environment variables of the program's process.
-pub(crate) const CONFIG: &str = "ADJUTANT_TEST_PROGRAM_CONFIG";
-pub(crate) const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
+const CONFIG: &str = "ADJUTANT_TEST_PROGRAM_CONFIG";
+const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
 
 /// Builds the program. Its subagents call the tool `dig` at `tools`.
 pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
@@ -246,20 +247,32 @@ impl Model for EchoModel {
     }
 }
 
-/// Runs the program as a process of its own, which tests start and kill. This is not a test.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the program that other tests start"]
-async fn the_program() {
+/// Returns the command that runs the program in a process of its own: this executable with the one test that calls
+/// [`serves`].
+pub(crate) fn command(configuration: &Path, tools: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the program of the tests"));
+    command.args([
+        "--exact",
+        "agents::embedding::a_program_runs_in_a_process_of_its_own",
+        "--nocapture",
+    ]);
+    command.env(CONFIG, configuration).env(TOOLS, tools);
+    command.current_dir(configuration.parent().expect("a folder"));
+    command.stdout(Stdio::null());
+    command
+}
+
+/// Serves until the process ends, if this process was started by [`command`]. Returns whether it was.
+pub(crate) async fn serves() -> bool {
     let Ok(configuration) = std::env::var(CONFIG) else {
-        return;
+        return false;
     };
     let tools = std::env::var(TOOLS).expect("where the tools are");
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    program(Path::new(&configuration), &tools)
-        .serve()
-        .await
-        .expect("it serves");
+    let served = program(Path::new(&configuration), &tools).serve().await;
+    served.expect("it serves");
+    true
 }
