@@ -38,9 +38,9 @@ on_both_engines! {
     files_are_written_read_changed_found_and_deleted,
     files_stay_from_turn_to_turn,
     files_can_be_given_with_the_input,
-    mistakes_are_told_with_what_would_be_right,
-    paths_that_lead_out_are_refused,
-    of_two_changes_to_one_file_in_one_message_only_the_first_is_made,
+    errors_of_file_tools_name_the_correction,
+    paths_outside_of_the_root_are_refused,
+    a_second_change_to_a_file_in_one_answer_is_refused,
     a_result_too_long_for_a_conversation_becomes_a_file,
     the_report_of_a_subagent_can_be_too_long_as_well,
 }
@@ -74,11 +74,8 @@ async fn files_are_written_read_changed_found_and_deleted(server: TestServer) {
     assert_eq!(said[2], "read_file: @@ lines 2-2 of 3 | next offset 2 @@\ntwo");
     assert_eq!(said[4], "ls: ['/notes/a.txt', '/notes/b.md']");
     assert_eq!(said[5], "glob: ['/notes/b.md']");
-    assert!(
-        said[6].contains("/notes/a.txt: 1") && said[6].contains("/notes/b.md: 1"),
-        "{}",
-        said[6]
-    );
+    assert!(said[6].contains("/notes/a.txt: 1"), "{}", said[6]);
+    assert!(said[6].contains("/notes/b.md: 1"), "{}", said[6]);
     assert_eq!(said[7], "delete: Deleted /notes/b.md");
     assert_eq!(files(&alice).await, json!({"/notes/a.txt": "1\ntwo\nthree"}));
 }
@@ -95,13 +92,13 @@ async fn files_can_be_given_with_the_input(server: TestServer) {
     let text = script()
         .calls(call("c1", "read_file", json!({"file_path": "/given.txt"})))
         .says("done");
-    let mut body = alice.wish(text, json!({}));
+    let mut body = alice.run_body(text, json!({}));
     body["input"]["files"] = json!({"/given.txt": {"content": "as given", "encoding": "utf-8"}});
     alice.starts(body).await.finishes().await;
     assert_eq!(alice.transcript().await[2], "read_file: @@ lines 1-1 of 1 @@\nas given");
 }
 
-async fn mistakes_are_told_with_what_would_be_right(server: TestServer) {
+async fn errors_of_file_tools_name_the_correction(server: TestServer) {
     let alice = server.human("plain").await;
     let edit = |id: &str, old: &str, all: bool| {
         call(
@@ -122,27 +119,18 @@ async fn mistakes_are_told_with_what_would_be_right(server: TestServer) {
         ],
     )
     .await;
-    assert!(
-        said[1].starts_with("edit_file failed:") && said[1].contains('2'),
-        "{}",
-        said[1]
-    );
+    assert!(said[1].starts_with("edit_file failed:"), "{}", said[1]);
+    assert!(said[1].contains('2'), "{}", said[1]);
     assert!(said[2].starts_with("edit_file failed:"), "{}", said[2]);
-    assert!(
-        said[3].starts_with("read_file failed:") && said[3].contains("/nowhere.txt"),
-        "{}",
-        said[3]
-    );
-    assert!(
-        said[4].starts_with("read_file failed:") && said[4].contains('1'),
-        "{}",
-        said[4]
-    );
+    assert!(said[3].starts_with("read_file failed:"), "{}", said[3]);
+    assert!(said[3].contains("/nowhere.txt"), "{}", said[3]);
+    assert!(said[4].starts_with("read_file failed:"), "{}", said[4]);
+    assert!(said[4].contains('1'), "{}", said[4]);
     assert!(said[5].starts_with("edit_file: "), "{}", said[5]);
     assert_eq!(files(&alice).await, json!({"/a.txt": "x x"}));
 }
 
-async fn paths_that_lead_out_are_refused(server: TestServer) {
+async fn paths_outside_of_the_root_are_refused(server: TestServer) {
     let alice = server.human("plain").await;
     let paths = ["/../etc/passwd", "~/secret", "C:\\secret", "/a/../../b"];
     let calls = paths
@@ -157,7 +145,7 @@ async fn paths_that_lead_out_are_refused(server: TestServer) {
     assert_eq!(files(&alice).await, json!({}));
 }
 
-async fn of_two_changes_to_one_file_in_one_message_only_the_first_is_made(server: TestServer) {
+async fn a_second_change_to_a_file_in_one_answer_is_refused(server: TestServer) {
     let alice = server.human("plain").await;
     let calls = [
         write("c1", "/a.txt", "first"),
@@ -187,11 +175,8 @@ async fn a_result_too_long_for_a_conversation_becomes_a_file(server: TestServer)
         .await;
     let said = alice.transcript().await;
     assert!(said[2].len() < 10_000, "{} characters", said[2].len());
-    assert!(
-        said[2].contains("100000 characters") && said[2].contains("/large_tool_results/b_1"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].contains("100000 characters"), "{}", said[2]);
+    assert!(said[2].contains("/large_tool_results/b_1"), "{}", said[2]);
     let files = files(&alice).await;
     assert_eq!(files["/large_tool_results/b_1"].as_str().map(str::len), Some(100_000));
 }
@@ -207,11 +192,8 @@ async fn the_report_of_a_subagent_can_be_too_long_as_well(server: TestServer) {
         )
         .await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("task: ") && said[2].contains("/large_tool_results/t1"),
-        "{:.300}",
-        said[2]
-    );
+    assert!(said[2].starts_with("task: "), "{:.300}", said[2]);
+    assert!(said[2].contains("/large_tool_results/t1"), "{:.300}", said[2]);
     assert_eq!(
         files(&alice).await["/large_tool_results/t1"].as_str().map(str::len),
         Some(90_000)

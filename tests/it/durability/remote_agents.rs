@@ -12,8 +12,8 @@ use crate::support::actors::Human;
 use crate::support::proxy::ProxyState;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script};
 
-/// Two pieces of work for the other server, one of which needs an approval there.
-fn wish(mark: &str) -> String {
+/// Returns a message that delegates two tasks to the other server, one of which needs an approval there.
+fn message(mark: &str) -> String {
     let research = script().calls(lookup("c1", mark)).says("it is known");
     let mailing = script().calls(mail("m1", mark)).says("it is sent");
     script()
@@ -22,7 +22,7 @@ fn wish(mark: &str) -> String {
         .to_string()
 }
 
-const STORY: [&str; 5] = [
+const TRANSCRIPT: [&str; 5] = [
     "human: …",
     "ai calls task, task",
     "task: it is known",
@@ -30,39 +30,28 @@ const STORY: [&str; 5] = [
     "ai: done",
 ];
 
-/// Whether a server answers now; one that is dead or begins does not.
-async fn is_there(human: &Human, path: &str) -> Option<Value> {
-    let reply = human
-        .client()
-        .request(reqwest::Method::GET, &human.path(path))
-        .send()
-        .await
-        .ok()?;
-    reply.json().await.ok()
-}
-
-/// Answers what is asked until nothing is left to do.
-async fn sees_it_through(human: &Human) {
-    let story = async {
+/// Approves all interrupts until the thread is idle.
+async fn completes(human: &Human) {
+    let completing = async {
         let mut pause = tokio::time::interval(Duration::from_millis(20));
         while !is_over(human).await {
             pause.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(90), story)
+    tokio::time::timeout(Duration::from_secs(90), completing)
         .await
-        .expect("the story comes to its end");
+        .expect("the run comes to its end");
 }
 
-/// Answers what is asked now. Whether nothing is left to do.
+/// Approves the pending interrupts. Returns whether the thread is idle.
 async fn is_over(human: &Human) -> bool {
-    let Some(thread) = is_there(human, "").await else {
+    let Some(thread) = human.try_get("").await else {
         return false;
     };
     if thread["status"] != "interrupted" {
         return thread["status"] == "idle" && thread["values"]["messages"].as_array().is_some_and(|all| all.len() > 1);
     }
-    let Some(asked) = is_there(human, "/interrupts").await else {
+    let Some(asked) = human.try_get("/interrupts").await else {
         return false;
     };
     let asked = asked["interrupts"].as_array().into_iter().flatten();
@@ -84,7 +73,7 @@ async fn is_over(human: &Human) -> bool {
     false
 }
 
-/// How many runs there were on each of the threads there, and how often each tool had an effect.
+/// Checks the number of runs on the threads of the other server, and that each tool was called under one key.
 async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
     let id = human.record().await["thread_id"].clone();
     let client = peer.server.client();
@@ -115,12 +104,12 @@ async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
 }
 
 on_both_engines! {
-    the_server_that_waits_for_another_one_may_die_at_any_instant,
-    the_server_that_does_the_work_may_die_at_any_instant,
-    work_that_was_stopped_here_is_stopped_there_by_the_next_process,
+    a_remote_run_survives_kills_of_the_calling_server,
+    a_remote_run_survives_kills_of_the_executing_server,
+    the_next_process_cancels_a_remote_run,
 }
 
-async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: TestServer) {
+async fn a_remote_run_survives_kills_of_the_calling_server(server: TestServer) {
     let peer = Peer::of(&server).await;
     let mut random = Random::seeded();
     server.moves_into_a_process().await;
@@ -129,23 +118,23 @@ async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: Te
         let alice = server.human("caller").await;
         let mark = format!("kill-{number}");
         let began = Instant::now();
-        alice.asks(wish(&mark)).await;
-        // The first one is not disturbed: it tells how long the story is.
+        alice.asks(message(&mark)).await;
+        // The first run is not disturbed: it measures the duration.
         if number > 0 {
-            let most = u64::try_from(took.as_micros()).expect("a short story");
-            // The one kind of sleep that is the point of these tests.
+            let most = u64::try_from(took.as_micros()).expect("a short run");
+            // A random instant is what these tests are about.
             tokio::time::sleep(Duration::from_micros(random.below(most))).await;
             server.is_killed_and_started_again().await;
         }
-        sees_it_through(&alice).await;
+        completes(&alice).await;
         took = if number == 0 { began.elapsed() } else { took };
-        assert_eq!(alice.transcript().await, STORY, "{mark}");
+        assert_eq!(alice.transcript().await, TRANSCRIPT, "{mark}");
         nothing_happened_twice(&peer, &alice, &mark).await;
     }
     peer.finish().await;
 }
 
-async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer) {
+async fn a_remote_run_survives_kills_of_the_executing_server(server: TestServer) {
     let peer = Peer::of(&server).await;
     let mut random = Random::seeded();
     peer.server.moves_into_a_process().await;
@@ -156,7 +145,7 @@ async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer
         alice.asks(script().calls(far("t1", research)).says("done")).await;
         tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
         peer.server.is_killed_and_started_again().await;
-        sees_it_through(&alice).await;
+        completes(&alice).await;
         assert_eq!(
             alice.transcript().await,
             ["human: …", "ai calls task", "task: it is known", "ai: done"],
@@ -177,7 +166,7 @@ async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer
     peer.finish().await;
 }
 
-async fn work_that_was_stopped_here_is_stopped_there_by_the_next_process(server: TestServer) {
+async fn the_next_process_cancels_a_remote_run(server: TestServer) {
     let peer = Peer::of(&server).await;
     server.moves_into_a_process().await;
     peer.server.tools.hold("lookup");
@@ -185,7 +174,7 @@ async fn work_that_was_stopped_here_is_stopped_there_by_the_next_process(server:
     let research = script().calls(lookup("c1", "x")).says("it is known");
     let run = alice.asks(script().calls(far("t1", research)).says("done")).await;
     peer.server.tools.called("lookup", 1).await;
-    // Nobody there hears of it, and who was about to tell it again and again is dead.
+    // The other server is unreachable, and the process that would repeat the cancellation is killed.
     peer.door.is(ProxyState::Shut);
     run.is_cancelled("interrupt").await.ok();
     eventually(async || run.status().await == "interrupted").await;

@@ -31,7 +31,7 @@ async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8])
     stream
 }
 
-/// Everything until the server closes the connection.
+/// Reads until the server closes the connection.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = vec![];
     // A connection that is reset was closed, too.
@@ -45,14 +45,14 @@ fn metadata(bytes: usize) -> Value {
 }
 
 on_both_engines! {
-    metadata_beyond_its_bound_is_refused_wherever_it_is_given,
+    oversized_metadata_is_refused_by_every_endpoint,
     a_body_without_a_length_is_bounded_like_any_other,
-    a_body_that_does_not_come_is_given_up,
-    a_body_that_does_not_come_holds_up_no_restart,
-    bodies_under_way_are_bounded_together,
+    a_body_that_does_not_arrive_times_out,
+    a_body_that_does_not_arrive_delays_no_restart,
+    concurrent_bodies_share_one_bound,
 }
 
-async fn metadata_beyond_its_bound_is_refused_wherever_it_is_given(server: TestServer) {
+async fn oversized_metadata_is_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let large = metadata((64 << 10) + 1);
@@ -111,7 +111,7 @@ async fn a_body_without_a_length_is_bounded_like_any_other(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
 }
 
-async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
+async fn a_body_that_does_not_arrive_times_out(server: TestServer) {
     server.is_configured("body_timeout_s = 0.1").await;
     let client = server.client();
     let mut half = half_body(&client, "/threads", 100, b"{\"metadata\":").await;
@@ -121,7 +121,7 @@ async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
 }
 
-async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
+async fn a_body_that_does_not_arrive_delays_no_restart(server: TestServer) {
     let client = server.client();
     let mut halves = vec![];
     for path in ["/threads", "/runs/wait", "/store/items", "/threads/search"] {
@@ -138,7 +138,7 @@ async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 1);
 }
 
-async fn bodies_under_way_are_bounded_together(server: TestServer) {
+async fn concurrent_bodies_share_one_bound(server: TestServer) {
     server.is_configured("max_body_bytes_total = 2097152").await;
     let client = server.client();
     let large = 2_000_000;
@@ -181,7 +181,7 @@ async fn bodies_under_way_are_bounded_together(server: TestServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_counts_for_what_it_takes_when_it_is_parsed() {
+async fn a_body_counts_with_its_parsed_size() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("max_body_bytes_total = 2097152").await;
     let client = server.client();
@@ -195,7 +195,7 @@ async fn a_body_counts_for_what_it_takes_when_it_is_parsed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_do_nothing_make_room_for_those_that_ask() {
+async fn idle_connections_are_closed_for_new_requests() {
     let folder = tempfile::tempdir().expect("a directory");
     let program = env!("CARGO_BIN_EXE_adjutant");
     let mut command = Command::new("sh");
@@ -234,11 +234,11 @@ async fn connections_that_do_nothing_make_room_for_those_that_ask() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_too_many_is_closed_and_those_at_work_are_left_alone() {
+async fn a_connection_beyond_the_limit_is_closed() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("max_connections = 1").await;
     let viewer = crate::support::viewer::Viewer::of_new(&server);
-    let busy = viewer.looks().await;
+    let busy = viewer.opens_all().await;
     let other = Client::new(&server.client().base());
     let refused = other.request(Method::GET, "/ok").send().await;
     assert!(refused.is_err(), "{refused:?}");

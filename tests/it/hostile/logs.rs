@@ -62,7 +62,7 @@ fn command(server: &TestServer) -> Command {
     command
 }
 
-/// How many lines of the log were lost.
+/// Returns the number of lost log lines.
 async fn lines_lost(server: &TestServer) -> f64 {
     let metrics = server.client().get("/metrics?format=json").await.ok();
     let all = metrics["metrics"].as_array().expect("a list").clone();
@@ -74,17 +74,17 @@ async fn lines_lost(server: &TestServer) -> f64 {
 }
 
 on_both_engines! {
-    a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told,
-    a_full_disk_under_the_log_keeps_no_server_from_starting,
-    a_log_that_is_not_read_holds_no_request_up,
-    a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log,
-    a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of,
-    a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log,
-    an_essential_task_that_ends_ends_the_server_with_a_reason,
+    a_server_with_an_unread_log_continues_and_can_be_stopped,
+    a_full_disk_for_the_log_does_not_prevent_the_start,
+    an_unread_log_delays_no_request,
+    a_forced_stop_is_in_the_exit_code_and_the_log,
+    a_stop_after_a_failed_stateless_run_logs_no_warning,
+    a_stop_that_takes_too_long_is_in_the_exit_code_and_the_log,
+    the_server_stops_when_an_essential_task_ends,
 }
 
-async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told(server: TestServer) {
-    server.goes_away().await;
+async fn a_server_with_an_unread_log_continues_and_can_be_stopped(server: TestServer) {
+    server.is_stopped().await;
     let (process, log) = start_with_a_pipe(&server, "info");
     drop(log);
     let alice = server.human("plain").await;
@@ -99,8 +99,8 @@ async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_t
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestServer) {
-    server.goes_away().await;
+async fn a_full_disk_for_the_log_does_not_prevent_the_start(server: TestServer) {
+    server.is_stopped().await;
     let process = start_with_a_full_disk(&server).await;
     let client = server.client();
     let listens = async || client.request(reqwest::Method::GET, "/ok").send().await.is_ok();
@@ -113,10 +113,10 @@ async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestSer
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
-    server.goes_away().await;
+async fn an_unread_log_delays_no_request(server: TestServer) {
+    server.is_stopped().await;
     let (process, log) = start_with_a_pipe(&server, "trace");
-    // Far more than a pipe holds, and nobody reads it.
+    // Far more than an unread pipe holds.
     let asks = async {
         for _ in 0..200 {
             server.client().post("/threads/search", json!({"limit": 1})).await.ok();
@@ -131,8 +131,8 @@ async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
-    server.goes_away().await;
+async fn a_forced_stop_is_in_the_exit_code_and_the_log(server: TestServer) {
+    server.is_stopped().await;
     let (process, mut log) = start_with_a_pipe(&server, "info");
     server.tools.hold("slow");
     let alice = server.human("plain").await;
@@ -155,8 +155,8 @@ async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: 
     run.finishes().await;
 }
 
-async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of(server: TestServer) {
-    server.goes_away().await;
+async fn a_stop_after_a_failed_stateless_run_logs_no_warning(server: TestServer) {
+    server.is_stopped().await;
     let (process, mut log) = start_with_a_pipe(&server, "info");
     let client = server.client();
     server.tools.hold("slow");
@@ -168,7 +168,7 @@ async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of
         .ok();
     server.tools.called("slow", 1).await;
     let thread = run["thread_id"].as_str().expect("an id");
-    // Whoever listens keeps the thread for a while.
+    // An open stream keeps the thread for a while.
     let listens = client.get_stream(&format!("/threads/{thread}/stream"), None).await;
     server.tools.let_go("slow");
     let path = format!("/threads/{thread}/runs/{}", run["run_id"].as_str().expect("an id"));
@@ -182,9 +182,9 @@ async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
+async fn a_stop_that_takes_too_long_is_in_the_exit_code_and_the_log(server: TestServer) {
     server.configuration_changes("[server]\n", "[server]\nshutdown_s = 0.5\n");
-    server.goes_away().await;
+    server.is_stopped().await;
     let (process, mut log) = start_with_a_pipe(&server, "info");
     server.tools.hold("slow");
     let alice = server.human("plain").await;
@@ -204,8 +204,8 @@ async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(serv
     run.finishes().await;
 }
 
-async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {
-    server.goes_away().await;
+async fn the_server_stops_when_an_essential_task_ends(server: TestServer) {
+    server.is_stopped().await;
     let clock = Arc::new(BreakableClock(AtomicBool::new(false)));
     let builder = Adjutant::builder()
         .config_file(server.configuration())
@@ -228,7 +228,7 @@ async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestS
     server.is_stopped_and_started_again().await;
 }
 
-/// A clock on which whoever looks panics, once it is broken.
+/// A clock that panics when it is read, once it is broken.
 struct BreakableClock(AtomicBool);
 
 impl Clock for BreakableClock {
@@ -239,9 +239,9 @@ impl Clock for BreakableClock {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_statement_that_cannot_be_logged_does_not_end_the_writes() {
+async fn a_slow_statement_that_cannot_be_logged_does_not_stop_writes() {
     crate::support::play(crate::support::Engine::Sqlite, async |server: TestServer| {
-        server.goes_away().await;
+        server.is_stopped().await;
         let (process, log) = start_with_a_pipe(&server, "info");
         drop(log);
         let mut other = SqliteConnection::connect(&server.database_url())

@@ -29,7 +29,7 @@ use crate::compat::sdk::{python, runs_to_its_end};
 use crate::support::client::Client;
 use crate::support::process::{Process, server_in};
 
-/// Where the documents take the server to be.
+/// The address of the server in the documents.
 const BASE: &str = "http://127.0.0.1:8123";
 
 /// The most lines that the README has.
@@ -53,7 +53,7 @@ struct Block {
     /// The document and the line, for messages.
     place: String,
     language: String,
-    /// What the mark before it says; empty without a mark.
+    /// The text of the mark before it; empty without a mark.
     mark: String,
     text: String,
     /// The lines of the block after it that is marked as its output.
@@ -122,7 +122,7 @@ impl Document {
         headings.map(|line| anchor(line.trim_start_matches('#'))).collect()
     }
 
-    /// Where its links lead.
+    /// Returns the targets of its links.
     fn links(&self) -> Vec<String> {
         let mut links = vec![];
         for line in self.prose() {
@@ -144,7 +144,7 @@ impl Block {
         self.mark.split_whitespace()
     }
 
-    /// What the mark says of `key`.
+    /// Returns the values of `key` in the mark.
     fn said<'b>(&'b self, key: &'b str) -> impl Iterator<Item = &'b str> {
         self.words()
             .filter_map(move |word| word.strip_prefix(key)?.strip_prefix('='))
@@ -247,7 +247,7 @@ fn programs(folder: &Path, text: &str) -> PathBuf {
     bin
 }
 
-/// What `adjutant check` says of the configuration in a folder.
+/// Runs `adjutant check` in a folder.
 fn check(folder: &Path, text: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.arg("check").current_dir(folder);
@@ -258,7 +258,7 @@ fn check(folder: &Path, text: &str) -> Output {
     command.output().expect("the program starts")
 }
 
-/// What is wrong or odd about the configuration that consists of these files.
+/// Returns the errors and warnings about the configuration that consists of these files.
 fn mistakes(place: &str, files: &[(String, String)]) -> Option<String> {
     let folder = tempfile::tempdir().expect("a directory");
     let mut all = String::new();
@@ -301,7 +301,7 @@ impl Demonstration {
     }
 }
 
-/// Plays the sessions in these languages, each against a server of its own.
+/// Runs the sessions in these languages, each against a server of its own.
 async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: &str) {
     let blocks = blocks_marked("session");
     let blocks: Vec<&Block> = blocks
@@ -339,18 +339,18 @@ async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sessions_with_curl_come_to_their_end() {
+async fn the_sessions_with_curl_succeed() {
     sessions_come_to_their_end(&["sh"], "sh", "-euc").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sessions_with_the_python_sdk_come_to_their_end() {
+async fn the_sessions_with_the_python_sdk_succeed() {
     let Some(python) = python() else { return };
     sessions_come_to_their_end(&["python"], &python, "-c").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_bodies_of_requests_are_taken() {
+async fn the_request_bodies_are_accepted() {
     let server = Demonstration::start("").await;
     let client = Client::new(&server.base);
     for block in blocks_marked("send") {
@@ -386,7 +386,7 @@ fn every_example_has_a_mark_that_says_how_it_is_tested() {
 }
 
 #[test]
-fn every_configuration_can_be_used() {
+fn every_configuration_is_valid() {
     let blocks = blocks_marked("check");
     let wrong = blocks.iter().filter_map(|block| {
         mistakes(
@@ -399,7 +399,7 @@ fn every_configuration_can_be_used() {
 }
 
 #[test]
-fn every_file_beside_a_configuration_can_be_used() {
+fn every_file_beside_a_configuration_is_valid() {
     let mut wrong = vec![];
     let mut found = 0;
     for block in documents().iter().flat_map(Document::blocks) {
@@ -416,7 +416,7 @@ fn every_file_beside_a_configuration_can_be_used() {
 }
 
 #[test]
-fn every_answer_that_is_shown_is_json() {
+fn every_shown_response_is_json() {
     for block in blocks_marked("json") {
         let read = serde_json::from_str::<Value>(&block.text);
         assert!(read.is_ok(), "{}: {read:?}", block.place);
@@ -473,6 +473,7 @@ fn every_page_is_in_the_table_of_contents_once() {
     for link in &contents {
         *counts.entry(link).or_default() += 1;
     }
+    assert!(contents.len() > 10, "{contents:?}");
     for page in pages().iter().filter(|page| *page != "SUMMARY.md") {
         assert_eq!(counts.get(page.as_str()), Some(&1), "docs/SUMMARY.md, {page}");
     }
@@ -484,7 +485,7 @@ fn the_readme_is_short() {
     assert!(lines <= LONGEST_README, "the README has {lines} lines");
 }
 
-/// The fields that a table of a configuration may have, as `adjutant check` tells them of one that has another field.
+/// Returns the fields that a table of a configuration may have, from the error about an unknown field.
 fn fields_of(configuration: &str) -> Vec<String> {
     let text = format!("{configuration}\nno_such_field = 1\n");
     let told = mistakes("", &[("adjutant.toml".to_owned(), text)]).expect("a mistake");

@@ -77,7 +77,7 @@ async fn wrecked(_: Scope, state: State) -> Result<Update, Halt> {
     }
 }
 
-/// Asks one question, or two at once when it is told so.
+/// Asks one question, or two at once if its task is `two`.
 async fn asks(scope: Scope, state: State) -> Result<Update, Halt> {
     let wants_two = order(&state) == "two";
     if let (true, [(one, first), (other, second)]) = (wants_two, &scope.answers[..]) {

@@ -152,7 +152,7 @@ impl TestServer {
 
     /// Creates a user of an agent on a thread of their own.
     pub(crate) async fn human(&self, agent: &str) -> Human {
-        Human::arrives(self.client(), agent).await
+        Human::new(self.client(), agent).await
     }
 
     /// Restarts the server as a process of its own, on the same database.
@@ -260,7 +260,7 @@ impl TestServer {
     }
 
     /// Stops the server.
-    pub(crate) async fn goes_away(&self) {
+    pub(crate) async fn is_stopped(&self) {
         let mut running = self.shared.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
     }
@@ -283,13 +283,13 @@ impl TestServer {
     }
 
     /// Restarts the server with `new` instead of `old` in its configuration.
-    pub(crate) async fn is_configured_by(&self, old: &str, new: &str) {
+    pub(crate) async fn is_reconfigured(&self, old: &str, new: &str) {
         self.configuration_changes(old, new);
         self.is_stopped_and_started_again().await;
     }
 
     /// Restarts the server with a clock that only the test moves.
-    pub(crate) async fn lives_by(&self, clock: &ManualClock) {
+    pub(crate) async fn uses_clock(&self, clock: &ManualClock) {
         *self.shared.clock.lock().unwrap() = Some(clock.clone());
         self.is_stopped_and_started_again().await;
     }
@@ -299,12 +299,12 @@ impl TestServer {
     }
 
     /// Starts a second server on the same database, with the same clock.
-    pub(crate) async fn gets_a_twin(&self) -> Twin {
-        self.gets_a_twin_by(self.clock()).await
+    pub(crate) async fn starts_twin(&self) -> Twin {
+        self.starts_twin_with(self.clock()).await
     }
 
     /// Starts a second server on the same database, with this clock or the system clock.
-    pub(crate) async fn gets_a_twin_by(&self, clock: Option<ManualClock>) -> Twin {
+    pub(crate) async fn starts_twin_with(&self, clock: Option<ManualClock>) -> Twin {
         let (base, running) = start_in_process(self.builder(), clock).await;
         Twin {
             client: Client::new(&base),
@@ -313,7 +313,7 @@ impl TestServer {
     }
 
     /// Starts a process on the same database with the same tools, beside the process of this server.
-    pub(crate) async fn gets_a_second_process(&self) -> Self {
+    pub(crate) async fn starts_second_process(&self) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         std::fs::copy(self.configuration(), folder.path().join("adjutant.toml")).expect("a configuration");
         let shared = Shared {
@@ -477,7 +477,7 @@ pub(crate) struct Twin {
 
 impl Twin {
     /// Stops the server.
-    pub(crate) async fn leaves(self) {
+    pub(crate) async fn stops(self) {
         stop(self.running).await;
     }
 }

@@ -58,7 +58,7 @@ on_postgres! {
 
 async fn another_server_continues_the_runs_of_a_killed_one(first: TestServer) {
     runs_in_a_process(&first).await;
-    let second = first.gets_a_second_process().await;
+    let second = first.starts_second_process().await;
     let right = measured(&first, Random::of(1, 0)).await;
     first.tools.forget();
     let mut reviewer = reviewer(&first);
@@ -77,7 +77,7 @@ async fn another_server_continues_the_runs_of_a_killed_one(first: TestServer) {
 
 async fn a_server_that_was_suspended_too_long_writes_nothing_and_its_clients_read_on(first: TestServer) {
     runs_in_a_process(&first).await;
-    let second = first.gets_a_second_process().await;
+    let second = first.starts_second_process().await;
     let right = measured(&first, Random::of(1, 0)).await;
     for calls in 1..=4 {
         first.tools.forget();
