@@ -13,7 +13,8 @@ pub(crate) async fn measure(lab: &Lab) {
         let ten = measure_script(
             lab,
             "ten model and tool steps, one answer",
-            clients, 100,
+            clients,
+            100,
             &tool_steps(10),
         )
         .await;

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
 
-/// An agent `boss` with these lines of its own, and its background agents `writer` and `courier`.
+/// Returns an agent `boss` with these lines, and its background agents `writer` and `courier`.
 pub(crate) fn boss(more: &str) -> String {
     format!(
         r#"
@@ -44,7 +44,7 @@ pub(crate) fn start(id: &str, agent: &str, description: impl ToString) -> Value 
     )
 }
 
-/// A call about a task.
+/// Returns a call about a task.
 pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
     call(id, tool, json!({"task_id": task["task_id"]}))
 }
@@ -95,7 +95,7 @@ pub(crate) async fn has_run(human: &Human, times: usize) -> Vec<Value> {
     human.runs().await
 }
 
-/// The thread of a task as its agent's own.
+/// Returns a user of the thread of a task.
 pub(crate) fn worker(human: &Human, task: &Value) -> Human {
     human.on(task["thread_id"].as_str().expect("an id"))
 }
@@ -114,7 +114,7 @@ async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Va
     (alice, task)
 }
 
-/// The answer of a call about a task, as the model reads it.
+/// Returns the result of a call about a task, as the model reads it.
 pub(crate) async fn answered(human: &Human, call: Value) -> String {
     let tool = call["name"].as_str().expect("a call has a name").to_owned();
     let said = transcript(&human.says(script().calls(call).says("so it is")).await);

@@ -1,4 +1,4 @@
-//! Cancelling the run at the top stops the whole tree at once, whatever its agents are at.
+//! Cancelling a run cancels the whole tree below it.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ fn agents(door: &str) -> String {
     .concat()
 }
 
-/// The statuses of all runs in a tree.
+/// Returns the statuses of all runs in a tree.
 fn statuses(node: &Value) -> Vec<String> {
     let below = node["children"].as_array().expect("a list").iter().flat_map(statuses);
     std::iter::once(node["status"].as_str().expect("a status").to_owned())

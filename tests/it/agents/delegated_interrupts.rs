@@ -1,4 +1,4 @@
-//! A human decides about the calls of subagents, several of which may wait at the same time.
+//! Interrupts of subagents, several of which may be pending at the same time.
 
 use serde_json::{Map, Value, json};
 
@@ -19,7 +19,7 @@ fn two_mailers() -> String {
         .to_string()
 }
 
-/// The two questions, the one about ann first.
+/// Returns the two interrupts, the one about ann first.
 async fn both(human: &Human) -> [Question; 2] {
     let mut questions = human.questions().await;
     questions.sort_by_key(|question| question.0["task_call_id"].to_string());

@@ -9,7 +9,7 @@ use crate::support::{Engine, Human, TestServer, call, on_both_engines, play, pro
 #[expect(dead_code, reason = "its `main` is not called here")]
 mod example;
 
-/// Hands `work` to `subagent` by a tool written in Rust.
+/// Returns a call that delegates `work` to `subagent` by a tool written in Rust.
 fn hand_over(id: &str, subagent: &str, work: &str) -> Value {
     call(id, "hand_over", json!({"to": subagent, "work": work}))
 }
@@ -258,11 +258,14 @@ async fn models_middleware_and_agents_can_be_written_in_rust(server: TestServer)
     let values = alice
         .says(script().calls(task("t1", "thinker", "why")).says("done"))
         .await;
-    assert_eq!(crate::support::transcript(&values)[2], "task: echo of the house: why");
+    assert_eq!(crate::support::transcript(&values)[2], "task: echo of the program: why");
     assert_eq!(values["messages"][1]["additional_kwargs"]["stamp"], "built");
     let bob = server.human("coded").await;
     bob.says("hello").await;
-    assert_eq!(bob.transcript().await, ["human: hello", "ai: echo of the house: hello"]);
+    assert_eq!(
+        bob.transcript().await,
+        ["human: hello", "ai: echo of the program: hello"]
+    );
     let shown = server.client().get("/agents/coded").await.ok();
     assert_eq!(shown["file"], "the program");
 }
@@ -385,7 +388,7 @@ async fn a_program_runs_in_a_process_of_its_own() {
         alice.says("hello").await;
         assert_eq!(
             alice.transcript().await,
-            ["human: hello", "ai: echo of the house: hello"]
+            ["human: hello", "ai: echo of the program: hello"]
         );
     })
     .await;

@@ -27,7 +27,7 @@ fn warden() -> Value {
     })
 }
 
-/// The thread's files to begin with.
+/// Returns the initial files of the thread.
 fn files() -> Value {
     let file = json!({"content": "x", "encoding": "utf-8"});
     json!({"/rules/a.md": file, "/proj/keep/b.md": file, "/proj/c.md": file, "/secret/.d": file})

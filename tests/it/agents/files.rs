@@ -9,7 +9,7 @@ fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
 }
 
-/// The files of the thread with their contents.
+/// Returns the files of the thread with their contents.
 async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
@@ -19,7 +19,7 @@ async fn files(human: &Human) -> Value {
         .collect()
 }
 
-/// Makes the calls one after the other and returns their results.
+/// Executes the calls one after the other and returns their results.
 async fn results(human: &Human, calls: impl IntoIterator<Item = Value>) -> Vec<String> {
     let is_new = human.record().await["values"].is_null();
     let before = if is_new { 0 } else { human.transcript().await.len() };

@@ -1,4 +1,4 @@
-//! The MCP servers of an agent's folder are servers of that agent, as other programs write them down.
+//! The MCP servers in the files of an agent's folder, in the formats of other programs.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::support::{TestServer, call, eventually, on_both_engines, script, task
 
 const SETTINGS: &str = "[agent]\nname = \"reader\"\nmodel = \"scripted:lab\"\n";
 
-/// The folder of an agent in the layout of `deepagents.toml` comes to be, with these servers.
+/// Writes the folder of an agent in the layout of `deepagents.toml`, with these servers.
 fn folder_with(server: &TestServer, servers: &Value) {
     server.file_is_written("agents/reader/AGENTS.md", "You read.");
     server.file_is_written("agents/reader/deepagents.toml", SETTINGS);
@@ -37,7 +37,7 @@ async fn echoes(server: &TestServer, agent: &str, tool: &str) {
     eventually(async || answer(server, agent, tool, &json!({"text": "hello"})).await == wanted).await;
 }
 
-/// The process that an answer of the tool `process` names.
+/// Returns the process id in a result of the tool `process`.
 fn process(answer: &str) -> String {
     answer.rsplit(' ').next().expect("a number").to_owned()
 }

@@ -1,4 +1,4 @@
-//! Forks: subagents that begin with the conversation of who delegates.
+//! Forks: subagents that start with the conversation of their caller.
 
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ fn registered() -> Value {
     json!([{"role": "user", "content": "What is x?"}, {"role": "assistant", "content": "x is y"}])
 }
 
-/// Has a tool delegate, with these messages before the work.
+/// Returns a call of a tool that delegates with these initial messages.
 fn spawn(id: &str, who: &str, work: impl ToString, initial: Value) -> Value {
     call(
         id,

@@ -1,4 +1,4 @@
-//! A human decides about calls: in the main agent, through `command.resume`.
+//! Interrupts of the main agent, answered by `command.resume`.
 
 use serde_json::{Value, json};
 

@@ -1,18 +1,18 @@
-//! Nothing is without end.
+//! Limits of runs, bodies and documents.
 
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
 use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, task, transcript};
 
-/// A script that never comes to an end.
+/// Returns a script without an end.
 fn endless() -> String {
     (0..50)
         .fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x")))
         .to_string()
 }
 
-/// An agent `frugal` with these limits and those of its subagent.
+/// Returns an agent `frugal` with these limits and those of its subagent.
 fn frugal(limits: &str, of_subagent: &str) -> String {
     format!(
         r#"

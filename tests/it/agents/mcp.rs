@@ -1,16 +1,16 @@
-//! Tools of MCP servers are tools like others, whether the server is a program or behind HTTP.
+//! Tools of MCP servers, over stdio and HTTP.
 
 use serde_json::{Value, json};
 
 use crate::support::mcp::{McpTransport, docs};
 use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
 
-/// A call of a tool of the server `docs`.
+/// Returns a call of a tool of the server `docs`.
 fn docs_call(id: &str, tool: &str, args: Value) -> Value {
     call(id, &format!("docs__{tool}"), args)
 }
 
-/// The process of a server that is a program.
+/// Returns the id of the process of an MCP server over stdio.
 fn process_in(said: &[String]) -> String {
     let line = said.iter().find_map(|line| line.strip_prefix("docs__process: "));
     line.unwrap_or_else(|| panic!("no process in {said:#?}")).to_owned()
@@ -90,7 +90,7 @@ async fn everything_works(server: &TestServer, way: McpTransport) {
     assert_eq!(&told["run_id"], &json!(run.id));
 }
 
-/// A tool that delegates may bring the instructions of the subagent.
+/// Checks that a tool that delegates can set the system prompt of the subagent.
 async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -116,7 +116,7 @@ async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransp
     assert!(said[3].starts_with("docs__spawn: SYSTEM<<You help."), "{}", said[3]);
 }
 
-/// New tools come while the server runs.
+/// Checks that new tools are offered while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -156,7 +156,7 @@ async fn a_late_answer_is_not_waited_for(server: &TestServer, way: McpTransport)
     server.tools.let_go("dig");
 }
 
-/// A run that is cancelled takes its call back.
+/// Checks that the MCP server receives a cancellation when a run is cancelled.
 async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -172,7 +172,7 @@ async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: McpTransp
     server.tools.let_go("dig");
 }
 
-/// A call that was under way when adjutant died is subject to the rule of its server.
+/// Checks that `after_crash` of the MCP server applies to a call that a crash interrupted.
 async fn the_rule_of_the_server_decides_after_a_crash(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "after_crash = \"fail\"").await else {
         return;

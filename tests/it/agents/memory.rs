@@ -1,4 +1,4 @@
-//! Agents remember things beyond their threads: in a namespace of their own, and once.
+//! Memory: the tools for the Store, in a namespace of the agent.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ fn put(id: &str, key: &str, value: Value) -> Value {
     call(id, "store_put", json!({"key": key, "value": value}))
 }
 
-/// The items below a namespace, without their times.
+/// Returns the items below a namespace, without their times.
 async fn items(server: &TestServer, prefix: Value) -> Vec<Value> {
     let found = server
         .client()

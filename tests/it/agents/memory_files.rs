@@ -1,4 +1,4 @@
-//! Memory in files: what was written down before is a part of the instructions.
+//! Memory files, whose text is part of the system prompt.
 
 use serde_json::{Value, json};
 

@@ -1,11 +1,11 @@
-//! Every kind of provider, over its own protocol.
+//! Models of every kind of provider, over its own protocol.
 
 use serde_json::{Value, json};
 
 use crate::support::provider::Turn;
 use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
 
-/// The agents that speak each protocol, the path they ask, and the key they send.
+/// The agents of each protocol, the path of their requests, and their key.
 const PROTOCOLS: [(&str, &str, Option<&str>); 4] = [
     ("openai", "/openai/v1/chat/completions", Some("secret-openai")),
     ("anthropic", "/anthropic/v1/messages", Some("secret-anthropic")),

@@ -9,7 +9,7 @@ use crate::agents::background_tasks::{boss, has_run, notifications, start, the_t
 use crate::durability::background_tasks::completes_and_reports_once;
 use crate::support::{Human, TestServer, call, eventually, lookup, on_both_engines, script, task, transcript};
 
-/// An agent `dispatcher` with these lines of its own, whose delegate `deputy` is the boss with its background agents.
+/// Returns an agent `dispatcher` with these lines, whose subagent `deputy` is the boss with its background agents.
 fn office(more: &str) -> String {
     format!(
         r#"
@@ -32,7 +32,7 @@ fn office(more: &str) -> String {
     )
 }
 
-/// A message that has the deputy begin a task whose agent calls a tool.
+/// Returns a message that lets the deputy start a task whose agent calls a tool.
 fn message(query: &str) -> String {
     let work = script().calls(lookup("l1", query)).says("the long text");
     let deputy = script().calls(start("a1", "writer", work)).says("it is seen to");
@@ -42,7 +42,7 @@ fn message(query: &str) -> String {
         .to_string()
 }
 
-/// The threads of the tasks of a conversation.
+/// Returns the threads of the tasks of a conversation.
 async fn threads(server: &TestServer, human: &Human) -> Vec<Value> {
     let wanted = json!({"metadata": {"parent_thread_id": human.thread}});
     server
@@ -176,7 +176,7 @@ async fn a_task_of_a_subagent_starts_and_reports_once_over_kills(server: TestSer
         alice.asks(message(&format!("r{round}"))).await;
         tokio::time::sleep(Duration::from_micros(instant)).await;
         server.is_killed_and_started_again().await;
-        // The delegate is done before the task is.
+        // The subagent ends before the task.
         eventually(async || alice.status().await == "idle" && alice.runs().await.len() == 1).await;
         server.tools.let_go("lookup");
         completes_and_reports_once(&server, &alice).await;

@@ -1,4 +1,4 @@
-//! Instructions in blocks, of which some are marked for the provider's cache.
+//! System prompts in blocks, some of which are marked for the provider's cache.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::support::actors::transcript;
 use crate::support::provider::Turn;
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
-/// Two blocks, the first of which is kept for an hour.
+/// Returns two blocks, the first of which is cached for an hour.
 fn blocks() -> Value {
     json!([
         {"type": "text", "text": "You are careful.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
@@ -14,7 +14,7 @@ fn blocks() -> Value {
     ])
 }
 
-/// An agent that remembers, with these instructions and a provider's model.
+/// Returns an agent with memory files, this system prompt and a provider's model.
 fn rememberer(provider: &str) -> Value {
     json!({"model": format!("fake_{provider}:m-1"), "system_prompt": blocks(), "memory": ["/AGENTS.md"],
         "general_purpose_subagent": {"enabled": false}})

@@ -11,7 +11,7 @@ use crate::support::mcp::{McpTransport, docs};
 use crate::support::proxy::Proxy;
 use crate::support::{Human, TestServer, call, eventually, lookup, on_both_engines, script, task};
 
-/// Numbers that look random, and are the same again for the same seed.
+/// Random numbers that follow from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -23,7 +23,7 @@ impl Dice {
         (Self(seed), seed)
     }
 
-    /// One of the numbers below `sides`.
+    /// Returns a number below `sides`.
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self
             .0
@@ -37,7 +37,7 @@ impl Dice {
     }
 }
 
-/// The limits that are drawn, by name.
+/// The names of the limits that are chosen at random.
 const NAMES: [&str; 5] = [
     "depth",
     "children_total",
@@ -81,7 +81,7 @@ impl Limits {
     }
 }
 
-/// One kind of agent, with all doors to its subagents.
+/// A kind of agent, with every kind of delegation to its subagents.
 #[derive(Debug, Clone)]
 struct Kind {
     name: String,
@@ -154,7 +154,7 @@ impl Kind {
     }
 }
 
-/// A script drawn for an agent that has so many levels below it; `place` makes the ids of its calls.
+/// Returns a random script for an agent with this many levels below it; the ids of its calls start with `place`.
 fn drawn(dice: &mut Dice, levels: usize, place: &str, ponders: bool) -> String {
     let mut text = script();
     for step in 0..=dice.roll(2) {
@@ -177,7 +177,7 @@ fn drawn(dice: &mut Dice, levels: usize, place: &str, ponders: bool) -> String {
     text.turn(ends).to_string()
 }
 
-/// A call drawn: of a tool, or of a subagent through one of the doors.
+/// Returns a random call: of a tool, or a delegation of one of the kinds.
 fn deed(dice: &mut Dice, levels: usize, id: &str, ponders: bool) -> Value {
     let door = dice.one_of(&["lookup", "task", "task", "spawn", "hand_over", "mcp", "background"]);
     if door == "lookup" {
@@ -198,7 +198,7 @@ fn deed(dice: &mut Dice, levels: usize, id: &str, ponders: bool) -> Value {
     }
 }
 
-/// A run of an agent, and when it was under way.
+/// A run of an agent, and its time.
 struct Seen {
     node: Value,
     limits: Limits,
@@ -278,13 +278,13 @@ fn count(all: usize) -> f64 {
     f64::from(u32::try_from(all).expect("a small number"))
 }
 
-/// Sees to it that so much of something is not too much.
+/// Checks that a number does not exceed its limit.
 fn within(limits: &Limits, name: &str, used: f64, who: &str) {
     let most = limits.of(name).unwrap_or(f64::INFINITY);
     assert!(used <= most, "{used} {name} are more than {most}: {who}");
 }
 
-/// Sees to it that each agent has kept to its own limits.
+/// Checks that each agent has kept its own limits.
 fn each_keeps(seen: &[Seen], tasks: &[Value], told: &str) {
     for Seen { node, limits, path, .. } in seen {
         let usage = &node["usage"];
@@ -317,7 +317,7 @@ async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (
             at_once.push(stretch(node));
         }
         if let Some(most) = kind.tree.of("wall_s") {
-            // Who ponders does so for a minute; and on a machine that does other things as well, stopping takes a while.
+            // A slow answer takes a minute; on a busy machine, cancelling takes a while.
             assert!(number(&node["usage"], "seconds") < most + 20.0, "{node:#}: {told}");
         }
     }
@@ -346,7 +346,7 @@ async fn has_kept_to_them(human: &Human, run: &Run, kind: &Kind, seed: u64) -> (
     (seen.len(), seen.iter().map(|seen| seen.told).sum())
 }
 
-/// Sees to it that the agents which were asked by another server have kept to their own limits.
+/// Checks that the agents that another server called have kept their own limits.
 async fn those_asked_from_afar_keep_to_them(server: &TestServer, kind: &Kind, seed: u64) -> usize {
     let wanted = json!({"metadata": {"graph_id": format!("{}er", kind.name)}, "limit": 100});
     let threads = server.client().post("/threads/search", wanted).await.ok();
@@ -384,7 +384,7 @@ async fn all_is_over(server: &TestServer) {
     panic!("something is still at work: {busy:#}");
 }
 
-/// Kinds of agents on a server that is a part of the program of the tests, and what leads to their other server: this one.
+/// Configures random kinds of agents on an embedded server. Their remote agents are on the same server, behind the proxy.
 async fn kinds(
     server: &TestServer,
     dice: &mut Dice,

@@ -1,10 +1,10 @@
-//! A subagent may be another agent of the server, with a definition of its own.
+//! Registered subagents: other agents of the server as subagents.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, task};
 
-/// The work of the clerk.
+/// Returns the script of the clerk.
 fn clerk(id: &str, work: impl std::fmt::Display) -> Value {
     task(id, "clerk", work)
 }

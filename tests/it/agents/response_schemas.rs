@@ -9,7 +9,7 @@ fn finding() -> Value {
     json!({"title": "Finding", "type": "object", "properties": {"summary": {"type": "string"}}, "required": ["summary"]})
 }
 
-/// Has a tool delegate `work`, whose result is to have this form.
+/// Returns a call of a tool that delegates `work` with this response format.
 fn spawn(id: &str, who: &str, work: impl ToString, format: Value) -> Value {
     call(
         id,
@@ -22,7 +22,7 @@ fn finds(summary: &str) -> Script {
     script().calls(call("f1", "Finding", json!({"summary": summary})))
 }
 
-/// An agent with a fork and with another agent of the server as its subagents.
+/// Returns an agent with a fork and a registered agent as its subagents.
 async fn boss(server: &TestServer) {
     let own = json!({"title": "Own", "type": "object"});
     let clerk = json!({"model": "scripted:lab", "tools": ["lookup", "send_email"], "interrupt_on": {"send_email": true},

@@ -16,7 +16,7 @@ fn note(id: &str, update: Value) -> Value {
     call(id, "note", json!({"update": update}))
 }
 
-/// The files of the thread with their contents.
+/// Returns the files of the thread with their contents.
 async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
@@ -26,7 +26,7 @@ async fn files(human: &Human) -> Value {
         .collect()
 }
 
-/// An echo of the last result, as the subagent's report.
+/// Adds an echo of the last result as the subagent's answer.
 fn report() -> Value {
     json!({"echo_last_tool": true})
 }

@@ -9,7 +9,7 @@ fn skill(name: &str, about: &str, body: &str) -> Value {
     json!({"content": format!("---\nname: {name}\ndescription: {about}\n---\n{body}"), "encoding": "utf-8"})
 }
 
-/// Files with three skills in two folders; one is in both.
+/// Returns files with three skills in two folders; one is in both.
 fn files() -> Value {
     let mailing =
         "---\nname: mailing\ndescription: Write letters.\nmetadata:\n  include_tools: send_email\n---\nBe polite.";

@@ -1,15 +1,15 @@
-//! Fields of the state that an agent declares: how they are merged, and who sees them.
+//! Declared fields of the state: merging, schemas and visibility.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, on_both_engines, script, task};
 
-/// A call that writes into the state.
+/// Returns a call that writes into the state.
 fn note(id: &str, update: Value) -> Value {
     call(id, "note", json!({"update": update}))
 }
 
-/// A subagent that writes into the state.
+/// Returns a delegation to a subagent that writes into the state.
 fn scribe(id: &str, update: Value) -> Value {
     task(
         id,

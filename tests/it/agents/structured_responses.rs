@@ -1,4 +1,4 @@
-//! The forms that the results of agents and subagents can have, and the ways to get them.
+//! Structured responses of agents and subagents.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn finding() -> Value {
     json!({"title": "Finding", "type": "object", "properties": {"summary": {"type": "string"}}, "required": ["summary"]})
 }
 
-/// Defines an agent that delegates to one whose result has this form.
+/// Defines an agent that delegates to a subagent with this response format.
 async fn desk(client: &Client, format: Value) {
     let analyst = json!({"name": "analyst", "description": "Returns a finding.", "system_prompt": "Analyse.",
         "response_format": format});

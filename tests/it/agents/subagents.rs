@@ -1,10 +1,10 @@
-//! Delegation: a fresh mind for each piece of work, and its result back in the right place.
+//! Delegation: the input, the result and the tools of subagents.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
-/// A script of one turn that echoes something about its request.
+/// Returns a script of one turn that echoes something about its request.
 fn echo(what: &str) -> String {
     script().turn(json!({what: true})).to_string()
 }

@@ -1,10 +1,10 @@
-//! Delegation in the words of other systems.
+//! The `task` tool in the dialects of other systems.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, on_both_engines, script};
 
-/// A delegation with these arguments.
+/// Returns a delegation with these arguments.
 fn delegation(id: &str, args: Value) -> Value {
     call(id, "task", args)
 }

@@ -1,4 +1,4 @@
-//! The list of what is to be done.
+//! The todo list of an agent.
 
 use serde_json::{Value, json};
 

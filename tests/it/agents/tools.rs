@@ -1,10 +1,10 @@
-//! Tools: checked before they are called, reported when they fail, never called twice.
+//! Tools: validation of arguments, failures, retries, and crashes during calls.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
-/// A tool that is busy for two calls with the same key, as three agents may call it.
+/// Returns agents with a tool that is busy for two calls with the same key.
 fn busy_tools(base: &str) -> String {
     let tool = |name: &str, more: &str| {
         format!(

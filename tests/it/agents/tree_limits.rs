@@ -1,4 +1,4 @@
-//! The limits of a tree hold for all that works for it, on whatever thread: a conversation and its background tasks together.
+//! The limits of a tree, which apply to a conversation together with its background tasks.
 
 use serde_json::{Value, json};
 

@@ -1,11 +1,11 @@
-//! Definitions of agents that change while the server runs: brought by clients, or read again from files.
+//! Definitions of agents that change while the server runs: by clients, or in files.
 
 use serde_json::{Value, json};
 
 use crate::support::client::Client;
 use crate::support::{TestServer, eventually, mail, on_both_engines, on_postgres, script};
 
-/// The agent of most scenes: it asks before it sends mail.
+/// Returns the agent of most tests: it needs an approval to send mail.
 fn mailer(prompt: &str) -> Value {
     json!({"name": "post", "description": "Sends mail.", "model": "scripted:lab", "system_prompt": prompt,
         "tools": ["send_email"], "interrupt_on": {"send_email": true}})
@@ -25,7 +25,7 @@ async fn assistants(client: &Client, graph_id: &str) -> Vec<Value> {
     found.as_array().unwrap().clone()
 }
 
-/// Tries to send a mail on a new thread and waits until the agent asks for leave. Returns the thread.
+/// Sends a mail on a new thread and waits for the interrupt. Returns the thread.
 async fn asks_to_mail(client: &Client, agent: &str) -> String {
     let thread = client.thread().await;
     let plan = script().calls(mail("c1", "a@b.c")).says("sent").to_string();
@@ -35,7 +35,7 @@ async fn asks_to_mail(client: &Client, agent: &str) -> String {
     thread
 }
 
-/// Allows the mail, and returns the last thing that is said.
+/// Approves the mail and returns the last message.
 async fn allows(client: &Client, agent: &str, thread: &str) -> String {
     let answer = json!({"assistant_id": agent, "command": {"resume": {"decisions": [{"type": "approve"}]}}});
     let values = client.post(&format!("/threads/{thread}/runs/wait"), answer).await.ok();

@@ -1,4 +1,4 @@
-//! Assistants: named, versioned settings of agents; what they say reaches every run.
+//! Assistants: named, versioned settings of agents.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -6,10 +6,10 @@ use uuid::Uuid;
 use crate::support::client::Client;
 use crate::support::{TestServer, lookup, mail, on_both_engines, script};
 
-/// The assistant that the definition `agent` has by itself.
+/// The id of the default assistant of the definition `agent`.
 const AUTOMATIC: &str = "fe096781-5601-53d2-b2f6-0d3403f7e9ca";
 
-/// An agent that wants to know who asks.
+/// Returns an agent with a required context.
 const STRICT: &str = r#"
 [agents.strict]
 model = "scripted:lab"
@@ -22,7 +22,7 @@ required = ["who"]
 properties = { who = { type = "string" } }
 "#;
 
-/// A new assistant, by its path.
+/// Creates an assistant and returns its path.
 async fn assistant(client: &Client, body: Value) -> String {
     let made = client.post("/assistants", body).await.ok();
     format!("/assistants/{}", made["assistant_id"].as_str().unwrap())

@@ -1,4 +1,4 @@
-//! Many runs at once: started together, stopped together, due later.
+//! Batches, cancelling many runs, and delayed runs.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Commands: writes into the state, jumps, and both together with answers.
+//! Commands: `update`, `goto` and `resume`.
 
 use serde_json::{Value, json};
 

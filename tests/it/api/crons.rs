@@ -37,7 +37,7 @@ async fn show(client: &Client, cron: &Value) -> Value {
     client.get(&format!("/runs/crons/{}", id(cron))).await.ok()
 }
 
-/// When the next run is due.
+/// Returns the next due time.
 async fn next(client: &Client, cron: &Value) -> String {
     let shown = show(client, cron).await;
     shown["next_run_date"]
@@ -57,7 +57,7 @@ async fn has_run(human: &Human, times: usize) {
     .await;
 }
 
-/// The threads that a cron gave its runs and that are still there.
+/// Returns the threads that a cron created for its runs and that still exist.
 async fn threads_of(client: &Client, cron: &Value) -> usize {
     let wanted = json!({"metadata": {"cron_id": cron["cron_id"]}, "limit": 1000});
     client

@@ -1,4 +1,4 @@
-//! Requests that are sent again under the same key: done once, answered alike.
+//! Requests that are repeated under the same idempotency key: executed once, with the same response.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::support::client::{Client, Reply, reply};
 use crate::support::sse::{Sse, put_together};
 use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script, transcript};
 
-/// POST under a key.
+/// Sends a POST request under a key.
 async fn post(client: &Client, path: &str, key: &str, body: &Value) -> Reply {
     reply(
         client
@@ -30,7 +30,7 @@ fn run_body(text: impl ToString) -> Value {
     json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
 }
 
-/// Two answers that are the same but for the mark on the second.
+/// Checks that two responses are the same but for the header of the second.
 fn are_alike(first: &Reply, second: &Reply) {
     assert_eq!(first.status, second.status);
     assert_eq!(&first.body, &second.body);

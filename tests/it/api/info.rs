@@ -1,4 +1,4 @@
-//! The server says that it is there, what it can do, and how it is talked to.
+//! The endpoints for health, capabilities and the API document.
 
 use reqwest::Method;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Questions are resources: listed, shown with the form of their answer, resolved once.
+//! The interrupts resource: lists, details and answers.
 
 use serde_json::{Value, json};
 

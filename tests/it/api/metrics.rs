@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
 
-/// The number of this name whose labels are these, in the JSON form.
+/// Returns the sample with this name and these labels, from the JSON form.
 fn number(metrics: &Value, name: &str, labels: Value) -> Option<f64> {
     let has = |sample: &&Value| {
         let wanted = labels.as_object().expect("labels");

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
-/// The shortest time: 0.3 seconds.
+/// The shortest TTL, 0.3 seconds.
 const SOON: f64 = 0.005;
 
 /// Returns when the thread is gone.

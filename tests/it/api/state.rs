@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::support::{Engine, Human, TestServer, lookup, mail, on_both_engines, script, task, transcript};
 
-/// The nodes that are next, oldest checkpoint first.
+/// Returns the next nodes, oldest checkpoint first.
 fn nexts(history: &[Value]) -> Vec<Value> {
     history.iter().rev().map(|state| state["next"].clone()).collect()
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::client::Client;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, transcript};
 
-/// A run_body for a run of `agent`.
+/// Returns the body of a run of `agent`.
 fn run_body(agent: &str, text: impl ToString) -> Value {
     json!({"assistant_id": agent, "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
 }

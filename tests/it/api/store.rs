@@ -1,4 +1,4 @@
-//! The Store: what is remembered beyond a thread, and who finds it.
+//! The Store: items and their search.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ async fn get(client: &Client, namespace: &str, key: &str) -> Value {
         .ok()
 }
 
-/// The keys of what a search finds.
+/// Returns the keys of the items that a search finds.
 async fn found(client: &Client, body: Value) -> Vec<String> {
     let found = client.post("/store/items/search", body).await.ok();
     let items = found["items"].as_array().expect("a list");

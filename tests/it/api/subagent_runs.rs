@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::actors::{Human, Run};
 use crate::support::{TestServer, call, lookup, mail, on_both_engines, on_postgres, script, task, transcript};
 
-/// Two researchers whose lookups are held back.
+/// Starts two researchers whose lookups are held back.
 async fn two_researchers(server: &TestServer) -> (Human, Run, [Run; 2]) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");

@@ -1,11 +1,11 @@
-//! Threads are resources: made, found, changed, deleted.
+//! Threads: creation, search, changes, copies and deletion.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::{Human, TestServer, mail, on_both_engines, script, task, transcript};
 
-/// The ids of the threads in an answer, in its order.
+/// Returns the ids of the threads in a response, in its order.
 fn ids(threads: &Value) -> Vec<&str> {
     threads
         .as_array()

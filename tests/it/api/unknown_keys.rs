@@ -1,4 +1,4 @@
-//! Keys of a request that mean nothing are refused; those that the SDKs send are not.
+//! Unknown keys of a request are refused, except for those that the SDKs send.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Telling others that a run has ended: what, whom, how often, and whom never.
+//! Webhooks: the reports of ended runs and their delivery.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Web pages from elsewhere can use the server as far as its owner allows.
+//! CORS: web pages of other origins.
 
 use reqwest::Method;
 use reqwest::header::HeaderMap;

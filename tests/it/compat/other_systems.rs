@@ -1,4 +1,4 @@
-//! The examples for those who come from other systems do what is promised there, by configuration alone.
+//! The examples for users of other systems work as their comments promise.
 
 use std::path::Path;
 

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use crate::support::server::skipped;
 use crate::support::{TestServer, on_both_engines};
 
-/// A Python that has the SDK.
+/// Returns a Python that has the SDK.
 pub(crate) fn python() -> Option<String> {
     let named = std::env::var("ADJUTANT_TEST_PYTHON")
         .ok()
@@ -28,7 +28,7 @@ pub(crate) fn python() -> Option<String> {
         .or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
 }
 
-/// The folder of these JavaScript packages.
+/// Returns the folder of these JavaScript packages.
 fn node_modules(packages: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES")
         .filter(|name| !name.is_empty())
@@ -76,7 +76,7 @@ const THREADS: [&str; 3] = ["sdk-1-11", "sdk-1-15", "ws"];
 /// The packages of the page in a browser.
 const PAGE: [&str; 4] = ["@langchain/react", "react-dom", "esbuild", "playwright-core"];
 
-/// A browser.
+/// Returns the path of a browser.
 fn chromium() -> Option<String> {
     let named = std::env::var("ADJUTANT_TEST_CHROMIUM")
         .ok()

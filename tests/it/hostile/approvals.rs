@@ -1,4 +1,4 @@
-//! Ways past an approval: `command.goto`, writes into the state, and others.
+//! Attempts to bypass approvals: `command.goto`, state updates, and others.
 
 use serde_json::{Value, json};
 
@@ -14,12 +14,12 @@ async fn writes(server: &TestServer, who: &Human, body: Value) -> Value {
     server.client().post(&who.path("/state"), body).await.ok()
 }
 
-/// An answer as if the model had given it, that makes these calls.
+/// Returns an answer with these calls, as if the model had given it.
 fn answer(id: &str, calls: Value) -> Value {
     json!({"messages": [{"role": "assistant", "content": "", "id": id, "tool_calls": calls}]})
 }
 
-/// The mails that were sent.
+/// Returns the mails that were sent.
 fn mails(server: &TestServer) -> Vec<Value> {
     server
         .tools
@@ -29,7 +29,7 @@ fn mails(server: &TestServer) -> Vec<Value> {
         .collect()
 }
 
-/// The one call that a human is asked about goes to `to`; nothing was sent before it is approved, and one mail afterwards.
+/// Checks that the only call to approve is a mail to `to`, and that nothing is sent before the approval, and one mail after it.
 async fn is_asked_about_a_mail(server: &TestServer, who: &Human, to: &str, already: usize) {
     assert_eq!(mails(server).len(), already, "nobody has approved it");
     let question = who.question().await;

@@ -16,10 +16,10 @@ use crate::support::client::Client;
 use crate::support::process::Process;
 use crate::support::{Engine, TestServer, eventually, on_both_engines};
 
-/// Long enough for anything that does not wait for a time limit of its own, which are thirty seconds and more.
+/// More than any request takes, and less than the server's own time limits, which are 30 s and more.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Connects and sends the head of a POST whose body has `length` bytes, and the beginning of the body.
+/// Connects, and sends the head of a POST whose body has `length` bytes, and the start of the body.
 async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8]) -> TcpStream {
     let address = client.base().replacen("http://", "", 1);
     let mut stream = TcpStream::connect(&address).await.expect("a connection");
@@ -39,7 +39,7 @@ async fn rest(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Metadata whose JSON has so many bytes.
+/// Returns metadata whose JSON has this many bytes.
 fn metadata(bytes: usize) -> Value {
     json!({"x": "y".repeat(bytes - r#"{"x":""}"#.len())})
 }

@@ -1,4 +1,4 @@
-//! A database that is slow, locked, full or gone, and a second server on the same file.
+//! A database that is slow, locked, full or unreachable.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::support::client::{Client, Reply, reply};
 use crate::support::postgres_proxy::PostgresProxy;
 use crate::support::{Engine, TestServer, call, eventually, on_both_engines, play, script};
 
-/// From now on a statement may take this long, in seconds.
+/// Restarts the server with this time limit of a statement, in seconds.
 async fn is_impatient(server: &TestServer, seconds: f64) {
     server.configuration_changes("[storage]\n", &format!("[storage]\nstatement_timeout_s = {seconds}\n"));
     server.is_stopped_and_started_again().await;
@@ -185,7 +185,7 @@ async fn a_silent_postgres_is_unavailable_until_it_answers_again() {
     .await;
 }
 
-/// From now on the process writes to files nothing at all, or as much as it may, like one whose disk is full.
+/// Sets the limit of file sizes of the process to 0, as if the disk were full, or removes it.
 fn disk_is_full(process: u32, is_full: bool) {
     let process = i32::try_from(process).ok().and_then(Pid::from_raw).expect("a process");
     let most = getrlimit(Resource::Fsize).maximum;
@@ -227,7 +227,7 @@ async fn a_full_disk_makes_the_database_unavailable_until_there_is_room() {
     .await;
 }
 
-/// Why a server with this database does not start.
+/// Returns the error of a server that does not start with this database, and the time it took.
 async fn refusal(url: &str) -> (String, Duration) {
     let begun = Instant::now();
     let text = format!("[storage]\nurl = {url:?}\n");

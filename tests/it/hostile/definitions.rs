@@ -1,4 +1,4 @@
-//! Agent definitions that clients bring over HTTP.
+//! Agent definitions of clients.
 
 use serde_json::{Value, json};
 

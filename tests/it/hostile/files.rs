@@ -1,4 +1,4 @@
-//! Files and states that grow without end.
+//! Bounds of files and states.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Documents that nest too deeply, hold too many values, or contain U+0000, from every side.
+//! Documents that nest too deeply, have too many values, or contain U+0000, in every request and response.
 
 use adjutant::domain::json_limits::MAX_DEPTH;
 use futures::{SinkExt, StreamExt};
@@ -12,7 +12,7 @@ use crate::support::client::{Client, Reply, reply};
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines, script};
 
-/// A value that nests so deeply.
+/// Returns a value that nests this deeply.
 fn nested(levels: usize) -> Value {
     (0..levels).fold(json!("x"), |inner, at| {
         if at % 2 == 0 {
@@ -94,7 +94,7 @@ async fn send(client: &Client, method: &Method, path: &str, body: &Value) -> Rep
     reply(client.request(method.clone(), path).json(body)).await
 }
 
-/// A source of odd documents; the same seed gives the same ones.
+/// A source of random documents that follow from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -142,7 +142,7 @@ impl Dice {
         }
     }
 
-    /// An object with odd keys and values, of which one nests so deeply.
+    /// Returns an object with random keys and values, one of which nests this deeply.
     fn object(&mut self, levels: usize) -> Map<String, Value> {
         let mut fields: Map<String, Value> = (0..6).map(|_| (self.key(), self.leaf())).collect();
         let mut inner = self.leaf();
@@ -158,7 +158,7 @@ impl Dice {
     }
 }
 
-/// A body that nests exactly as deeply as is allowed, with an odd document at `place` in it.
+/// Returns a body that nests exactly as deeply as allowed, with a random document at `place`.
 fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
     let mut body = frame;
     let above = place.split('/').count() - 1;
@@ -167,7 +167,7 @@ fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
     body
 }
 
-/// An agent that a client defines, and runs, with odd documents where a definition takes some. Returns where it is shown.
+/// Defines and runs an agent with random documents wherever a definition takes some. Returns the paths that show it.
 async fn an_odd_agent(client: &Client, dice: &mut Dice, round: usize) -> Vec<String> {
     let agent = format!("/agents/odd-{round}");
     let frame = json!({"model": "scripted:lab", "context_schema": {"type": "object", "default": {}}});
@@ -237,7 +237,7 @@ async fn an_odd_report(server: &TestServer, dice: &mut Dice, receiver: &WebhookR
     paths
 }
 
-/// A task in the background by a run with an odd context and odd notes. Returns where it is shown.
+/// Starts a background task by a run with a random context and metadata. Returns the paths that show it.
 async fn an_odd_background_task(server: &TestServer, dice: &mut Dice) -> Vec<String> {
     let parent = server.human("boss").await;
     let mut paths = vec![];

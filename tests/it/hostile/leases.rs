@@ -228,7 +228,7 @@ async fn a_result_is_stored_after_the_lock_of_the_file_ends() {
     .await;
 }
 
-/// Plays a run while this becomes of commits, just when the result of a call is to be stored.
+/// Executes a run, during which commits are treated like this while the result of a call is stored.
 async fn stores_the_result_once_while(commits: Commits, lost: usize) {
     play(Engine::Postgres, async |server: TestServer| {
         let straight = server.database_url();

@@ -1,4 +1,4 @@
-//! Models that never end, never begin, or say too much.
+//! Models that hang, stream without end, or answer too much.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::support::{TestServer, eventually, on_both_engines, script, transcript
 const SMALL: &str = "[answers]\nmax_model_bytes = 100000\nmax_line_bytes = 200000\nmax_error_bytes = 10000\n\
     first_token_s = 0.5\nbetween_tokens_s = 0.5\n";
 
-/// The server asks models that misbehave in these ways.
+/// Configures models that misbehave in these ways.
 async fn wild(server: &TestServer, ways: &[&str], answers: &str) -> MisbehavingServer {
     let wild = MisbehavingServer::start().await;
     server
@@ -23,7 +23,7 @@ async fn error_of(server: &TestServer, agent: &str) -> Value {
     server.human(agent).await.says("hello").await["__error__"].clone()
 }
 
-/// The server works as before.
+/// Checks that the server works.
 async fn others_work(server: &TestServer) {
     let bob = server.human("plain").await;
     assert_eq!(

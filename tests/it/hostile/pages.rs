@@ -17,14 +17,14 @@ use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, sc
 
 const EVIL: &str = "https://evil.example";
 
-/// An endpoint of the document that may change something.
+/// An endpoint of the OpenAPI document that may change something.
 struct Endpoint {
     method: Method,
     path: String,
     takes_body: bool,
 }
 
-/// Every endpoint of the server's own document with a method that may change something; ids in paths are made up.
+/// Returns every endpoint of the OpenAPI document with a method that may change something; ids in paths are made up.
 async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
     let document = client.get("/openapi.json").await.ok();
     let mut endpoints = vec![];
@@ -45,7 +45,7 @@ async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
     endpoints
 }
 
-/// The path with made up ids in the places of its parameters.
+/// Returns the path with made-up ids for its parameters.
 fn made_up(path: &str) -> String {
     let id = uuid::Uuid::new_v4().to_string();
     path.split('/')
@@ -70,7 +70,7 @@ async fn get(client: &Client, path: &str, headers: &[(&str, &str)]) -> Reply {
     reply(request).await
 }
 
-/// The status with which a request of HTTP/2 with this `:authority` is answered.
+/// Returns the status of an HTTP/2 request with this `:authority`.
 async fn status_by_http2(client: &Client, authority: &str) -> u16 {
     let address = client.base().replacen("http://", "", 1);
     let stream = TcpStream::connect(address).await.expect("it listens");
@@ -88,7 +88,7 @@ async fn status_by_http2(client: &Client, authority: &str) -> u16 {
     }
 }
 
-/// Tries to open the socket of a thread from a page of this origin; the status of a refusal.
+/// Opens the WebSocket of a thread from a page of this origin. Returns the status of a refusal.
 async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
     let url = client.base().replacen("http", "ws", 1);
     let url = format!("{url}/threads/{}/stream/events", uuid::Uuid::new_v4());

@@ -13,9 +13,9 @@ use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engin
 /// The text that replaces JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Poison {
-    /// JSON that is well formed and deeper than the reader of stored columns goes.
+    /// Well-formed JSON that nests too deeply for the reader of stored columns.
     TooDeep,
-    /// Text that begins like JSON and is none. Columns of a type that holds only JSON cannot have it.
+    /// Text that starts like JSON and is invalid. Columns of a JSON type cannot have it.
     NoJson,
 }
 
@@ -32,7 +32,7 @@ fn unreadable() -> String {
     format!("{}{}", "[".repeat(200), "]".repeat(200))
 }
 
-/// Changes the database behind the server's back. Returns how many rows that concerned.
+/// Executes a statement on the database without the server, and returns the number of rows.
 async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
     let url = server.database_url();
     let text: String = text.into();
@@ -69,7 +69,7 @@ fn is_deadlock(error: &sqlx::Error) -> bool {
         == Some("40P01")
 }
 
-/// The columns of all tables, as the schema has them, that are of a type that can hold JSON.
+/// Returns the columns of all tables whose type can hold JSON.
 async fn columns(server: &TestServer) -> Vec<(String, String)> {
     const SQLITE: &str = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c \
         where m.type = 'table' and m.name not like 'sqlite_%' and m.name not like '\\_%' escape '\\' \
@@ -90,7 +90,7 @@ async fn columns(server: &TestServer) -> Vec<(String, String)> {
     }
 }
 
-/// Makes what a column holds of JSON unreadable, in all rows but those that agents have by themselves. Returns in how many.
+/// Makes the JSON of a column unreadable, except for default assistants, and returns the number of changed rows.
 async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
     poison_with(server, table, column, Poison::TooDeep).await
 }
@@ -131,9 +131,8 @@ async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
     found[0].0 == "jsonb"
 }
 
-/// Rows in all tables: threads that are done and that wait for a human, one whose question was answered by a later run,
-/// runs that wait for their turn, background tasks here and on another server, reports that did not arrive, and all the
-/// rest. Returns the threads.
+/// Creates rows in all tables: finished and interrupted threads, an answered interrupt, pending runs, local and remote
+/// background tasks, a failed delivery, and others. Returns the threads.
 async fn seed(server: &TestServer, receiver: &WebhookReceiver) -> Vec<String> {
     let client = server.client();
     let done = server.human("agent").await;
@@ -305,7 +304,7 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
     }
 }
 
-/// Breaks each column in turn, then all of them at once. Returns those that there are.
+/// Breaks each column in turn, then all of them at once. Returns the columns.
 async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
     let receiver = WebhookReceiver::start().await;
     let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;

@@ -1,4 +1,4 @@
-//! JSON Schemas whose check would take all memory.
+//! JSON Schemas whose evaluation would take all memory.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::schemas::doubling;
 use crate::support::{TestServer, call, on_both_engines, script, transcript};
 
-/// A definition with these fields besides.
+/// Returns a definition with these additional fields.
 fn definition(more: Value) -> Value {
     let mut definition = json!({"model": "scripted:lab", "system_prompt": "Work."});
     definition
@@ -132,7 +132,7 @@ async fn an_expensive_schema_in_a_configuration_is_an_error(server: TestServer) 
     assert!(problems.contains("too large"), "{problems}");
 }
 
-/// JSON as an inline table of TOML.
+/// Returns JSON as an inline table of TOML.
 fn toml_of(json: &str) -> String {
     let value: Value = serde_json::from_str(json).expect("JSON");
     match value {

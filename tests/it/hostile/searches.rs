@@ -1,4 +1,4 @@
-//! Searches and histories that would take all memory or all time.
+//! Searches and histories that would take too much memory or time.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ async fn write(client: &Client, thread: &str, values: Value) {
         .ok();
 }
 
-/// A thread of an agent.
+/// Creates a thread of an agent.
 async fn new_thread(server: &TestServer) -> String {
     let alice = server.human("agent").await;
     alice.says("hello").await;
@@ -30,8 +30,8 @@ fn message(id: &str, bytes: usize) -> Value {
     json!({"role": "user", "id": id, "content": "x".repeat(bytes)})
 }
 
-/// All pages of a history of at most `limit` checkpoints, as the SDKs read them: each goes on before the last checkpoint of
-/// the one before it.
+/// Returns all pages of a history of at most `limit` checkpoints, as the SDKs read them: each starts before the last
+/// checkpoint of the page before it.
 async fn pages(client: &Client, thread: &str, limit: usize) -> Vec<Vec<Value>> {
     let mut all: Vec<Vec<Value>> = vec![];
     let mut before = json!(null);

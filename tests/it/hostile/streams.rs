@@ -20,13 +20,13 @@ fn client_at(address: &str) -> reqwest::Client {
         .expect("a client")
 }
 
-/// A run for an agent that does not come to its end while the tool is held.
+/// Returns the body of a run that does not end while the tool is held.
 fn held() -> Value {
     let text = script().calls(lookup("c1", "x")).says("done").to_string();
     json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": text}]}})
 }
 
-/// Every request whose answer lasts, on `thread`, where the run `run` is under way.
+/// Returns every request with a long response, on `thread`, where `run` is running.
 fn lasting(server: &TestServer, thread: &str, run: &str) -> Vec<(&'static str, RequestBuilder)> {
     let client = server.client();
     let at = |method: Method, path: &str| client.request(method, &format!("/threads/{thread}{path}"));

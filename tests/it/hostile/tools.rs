@@ -1,4 +1,4 @@
-//! Tools behind HTTP and MCP servers that say too much, hang, or leave processes behind.
+//! HTTP tools and MCP servers with oversized results, without responses, or with processes that outlive them.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, transcript};
 
-/// The server has a tool for each of these ways of misbehaving.
+/// Configures a tool for each of these ways of misbehaving.
 async fn wild(server: &TestServer, ways: &[&str]) -> MisbehavingServer {
     let wild = MisbehavingServer::start().await;
     let tool = |way: &&str| {

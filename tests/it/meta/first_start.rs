@@ -25,7 +25,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// The program in this folder, with no keys in its environment.
+/// Returns a command that runs the program in this folder, with no keys in its environment.
 fn program(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.args(arguments).current_dir(folder).stdin(Stdio::null());

@@ -90,7 +90,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each mention.
+/// Returns the rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each mention.
 fn mentions(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut group_depth: Option<usize> = None;
@@ -120,7 +120,7 @@ fn mentions(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The first word of each entry of a group on one line.
+/// Returns the first word of each entry of a group on one line.
 fn top_level(group: &str) -> Vec<String> {
     let mut depth = 1;
     let mut entries = vec![String::new()];
@@ -146,12 +146,12 @@ fn first_word(text: &str) -> Option<String> {
     (!word.is_empty()).then_some(word)
 }
 
-/// The text up to the tests at its end.
+/// Returns the text up to the tests at its end.
 fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// Every arrow that is forbidden, as `place:line: room uses other`.
+/// Returns every forbidden arrow as `place:line: room uses other`.
 fn forbidden_arrows(sources: &[Source]) -> Vec<String> {
     let allowed: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
     let mut wrong = Vec::new();
@@ -259,7 +259,7 @@ fn no_module_has_a_meaningless_name() {
     assert!(empty.is_empty(), "these names say nothing: {}", empty.join(", "));
 }
 
-/// The agents that a configuration, or the text of a program that writes one, defines.
+/// Returns the agents that a configuration, or the text of a program that writes one, defines.
 fn agents_in(text: &str) -> Vec<&str> {
     let heads = text
         .match_indices("[agents.")

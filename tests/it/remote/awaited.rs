@@ -13,14 +13,14 @@ use crate::support::proxy::{Proxy, ProxyState};
 use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
-/// A server whose agents are subagents of one that is under test.
+/// A second server, whose agents are subagents of the server under test.
 pub(crate) struct Peer {
     pub(crate) server: TestServer,
     pub(crate) door: Proxy,
 }
 
 impl Peer {
-    /// A second server, and on the first one the agent `caller` with subagents that are agents of the second.
+    /// Starts a second server, and configures the agent `caller` on the first one, whose subagents are agents of the second.
     pub(crate) async fn of(server: &TestServer) -> Self {
         Self::waited_for(server, 60.0).await
     }
@@ -30,7 +30,7 @@ impl Peer {
         Self::named_by(server, |base| agents(base, seconds)).await
     }
 
-    /// A second server, and the first one is configured with what is made of the address of the second.
+    /// Starts a second server, and adds the lines that `lines` returns for its address to the configuration of the first one.
     pub(crate) async fn named_by(server: &TestServer, lines: impl Fn(&str) -> String) -> Self {
         let peer = TestServer::start(server.engine)
             .await
@@ -40,7 +40,7 @@ impl Peer {
         Self { server: peer, door }
     }
 
-    /// The only thread there.
+    /// Returns the only thread of the second server.
     async fn thread(&self) -> Value {
         let threads = self
             .server
@@ -54,7 +54,7 @@ impl Peer {
         thread.clone()
     }
 
-    /// The runs there, newest first.
+    /// Returns the runs on that thread, newest first.
     pub(crate) async fn runs(&self) -> Vec<Value> {
         let path = format!(
             "/threads/{}/runs",
@@ -76,7 +76,7 @@ impl Peer {
     }
 }
 
-/// Agents whose subagents are agents of the server at `base`.
+/// Returns agents whose subagents are agents of the server at `base`.
 fn agents(base: &str, patience: f64) -> String {
     let subagent = |agent: &str, (name, graph_id): (&str, &str), more: &str| {
         format!(
@@ -99,7 +99,7 @@ fn agents(base: &str, patience: f64) -> String {
     parts.join("\n")
 }
 
-/// A delegation to the agent on the other server.
+/// Returns a delegation to the agent on the other server.
 pub(crate) fn far(id: &str, work: impl fmt::Display) -> Value {
     task(id, "far", work)
 }
@@ -111,8 +111,8 @@ async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, crate::su
     (alice, run)
 }
 
-/// Something that is no server of our kind: it says that a run is done, and has no messages to show; or it refuses, and
-/// tells the caller's own secret.
+/// Starts a server with invalid responses: a finished run without messages, or a refusal that contains the caller's
+/// secret.
 async fn odd_server(around: &Shutdown) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let base = format!("http://{}", listener.local_addr().unwrap());

@@ -14,7 +14,7 @@ use crate::remote::awaited::Peer;
 use crate::support::proxy::ProxyState;
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
 
-/// An agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
+/// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
 pub(crate) fn chief(base: &str, more: &str) -> String {
     let subagent = |name: &str, graph_id: &str, more: &str| {
         format!(
@@ -36,7 +36,7 @@ async fn peer_of(server: &TestServer, more: &str) -> Peer {
     Peer::named_by(server, |base| chief(base, more)).await
 }
 
-/// The runs of a task on the other server, newest first.
+/// Returns the runs of a task on the other server, newest first.
 pub(crate) async fn runs_there(peer: &Peer, task: &Value) -> Vec<Value> {
     there(peer, task).runs().await
 }

@@ -7,7 +7,7 @@ use crate::support::proxy::ProxyState;
 use crate::support::script::Script;
 use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
 
-/// A second server, and on the first one the agent `onlooker` with a subagent that is an agent of the second.
+/// Starts a second server, and configures the agent `onlooker` on the first one, whose subagent is an agent of the second.
 async fn peer_of(server: &TestServer) -> Peer {
     let lines = |base: &str| {
         format!(
@@ -34,7 +34,7 @@ async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::D
     (alice, Human::at(peer.server.client(), "agent", thread))
 }
 
-/// Work that asks before each of these mails.
+/// Returns a script that sends these mails, each of which needs an approval.
 fn mails(to: &[&str]) -> impl std::fmt::Display {
     let ask = |script: Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
     to.iter().enumerate().fold(script(), ask).says("it is x")

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::sse::Frame;
 use crate::support::{TestServer, lookup, on_both_engines, script, task};
 
-/// The records: what happened, to what, and how deep in the tree of runs.
+/// Returns the event, the name and the depth of each record.
 fn told(frames: &[Frame]) -> Vec<(String, String, usize)> {
     let records = frames
         .iter()
@@ -34,7 +34,7 @@ fn of(depth: usize, name: &str, events: &[&str]) -> Vec<(String, String, usize)>
         .collect()
 }
 
-/// The records of one question to the model at this depth.
+/// Returns the records of one model call at this depth.
 fn asking(depth: usize) -> Vec<(String, String, usize)> {
     let model = of(
         depth + 1,

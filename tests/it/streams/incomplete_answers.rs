@@ -6,7 +6,7 @@ use crate::support::sse::{Frame, put_together};
 use crate::support::viewer::{Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, on_both_engines, script, task, transcript};
 
-/// A turn in which the model says `one ` and then takes its time.
+/// Returns a turn in which the model streams `one ` and then pauses.
 fn hesitates() -> Value {
     json!({"text": "one two", "delay_ms": 3_600_000})
 }
@@ -19,7 +19,7 @@ fn said(frames: &[Frame]) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The texts of models, as clients of a run's stream put them together.
+/// Returns the texts of models, as clients of a run's stream assemble them.
 fn texts(frames: &[Frame]) -> Vec<(Value, Value)> {
     let is_spoken = |frame: &&Frame| frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk";
     let whole = put_together(frames);

@@ -6,19 +6,19 @@ use crate::support::actors::Run;
 use crate::support::sse::{Frame, put_together};
 use crate::support::{TestServer, lookup, on_both_engines, on_postgres, script, task, transcript};
 
-/// The names of the events, without namespaces.
+/// Returns the names of the events, without namespaces.
 fn names(frames: &[Frame]) -> Vec<&str> {
     frames.iter().map(|frame| frame.event.as_str()).collect()
 }
 
-/// The nodes of `updates`, with the depth at which they worked.
+/// Returns the nodes of `updates` with their depths.
 fn nodes(frames: &[Frame]) -> Vec<(usize, String)> {
     let updates = frames.iter().filter(|frame| frame.mode() == "updates");
     let node = |frame: &Frame| frame.data.as_object().unwrap().keys().next().unwrap().clone();
     updates.map(|frame| (frame.depth(), node(frame))).collect()
 }
 
-/// A delegation to the researcher, who looks something up.
+/// Returns a delegation to the researcher, who calls a tool.
 fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
     script()

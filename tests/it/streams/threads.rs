@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::sse::{Frame, Sse};
 use crate::support::{TestServer, on_both_engines, script, transcript};
 
-/// The frames up to the end of a run.
+/// Returns the frames up to the end of a run.
 async fn one_run(stream: &mut Sse) -> Vec<Frame> {
     let mut frames = vec![];
     loop {

@@ -8,13 +8,13 @@ use crate::remote::background_tasks::chief;
 use crate::support::viewer::{Viewer, data, depth, is_terminal};
 use crate::support::{Human, TestServer, call, eventually, lookup, on_both_engines, script, task};
 
-/// A script of four questions to models, three calls, and a subagent.
+/// Returns a script of four model calls, three tool calls, and a subagent.
 fn research() -> String {
     let below = script().calls(lookup("c1", "x")).says("found");
     script().calls(task("t1", "researcher", below)).says("done").to_string()
 }
 
-/// The counts of what was used, time aside.
+/// Returns the counts of a usage, without times.
 fn counts(usage: &Value) -> Vec<u64> {
     let names = ["model_calls", "tool_calls", "input_tokens", "output_tokens", "children"];
     names

@@ -8,7 +8,7 @@ use crate::support::sse::Frame;
 use crate::support::viewer::{ALL, Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
 
-/// A delegation to the researcher, who looks something up.
+/// Returns a delegation to the researcher, who calls a tool.
 fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
     script()
@@ -17,7 +17,7 @@ fn delegation() -> String {
         .to_string()
 }
 
-/// Numbers grow, names are never used twice, and every event is a whole one.
+/// Checks that sequence numbers grow, that ids are unique, and that every event has all its fields.
 fn check_order(frames: &[Frame]) {
     assert!(
         frames.windows(2).all(|pair| seq(&pair[0]) < seq(&pair[1])),
@@ -57,7 +57,7 @@ fn said(frames: &[Frame], message: &str) -> String {
     frames.iter().filter(of).filter_map(piece).collect()
 }
 
-/// The ids of the messages that models began to say.
+/// Returns the ids of the messages that models started.
 fn messages(frames: &[Frame]) -> Vec<String> {
     let begins = |frame: &&Frame| data(frame)["event"] == "message-start" && data(frame)["role"] == "ai";
     frames
@@ -67,7 +67,7 @@ fn messages(frames: &[Frame]) -> Vec<String> {
         .collect()
 }
 
-/// The first event of this channel.
+/// Returns the first event of this channel.
 pub(crate) fn find<'a>(frames: &'a [Frame], method: &str) -> &'a Frame {
     frames
         .iter()

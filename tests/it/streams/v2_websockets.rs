@@ -9,10 +9,10 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, mail, on_both_engines, script, task};
 
-/// A client's end of a line.
+/// A WebSocket of a client.
 struct Line {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
-    /// The events that came while something else was waited for.
+    /// The events that were received before they were read.
     events: Vec<Value>,
 }
 
@@ -48,7 +48,7 @@ impl Line {
         }
     }
 
-    /// The answer to what was said.
+    /// Sends a command and returns its response.
     async fn answer(&mut self) -> Value {
         loop {
             let heard = self.hears().await;
@@ -67,7 +67,7 @@ impl Line {
         answer
     }
 
-    /// The events up to the end of a run.
+    /// Returns the events up to the end of a run.
     async fn until_ends(&mut self) -> Vec<Value> {
         loop {
             let ended = |event: &Value| {

@@ -7,7 +7,7 @@ use crate::support::actors::{Human, Run};
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task};
 
-/// One subagent of each kind, and below two of them another one that shows all.
+/// An agent with a subagent of each visibility, two of which have a fully visible subagent.
 const AGENTS: &str = r#"
 [agents.veiled]
 model = "scripted:lab"
@@ -42,7 +42,7 @@ tools = ["lookup", "send_email"]
 interrupt_on = { send_email = true }
 "#;
 
-/// An agent whose background agents show that they work, or nothing.
+/// An agent whose background agents show their status only, or nothing.
 const CURTAIN: &str = r#"
 [agents.curtain]
 model = "scripted:lab"
@@ -67,7 +67,7 @@ tools = ["lookup", "send_email"]
 interrupt_on = { send_email = true }
 "#;
 
-/// An agent whose general-purpose subagent shows nothing.
+/// An agent with a hidden general-purpose subagent.
 const SECRETIVE: &str = r#"
 [agents.secretive]
 model = "scripted:lab"

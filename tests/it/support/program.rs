@@ -26,7 +26,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         rule,
     };
     let coded: AgentDefinition = serde_json::from_value(json!({
-        "model": "house:echo", "system_prompt": "You are coded.",
+        "model": "own:echo", "system_prompt": "You are coded.",
     }))
     .expect("a definition");
     Adjutant::builder()
@@ -44,7 +44,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .tool(OwnTool::named("boom"))
         .tool(OwnTool::named("consult"))
         .middleware(Stamp)
-        .provider("house", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
+        .provider("own", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
         .agent("coded", coded)
 }
 
@@ -230,7 +230,7 @@ struct EchoModel(String);
 #[async_trait]
 impl Model for EchoModel {
     fn identity(&self) -> (&str, &str) {
-        ("house", &self.0)
+        ("own", &self.0)
     }
 
     async fn ask(
@@ -242,7 +242,7 @@ impl Model for EchoModel {
             .last()
             .map(|message| message.content.text())
             .unwrap_or_default();
-        let answer = Message::ai(format!("{} of the house: {last}", self.0));
+        let answer = Message::ai(format!("{} of the program: {last}", self.0));
         Ok(stream::iter([Ok(ModelEvent::Done(Box::new(answer)))]).boxed())
     }
 }
