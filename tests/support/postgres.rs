@@ -1,14 +1,17 @@
 //! The Postgres server of the tests: the one named by `ADJUTANT_TEST_POSTGRES_URL`, or else one that is started from
 //! the installed programs for the lifetime of this process. Without either, the tests on Postgres are skipped with a
 //! message.
+//!
+//! New databases on a server that was started here have the tables already, so that tests do not create them each time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tokio::sync::OnceCell;
 
 /// The environment variable with the URL of the server.
 const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
@@ -44,10 +47,10 @@ pub(crate) struct Database {
     name: String,
 }
 
-/// Creates an empty database; `None` if there is no server.
+/// Creates a database without rows; `None` if there is no server.
 pub(crate) async fn fresh_database() -> Option<Database> {
-    static ADMIN: OnceLock<Option<String>> = OnceLock::new();
-    let admin = ADMIN.get_or_init(find_server).as_deref()?;
+    static ADMIN: OnceCell<Option<String>> = OnceCell::const_new();
+    let admin = ADMIN.get_or_init(find_server).await.as_deref()?;
     let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
     let mut conn = PgConnection::connect(admin).await.expect("the test server answers");
     sqlx::raw_sql(AssertSqlSafe(format!("create database {name}")))
@@ -85,17 +88,32 @@ fn url_of_database(url: &str, database: &str) -> String {
     format!("{}/{database}{mark}{settings}", &place[..server_end])
 }
 
-fn find_server() -> Option<String> {
+async fn find_server() -> Option<String> {
     let named = std::env::var_os(SERVER)
         .and_then(|url| url.into_string().ok())
         .filter(|url| !url.is_empty());
-    let found = named.or_else(start_server);
-    if found.is_none() {
-        // Not `eprintln!`, whose output is hidden for passing tests.
-        let text = format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
-        let _ = std::io::stderr().write_all(text.as_bytes());
+    if named.is_some() {
+        return named;
     }
-    found
+    let started = start_server();
+    match &started {
+        Some(url) => create_tables(&url_of_database(url, "template1")).await,
+        None => {
+            // Not `eprintln!`, whose output is hidden for passing tests.
+            let text =
+                format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+    }
+    started
+}
+
+/// Creates the tables in the database that new databases are copies of.
+async fn create_tables(template: &str) {
+    let mut conn = PgConnection::connect(template).await.expect("the test server answers");
+    let tables = sqlx::migrate!("migrations/postgres").run(&mut conn).await;
+    tables.expect("the tables are created");
+    conn.close().await.expect("a clean close");
 }
 
 fn start_server() -> Option<String> {

@@ -110,8 +110,10 @@ impl Kill {
 /// Runs the server as a process with the agents of these tests. Leases are short, since on a shared database a dead
 /// process keeps its runs for that long.
 async fn runs_in_a_process(server: &TestServer) {
-    server.configuration_changes("lease_s = 2.0\nheartbeat_s = 0.5", "lease_s = 1.0\nheartbeat_s = 0.2");
-    server.configuration_gets(&include_str!("crash/agents.toml").replace("TOOLS", &server.tools.base));
+    let agents = include_str!("crash/agents.toml").replace("TOOLS", &server.tools.base);
+    server.is_configured_with(&agents).await;
+    let leases = ["lease_s = 2.0\nheartbeat_s = 0.5", "lease_s = 1.0\nheartbeat_s = 0.2"];
+    server.is_reconfigured(leases[0], leases[1]).await;
     server.moves_into_a_process().await;
 }
 

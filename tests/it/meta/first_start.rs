@@ -7,10 +7,12 @@ use std::process::{Child, Command, Output, Stdio};
 
 use reqwest::redirect::Policy;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection, raw_sql};
 
 use crate::support::client::Client;
 use crate::support::process::port_in;
-use crate::support::{Engine, TestServer, eventually};
+use crate::support::server::skipped;
+use crate::support::{Engine, TestServer, eventually, postgres};
 
 /// An agent that plays scripts.
 const AGENT: &str = "[providers.scripted]\nkind = \"scripted\"\n\n[agents.newcomer]\nmodel = \"scripted:demo\"\n";
@@ -369,4 +371,23 @@ async fn the_root_path_redirects_browsers_to_the_api_document() {
     let document = server.client().get("/openapi.json").await.ok();
     assert!(document["paths"]["/"]["get"].is_object());
     server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_postgres_database_gets_its_tables() {
+    let Some(database) = postgres::fresh_database().await else {
+        skipped::<()>("Postgres");
+        return;
+    };
+    let mut conn = PgConnection::connect(&database.url).await.expect("a connection");
+    let emptied = raw_sql("drop schema public cascade; create schema public")
+        .execute(&mut conn)
+        .await;
+    emptied.expect("the tables are dropped");
+    conn.close().await.expect("a clean close");
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let served = Served::begins(folder.path(), &["--database-url", &database.url]);
+    served.client.post("/threads", json!({})).await.ok();
+    served.stops();
+    database.discard().await;
 }

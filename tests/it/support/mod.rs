@@ -10,6 +10,7 @@ pub(crate) mod misbehaving_server;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
 pub(crate) mod postgres_proxy;
+#[path = "../../support/process.rs"]
 pub(crate) mod process;
 pub(crate) mod program;
 pub(crate) mod provider;

@@ -108,11 +108,12 @@ pub(crate) fn skipped<T>(what: &str) -> Option<T> {
 enum Running {
     InProcess(Shutdown, JoinHandle<Option<anyhow::Result<()>>>),
     ChildProcess(Process),
+    NotYet,
     Stopped,
 }
 
 impl TestServer {
-    /// Starts a server; `None` if the engine is not installed on this machine.
+    /// Prepares a server, which starts when it is used; `None` if the engine is not installed on this machine.
     pub(crate) async fn start(engine: Engine) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a directory");
         let database = Database::fresh(engine, folder.path()).await?;
@@ -124,20 +125,18 @@ impl TestServer {
             .replace("TOOLS", &tools.base)
             .replace("MODELS", &models.base);
         std::fs::write(folder.path().join("adjutant.toml"), agents).expect("a configuration");
-        let builder = Adjutant::builder().config_file(folder.path().join("adjutant.toml"));
-        let (base, running) = start_in_process(builder, None).await;
         let database = std::sync::Mutex::new(Some(database));
         let shared = Shared {
             folder,
             database,
-            running: Mutex::new(running),
+            running: Mutex::new(Running::NotYet),
             clock: Default::default(),
             fakes,
             embedded: AtomicBool::new(false),
             log: Log::default(),
         };
         Some(Self {
-            client: Client::new(&base),
+            client: Client::new(""),
             tools,
             models,
             engine,
@@ -147,7 +146,21 @@ impl TestServer {
 
     /// Returns an HTTP client of the server.
     pub(crate) fn client(&self) -> Client {
+        self.has_started();
         self.client.clone()
+    }
+
+    /// Starts the server unless it has started before. A test that only configures the server first pays for one start.
+    fn has_started(&self) {
+        let starting = async {
+            let mut running = self.shared.running.lock().await;
+            if matches!(*running, Running::NotYet) {
+                let (base, started) = start_in_process(self.builder(), self.clock()).await;
+                *running = started;
+                self.client.moved_to(&base);
+            }
+        };
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(starting));
     }
 
     /// Creates a user of an agent on a thread of their own.
@@ -265,9 +278,12 @@ impl TestServer {
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
     }
 
-    /// Restarts the server.
+    /// Restarts the server, if it has started.
     pub(crate) async fn is_stopped_and_started_again(&self) {
         let mut running = self.shared.running.lock().await;
+        if matches!(*running, Running::NotYet) {
+            return;
+        }
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
         let (base, started) = start_in_process(self.builder(), self.clock()).await;
         *running = started;
@@ -284,7 +300,7 @@ impl TestServer {
 
     /// Restarts the server with `new` instead of `old` in its configuration.
     pub(crate) async fn is_reconfigured(&self, old: &str, new: &str) {
-        self.configuration_changes(old, new);
+        self.replace_in_configuration(old, new);
         self.is_stopped_and_started_again().await;
     }
 
@@ -305,6 +321,7 @@ impl TestServer {
 
     /// Starts a second server on the same database, with this clock or the system clock.
     pub(crate) async fn starts_twin_with(&self, clock: Option<ManualClock>) -> Twin {
+        self.has_started();
         let (base, running) = start_in_process(self.builder(), clock).await;
         Twin {
             client: Client::new(&base),
@@ -347,19 +364,19 @@ impl TestServer {
 
     /// Restarts the server with these lines at the end of its configuration.
     pub(crate) async fn is_configured_with(&self, lines: &str) {
-        self.configuration_gets(lines);
-        self.is_stopped_and_started_again().await;
-    }
-
-    /// Adds these lines to the end of the configuration file while the server runs.
-    pub(crate) fn configuration_gets(&self, lines: &str) {
         let path = self.configuration();
         let old = std::fs::read_to_string(&path).expect("a configuration");
         std::fs::write(&path, format!("{old}\n{lines}")).expect("it can change");
+        self.is_stopped_and_started_again().await;
     }
 
     /// Replaces `old` by `new` in the configuration file while the server runs.
     pub(crate) fn configuration_changes(&self, old: &str, new: &str) {
+        self.has_started();
+        self.replace_in_configuration(old, new);
+    }
+
+    fn replace_in_configuration(&self, old: &str, new: &str) {
         let text = std::fs::read_to_string(self.configuration()).expect("a configuration");
         assert!(text.contains(old), "{old} is not in the configuration");
         std::fs::write(self.configuration(), text.replace(old, new)).expect("it can change");
@@ -367,6 +384,7 @@ impl TestServer {
 
     /// Writes a file next to the configuration while the server runs.
     pub(crate) fn file_is_written(&self, path: &str, text: &str) {
+        self.has_started();
         let path = self.shared.folder.path().join(path);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
         std::fs::write(path, text).expect("it can be written");
@@ -374,6 +392,7 @@ impl TestServer {
 
     /// Returns the URL of the database.
     pub(crate) fn database_url(&self) -> String {
+        self.has_started();
         self.shared.database.lock().unwrap().as_ref().expect("a database").url()
     }
 
@@ -408,8 +427,8 @@ impl TestServer {
 
     /// Checks that nothing is running, and removes the server with all its resources.
     pub(crate) async fn finish(self) {
-        let is_stopped = matches!(*self.shared.running.lock().await, Running::Stopped);
-        if !is_stopped {
+        let is_running = !matches!(*self.shared.running.lock().await, Running::NotYet | Running::Stopped);
+        if is_running {
             self.nothing_is_left().await;
         }
         let mut running = self.shared.running.lock().await;
@@ -517,7 +536,7 @@ async fn stop(running: Running) {
             assert_eq!(shutdown.tasks(), 0, "tasks are left");
         }
         Running::ChildProcess(process) => process.terminates().await,
-        Running::Stopped => {}
+        Running::NotYet | Running::Stopped => {}
     }
 }
 
