@@ -38,7 +38,8 @@ on_both_engines! {
     a_program_may_ask_several_questions_and_goes_on_when_all_are_answered,
     a_tool_written_in_rust_may_delegate_to_a_subagent,
     the_limits_hold_for_programs_and_for_tools_written_in_rust,
-    models_middleware_and_agents_can_be_written_in_rust,
+    models_and_middleware_can_be_written_in_rust,
+    agents_can_be_defined_in_rust,
     a_definition_of_a_client_may_name_registered_programs_only,
     a_running_program_can_be_cancelled_alone_or_with_its_run,
     a_program_that_a_crash_interrupted_raises_an_interrupt,
@@ -252,7 +253,7 @@ async fn the_limits_hold_for_programs_and_for_tools_written_in_rust(server: Test
     );
 }
 
-async fn models_middleware_and_agents_can_be_written_in_rust(server: TestServer) {
+async fn models_and_middleware_can_be_written_in_rust(server: TestServer) {
     server.is_embedded().await;
     let alice = server.human("built").await;
     let values = alice

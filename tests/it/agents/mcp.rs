@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::mcp::{McpTransport, docs};
+use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
 
 /// Returns a call of a tool of the server `docs`.
@@ -207,7 +208,8 @@ on_both_engines! {
     a_call_of_a_program_is_not_repeated_after_a_crash,
     a_call_behind_http_is_not_repeated_after_a_crash,
     a_program_that_dies_in_a_call_is_started_again_for_the_next,
-    a_server_behind_http_may_die_come_back_and_forget_its_sessions,
+    a_server_behind_http_may_end_and_start_again,
+    a_server_behind_http_may_forget_its_sessions,
     long_results_and_errors_reach_the_model,
     a_program_does_not_see_the_variables_of_the_server,
     clients_may_use_configured_servers_only,
@@ -289,7 +291,14 @@ async fn a_program_that_dies_in_a_call_is_started_again_for_the_next(server: Tes
     assert_ne!(process_in(&later), process_in(&said));
 }
 
-async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: TestServer) {
+/// Returns a script that calls the tool `echo` once.
+fn echo() -> Script {
+    script()
+        .calls(docs_call("e1", "echo", json!({"text": "still here"})))
+        .says("done")
+}
+
+async fn a_server_behind_http_may_end_and_start_again(server: TestServer) {
     let Some(mut docs) = docs(&server, McpTransport::Http, "start_timeout_s = 1.0").await else {
         return;
     };
@@ -307,11 +316,6 @@ async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: 
         "{:?}",
         alice.transcript().await
     );
-    let echo = || {
-        script()
-            .calls(docs_call("e1", "echo", json!({"text": "still here"})))
-            .says("done")
-    };
     let said = transcript(&alice.says(echo()).await);
     assert!(
         said[said.len() - 2].ends_with("the server is not available"),
@@ -320,6 +324,14 @@ async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: 
     docs.starts();
     let said = transcript(&alice.says(echo()).await);
     assert_eq!(said[said.len() - 2], "docs__echo: still here");
+}
+
+async fn a_server_behind_http_may_forget_its_sessions(server: TestServer) {
+    let Some(docs) = docs(&server, McpTransport::Http, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    alice.says(echo()).await;
     docs.forgets();
     let said = transcript(&alice.says(echo()).await);
     assert_eq!(said[said.len() - 2], "docs__echo: still here");

@@ -31,7 +31,7 @@ impl Example {
     }
 
     async fn human(&self, agent: &str) -> Human {
-        Human::new(self.client.clone(), agent).await
+        Human::on_new_thread(self.client.clone(), agent).await
     }
 }
 

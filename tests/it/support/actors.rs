@@ -48,7 +48,7 @@ impl Question {
 
 impl Human {
     /// Creates a user of `agent` on a new thread.
-    pub(crate) async fn new(client: Client, agent: &str) -> Self {
+    pub(crate) async fn on_new_thread(client: Client, agent: &str) -> Self {
         let thread = client.thread().await;
         Self {
             client,

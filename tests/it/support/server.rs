@@ -146,12 +146,12 @@ impl TestServer {
 
     /// Returns an HTTP client of the server.
     pub(crate) fn client(&self) -> Client {
-        self.has_started();
+        self.starts_if_new();
         self.client.clone()
     }
 
     /// Starts the server unless it has started before. A test that only configures the server first pays for one start.
-    fn has_started(&self) {
+    fn starts_if_new(&self) {
         let starting = async {
             let mut running = self.shared.running.lock().await;
             if matches!(*running, Running::NotYet) {
@@ -165,7 +165,7 @@ impl TestServer {
 
     /// Creates a user of an agent on a thread of their own.
     pub(crate) async fn human(&self, agent: &str) -> Human {
-        Human::new(self.client(), agent).await
+        Human::on_new_thread(self.client(), agent).await
     }
 
     /// Restarts the server as a process of its own, on the same database.
@@ -321,7 +321,7 @@ impl TestServer {
 
     /// Starts a second server on the same database, with this clock or the system clock.
     pub(crate) async fn starts_twin_with(&self, clock: Option<ManualClock>) -> Twin {
-        self.has_started();
+        self.starts_if_new();
         let (base, running) = start_in_process(self.builder(), clock).await;
         Twin {
             client: Client::new(&base),
@@ -372,7 +372,7 @@ impl TestServer {
 
     /// Replaces `old` by `new` in the configuration file while the server runs.
     pub(crate) fn configuration_changes(&self, old: &str, new: &str) {
-        self.has_started();
+        self.starts_if_new();
         self.replace_in_configuration(old, new);
     }
 
@@ -384,7 +384,7 @@ impl TestServer {
 
     /// Writes a file next to the configuration while the server runs.
     pub(crate) fn file_is_written(&self, path: &str, text: &str) {
-        self.has_started();
+        self.starts_if_new();
         let path = self.shared.folder.path().join(path);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
         std::fs::write(path, text).expect("it can be written");
@@ -392,7 +392,7 @@ impl TestServer {
 
     /// Returns the URL of the database.
     pub(crate) fn database_url(&self) -> String {
-        self.has_started();
+        self.starts_if_new();
         self.shared.database.lock().unwrap().as_ref().expect("a database").url()
     }
 
