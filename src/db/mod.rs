@@ -227,16 +227,19 @@ impl Db {
 
     /// Runs `job` as one transaction, and returns what it returns once that is durable.
     ///
-    /// A job that errs leaves no trace. One that met an error of the database must err: only one of the two engines
-    /// would let it go on. A job waits for nothing but the database, for others wait behind it, and it never calls
+    /// A job that returns an error is rolled back, whatever the error says: a refusal leaves no trace, wherever it was
+    /// noticed. What shall be kept beside a refusal is kept by returning the refusal as a value, or by
+    /// [`Tx::savepoint`]. A job that met an error of the database must err: only one of the two engines would let it go
+    /// on. A job waits for nothing but the database, for others wait behind it, and it never calls
     /// [`Db::write`] itself. Once taken up it runs to its end, even when nobody waits for it any more.
     ///
     /// # Errors
     /// Those of the job; [`DbError::Busy`] when it lost a race and may be tried again; [`DbError::Unavailable`].
-    pub async fn write<T, J>(&self, job: J) -> DbResult<T>
+    pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+        E: From<DbError> + Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
         self.0.queue.run(job).await
     }

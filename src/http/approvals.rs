@@ -124,7 +124,7 @@ pub(super) async fn resolve(
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
     let run = api
-        .runs
+        .interrupts
         .resolve(path.thread_id, path.interrupt_id.clone(), answer)
         .await?;
     let interrupt = find(&api, path).await?.into();

@@ -1,33 +1,44 @@
 //! May it start? Busy threads, strategies, depth: every run of every kind is admitted here.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::ahead::Checked;
-use super::assistants::{self, ResolvedAssistant};
-use super::registry::Registry;
-use super::sweeper::{HELD, TEMPORARY};
-use super::{CancelAction, NewRun, StartError, Target, Webhooks, background, log_lines, resume};
+use super::registry::{Registry, ResolvedAssistant};
+use super::{CancelAction, NewRun, StartError, Target, Webhooks, log_lines, resume};
+use crate::agent::Agent;
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Agent, NewChildRun};
 use crate::db::events::NewEvent;
 use crate::db::runs::InFlight;
 use crate::db::{self, DbResult, Tx};
-use crate::definition::OnPendingInterrupt;
+use crate::definition::{Digest, OnPendingInterrupt};
 use crate::domain::Invalid;
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::idempotency::REMEMBERED;
 use crate::domain::input::{read_input, read_update};
 use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::{Failure, Machine, Phase};
 use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::size::SizeLimits;
-use crate::domain::thread::{Thread, ThreadStatus, Ttl};
+use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
+
+/// How long the thread of a stateless run is kept after its end if nobody was left to remove it.
+const TEMPORARY: Ttl = Ttl {
+    after: Duration::from_secs(600),
+    strategy: TtlStrategy::Delete,
+};
+
+/// How long it is kept if whoever asked for the run may ask again what came of it.
+const HELD: Ttl = Ttl {
+    after: REMEMBERED,
+    strategy: TtlStrategy::Delete,
+};
 
 /// A run that was admitted.
 pub(super) struct Admitted {
@@ -43,131 +54,145 @@ pub(super) async fn hold(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbRe
     if run.request.temporary {
         run.request.held = true;
         db::runs::set_request(tx, run.id, &run.request, now).await?;
-        db::threads::patch(tx, run.thread, &serde_json::Map::new(), Some(HELD), now).await?;
+        db::threads::patch(tx, run.thread, &Map::new(), Some(HELD), now).await?;
     }
     Ok(())
 }
 
-/// Who there is to run, and who tells others that they have.
-pub(super) struct AdmissionDeps {
+/// What runs are admitted with: the agents that there are, the bounds, and the time.
+pub(super) struct AdmissionContext {
     pub(super) registry: Arc<Registry>,
+    /// Reports of runs that are withdrawn.
     pub(super) webhooks: Arc<Webhooks>,
     /// How large the files may be that a request brings.
     pub(super) sizes: SizeLimits,
     /// What was checked before the write.
     pub(super) checked: Vec<Checked>,
-}
-
-/// What does not depend on the wish.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct AdmissionContext {
-    /// Who may take the run at once.
+    /// The process that may claim the run at once, if it has a free slot.
     pub(super) worker: Option<WorkerId>,
-    /// When it is.
     pub(super) now: Timestamp,
     /// How long a thread is kept that is made for the run.
     pub(super) ttl: Option<Ttl>,
     /// How many runs may wait on one thread.
     pub(super) most_waiting: u64,
+}
+
+/// What was checked ahead.
+pub(super) struct Checked {
     /// Which of the requests that are admitted together.
     pub(super) number: usize,
+    /// By which definition.
+    pub(super) digest: Digest,
+    pub(super) context: Map<String, Value>,
 }
 
-/// Admits a run of the main agent; writes it, and what its answers change, or nothing.
-pub(super) async fn start(
+impl AdmissionContext {
+    /// Whether the input of a request was checked by this definition.
+    pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
+        self.checked
+            .iter()
+            .any(|checked| checked.number == number && checked.digest == *digest)
+    }
+
+    /// Whether this is the context that was checked, by this definition.
+    pub(super) fn has_checked_context(&self, number: usize, digest: &Digest, context: &Map<String, Value>) -> bool {
+        let is_this = |checked: &Checked| checked.number == number && checked.digest == *digest;
+        self.checked
+            .iter()
+            .any(|checked| is_this(checked) && checked.context == *context)
+    }
+}
+
+/// Admits a run of the main agent and writes it, with what its answers change. What was written before a refusal has to be
+/// rolled back.
+pub(super) async fn start(tx: &mut Tx<'_>, wish: &NewRun, context: &AdmissionContext) -> Result<Admitted, StartError> {
+    start_as(tx, RunId::mint(), wish, 0, context).await
+}
+
+/// The same in a transaction that goes on after a refusal: nothing of the run is left then, all else is kept.
+pub(super) async fn try_start(
     tx: &mut Tx<'_>,
     wish: &NewRun,
-    house: &AdmissionDeps,
-    occasion: AdmissionContext,
+    context: &AdmissionContext,
 ) -> DbResult<Result<Admitted, StartError>> {
-    start_as(tx, RunId::mint(), wish, house, occasion).await
+    tx.savepoint().await?;
+    match start(tx, wish, context).await {
+        Ok(admitted) => {
+            tx.release_savepoint().await?;
+            Ok(Ok(admitted))
+        }
+        Err(StartError::Fault(error)) => Err(error),
+        Err(refusal) => {
+            tx.roll_back_to_savepoint().await?;
+            Ok(Err(refusal))
+        }
+    }
 }
 
-/// The same under a given id, which no run has.
+/// The same under a given id, which no run has. `number` says which of the requests that are admitted together it is.
 pub(super) async fn start_as(
     tx: &mut Tx<'_>,
     id: RunId,
     wish: &NewRun,
-    house: &AdmissionDeps,
-    AdmissionContext {
-        worker,
-        now,
-        ttl,
-        most_waiting,
-        number,
-    }: AdmissionContext,
-) -> DbResult<Result<Admitted, StartError>> {
-    let mut cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
-        Ok(cast) => cast,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
-    cast.known = house.registry.bound(tx, wish, cast.known).await?;
-    if !house.has_checked(number, &cast.known.digest)
-        && let Err(invalid) = check(wish, &cast.known.agent, house.sizes)
-    {
-        return Ok(Err(invalid.into()));
+    number: usize,
+    context: &AdmissionContext,
+) -> Result<Admitted, StartError> {
+    let now = context.now;
+    let mut resolved = context.registry.resolve(tx, &wish.assistant).await?;
+    resolved.known = context.registry.bound(tx, wish, resolved.known).await?;
+    if !context.has_checked(number, &resolved.known.digest) {
+        check(wish, &resolved.known.agent, context.sizes)?;
     }
-    let (thread, is_new) = match find_thread(tx, wish, ttl, now).await? {
-        Ok(found) => found,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let thread = find_or_make_thread(tx, wish, context.ttl, now).await?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
-    if let Some(refusal) = no_room(wish, in_flight, most_waiting) {
-        return Ok(Err(refusal));
-    }
+    check_room(wish, in_flight, context.most_waiting)?;
     if let Some(checkpoint) = wish.request.checkpoint
         && db::checkpoints::find_head(tx, thread.id, checkpoint).await?.is_none()
     {
-        return Ok(Err(StartError::NoCheckpoint(checkpoint)));
+        return Err(StartError::NoCheckpoint(checkpoint));
     }
-    let settings = settings(wish, &cast, &thread);
-    if !house.has_checked_context(number, &cast.known.digest, &settings.context)
-        && let Some(Err(invalid)) = cast.known.agent.context().map(|schema| schema.check(&settings.context))
+    let settings = settings(wish, &resolved, &thread);
+    if let Some(schema) = resolved.known.agent.context()
+        && !context.has_checked_context(number, &resolved.known.digest, &settings.context)
     {
-        return Ok(Err(invalid.into()));
+        schema.check(&settings.context)?;
     }
-    let mut run = lay_out(id, wish, &cast, (&thread, settings), now);
-    background::place(tx, &thread, &mut run).await?;
-    if let Err(refusal) = settle_questions(tx, wish, &cast.known, &mut run, in_flight).await? {
-        return Ok(Err(refusal));
-    }
+    let mut run = lay_out(id, wish, &resolved, (&thread, settings), now);
+    inherit_task_lineage(tx, &thread, &mut run).await?;
+    settle_questions(tx, wish, &resolved.known, &mut run, in_flight).await?;
     let displaced = displace(
         tx,
         wish.request.multitask,
         (thread.id, in_flight),
-        (&*house.webhooks, now),
+        (&*context.webhooks, now),
     )
     .await?;
     // Those that waited are withdrawn; those at work take their time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
-    let claimed = worker.is_some() && !is_busy && run.due_at <= now;
+    let claimed = context.worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
         run.status = RunStatus::Running;
     }
-    // Not before all refusals: they leave nothing behind.
-    if is_new {
-        db::threads::insert(tx, &thread).await?;
-    }
-    db::runs::insert(tx, &run, worker.filter(|_| claimed)).await?;
+    db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
     if !claimed {
         db::rings::ring(tx, db::Notification::Queue).await?;
     }
-    enter_thread(tx, &thread, &run, &cast.known, now).await?;
-    Ok(Ok(Admitted {
+    enter_thread(tx, &thread, &run, &resolved.known, now).await?;
+    Ok(Admitted {
         run,
         claimed,
         displaced,
-    }))
+    })
 }
 
-/// Why a run may not even wait on its thread, if it may not.
-fn no_room(wish: &NewRun, in_flight: InFlight, most_waiting: u64) -> Option<StartError> {
+/// Checks whether a run may at least wait on its thread.
+fn check_room(wish: &NewRun, in_flight: InFlight, most_waiting: u64) -> Result<(), StartError> {
     match wish.request.multitask {
-        Multitask::Reject if !in_flight.is_none() => Some(StartError::Busy),
+        Multitask::Reject if !in_flight.is_none() => Err(StartError::Busy),
         Multitask::Enqueue if wish.resume.is_none() && in_flight.waiting >= most_waiting => {
-            Some(StartError::ThreadFull(most_waiting))
+            Err(StartError::ThreadFull(most_waiting))
         }
-        Multitask::Reject | Multitask::Enqueue | Multitask::Interrupt | Multitask::Rollback => None,
+        Multitask::Reject | Multitask::Enqueue | Multitask::Interrupt | Multitask::Rollback => Ok(()),
     }
 }
 
@@ -210,23 +235,23 @@ async fn displace(
     Ok(all.into_iter().map(|old| (old, action)).collect())
 }
 
-/// The thread of a wish, and whether it is still to be made.
-async fn find_thread(
+/// The thread of a wish, locked, and made if need be.
+async fn find_or_make_thread(
     tx: &mut Tx<'_>,
     wish: &NewRun,
     ttl: Option<Ttl>,
     now: Timestamp,
-) -> DbResult<Result<(Thread, bool), StartError>> {
+) -> Result<Thread, StartError> {
     let (id, may_make) = match wish.target {
         Target::Thread(id) => (id, false),
         Target::ThreadOrNew(id) => (id, true),
         Target::Stateless { .. } => (ThreadId::mint(), true),
     };
     if let Some(thread) = db::threads::lock(tx, id).await? {
-        return Ok(Ok((thread, false)));
+        return Ok(thread);
     }
     if !may_make {
-        return Ok(Err(StartError::NoThread(id)));
+        return Err(StartError::NoThread(id));
     }
     // Should nobody be left to remove it, the thread of a stateless run goes when its time is over.
     let ttl = if wish.target == (Target::Stateless { keep: false }) {
@@ -234,14 +259,20 @@ async fn find_thread(
     } else {
         ttl
     };
-    Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
+    let thread = Thread::new(id, wish.metadata.clone(), now).kept_for(ttl);
+    if db::threads::insert(tx, &thread).await? {
+        return Ok(thread);
+    }
+    // Somebody else has made it since the look.
+    let made = db::threads::lock(tx, id).await?;
+    made.ok_or(StartError::NoThread(id))
 }
 
 /// The settings of the run: the wish's own, and the assistant's where it says nothing. An answer goes on with the context
 /// of the thread's last run, where it brings none.
-pub(super) fn settings(wish: &NewRun, cast: &ResolvedAssistant, thread: &Thread) -> RunSettings {
+pub(super) fn settings(wish: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &wish.request;
-    let assistant = &cast.assistant.settings;
+    let assistant = &resolved.assistant.settings;
     match thread.config.get("configurable") {
         Some(Value::Object(before)) if goes_on(wish) && context.is_empty() && !before.is_empty() => {
             let mut config = config.clone();
@@ -261,7 +292,7 @@ fn goes_on(wish: &NewRun) -> bool {
 fn lay_out(
     id: RunId,
     wish: &NewRun,
-    cast: &ResolvedAssistant,
+    resolved: &ResolvedAssistant,
     (thread, run): (&Thread, RunSettings),
     now: Timestamp,
 ) -> Run {
@@ -270,7 +301,7 @@ fn lay_out(
         version,
         settings,
         ..
-    } = &cast.assistant;
+    } = &resolved.assistant;
     let mut metadata = settings.metadata.clone();
     metadata.extend(wish.metadata.clone());
     if let Some(Value::Object(more)) = wish.request.config.get("metadata") {
@@ -289,7 +320,7 @@ fn lay_out(
         agent: Some(AssignedAgent {
             graph_id: settings.graph_id.clone(),
             version: *version,
-            definition: Some(cast.known.digest.clone()),
+            definition: Some(resolved.known.digest.clone()),
         }),
         ..wish.request.clone()
     };
@@ -297,7 +328,7 @@ fn lay_out(
         id,
         thread: thread.id,
         assistant: *assistant,
-        lineage: Lineage::root(id, &cast.known.agent.name),
+        lineage: Lineage::root(id, &resolved.known.agent.name),
         status: RunStatus::Pending,
         request,
         metadata,
@@ -309,6 +340,17 @@ fn lay_out(
     }
 }
 
+/// Gives a run its place, if it is on the thread of a task: that of the task, whoever asks for it.
+async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -> DbResult<()> {
+    if run.request.background.is_none() && thread.metadata.contains_key("parent_thread_id") {
+        run.request.background = db::background::find(tx, thread.id).await?.map(|record| record.ancestry);
+    }
+    if let Some(above) = &run.request.background {
+        run.lineage.visibility = above.visibility;
+    }
+    Ok(())
+}
+
 /// Answers the thread's open questions with the wish, or drops them for it, or refuses it.
 async fn settle_questions(
     tx: &mut Tx<'_>,
@@ -316,31 +358,28 @@ async fn settle_questions(
     known: &RegisteredAgent,
     run: &mut Run,
     in_flight: InFlight,
-) -> DbResult<Result<(), StartError>> {
+) -> Result<(), StartError> {
     if let Some(answer) = &wish.resume {
         if matches!(wish.target, Target::Stateless { .. }) {
-            return Ok(Err(StartError::ResumeNeedsThread));
+            return Err(StartError::ResumeNeedsThread);
         }
-        let answers = match resume::answer(tx, run, answer).await? {
-            Ok(answers) => answers,
-            Err(refusal) => return Ok(Err(refusal)),
-        };
+        let answers = resume::answer(tx, run, answer).await?;
         run.request.command.get_or_insert_with(Command::default).resume = Some(answers);
-        return Ok(Ok(()));
+        return Ok(());
     }
     let begins_anew = wish.request.input.is_some() && wish.request.command.is_none();
     if !begins_anew || !in_flight.is_none() {
-        return Ok(Ok(()));
+        return Ok(());
     }
     if known.on_pending_interrupt == OnPendingInterrupt::Reject {
         let open = resume::pending(tx, run.thread).await?;
         if !open.is_empty() {
-            return Ok(Err(StartError::QuestionPending(
+            return Err(StartError::QuestionPending(
                 open.into_iter().map(|asked| asked.interrupt.id).collect(),
-            )));
+            ));
         }
     }
-    Ok(Ok(()))
+    Ok(())
 }
 
 async fn enter_thread(
@@ -350,7 +389,7 @@ async fn enter_thread(
     known: &RegisteredAgent,
     now: Timestamp,
 ) -> DbResult<()> {
-    let mut config = serde_json::Map::new();
+    let mut config = Map::new();
     for key in ["configurable", "tags", "metadata", "recursion_limit"] {
         if let Some(value) = run.request.config.get(key) {
             config.insert(key.to_owned(), value.clone());
@@ -358,7 +397,7 @@ async fn enter_thread(
     }
     config
         .entry("configurable")
-        .or_insert_with(|| Value::Object(serde_json::Map::new()));
+        .or_insert_with(|| Value::Object(Map::new()));
     let mut metadata = thread.metadata.clone();
     for (key, value) in [
         ("graph_id", known.graph_id.clone()),
@@ -391,68 +430,6 @@ pub(super) async fn leave_thread(
     };
     db::threads::leave(tx, run.thread, &left, now).await?;
     Ok(())
-}
-
-/// Admits a child run, or says why not. A child that was admitted before is found again.
-pub(super) async fn child(
-    tx: &mut Tx<'_>,
-    (root, registry): (&Run, &Registry),
-    wish: &NewChildRun,
-    now: Timestamp,
-) -> DbResult<Result<Run, String>> {
-    if let Some(run) = db::runs::get_by_id(tx, wish.id).await? {
-        return Ok(Ok(run));
-    }
-    if wish.lineage.depth > wish.max_depth {
-        return Ok(Err(format!(
-            "Delegation is limited to {} levels and this one would be level {}. Do the work yourself.",
-            wish.max_depth, wish.lineage.depth
-        )));
-    }
-    let agent = match &wish.graph_id {
-        None => None,
-        Some(graph_id) => match registry.agents().of_graph(graph_id) {
-            Some(known) => {
-                if let Some(refusal) = wish.refused_by(&known.agent) {
-                    return Ok(Err(refusal));
-                }
-                let graph_id = graph_id.clone();
-                let definition = Some(known.digest.clone());
-                Some(AssignedAgent {
-                    graph_id,
-                    version: 1,
-                    definition,
-                })
-            }
-            None => {
-                return Ok(Err(format!(
-                    "The agent `{graph_id}` is not defined on this server. Do the work yourself."
-                )));
-            }
-        },
-    };
-    let request = RunRequest {
-        input: serde_json::to_value(&wish.order).ok(),
-        agent,
-        ..RunRequest::default()
-    };
-    let run = Run {
-        id: wish.id,
-        thread: root.thread,
-        assistant: root.assistant,
-        lineage: wish.lineage.clone(),
-        status: RunStatus::Running,
-        request,
-        metadata: serde_json::Map::new(),
-        error: None,
-        attempt: 1,
-        created_at: now,
-        updated_at: now,
-        due_at: now,
-    };
-    db::runs::insert(tx, &run, None).await?;
-    background::note_remote_run(tx, &run, wish.url.as_deref()).await?;
-    Ok(Ok(run))
 }
 
 /// The open questions of a lane and of the children it waits for.
@@ -545,17 +522,21 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, 
 
 /// Checks a wish that is to be granted later, and more than once, as far as can be told ahead, unless that was done before
 /// the write.
-pub(super) fn check_ahead(wish: &NewRun, cast: &ResolvedAssistant, house: &AdmissionDeps) -> Result<(), Invalid> {
-    let known = &cast.known;
-    if !house.has_checked(0, &known.digest) {
-        check(wish, &known.agent, house.sizes)?;
+pub(super) fn check_ahead(
+    wish: &NewRun,
+    resolved: &ResolvedAssistant,
+    context: &AdmissionContext,
+) -> Result<(), Invalid> {
+    let known = &resolved.known;
+    if !context.has_checked(0, &known.digest) {
+        check(wish, &known.agent, context.sizes)?;
     }
-    let settings = cast
+    let settings = resolved
         .assistant
         .settings
         .laid_under(&wish.request.config, &wish.request.context);
     match known.agent.context() {
-        Some(schema) if !house.has_checked_context(0, &known.digest, &settings.context) => {
+        Some(schema) if !context.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)
         }
         Some(_) | None => Ok(()),

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::admission::{self, AdmissionDeps};
+use super::admission::{self, Checked};
 use super::registry::Registry;
-use super::{AssistantRef, NewRun, Runs, StartError, StateWrite, StateWriteError, assistants};
+use super::{AssistantRef, BatchError, NewRun, Runs, StartError, StateWrite, StateWriteError};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::Digest;
@@ -25,39 +25,13 @@ use crate::domain::time::Timestamp;
 /// From how many bytes on what a request brings is checked ahead. Less is checked in less than a millisecond.
 const LARGE: usize = 16 * 1024;
 
-/// What was checked ahead.
-pub(super) struct Checked {
-    /// Which of the requests that are admitted together.
-    number: usize,
-    /// By which definition.
-    digest: Digest,
-    context: Map<String, Value>,
-}
-
-impl AdmissionDeps {
-    /// Whether the input of a request was checked by this definition.
-    pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
-        self.checked
-            .iter()
-            .any(|checked| checked.number == number && checked.digest == *digest)
-    }
-
-    /// Whether this is the context that was checked, by this definition.
-    pub(super) fn has_checked_context(&self, number: usize, digest: &Digest, context: &Map<String, Value>) -> bool {
-        let is_this = |checked: &Checked| checked.number == number && checked.digest == *digest;
-        self.checked
-            .iter()
-            .any(|checked| is_this(checked) && checked.context == *context)
-    }
-}
-
 impl Runs {
-    /// What runs are admitted with, after those parts of the requests were checked whose check takes long.
+    /// Checks those parts of the requests whose check takes long.
     ///
     /// # Errors
     /// What does not fit, with the number of its request.
-    pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<NewRun>>) -> Result<AdmissionDeps, (usize, StartError)> {
-        let mut house = self.0.house();
+    pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<NewRun>>) -> Result<Vec<Checked>, BatchError> {
+        let mut all_checked = vec![];
         for number in (0..wishes.len()).filter(|number| self.may_take_long(&wishes[*number])) {
             let all = Arc::clone(wishes);
             let registry = Arc::clone(&self.0.registry);
@@ -66,8 +40,9 @@ impl Runs {
                 .0
                 .db
                 .read(move |tx| Box::pin(async move { who_checks(tx, &all[number], &registry, now).await }));
+            let refused = |error| BatchError { at: number, error };
             // Whoever is not found is missed again when the run is admitted.
-            let Some((known, context)) = found.await.map_err(|error| (number, error.into()))? else {
+            let Some((known, context)) = found.await.map_err(|error| refused(error.into()))? else {
                 continue;
             };
             if !is_large(&wishes[number]) && size_of(&context) <= LARGE {
@@ -85,14 +60,14 @@ impl Runs {
             });
             // A check that broke off is made again in the write.
             let Ok(checked) = checking.await else { continue };
-            let context = checked.map_err(|invalid| (number, invalid.into()))?;
-            house.checked.push(Checked {
+            let context = checked.map_err(|invalid| refused(invalid.into()))?;
+            all_checked.push(Checked {
                 number,
                 digest,
                 context,
             });
         }
-        Ok(house)
+        Ok(all_checked)
     }
 
     /// Whether the check of a request may take long: it brings much, or the assistant may have much stored that is checked
@@ -184,15 +159,17 @@ async fn who_checks(
     registry: &Registry,
     now: Timestamp,
 ) -> DbResult<Option<(Arc<RegisteredAgent>, Map<String, Value>)>> {
-    let Ok(mut cast) = assistants::cast(tx, &registry.agents(), &wish.assistant).await? else {
-        return Ok(None);
+    let mut resolved = match registry.resolve(tx, &wish.assistant).await {
+        Ok(resolved) => resolved,
+        Err(StartError::Fault(error)) => return Err(error),
+        Err(_) => return Ok(None),
     };
-    cast.known = registry.bound(tx, wish, cast.known).await?;
+    resolved.known = registry.bound(tx, wish, resolved.known).await?;
     let thread = match wish.target.thread() {
         Some(thread) => db::threads::find(tx, thread).await?,
         None => None,
     };
     let thread = thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Map::new(), now));
-    let settings = admission::settings(wish, &cast, &thread);
-    Ok(Some((cast.known, settings.context)))
+    let settings = admission::settings(wish, &resolved, &thread);
+    Ok(Some((resolved.known, settings.context)))
 }

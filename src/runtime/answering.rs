@@ -1,14 +1,18 @@
 //! Answers to open questions that come without the name of an assistant, or in the place of new input.
 
-use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::{AssistantRef, NewRun, Runs, StartError, Target, resume};
+use serde_json::{Map, Value};
+
+use super::core::Core;
+use super::{AssistantRef, NewRun, ResolveError, Runs, StartError, Target, resume};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::{AssistantId, InterruptId, ThreadId};
+use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once};
-use crate::domain::run::Run;
+use crate::domain::run::{Run, RunRequest};
 
 /// An answer to one question.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,16 +45,114 @@ impl From<db::DbError> for RespondError {
     }
 }
 
-impl Runs {
+/// How a question stands.
+enum Standing {
+    /// It waits for its answer, asked by an agent of this assistant.
+    Open(AssistantId),
+    /// It has this very answer, with which this run went on.
+    AnsweredBy(RunId),
+}
+
+/// Open questions, and the answers to them. Cheap to clone.
+#[derive(Clone)]
+pub struct Interrupts {
+    core: Arc<Core>,
+    runs: Runs,
+}
+
+impl Interrupts {
+    pub(super) fn new(core: Arc<Core>, runs: Runs) -> Self {
+        Self { core, runs }
+    }
+
+    /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
+    ///
+    /// # Errors
+    /// See [`ResolveError`]; nothing is stored then.
+    pub async fn resolve(
+        &self,
+        thread: ThreadId,
+        interrupt: InterruptId,
+        answer: Value,
+    ) -> Result<RunId, ResolveError> {
+        let assistant = match self.question(thread, &interrupt, &answer).await {
+            Ok(Standing::Open(assistant)) => assistant,
+            Ok(Standing::AnsweredBy(run)) => return Ok(run),
+            Err(ResolveError::NoInterrupt) => return self.runs.resolve_elsewhere(thread, &interrupt, answer).await,
+            Err(error) => return Err(error),
+        };
+        let request = RunRequest {
+            stream_mode: vec!["values".to_owned()],
+            ..RunRequest::default()
+        };
+        let wish = NewRun {
+            target: Target::Thread(thread),
+            assistant: AssistantRef::Id(assistant),
+            request,
+            resume: Some(Value::Object(
+                [(interrupt.0.clone(), answer.clone())].into_iter().collect(),
+            )),
+            metadata: Map::new(),
+            after: Duration::ZERO,
+        };
+        match self.runs.start(wish).await {
+            Ok(run) => Ok(run.id),
+            // Not a question that waits: somebody was quicker.
+            Err(StartError::Invalid(invalid)) => match self.question(thread, &interrupt, &answer).await? {
+                Standing::Open(_) => Err(ResolveError::Invalid(invalid)),
+                Standing::AnsweredBy(run) => Ok(run),
+            },
+            Err(StartError::Fault(error)) => Err(error.into()),
+            // Answers are not refused because of the queue.
+            Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
+            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
+            Err(
+                StartError::NoThread(_)
+                | StartError::NoCheckpoint(_)
+                | StartError::QuestionPending(_)
+                | StartError::NoOpenInterrupt
+                | StartError::AmbiguousAnswer(_)
+                | StartError::ResumeNeedsThread,
+            ) => Err(ResolveError::NoInterrupt),
+        }
+    }
+
+    /// How a question stands for somebody who gives this answer.
+    async fn question(
+        &self,
+        thread: ThreadId,
+        interrupt: &InterruptId,
+        answer: &Value,
+    ) -> Result<Standing, ResolveError> {
+        let id = interrupt.clone();
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let Some(asked) = db::interrupts::find(tx, thread, &id).await? else {
+                    return Ok(None);
+                };
+                let run = db::runs::get_by_id(tx, asked.run).await?;
+                Ok(run.map(|run| (asked, run.assistant)))
+            })
+        });
+        let (asked, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
+        match (asked.status, asked.resumed_by) {
+            (InterruptState::Pending, _) => Ok(Standing::Open(assistant)),
+            (InterruptState::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
+                Ok(Standing::AnsweredBy(by))
+            }
+            (status, _) => Err(ResolveError::Stale(status.word())),
+        }
+    }
+
     /// The assistant whose run was the last to be asked for on a thread; none if there was none.
     ///
     /// # Errors
     /// When the database fails.
     pub async fn assistant_of(&self, thread: ThreadId) -> DbResult<Option<AssistantId>> {
         let found = self
-            .0
+            .core
             .db
-            .read(move |tx| Box::pin(async move { db::threads::find(tx, thread).await }))
+            .read(move |tx| Box::pin(db::threads::find(tx, thread)))
             .await?;
         let named = found.and_then(|thread| thread.metadata.get("assistant_id")?.as_str()?.parse().ok());
         Ok(named)
@@ -80,6 +182,7 @@ impl Runs {
         let assistant = AssistantRef::Id(assistant);
         let resume = Some(Value::Object(answers));
         match self
+            .runs
             .start(NewRun {
                 assistant,
                 resume,
@@ -101,7 +204,7 @@ impl Runs {
     async fn waits(&self, thread: ThreadId, reply: &InterruptReply) -> DbResult<bool> {
         let id = InterruptId(reply.interrupt.clone());
         let place = reply.namespace.clone();
-        let read = self.0.db.read(move |tx| {
+        let read = self.core.db.read(move |tx| {
             Box::pin(async move {
                 let asked = db::interrupts::find(tx, thread, &id).await?;
                 let Some(asked) = asked.filter(|asked| asked.status == InterruptState::Pending) else {
@@ -135,17 +238,17 @@ impl Runs {
         {
             let thread = *thread;
             let open = self
-                .0
+                .core
                 .db
-                .read(move |tx| Box::pin(async move { resume::pending(tx, thread).await }))
+                .read(move |tx| Box::pin(resume::pending(tx, thread)))
                 .await?;
             if !open.is_empty() && !is_message(&open, input) {
                 wish.resume = wish.request.input.take();
             }
         }
         match key {
-            None => self.start(wish).await.map(Once::First),
-            Some(key) => self.start_once(wish, key, None).await,
+            None => self.runs.start(wish).await.map(Once::First),
+            Some(key) => self.runs.start_once(wish, key, None).await,
         }
     }
 }

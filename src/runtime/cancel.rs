@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::admission::{AdmissionContext, AdmissionDeps};
-use super::desk::RunContext;
+use super::admission::{AdmissionContext, Admitted};
 use super::giving_up::{self, CallerNotice};
+use super::run_context::RunContext;
 use super::worker::Worker;
 use super::{CancelError, Runs, Webhooks, admission, log_lines};
 use crate::db::{self, DbResult, Tx};
@@ -48,33 +48,23 @@ impl Runs {
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
         let work = self.seen_through(move |runs| async move {
-            let now = runs.0.clock.now();
-            let webhooks = Arc::clone(&runs.0.webhooks);
-            let house = runs.0.house();
-            let (permit, occasion) = runs.occasion();
-            let write = runs.0.db.write(move |tx| {
+            let write = runs.admit(vec![], move |tx, context| {
                 Box::pin(async move {
-                    match db::runs::find(tx, thread, run).await? {
-                        Some(found) => tell(tx, &found, action, (&*webhooks, now), (&house, occasion)).await,
-                        None => Ok(Err(CancelError::NoRun)),
-                    }
+                    let found = db::runs::find(tx, thread, run).await?;
+                    request(tx, &found.ok_or(CancelError::NoRun)?, action, &context).await
                 })
             });
-            let teller = match write.await? {
-                Ok(teller) => teller,
-                Err(refusal) => return Ok(Err(refusal)),
-            };
+            let (teller, _started) = write.await?;
             match teller {
-                Some(CallerNotice::Started(admitted)) => drop(runs.take_up(*admitted, permit)),
                 Some(CallerNotice::AtWork(hears)) => drop(runs.0.parked.stop(hears)),
-                Some(CallerNotice::Next) => {}
+                Some(CallerNotice::Started | CallerNotice::Next) => {}
                 None => drop(runs.0.stop(run, action)),
             }
             runs.0.bell.notify_one();
             runs.0.webhooks.ring();
-            Ok(Ok(()))
+            Ok(())
         });
-        work.await?
+        work.await
     }
 
     /// Stops a run without waiting for anything, for a client that has left. What it did stays.
@@ -142,26 +132,26 @@ impl Runs {
 
 impl Worker {
     /// Undoes what a run did.
-    pub(super) async fn roll_back(&self, desk: &Arc<RunContext>) -> DbResult<()> {
+    pub(super) async fn roll_back(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
         self.metrics
             .work()
-            .run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
-        let log = Arc::clone(&desk.log);
+            .run_was_ended(run_context.run.lineage.agent(), log_lines::ROLLED_BACK);
+        let log = Arc::clone(&run_context.log);
         let now = self.clock.now();
         let last = log.is_open().then(|| log.reserve(1));
-        let run = desk.run.clone();
-        let desk = Arc::clone(desk);
+        let run = run_context.run.clone();
+        let run_context = Arc::clone(run_context);
         let undone = self
             .db
             .write(move |tx| {
                 Box::pin(async move {
-                    if !desk.holds_lease(tx, now).await? {
+                    if !run_context.holds_lease(tx, now).await? {
                         return Ok(());
                     }
-                    if let Some(ledger) = desk.ledger.get() {
+                    if let Some(ledger) = run_context.ledger.get() {
                         ledger.close(tx, now, 0).await?;
                     }
-                    admission::undo(tx, &desk.run, last, now).await
+                    admission::undo(tx, &run_context.run, last, now).await
                 })
             })
             .await;
@@ -175,32 +165,29 @@ impl Worker {
     }
 }
 
-/// Writes down that a run is to stop. Who tells its caller, if it is a subagent that waits.
-async fn tell(
+/// Requests that a run stops. Who tells its caller, if it is a subagent that waits, and the run that is started for that.
+async fn request(
     tx: &mut Tx<'_>,
     run: &Run,
     action: CancelAction,
-    (webhooks, now): (&Webhooks, Timestamp),
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<Option<CallerNotice>, CancelError>> {
+    context: &AdmissionContext,
+) -> Result<(Option<CallerNotice>, Option<Admitted>), CancelError> {
     let is_child = run.lineage.depth > 0;
     match run.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, run, action, (webhooks, now)).await?;
-            Ok(Ok(None))
+            admission::withdraw(tx, run, action, (&context.webhooks, context.now)).await?;
+            Ok((None, None))
         }
-        RunStatus::Running if is_child && action == CancelAction::Rollback => Ok(Err(CancelError::NoUndo)),
+        RunStatus::Running if is_child && action == CancelAction::Rollback => Err(CancelError::NoUndo),
         RunStatus::Running => {
             db::runs::request_cancel(tx, run.id, action.word()).await?;
-            Ok(Ok(None))
+            Ok((None, None))
         }
         RunStatus::Interrupted if is_child => {
-            let given_up = giving_up::give_up(tx, run, action, (house, occasion)).await?;
-            Ok(given_up.map(Some))
+            let (teller, admitted) = giving_up::give_up(tx, run, action, context).await?;
+            Ok((Some(teller), admitted))
         }
-        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
-            Ok(Err(CancelError::Over))
-        }
+        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => Err(CancelError::Over),
     }
 }
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::admission::{self, AdmissionDeps};
-use super::{AssistantRef, CronError, NewRun, Runs, StartError, Target, assistants};
+use super::admission::{self, AdmissionContext, Checked};
+use super::{AssistantRef, BatchError, CronError, NewRun, Runs, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
@@ -115,7 +115,7 @@ pub(super) fn wish_of(cron: &Cron) -> NewRun {
 
 /// What the run of a cron is admitted with.
 pub(super) struct RunAhead {
-    pub(super) house: AdmissionDeps,
+    pub(super) checked: Vec<Checked>,
     /// The thread of the cron.
     pub(super) thread: Option<ThreadId>,
     /// The request that was checked.
@@ -125,25 +125,15 @@ pub(super) struct RunAhead {
 }
 
 /// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
-async fn lay_out(
-    tx: &mut Tx<'_>,
-    wish: NewCron,
-    house: &AdmissionDeps,
-    (id, now): (CronId, Timestamp),
-) -> DbResult<Result<Cron, CronError>> {
-    let cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
-        Ok(cast) => cast,
-        Err(refusal) => return Ok(Err(refusal.into())),
-    };
-    let cron = wish.into_cron(id, cast.assistant.id, now);
-    if let Err(invalid) = admission::check_ahead(&wish_of(&cron), &cast, house) {
-        return Ok(Err(invalid.into()));
-    }
+async fn lay_out(tx: &mut Tx<'_>, wish: NewCron, context: &AdmissionContext, id: CronId) -> Result<Cron, CronError> {
+    let resolved = context.registry.resolve(tx, &wish.assistant).await?;
+    let cron = wish.into_cron(id, resolved.assistant.id, context.now);
+    admission::check_ahead(&wish_of(&cron), &resolved, context)?;
     if cron.thread.is_none() && cron.request.checkpoint.is_some() {
         let reason = "needs a thread: a cron without one begins anew each time";
-        return Ok(Err(Invalid::new("checkpoint", reason).into()));
+        return Err(Invalid::new("checkpoint", reason).into());
     }
-    Ok(Ok(cron))
+    Ok(cron)
 }
 
 impl Runs {
@@ -159,27 +149,28 @@ impl Runs {
     ) -> Result<Once<Cron>, CronError> {
         let id = CronId::mint();
         let now = self.0.clock.now();
-        let house = match self.cron_ahead(&wish, id, now).await {
-            Ok(house) => house,
-            Err(refusal) => return self.kept(key).await?.ok_or(refusal),
+        let checked = match self.cron_ahead(&wish, id, now).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.0.kept(key).await?.ok_or(refusal),
+        };
+        let context = AdmissionContext {
+            now,
+            ..self.0.admission_context(checked)
         };
         let write = self.0.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if let Some(thread) = wish.thread
                     && db::threads::lock(tx, thread).await?.is_none()
                 {
-                    return Ok(Err(CronError::NoThread(thread)));
+                    return Err(CronError::NoThread(thread));
                 }
-                let mut cron = match lay_out(tx, wish, &house, (id, now)).await? {
-                    Ok(cron) => cron,
-                    Err(refusal) => return Ok(Err(refusal)),
-                };
+                let mut cron = lay_out(tx, wish, &context, id).await?;
                 cron.due_at = cron.next_after(now);
                 db::crons::insert(tx, &cron).await?;
-                Ok(Ok(cron))
+                Ok(cron)
             })
         });
-        write.await?
+        write.await
     }
 
     /// Puts `wish` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule, its
@@ -189,7 +180,11 @@ impl Runs {
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
     pub async fn update_cron(&self, old: Cron, wish: NewCron) -> Result<Cron, CronError> {
         let now = self.0.clock.now();
-        let house = self.cron_ahead(&wish, old.id, now).await?;
+        let checked = self.cron_ahead(&wish, old.id, now).await?;
+        let context = AdmissionContext {
+            now,
+            ..self.0.admission_context(checked)
+        };
         self.0
             .db
             .write(move |tx| {
@@ -199,32 +194,29 @@ impl Runs {
                         db::threads::lock(tx, thread).await?;
                     }
                     let Some(found) = db::crons::lock(tx, old.id).await? else {
-                        return Ok(Err(CronError::NoCron));
+                        return Err(CronError::NoCron);
                     };
                     if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
-                        return Ok(Err(CronError::Stale));
+                        return Err(CronError::Stale);
                     }
-                    let mut new = match lay_out(tx, wish, &house, (old.id, now)).await? {
-                        Ok(new) => Cron {
-                            thread: old.thread,
-                            created_at: old.created_at,
-                            ..new
-                        },
-                        Err(refusal) => return Ok(Err(refusal)),
+                    let mut new = Cron {
+                        thread: old.thread,
+                        created_at: old.created_at,
+                        ..lay_out(tx, wish, &context, old.id).await?
                     };
                     let is_woken = new.enabled && !found.enabled;
                     let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));
                     let goes_on = !is_woken && new.schedule == found.schedule && still_due.is_some();
                     new.due_at = if goes_on { still_due } else { new.next_after(now) };
                     db::crons::update(tx, &new).await?;
-                    Ok(Ok(new))
+                    Ok(new)
                 })
             })
-            .await?
+            .await
     }
 
-    /// What a cron is made with, after those parts of the wish were checked whose check takes long.
-    async fn cron_ahead(&self, wish: &NewCron, id: CronId, now: Timestamp) -> Result<AdmissionDeps, CronError> {
+    /// Checks those parts of the wish for a cron whose check takes long.
+    async fn cron_ahead(&self, wish: &NewCron, id: CronId, now: Timestamp) -> Result<Vec<Checked>, CronError> {
         self.0.webhooks.check(&wish.request)?;
         // Which assistant is meant is found out by whoever looks at the wish.
         let cron = wish.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
@@ -233,7 +225,7 @@ impl Runs {
             ..wish_of(&cron)
         };
         let checked = self.checked_ahead(&Arc::new(vec![ahead])).await;
-        checked.map_err(|(_, refusal)| CronError::of_check(refusal))
+        checked.map_err(|refused| CronError::of_check(refused.error))
     }
 
     /// What the run of a cron is admitted with, after its request was checked, as far as that takes long.
@@ -246,7 +238,7 @@ impl Runs {
         // One that is gone or cannot be read is met by the write.
         let Some(cron) = db::unless_corrupt(found)?.flatten() else {
             return Ok(RunAhead {
-                house: self.0.house(),
+                checked: vec![],
                 thread: None,
                 request: None,
                 refusal: None,
@@ -256,15 +248,18 @@ impl Runs {
         let thread = cron.thread;
         let request = Some(cron.request);
         match checked {
-            Ok(house) => Ok(RunAhead {
-                house,
+            Ok(checked) => Ok(RunAhead {
+                checked,
                 thread,
                 request,
                 refusal: None,
             }),
-            Err((_, StartError::Fault(error))) => Err(error),
-            Err((_, refusal)) => Ok(RunAhead {
-                house: self.0.house(),
+            Err(BatchError {
+                error: StartError::Fault(error),
+                ..
+            }) => Err(error),
+            Err(BatchError { error: refusal, .. }) => Ok(RunAhead {
+                checked: vec![],
                 thread,
                 request,
                 refusal: Some(refusal),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
-use super::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
-use super::desk::RunContext;
+use super::admission::{self, AdmissionContext, Admitted};
+use super::run_context::RunContext;
 use super::{AssistantRef, CancelAction, CancelError, NewRun, Target, resume};
 use crate::db::interrupts::InterruptState;
 use crate::db::{self, DbResult, Notification, Tx, rings};
@@ -26,7 +26,7 @@ pub(super) enum CallerNotice {
     /// The run at work, which hears of it under the name of this subagent: the one given up, or one above it that waits, too.
     AtWork(RunId),
     /// A run that was started for it.
-    Started(Box<Admitted>),
+    Started,
     /// Whichever run goes on next: the last one was stopped, and did not end by waiting.
     Next,
 }
@@ -36,10 +36,10 @@ pub(super) async fn give_up(
     tx: &mut Tx<'_>,
     child: &Run,
     action: CancelAction,
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<CallerNotice, CancelError>> {
+    context: &AdmissionContext,
+) -> Result<(CallerNotice, Option<Admitted>), CancelError> {
     let thread = child.thread;
-    let now = occasion.now;
+    let now = context.now;
     db::threads::lock(tx, thread).await?;
     let lanes: Vec<Lane> = db::runs::members(tx, child.id)
         .await?
@@ -48,10 +48,10 @@ pub(super) async fn give_up(
         .collect();
     let open = db::interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
     if !open.iter().any(|asked| lanes.contains(&asked.lane)) {
-        return Ok(Err(CancelError::Over));
+        return Err(CancelError::Over);
     }
     if action == CancelAction::Rollback {
-        return Ok(Err(CancelError::NoUndo));
+        return Err(CancelError::NoUndo);
     }
     let at_work = db::runs::in_flight(tx, thread)
         .await?
@@ -64,16 +64,18 @@ pub(super) async fn give_up(
     let waits = newest
         .as_ref()
         .is_some_and(|run| matches!(run.status, RunStatus::Success | RunStatus::Pending));
+    let mut started = None;
     let (teller, by) = match (&at_work, newest.filter(|_| waits)) {
         (Some(run), _) => {
             let wakes = clear_way_below(tx, thread, child.id, run.id).await?;
             rings::ring(tx, Notification::Cancel(wakes)).await?;
             (CallerNotice::AtWork(wakes), run.id)
         }
-        (None, Some(newest)) => match start(tx, (thread, newest.assistant), &[child.id], (house, occasion)).await? {
+        (None, Some(newest)) => match start(tx, (thread, newest.assistant), &[child.id], context).await? {
             Some(admitted) => {
                 let by = admitted.run.id;
-                (CallerNotice::Started(Box::new(admitted)), by)
+                started = Some(admitted);
+                (CallerNotice::Started, by)
             }
             None => (CallerNotice::Next, newest.id),
         },
@@ -83,10 +85,10 @@ pub(super) async fn give_up(
     db::runs::set_child_status(tx, child.id, (RunStatus::Interrupted, Some(&cancelled)), by, now).await?;
     db::runs::give_up(tx, child.id).await?;
     db::interrupts::abandon(tx, thread, Some(&lanes), by, now).await?;
-    if let CallerNotice::Started(_) = teller {
+    if started.is_some() {
         db::interrupts::goes_on_by(tx, thread, &lanes, by).await?;
     }
-    Ok(Ok(teller))
+    Ok((teller, started))
 }
 
 /// Starts a run that tells the callers of these subagents. None if it could not be started.
@@ -94,7 +96,7 @@ async fn start(
     tx: &mut Tx<'_>,
     (thread, assistant): (ThreadId, AssistantId),
     children: &[RunId],
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
+    context: &AdmissionContext,
 ) -> DbResult<Option<Admitted>> {
     let command = Command {
         given_up: children.to_vec(),
@@ -117,7 +119,7 @@ async fn start(
         metadata,
         after: Duration::ZERO,
     };
-    match admission::start(tx, &wish, house, occasion).await? {
+    match admission::try_start(tx, &wish, context).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
             // The caller is told when somebody goes on with the thread.
@@ -128,28 +130,24 @@ async fn start(
 }
 
 /// After a run of the main agent ended by waiting: starts one more if subagents were given up of which it has not heard.
-pub(super) async fn follow(tx: &mut Tx<'_>, desk: &RunContext, at: Timestamp) -> DbResult<()> {
-    let run = &desk.run;
+pub(super) async fn follow(tx: &mut Tx<'_>, run_context: &RunContext, at: Timestamp) -> DbResult<()> {
+    let run = &run_context.run;
     let children = untold(tx, run.thread).await?;
     if children.is_empty() {
         return Ok(());
     }
-    // It brings no files.
-    let sizes = SizeLimits::default();
-    let house = AdmissionDeps {
-        registry: desk.registry.clone(),
-        webhooks: desk.webhooks.clone(),
-        sizes,
+    let context = AdmissionContext {
+        registry: run_context.registry.clone(),
+        webhooks: run_context.webhooks.clone(),
+        // It brings no files.
+        sizes: SizeLimits::default(),
         checked: vec![],
-    };
-    let occasion = AdmissionContext {
         worker: None,
         now: at,
         ttl: None,
         most_waiting: u64::MAX,
-        number: 0,
     };
-    let started = start(tx, (run.thread, run.assistant), &children, (&house, occasion)).await?;
+    let started = start(tx, (run.thread, run.assistant), &children, &context).await?;
     if let Some(admitted) = started {
         for child in children {
             let lanes: Vec<Lane> = db::runs::members(tx, child)

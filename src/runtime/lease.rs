@@ -85,7 +85,7 @@ impl Worker {
         let write = self.db.write(move |tx| {
             Box::pin(async move {
                 db::workers::beat(tx, id, lease).await?;
-                Ok((
+                DbResult::Ok((
                     db::workers::has_company(tx, id).await?,
                     db::runs::cancels_of(tx, id).await?,
                 ))

@@ -1,6 +1,7 @@
 //! From a wish to a running loop: starting, resuming, cancelling.
 //!
-//! Only [`Runs`] changes runs and threads. Neighbours: [`crate::http`] above asks, [`crate::agent`] below runs.
+//! Only [`Runs`] and [`Threads`] change runs and threads; the other handles are [`Interrupts`], [`Assistants`] and
+//! [`Definitions`]. What they share is the `Core`. Neighbours: [`crate::http`] above asks, [`crate::agent`] below runs.
 //!
 //! Why a run was refused or waits: `admission.rs`. Who carries it out, and what if that process dies: `worker.rs`, `lease.rs`.
 //! What is one transaction: `journal/`. Where an answer goes: `resume.rs`. Which agents there are: `registry.rs`.
@@ -13,10 +14,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde_json::{Map, Value};
 
-use crate::db::interrupts::InterruptState;
 use crate::db::{self, Db, DbResult, Engine};
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
+use crate::domain::idempotency::StoredResponse;
 use crate::domain::machine::Plan;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
@@ -32,9 +32,9 @@ mod assistants;
 mod background;
 mod cancel;
 mod children;
+mod core;
 mod crons;
 mod definitions;
-mod desk;
 mod giving_up;
 mod jobs;
 mod journal;
@@ -46,6 +46,7 @@ mod queue;
 mod refusal;
 mod registry;
 mod resume;
+mod run_context;
 mod starting;
 mod store;
 mod sweeper;
@@ -55,18 +56,21 @@ mod webhooks;
 mod worker;
 mod writing;
 
-pub use answering::{InterruptReply, RespondError};
-pub use assistants::DefaultAssistant;
+pub use answering::{InterruptReply, Interrupts, RespondError};
+pub use assistants::{Assistants, DefaultAssistant};
 pub use background::known_of;
 pub use cancel::CancelAction;
 pub use crons::NewCron;
-pub use definitions::DefinitionError;
+pub use definitions::{DefinitionError, Definitions};
 pub use queue::RunBounds;
-pub use refusal::{AssistantError, CancelError, CronError, OpenError, ResolveError, StartError, StateWriteError};
+pub use refusal::{
+    AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError, StartError,
+    StateWriteError,
+};
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
-pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep};
+pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
 use worker::Worker;
@@ -183,15 +187,41 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
 /// How runs are shown to who does not follow them.
 pub type RunResponse = fn(&[Run]) -> StoredResponse;
 
-/// How a question stands.
-enum Standing {
-    /// It waits for its answer, asked by an agent of this assistant.
-    Open(AssistantId),
-    /// It has this very answer, with which this run went on.
-    AnsweredBy(RunId),
+/// The runtime: one handle for each thing that it looks after. Cheap to clone.
+#[derive(Clone)]
+pub struct RuntimeHandles {
+    /// Runs, crons and background tasks.
+    pub runs: Runs,
+    /// Threads and their states.
+    pub threads: Threads,
+    /// Open questions, and the answers to them.
+    pub interrupts: Interrupts,
+    /// Assistants.
+    pub assistants: Assistants,
+    /// The definitions of agents.
+    pub definitions: Definitions,
 }
 
-/// Starts, resumes and cancels runs. Cheap to clone.
+impl RuntimeHandles {
+    /// Takes the lease on this process and begins to look for runs that are due, those that a crash left first.
+    ///
+    /// # Errors
+    /// When an agent of a file cannot be assembled, or the database fails.
+    pub async fn open(parts: RuntimeParts) -> Result<Self, OpenError> {
+        let runs = Runs::open(parts).await?;
+        let core = Arc::clone(&runs.0.core);
+        let threads = Threads::new(Arc::clone(&core), runs.clone());
+        Ok(Self {
+            interrupts: Interrupts::new(Arc::clone(&core), runs.clone()),
+            assistants: Assistants::new(Arc::clone(&core), threads.clone()),
+            definitions: Definitions::new(core),
+            threads,
+            runs,
+        })
+    }
+}
+
+/// Starts and cancels runs. Cheap to clone.
 #[derive(Clone)]
 pub struct Runs(Arc<Worker>);
 
@@ -200,7 +230,7 @@ impl Runs {
     ///
     /// # Errors
     /// When an agent of a file cannot be assembled, or the database fails.
-    pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
+    async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.ground.files);
         parts.metrics.work().knows(files.labels());
         let worker = Arc::new(Worker::new(parts));
@@ -265,129 +295,6 @@ impl Runs {
         })
     }
 
-    /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
-    ///
-    /// # Errors
-    /// See [`ResolveError`]; nothing is stored then.
-    pub async fn resolve(
-        &self,
-        thread: ThreadId,
-        interrupt: InterruptId,
-        answer: Value,
-    ) -> Result<RunId, ResolveError> {
-        let assistant = match self.question(thread, &interrupt, &answer).await {
-            Ok(Standing::Open(assistant)) => assistant,
-            Ok(Standing::AnsweredBy(run)) => return Ok(run),
-            Err(ResolveError::NoInterrupt) => return self.resolve_elsewhere(thread, &interrupt, answer).await,
-            Err(error) => return Err(error),
-        };
-        let request = RunRequest {
-            stream_mode: vec!["values".to_owned()],
-            ..RunRequest::default()
-        };
-        let wish = NewRun {
-            target: Target::Thread(thread),
-            assistant: AssistantRef::Id(assistant),
-            request,
-            resume: Some(Value::Object(
-                [(interrupt.0.clone(), answer.clone())].into_iter().collect(),
-            )),
-            metadata: Map::new(),
-            after: Duration::ZERO,
-        };
-        match self.start(wish).await {
-            Ok(run) => Ok(run.id),
-            // Not a question that waits: somebody was quicker.
-            Err(StartError::Invalid(invalid)) => match self.question(thread, &interrupt, &answer).await? {
-                Standing::Open(_) => Err(ResolveError::Invalid(invalid)),
-                Standing::AnsweredBy(run) => Ok(run),
-            },
-            Err(StartError::Fault(error)) => Err(error.into()),
-            // Answers are not refused because of the queue.
-            Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
-            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
-            Err(
-                StartError::NoThread(_)
-                | StartError::NoCheckpoint(_)
-                | StartError::QuestionPending(_)
-                | StartError::NoOpenInterrupt
-                | StartError::AmbiguousAnswer(_)
-                | StartError::ResumeNeedsThread,
-            ) => Err(ResolveError::NoInterrupt),
-        }
-    }
-
-    /// How a question stands for somebody who gives this answer.
-    async fn question(
-        &self,
-        thread: ThreadId,
-        interrupt: &InterruptId,
-        answer: &Value,
-    ) -> Result<Standing, ResolveError> {
-        let id = interrupt.clone();
-        let read = self.0.db.read(move |tx| {
-            Box::pin(async move {
-                let Some(asked) = db::interrupts::find(tx, thread, &id).await? else {
-                    return Ok(None);
-                };
-                let run = db::runs::get_by_id(tx, asked.run).await?;
-                Ok(run.map(|run| (asked, run.assistant)))
-            })
-        });
-        let (asked, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
-        match (asked.status, asked.resumed_by) {
-            (InterruptState::Pending, _) => Ok(Standing::Open(assistant)),
-            (InterruptState::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
-                Ok(Standing::AnsweredBy(by))
-            }
-            (status, _) => Err(ResolveError::Stale(status.word())),
-        }
-    }
-
-    /// Writes into the state of a thread that no run works on.
-    ///
-    /// # Errors
-    /// See [`StateWriteError`]; nothing is stored then.
-    pub async fn write_state(
-        &self,
-        thread: ThreadId,
-        write: StateWrite,
-        key: Option<IdempotencyKey>,
-        shown: fn(ThreadId, CheckpointId) -> StoredResponse,
-    ) -> Result<Once<CheckpointId>, StateWriteError> {
-        let checked = match self.checked_write(thread, write).await {
-            Ok(checked) => checked,
-            Err(refusal) => return self.kept(key).await?.ok_or(refusal),
-        };
-        let registry = Arc::clone(&self.0.registry);
-        let now = self.0.clock.now();
-        let kept = move |left: &CheckpointId| shown(thread, *left);
-        let write = self.0.db.write_once(key, now, kept, move |tx| {
-            Box::pin(async move { writing::write(tx, thread, checked, (&registry, now)).await })
-        });
-        write.await?
-    }
-
-    /// Stops what works on the thread, then deletes it. False if there is none.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
-        for run in self
-            .0
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await }))
-            .await?
-        {
-            self.stop_and_wait(&run).await?;
-        }
-        self.forget_deliveries(thread).await?;
-        self.0
-            .db
-            .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
-            .await
-    }
-
     /// Stops the run if it is at work, then deletes it. False if there is none.
     ///
     /// # Errors
@@ -396,7 +303,7 @@ impl Runs {
         let Some(found) = self
             .0
             .db
-            .read(move |tx| Box::pin(async move { db::runs::find(tx, thread, run).await }))
+            .read(move |tx| Box::pin(db::runs::find(tx, thread, run)))
             .await?
         else {
             return Ok(false);
@@ -410,7 +317,7 @@ impl Runs {
         }
         self.0
             .db
-            .write(move |tx| Box::pin(async move { db::runs::delete(tx, thread, run).await }))
+            .write(move |tx| Box::pin(db::runs::delete(tx, thread, run)))
             .await
     }
 
@@ -431,10 +338,7 @@ impl Runs {
         // A subagent is described in the definition of the next agent above it that has one.
         let mut owner = run.clone();
         while let (None, Some(parent)) = (&owner.request.agent, owner.lineage.parent) {
-            let read = self
-                .0
-                .db
-                .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
+            let read = self.0.db.read(move |tx| Box::pin(db::runs::get_by_id(tx, parent)));
             let Some(found) = read.await? else { return Ok(None) };
             owner = found;
         }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::desk::RunContext;
 use super::ledger::BudgetLedger;
+use super::run_context::RunContext;
 use super::{giving_up, resume};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
@@ -51,18 +51,19 @@ struct Found {
 const GAP: i64 = 1 << 20;
 
 /// Loads the machine of a run, gives it what the request brings, and opens the log.
-pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
-    let run = &desk.run;
+pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
+    let run = &run_context.run;
     let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
     if run.attempt > 1 || goes_on(&run.request) {
         let thread = run.thread;
         let id = run.id;
-        desk.db
+        run_context
+            .db
             .write(move |tx| Box::pin(giving_up::deliver(tx, thread, id)))
             .await?;
     }
-    let found = find(desk, run, answers).await?;
-    desk.log.open(next_seq(run, found.max_seq));
+    let found = find(run_context, run, answers).await?;
+    run_context.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
     let Found {
@@ -72,7 +73,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
         forked,
         ..
     } = found;
-    let budget = budget(desk, known).await?;
+    let budget = budget(run_context, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
     let mut notes = vec![PendingWrite::Fact(Fact::Started {
         base: machine.head,
@@ -98,7 +99,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
         // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
         let place = Destination::of(&command.goto, &plan).unwrap_or_default();
         if place.as_ref().is_some_and(|place| leaves(&machine, place)) {
-            abandon(desk, run, &machine).await?;
+            abandon(run_context, run, &machine).await?;
         }
         let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
         return Ok(ReadyMachine {
@@ -112,7 +113,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
     }
     match &run.request.input {
         Some(input) => {
-            abandon(desk, run, &machine).await?;
+            abandon(run_context, run, &machine).await?;
             // The shape was checked when the run was admitted.
             let input = crate::agent::identified(read_input(input).unwrap_or_default());
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
@@ -180,16 +181,16 @@ impl Spent {
 }
 
 /// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
-async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
-    let run = desk.run.id;
-    let thread = desk.run.thread;
-    let now = desk.clock.now();
+async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
+    let run = run_context.run.id;
+    let thread = run_context.run.thread;
+    let now = run_context.clock.now();
     let (again, resumes) = (
-        desk.run.attempt > 1,
-        desk.run.request.command.as_ref().is_some_and(Command::goes_on),
+        run_context.run.attempt > 1,
+        run_context.run.request.command.as_ref().is_some_and(Command::goes_on),
     );
     let (spent, (before, first)) = if again || resumes {
-        let read = desk.db.read(move |tx| {
+        let read = run_context.db.read(move |tx| {
             Box::pin(async move {
                 let spent = if again {
                     Spent::in_tree(tx, run).await?
@@ -210,19 +211,25 @@ async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> 
     };
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent.limits.clone();
-    limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
+    limits.depth = limits.depth.into_iter().chain(run_context.run.levels()).min();
     // Whatever its definition says, no run is at work without end.
     let mut tree = limits.tree.take().unwrap_or_default();
     tree.wall_s = tree
         .wall_s
         .into_iter()
-        .chain([desk.longest.as_secs_f64()])
+        .chain([run_context.longest.as_secs_f64()])
         .reduce(f64::min);
     limits.tree = Some(tree);
-    let ledger = BudgetLedger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
+    let ledger = BudgetLedger::open(
+        run_context,
+        trees(run_context, known, first),
+        first,
+        &spent.whole.plus(before.whole),
+    )
+    .await?;
     if let Some(ledger) = &ledger {
         // The first one stays: a run is opened once under a claim.
-        drop(desk.ledger.set(Arc::clone(ledger)));
+        drop(run_context.ledger.set(Arc::clone(ledger)));
     }
     let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
     Ok(Budget::of_member(
@@ -235,8 +242,8 @@ async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> 
 
 /// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
 /// begin background tasks. All runs take them in the same order.
-fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
-    let mut trees = desk
+fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
+    let mut trees = run_context
         .run
         .request
         .background
@@ -263,16 +270,16 @@ fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<Budget
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
-pub(super) async fn open_log(desk: &RunContext) -> DbResult<bool> {
-    if desk.log.is_open() {
+pub(super) async fn open_log(run_context: &RunContext) -> DbResult<bool> {
+    if run_context.log.is_open() {
         return Ok(false);
     }
-    let thread = desk.run.thread;
-    let max_seq = desk
+    let thread = run_context.run.thread;
+    let max_seq = run_context
         .db
-        .read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await }))
+        .read(move |tx| Box::pin(db::checkpoints::max_seq(tx, thread)))
         .await?;
-    desk.log.open(next_seq(&desk.run, max_seq));
+    run_context.log.open(next_seq(&run_context.run, max_seq));
     Ok(true)
 }
 
@@ -336,16 +343,18 @@ fn obey(
 }
 
 /// Reads where the thread stands, after delivering the answers that the run brings.
-async fn find(desk: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
+async fn find(run_context: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
     if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db
+        run_context
+            .db
             .write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await }))
             .await?;
     }
-    desk.db
+    run_context
+        .db
         .read(move |tx| {
             Box::pin(async move {
                 let max_seq = db::checkpoints::max_seq(tx, thread).await?;
@@ -370,14 +379,15 @@ async fn find(desk: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult
 }
 
 /// New input leaves what was under way behind: questions nobody will answer any more, children nobody waits for.
-async fn abandon(desk: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
+async fn abandon(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }
     let thread = run.thread;
     let by = run.id;
-    let now = desk.clock.now();
-    desk.db
+    let now = run_context.clock.now();
+    run_context
+        .db
         .write(move |tx| {
             Box::pin(async move {
                 db::interrupts::abandon(tx, thread, None, by, now).await?;

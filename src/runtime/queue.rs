@@ -95,10 +95,7 @@ impl Runs {
             Room::None => Err(StartError::QueueFull(queue.most)),
             Room::Unknown => {
                 let most = i64::try_from(queue.most).unwrap_or(i64::MAX);
-                let read = self
-                    .0
-                    .db
-                    .read(move |tx| Box::pin(async move { db::runs::count_pending(tx, most).await }));
+                let read = self.0.db.read(move |tx| Box::pin(db::runs::count_pending(tx, most)));
                 match queue.recount(read.await?, wanted, Instant::now()) {
                     true => Ok(()),
                     false => Err(StartError::QueueFull(queue.most)),

@@ -54,6 +54,25 @@ pub enum StartError {
     Fault(#[from] db::DbError),
 }
 
+/// Why none of the runs of a batch was started: the first of them that was refused, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("request {at}: {error}")]
+pub struct BatchError {
+    /// Which request it was, counted from 0.
+    pub at: usize,
+    /// Why it was refused.
+    pub error: StartError,
+}
+
+impl From<db::DbError> for BatchError {
+    fn from(error: db::DbError) -> Self {
+        Self {
+            at: 0,
+            error: error.into(),
+        }
+    }
+}
+
 /// Why a run was not cancelled.
 #[derive(Debug, thiserror::Error)]
 pub enum CancelError {
@@ -118,6 +137,23 @@ pub enum StateWriteError {
     /// The server failed.
     #[error(transparent)]
     Fault(#[from] db::DbError),
+}
+
+/// Why a thread was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateThreadError {
+    /// There is one of this id; it stays as it is.
+    #[error("there is a thread {0}")]
+    Exists(ThreadId),
+    /// The history with which it was to begin cannot be written, or the server failed.
+    #[error(transparent)]
+    Write(#[from] StateWriteError),
+}
+
+impl From<db::DbError> for CreateThreadError {
+    fn from(error: db::DbError) -> Self {
+        Self::Write(error.into())
+    }
 }
 
 /// Why a cron was not made or changed.

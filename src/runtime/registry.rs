@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::NewRun;
+use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
@@ -14,6 +14,7 @@ use crate::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
 use crate::definition::{
     AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, Severity, StoredDiagnostic,
 };
+use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
@@ -165,6 +166,12 @@ impl FileAgents {
         }
         known
     }
+}
+
+/// An assistant with the agent behind it.
+pub(super) struct ResolvedAssistant {
+    pub(super) assistant: Assistant,
+    pub(super) known: Arc<RegisteredAgent>,
 }
 
 impl Registry {
@@ -397,6 +404,38 @@ impl Registry {
         match wish.target.thread().filter(|_| goes_on) {
             Some(thread) => self.as_begun(tx, (thread, wish.request.checkpoint), known).await,
             None => Ok(known),
+        }
+    }
+
+    /// The assistant that a request names, as it stands now, and the agent behind it.
+    ///
+    /// # Errors
+    /// When there is none, and when the database fails.
+    pub(super) async fn resolve(
+        &self,
+        tx: &mut Tx<'_>,
+        wanted: &AssistantRef,
+    ) -> Result<ResolvedAssistant, StartError> {
+        let agents = self.agents();
+        let id = match wanted {
+            AssistantRef::Id(id) => *id,
+            AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
+                Some(known) => known.assistant,
+                None => return Err(StartError::NoAssistant(graph_id.clone())),
+            },
+        };
+        let Some(assistant) = db::assistants::find(tx, id).await? else {
+            return Err(StartError::NoAssistant(id.to_string()));
+        };
+        match agents.of_graph(&assistant.settings.graph_id) {
+            Some(known) => Ok(ResolvedAssistant {
+                known: Arc::clone(known),
+                assistant,
+            }),
+            None => Err(StartError::NoAgent {
+                assistant: id,
+                graph_id: assistant.settings.graph_id,
+            }),
         }
     }
 

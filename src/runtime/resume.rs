@@ -18,26 +18,18 @@ pub(super) async fn pending(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<I
 }
 
 /// Marks the open questions of the thread as answered by `run`: `answer` is one answer to the only one, a map by id, or a
-/// list in the order in which they were asked.
-/// Everything is checked before anything is written. Whoever asked hears of it when the run begins.
-pub(super) async fn answer(tx: &mut Tx<'_>, run: &Run, answer: &Value) -> DbResult<Result<Resume, StartError>> {
+/// list in the order in which they were asked. Whoever asked hears of it when the run begins.
+pub(super) async fn answer(tx: &mut Tx<'_>, run: &Run, answer: &Value) -> Result<Resume, StartError> {
     let open = pending(tx, run.thread).await?;
-    let answers = match assign(&open, answer) {
-        Ok(answers) => answers,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let answers = assign(&open, answer)?;
     for (asked, answer) in &answers {
-        if let Err(invalid) = asked.interrupt.question.check(answer) {
-            return Ok(Err(invalid.into()));
-        }
-    }
-    for (asked, answer) in &answers {
+        asked.interrupt.question.check(answer)?;
         db::interrupts::resolve(tx, run.thread, &asked.interrupt.id, answer, run.id, run.created_at).await?;
     }
-    Ok(Ok(answers
+    Ok(answers
         .into_iter()
         .map(|(asked, answer)| (asked.interrupt.id.clone(), answer))
-        .collect()))
+        .collect())
 }
 
 /// Which answer is for which question.

@@ -5,12 +5,14 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
-use super::{NewRun, RunResponse, Runs, StartError, log_lines};
+use super::admission::{self, AdmissionContext, Admitted, Checked};
+use super::{BatchError, NewRun, RunResponse, Runs, StartError, log_lines};
 use crate::db::runs::Claim;
-use crate::db::{self, DbError, DbResult, Tx};
+use crate::db::{DbError, Tx};
+use crate::domain::id::RunId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::Run;
 
@@ -21,49 +23,31 @@ impl Runs {
     /// See [`StartError`]; nothing is stored then.
     pub async fn start(&self, wish: NewRun) -> Result<Run, StartError> {
         let wish = Arc::new(vec![wish]);
-        let house = self.prepared(&wish).await.map_err(|(_, refusal)| refusal)?;
-        let work = self.seen_through(|runs| async move {
-            let (permit, occasion) = runs.occasion();
-            let write = runs
-                .0
-                .db
-                .write(move |tx| Box::pin(async move { admission::start(tx, &wish[0], &house, occasion).await }));
-            Ok(write.await?.map(|admitted| runs.take_up(admitted, permit)))
+        let checked = self.prepared(&wish).await.map_err(|refusal| refusal.error)?;
+        let admitted = self.admit(checked, |tx, context| {
+            Box::pin(async move { admission::start(tx, &wish[0], &context).await })
         });
-        work.await?
+        admitted.await
     }
 
     /// Takes places in the queue, except for runs that bring an answer that somebody waits for, and checks ahead.
     ///
     /// # Errors
     /// Why the requests cannot be granted, with the number of the first one.
-    async fn prepared(&self, wishes: &Arc<Vec<NewRun>>) -> Result<AdmissionDeps, (usize, StartError)> {
+    async fn prepared(&self, wishes: &Arc<Vec<NewRun>>) -> Result<Vec<Checked>, BatchError> {
         for (at, wish) in wishes.iter().enumerate() {
-            self.0
-                .webhooks
-                .check(&wish.request)
-                .map_err(|error| (at, error.into()))?;
+            let checked = self.0.webhooks.check(&wish.request);
+            checked.map_err(|error| BatchError {
+                at,
+                error: error.into(),
+            })?;
         }
         let places = wishes.iter().filter(|wish| wish.resume.is_none()).count();
         if places > 0 {
-            self.take_places(places).await.map_err(|error| (0, error))?;
+            let taken = self.take_places(places).await;
+            taken.map_err(|error| BatchError { at: 0, error })?;
         }
         self.checked_ahead(wishes).await
-    }
-
-    /// What a request under this key was answered before, if it was. That answer is given again whatever would keep the
-    /// request from being granted now: nothing is done for it.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub(super) async fn kept<T>(&self, key: Option<IdempotencyKey>) -> DbResult<Option<Once<T>>> {
-        let Some(key) = key else { return Ok(None) };
-        let now = self.0.clock.now();
-        let found = self
-            .0
-            .db
-            .read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
-        Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
     }
 
     /// Starts a run, once for each key. `shown` says how it is shown to who does not follow it, which is what is kept
@@ -78,13 +62,13 @@ impl Runs {
         shown: Option<RunResponse>,
     ) -> Result<Once<Run>, StartError> {
         let wish = Arc::new(vec![wish]);
-        let house = match self.prepared(&wish).await {
-            Ok(house) => house,
-            Err((_, refusal)) => return self.kept(Some(key)).await?.ok_or(refusal),
+        let checked = match self.prepared(&wish).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.0.kept(Some(key)).await?.ok_or(refusal.error),
         };
         let work = self.seen_through(move |runs| async move {
-            let (permit, occasion) = runs.occasion();
-            let now = occasion.now;
+            let (permit, context) = runs.with_slot(checked);
+            let now = context.now;
             let kept = move |admitted: &Admitted| match shown {
                 Some(shown) => shown(std::slice::from_ref(&admitted.run)),
                 None => StoredResponse::Run {
@@ -94,18 +78,17 @@ impl Runs {
             };
             let write = runs.0.db.write_once(Some(key), now, kept, move |tx| {
                 Box::pin(async move {
-                    let mut admitted = admission::start(tx, &wish[0], &house, occasion).await?;
-                    if let (Ok(admitted), None) = (&mut admitted, shown) {
+                    let mut admitted = admission::start(tx, &wish[0], &context).await?;
+                    if shown.is_none() {
                         admission::hold(tx, &mut admitted.run, now).await?;
                     }
-                    Ok(admitted)
+                    Ok::<_, StartError>(admitted)
                 })
             });
-            Ok(write
-                .await?
-                .map(|once| once.map(|admitted| runs.take_up(admitted, permit))))
+            let once = write.await?;
+            Ok(once.map(|admitted| runs.take_up(admitted, permit)))
         });
-        work.await?
+        work.await
     }
 
     /// Starts runs that bring their own threads, all of them or none, and with a key once: together with the key it is
@@ -118,26 +101,23 @@ impl Runs {
         wishes: Vec<NewRun>,
         key: Option<IdempotencyKey>,
         shown: RunResponse,
-    ) -> Result<Once<Vec<Run>>, (usize, StartError)> {
+    ) -> Result<Once<Vec<Run>>, BatchError> {
         for (at, wish) in wishes.iter().enumerate() {
-            admission::check_stateless(wish).map_err(|error| (at, error))?;
+            admission::check_stateless(wish).map_err(|error| BatchError { at, error })?;
         }
         let wishes = Arc::new(wishes);
-        let house = match self.prepared(&wishes).await {
-            Ok(house) => house,
-            Err(refusal) => {
-                let kept = self.kept(key).await.map_err(|error| (0, error.into()))?;
-                return kept.ok_or(refusal);
-            }
+        let checked = match self.prepared(&wishes).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.0.kept(key).await?.ok_or(refusal),
         };
-        let occasion = self.0.occasion();
+        let context = self.0.admission_context(checked);
         let job = self.0.db.write_once(
             key,
-            occasion.now,
+            context.now,
             move |runs: &Vec<Run>| shown(runs),
-            move |tx| Box::pin(async move { admit_all(tx, &wishes, &house, occasion).await }),
+            move |tx| Box::pin(async move { admit_all(tx, &wishes, &context).await }),
         );
-        let runs = job.await.map_err(|error| (0, error.into()))??;
+        let runs = job.await?;
         self.0.has_queued();
         Ok(runs)
     }
@@ -146,26 +126,43 @@ impl Runs {
     ///
     /// # Errors
     /// Those of the work; [`DbError::Closed`] when the server stopped before it was done.
-    pub(super) async fn seen_through<T, W>(&self, work: impl FnOnce(Self) -> W) -> DbResult<T>
+    pub(super) async fn seen_through<T, E, W>(&self, work: impl FnOnce(Self) -> W) -> Result<T, E>
     where
         T: Send + 'static,
-        W: Future<Output = DbResult<T>> + Send + 'static,
+        E: From<DbError> + Send + 'static,
+        W: Future<Output = Result<T, E>> + Send + 'static,
     {
-        let done = self.0.shutdown.spawn("change of runs", work(self.clone())).await;
-        done.ok().flatten().ok_or(DbError::Closed)?
+        self.0.detached(work(self.clone())).await
     }
 
-    /// A slot in which a run may begin at once, if there is a free one, and how it is met.
-    pub(super) fn occasion(&self) -> (Option<OwnedSemaphorePermit>, AdmissionContext) {
+    /// Admits runs with a job, in one transaction, and begins with the one that it returns, if there is a free slot. It is
+    /// finished even if whoever asked for it leaves meanwhile.
+    ///
+    /// # Errors
+    /// Those of the job, which are rolled back; [`DbError::Closed`] when the server stopped before it was done.
+    pub(super) async fn admit<A, E, J>(&self, checked: Vec<Checked>, job: J) -> Result<A::Started, E>
+    where
+        A: MayStart,
+        E: From<DbError> + Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<A, E>> + Send + 'static,
+    {
+        let work = self.seen_through(move |runs| async move {
+            let (permit, context) = runs.with_slot(checked);
+            let admitted = runs.0.db.write(move |tx| job(tx, context)).await?;
+            Ok(admitted.started(|admitted| runs.take_up(admitted, permit)))
+        });
+        work.await
+    }
+
+    /// A slot in which a run may begin at once, if there is a free one, and what the run is admitted with.
+    pub(super) fn with_slot(&self, checked: Vec<Checked>) -> (Option<OwnedSemaphorePermit>, AdmissionContext) {
         let permit = Arc::clone(&self.0.slots).try_acquire_owned().ok();
         let worker = permit.is_some().then_some(self.0.id);
-        (
-            permit,
-            AdmissionContext {
-                worker,
-                ..self.0.occasion()
-            },
-        )
+        let context = AdmissionContext {
+            worker,
+            ..self.0.admission_context(checked)
+        };
+        (permit, context)
     }
 
     /// Begins with a run that was admitted, or lets it wait, and hurries those that it displaces.
@@ -197,24 +194,46 @@ impl Runs {
     }
 }
 
-/// Admits all, or none: the threads of those before a refusal go again.
-async fn admit_all(
-    tx: &mut Tx<'_>,
-    wishes: &[NewRun],
-    house: &AdmissionDeps,
-    occasion: AdmissionContext,
-) -> DbResult<Result<Vec<Run>, (usize, StartError)>> {
-    let mut runs: Vec<Run> = vec![];
-    for (at, wish) in wishes.iter().enumerate() {
-        match admission::start(tx, wish, house, AdmissionContext { number: at, ..occasion }).await? {
-            Ok(admitted) => runs.push(admitted.run),
-            Err(refusal) => {
-                for run in runs {
-                    db::threads::delete(tx, run.thread).await?;
-                }
-                return Ok(Err((at, refusal)));
-            }
-        }
+/// What a transaction returns that may have admitted a run.
+pub(super) trait MayStart: Send + 'static {
+    /// The same once the run has begun, or waits.
+    type Started: Send + 'static;
+
+    /// Begins with the run, if there is one.
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Self::Started;
+}
+
+impl MayStart for Admitted {
+    type Started = Run;
+
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Run {
+        begin(self)
     }
-    Ok(Ok(runs))
+}
+
+impl MayStart for Option<Admitted> {
+    type Started = Option<Run>;
+
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Option<Run> {
+        self.map(begin)
+    }
+}
+
+impl<T: Send + 'static> MayStart for (T, Option<Admitted>) {
+    type Started = (T, Option<Run>);
+
+    fn started(self, begin: impl FnOnce(Admitted) -> Run) -> Self::Started {
+        let (value, admitted) = self;
+        (value, admitted.map(begin))
+    }
+}
+
+/// Admits all runs of a batch. The refusal of one rolls all of them back.
+async fn admit_all(tx: &mut Tx<'_>, wishes: &[NewRun], context: &AdmissionContext) -> Result<Vec<Run>, BatchError> {
+    let mut runs = vec![];
+    for (at, wish) in wishes.iter().enumerate() {
+        let admitted = admission::start_as(tx, RunId::mint(), wish, at, context).await;
+        runs.push(admitted.map_err(|error| BatchError { at, error })?.run);
+    }
+    Ok(runs)
 }

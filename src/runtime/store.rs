@@ -251,7 +251,7 @@ impl Store {
             let swept = self
                 .0
                 .db
-                .write(move |tx| Box::pin(async move { items::sweep(tx, now, SWEEP).await }))
+                .write(move |tx| Box::pin(items::sweep(tx, now, SWEEP)))
                 .await?;
             all += swept;
             if swept < u64::from(SWEEP) {

@@ -3,23 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::desk::RunContext;
+use super::run_context::RunContext;
 use super::worker::Worker;
 use crate::db::{self, DbError, DbResult};
-use crate::domain::idempotency::REMEMBERED;
-use crate::domain::thread::{Ttl, TtlStrategy};
-
-/// How long the thread of a stateless run is kept after its end if nobody was left to remove it.
-pub(super) const TEMPORARY: Ttl = Ttl {
-    after: Duration::from_secs(600),
-    strategy: TtlStrategy::Delete,
-};
-
-/// How long it is kept if whoever asked for the run may ask again what came of it.
-pub(super) const HELD: Ttl = Ttl {
-    after: REMEMBERED,
-    strategy: TtlStrategy::Delete,
-};
+use crate::domain::thread::Ttl;
 
 /// How long things are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,14 +45,14 @@ impl Worker {
     }
 
     /// Removes the thread of a stateless run, once those who wait for the result have read it.
-    pub(super) async fn clear_away(&self, desk: &Arc<RunContext>) {
-        let request = &desk.run.request;
+    pub(super) async fn clear_away(&self, run_context: &Arc<RunContext>) {
+        let request = &run_context.run.request;
         if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
             return;
         }
         for _ in 0..200 {
-            // One is the desk's own.
-            if Arc::strong_count(&desk.log) <= 1 {
+            // One is held here.
+            if Arc::strong_count(&run_context.log) <= 1 {
                 break;
             }
             let pause = tokio::time::sleep(Duration::from_millis(25));
@@ -74,7 +61,7 @@ impl Worker {
                 return;
             }
         }
-        let thread = desk.run.thread;
+        let thread = run_context.run.thread;
         let deleted = self
             .db
             .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))

@@ -23,13 +23,13 @@ pub(super) async fn write(
     thread: ThreadId,
     write: CheckedWrite,
     (registry, now): (&Registry, Timestamp),
-) -> DbResult<Result<CheckpointId, StateWriteError>> {
+) -> Result<CheckpointId, StateWriteError> {
     let Some(found) = db::threads::lock(tx, thread).await? else {
-        return Ok(Err(StateWriteError::NoThread(thread)));
+        return Err(StateWriteError::NoThread(thread));
     };
     let in_flight = db::runs::ids_in_flight(tx, thread).await?;
     if !in_flight.is_empty() {
-        return Ok(Err(StateWriteError::InFlight(in_flight)));
+        return Err(StateWriteError::InFlight(in_flight));
     }
     let CheckedWrite {
         update,
@@ -41,29 +41,24 @@ pub(super) async fn write(
     let known = registry.of_thread(tx, &found).await?;
     if let Some(known) = &known
         && digest.as_ref() != Some(&known.digest)
-        && let Err(invalid) = known.agent.check_update(&update)
     {
-        return Ok(Err(invalid.into()));
+        known.agent.check_update(&update)?;
     }
     // Without an agent, the hooks of no agent.
     let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
-    let base = match base(tx, thread, checkpoint).await? {
-        Ok(base) => base,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
     let Base {
         mut machine,
         segment,
         last,
-    } = base;
+    } = base(tx, thread, checkpoint).await?;
     if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
         let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
-        return Ok(Err(Invalid::new("values", reason).into()));
+        return Err(Invalid::new("values", reason).into());
     }
     let is_named = as_node.is_some();
     let node = as_node.unwrap_or(last);
     if !knows(&plan, &node) {
-        return Ok(Err(StateWriteError::NoNode(node)));
+        return Err(StateWriteError::NoNode(node));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
     // Nobody is named and nobody was at work: then nobody goes on because of it.
@@ -97,7 +92,7 @@ pub(super) async fn write(
         ..Default::default()
     };
     db::threads::set(tx, thread, change, now).await?;
-    Ok(Ok(entry.id))
+    Ok(entry.id)
 }
 
 /// What a write is written onto.
@@ -108,16 +103,12 @@ struct Base {
     last: String,
 }
 
-async fn base(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    from: Option<CheckpointId>,
-) -> DbResult<Result<Base, StateWriteError>> {
+async fn base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> Result<Base, StateWriteError> {
     let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
     let fork = from.filter(|from| newest.as_ref().is_none_or(|head| head.id != *from));
     let (machine, segment) = match fork {
         Some(fork) if db::checkpoints::find_head(tx, thread, fork).await?.is_none() => {
-            return Ok(Err(StateWriteError::NoCheckpoint(fork)));
+            return Err(StateWriteError::NoCheckpoint(fork));
         }
         Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
@@ -128,7 +119,7 @@ async fn base(
             .unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };
-    Ok(Ok(Base { machine, segment, last }))
+    Ok(Base { machine, segment, last })
 }
 
 fn knows(plan: &Plan, node: &str) -> bool {

@@ -6,15 +6,14 @@ use futures::future::BoxFuture;
 
 use super::room::{self, TaskParent};
 use super::{
-    PARENT_RUN, STOPS_WITHIN, STRANGER, WAITS_ALREADY, fault, ids, own_task, record_of, sight, strategy, told,
-    wish_for, wish_to_give_up,
+    PARENT_RUN, STOPS_WITHIN, STRANGER, TaskError, WAITS_ALREADY, fault, ids, own_task, record_of, sight, strategy,
+    told, wish_for, wish_to_give_up,
 };
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, Tx};
 use crate::domain::background::{TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run};
-use crate::domain::thread::Thread;
-use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::{CancelAction, CancelError, NewRun, Runs, Target};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -41,10 +40,8 @@ impl Runs {
             .map_err(|invalid| told(&invalid.into()))?;
         let asker = TaskParent::of(scope);
         let record = record_of(scope, order, thread);
-        self.begun(move |tx, (house, occasion)| {
-            Box::pin(async move { begin(tx, (run, &wish), record, &asker, (&house, occasion)).await })
-        })
-        .await
+        self.begun(move |tx, context| Box::pin(async move { begin(tx, (run, &wish), record, &asker, &context).await }))
+            .await
     }
 
     /// Gives a task on this server a further message.
@@ -61,10 +58,8 @@ impl Runs {
             .check(&wish.request)
             .map_err(|invalid| told(&invalid.into()))?;
         let asker = TaskParent::of(scope);
-        self.begun(move |tx, (house, occasion)| {
-            Box::pin(async move { go_on(tx, (run, &wish), task, &asker, (&house, occasion)).await })
-        })
-        .await
+        self.begun(move |tx, context| Box::pin(async move { go_on(tx, (run, &wish), task, &asker, &context).await }))
+            .await
     }
 
     /// How a task on this server stands.
@@ -119,15 +114,13 @@ impl Runs {
     ) -> Result<TaskSnapshot, String> {
         let (_, run) = ids(scope)?;
         let wish = wish_to_give_up(scope, record.task, &record.graph_id);
-        let begun = self.begun(move |tx, (house, occasion)| {
+        let begun = self.begun(move |tx, context| {
             Box::pin(async move {
                 if let Some(before) = db::runs::get_by_id(tx, run).await? {
-                    return Ok(Ok(Begun::Before(Box::new(before))));
+                    return Ok(Begun::Before(Box::new(before)));
                 }
-                let admitted = admission::start_as(tx, run, &wish, &house, occasion).await?;
-                Ok(admitted
-                    .map(|admitted| Begun::Now(Box::new(admitted)))
-                    .map_err(|error| told(&error)))
+                let admitted = admission::start_as(tx, run, &wish, 0, &context).await?;
+                Ok(Begun::Now(Box::new(admitted)))
             })
         });
         begun.await?;
@@ -141,23 +134,19 @@ impl Runs {
     /// Writes down that a run begins, unless the same call asked for it before, and takes it up.
     async fn begun<J>(&self, job: J) -> Result<TaskRun, String>
     where
-        J: for<'t> FnOnce(
-            &'t mut Tx<'_>,
-            (AdmissionDeps, AdmissionContext),
-        ) -> BoxFuture<'t, DbResult<Result<Begun, String>>>,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
         J: Send + 'static,
     {
         let work = self.seen_through(move |runs| async move {
-            let house = runs.0.house();
-            let (permit, occasion) = runs.occasion();
-            let begun = runs.0.db.write(move |tx| job(tx, (house, occasion))).await?;
+            let (permit, context) = runs.with_slot(vec![]);
+            let begun = runs.0.db.write(move |tx| job(tx, context)).await?;
             runs.0.jobs.has_tasks(true);
-            Ok(begun.map(|begun| match begun {
+            Ok::<_, TaskError>(match begun {
                 Begun::Now(admitted) => runs.take_up(*admitted, permit),
                 Begun::Before(run) => *run,
-            }))
+            })
         });
-        let run = work.await.map_err(fault)??;
+        let run = work.await.map_err(TaskError::text)?;
         Ok(TaskRun {
             thread: run.thread.to_string(),
             run: run.id.to_string(),
@@ -173,31 +162,22 @@ async fn begin(
     (id, wish): (RunId, &NewRun),
     record: TaskRecord,
     asker: &TaskParent,
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<Begun, String>> {
+    context: &AdmissionContext,
+) -> Result<Begun, TaskError> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
-        return Ok(Ok(Begun::Before(Box::new(before))));
+        return Ok(Begun::Before(Box::new(before)));
     }
-    let (ancestry, not_over) = match room::admit(tx, asker, &record, occasion.now).await? {
-        Ok(room) => room,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let (ancestry, not_over) = room::admit(tx, asker, &record, context.now).await?;
     let record = TaskRecord {
         ancestry: ancestry.clone(),
         ..record
     };
     let mut wish = wish.clone();
     wish.request.background = Some(ancestry);
-    match admission::start_as(tx, id, &wish, house, occasion).await? {
-        Ok(admitted) => {
-            db::background::insert(tx, &record).await?;
-            Ok(Ok(Begun::Now(Box::new(admitted))))
-        }
-        Err(refusal) => {
-            room::give_back(tx, &asker.budget, not_over, occasion.now).await?;
-            Ok(Err(told(&refusal)))
-        }
-    }
+    let admitted = admission::start_as(tx, id, &wish, 0, context).await;
+    let admitted = admitted.inspect_err(|_| asker.budget.not_begun(not_over))?;
+    db::background::insert(tx, &record).await?;
+    Ok(Begun::Now(Box::new(admitted)))
 }
 
 /// Gives a task a further message, if that is allowed.
@@ -206,14 +186,14 @@ async fn go_on(
     (id, wish): (RunId, &NewRun),
     task: ThreadId,
     asker: &TaskParent,
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<Begun, String>> {
+    context: &AdmissionContext,
+) -> Result<Begun, TaskError> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
-        return Ok(Ok(Begun::Before(Box::new(before))));
+        return Ok(Begun::Before(Box::new(before)));
     }
     db::threads::lock(tx, asker.thread).await?;
     let Some(record) = own_task(tx, task, asker.thread).await? else {
-        return Ok(Err(STRANGER.to_owned()));
+        return Err(TaskError::Refused(STRANGER.to_owned()));
     };
     let in_flight = db::runs::in_flight(tx, task).await?;
     let mine = serde_json::json!(asker.run);
@@ -222,32 +202,15 @@ async fn go_on(
         .iter()
         .any(|run| TaskStatus::from(run.status) == TaskStatus::Pending && is_mine(run));
     if wish.request.multitask == Multitask::Enqueue && waits {
-        return Ok(Err(WAITS_ALREADY.to_owned()));
+        return Err(TaskError::Refused(WAITS_ALREADY.to_owned()));
     }
-    if in_flight.is_empty()
-        && let Err(refusal) = room::again(tx, asker, &record.ancestry).await?
-    {
-        return Ok(Err(refusal));
+    if in_flight.is_empty() {
+        room::again(tx, asker, &record.ancestry).await?;
     }
     let mut wish = wish.clone();
     wish.target = Target::Thread(task);
     wish.request.background = Some(record.ancestry);
-    match admission::start_as(tx, id, &wish, house, occasion).await? {
-        Ok(admitted) => {
-            db::background::watch(tx, task).await?;
-            Ok(Ok(Begun::Now(Box::new(admitted))))
-        }
-        Err(refusal) => Ok(Err(told(&refusal))),
-    }
-}
-
-/// Gives a run its place, if it is on the thread of a task: that of the task, whoever asks for it.
-pub(in crate::runtime) async fn place(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -> DbResult<()> {
-    if run.request.background.is_none() && thread.metadata.contains_key("parent_thread_id") {
-        run.request.background = db::background::find(tx, thread.id).await?.map(|record| record.ancestry);
-    }
-    if let Some(above) = &run.request.background {
-        run.lineage.visibility = above.visibility;
-    }
-    Ok(())
+    let admitted = admission::start_as(tx, id, &wish, 0, context).await?;
+    db::background::watch(tx, task).await?;
+    Ok(Begun::Now(Box::new(admitted)))
 }

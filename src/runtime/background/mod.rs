@@ -35,7 +35,6 @@ mod room;
 pub(super) mod sight;
 
 pub(super) use awaited::note_remote_run;
-pub(super) use local::place;
 pub use sight::known_of;
 
 /// How many background tasks may lie one above the other when nobody says how deep delegations may nest.
@@ -251,6 +250,33 @@ fn strategy(strategy: UpdateStrategy) -> Multitask {
     match strategy {
         UpdateStrategy::Interrupt => Multitask::Interrupt,
         UpdateStrategy::Enqueue => Multitask::Enqueue,
+    }
+}
+
+/// Why a task was not begun or did not get a message.
+#[derive(Debug, thiserror::Error)]
+enum TaskError {
+    /// It may not be, for this reason: a text for the model.
+    #[error("{0}")]
+    Refused(String),
+    /// Its run was not started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl From<DbError> for TaskError {
+    fn from(error: DbError) -> Self {
+        Self::Start(error.into())
+    }
+}
+
+impl TaskError {
+    /// The text for the model.
+    fn text(self) -> String {
+        match self {
+            Self::Refused(reason) => reason,
+            Self::Start(error) => told(&error),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::room::{self, TaskParent};
-use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, own_task, record_of};
+use super::{MODES, PARENT_RUN, STOPS_WITHIN, TaskError, WAITS_ALREADY, fault, ids, notes, own_task, record_of};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
@@ -46,7 +46,7 @@ impl Runs {
             .0
             .db
             .write(move |tx| Box::pin(async move { write_down(tx, record, &asker, now).await }));
-        let record = write.await.map_err(fault)??;
+        let record = write.await.map_err(TaskError::text)?;
         match &record.remote {
             RemoteWork {
                 unwanted: true, seen, ..
@@ -110,7 +110,7 @@ impl Runs {
             .0
             .db
             .write(move |tx| Box::pin(async move { go_on(tx, task, &asker, (was_over, &expected)).await }));
-        write.await.map_err(fault)??;
+        write.await.map_err(TaskError::text)?;
         let mut request = request(scope, order, &record);
         request.multitask_strategy = match order.agent.update_strategy {
             UpdateStrategy::Interrupt => "interrupt",
@@ -386,17 +386,14 @@ async fn write_down(
     record: TaskRecord,
     asker: &TaskParent,
     now: Timestamp,
-) -> DbResult<Result<TaskRecord, String>> {
+) -> Result<TaskRecord, TaskError> {
     if let Some(before) = db::background::find(tx, record.task).await? {
-        return Ok(Ok(before));
+        return Ok(before);
     }
-    let ancestry = match room::admit(tx, asker, &record, now).await? {
-        Ok((ancestry, _)) => ancestry,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let (ancestry, _) = room::admit(tx, asker, &record, now).await?;
     let record = TaskRecord { ancestry, ..record };
     db::background::insert(tx, &record).await?;
-    Ok(Ok(record))
+    Ok(record)
 }
 
 /// Writes down that more is expected of a task, if that is allowed.
@@ -405,17 +402,17 @@ async fn go_on(
     task: ThreadId,
     asker: &TaskParent,
     (was_over, expected): (bool, &RemoteWork),
-) -> DbResult<Result<(), String>> {
+) -> Result<(), TaskError> {
     db::threads::lock(tx, asker.thread).await?;
     let Some(record) = own_task(tx, task, asker.thread).await? else {
-        return Ok(Err(super::STRANGER.to_owned()));
+        return Err(TaskError::Refused(super::STRANGER.to_owned()));
     };
-    if was_over && let Err(refusal) = room::again(tx, asker, &record.ancestry).await? {
-        return Ok(Err(refusal));
+    if was_over {
+        room::again(tx, asker, &record.ancestry).await?;
     }
     db::background::watch(tx, task).await?;
     db::background::remote::note(tx, &record, expected, None).await?;
-    Ok(Ok(()))
+    Ok(())
 }
 
 /// What a run there shall do.

@@ -1,13 +1,13 @@
 //! Whether one more task may be begun: limits of the run that asks, and of the whole tree.
 
-use super::DEEPEST;
+use super::{DEEPEST, TaskError};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{TaskLineage, TaskRecord};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::limits::{Spending, UsageChange};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
-use crate::runtime::ledger::{self, BudgetCharge};
+use crate::runtime::ledger::{self, BudgetCharge, ChargeError};
 use crate::tool::Scope;
 use crate::tool::budget::{Budget, LimitReached};
 
@@ -31,6 +31,7 @@ impl TaskParent {
 }
 
 /// Makes room for one more task, if that is allowed: its place below the run that asks, and how many others are not over.
+/// If the task is not begun after all, what the transaction wrote is rolled back, and the budget has to be told.
 /// Everything is checked and counted under the lock of the thread that asks, so that calls side by side see each other, and
 /// for the trees whose limits reach this far under a lock of their own.
 pub(super) async fn admit(
@@ -38,33 +39,35 @@ pub(super) async fn admit(
     asker: &TaskParent,
     record: &TaskRecord,
     now: Timestamp,
-) -> DbResult<Result<(TaskLineage, u64), String>> {
+) -> Result<(TaskLineage, u64), TaskError> {
     let locked = db::threads::lock(tx, asker.thread).await?;
     let launcher = db::runs::get_by_id(tx, asker.run).await?;
     let (Some(_), Some(launcher)) = (locked, launcher) else {
-        return Ok(Err("The conversation is being deleted; nothing was started.".to_owned()));
+        return Err(TaskError::Refused(
+            "The conversation is being deleted; nothing was started.".to_owned(),
+        ));
     };
-    let ancestry = match descend(&launcher, asker, &record.ancestry) {
-        Ok(ancestry) => ancestry,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let ancestry = descend(&launcher, asker, &record.ancestry).map_err(TaskError::Refused)?;
     let not_over = count(db::background::not_over(tx, asker.thread).await?);
-    if let Err(refused) = asker.budget.spend_background(asker.depth, not_over, now) {
-        return Ok(Err(limited(&refused)));
-    }
+    let spent = asker.budget.spend_background(asker.depth, not_over, now);
+    spent.map_err(|exceeded| limited(&exceeded))?;
     let charge = BudgetCharge {
         noted: UsageChange::default(),
         spending: Some(Spending::Child),
         in_background: true,
     };
     if let Some(pool) = asker.budget.pool() {
-        if let Err(refused) = ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await? {
-            asker.budget.not_begun(not_over);
-            return Ok(Err(limited(&refused)));
-        }
+        let charged = ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await;
+        charged.map_err(|error| match error {
+            ChargeError::Exceeded(exceeded) => {
+                asker.budget.not_begun(not_over);
+                limited(&exceeded)
+            }
+            ChargeError::Fault(error) => error.into(),
+        })?;
         ledger::enter(tx, pool.trees(), (RunId(record.task.0), record.task), now).await?;
     }
-    Ok(Ok((ancestry, not_over)))
+    Ok((ancestry, not_over))
 }
 
 /// Takes back that a task was counted which was not begun; so many others are not over.
@@ -80,20 +83,25 @@ pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, n
             spending: None,
             in_background: true,
         };
-        drop(ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await?);
+        // Nothing is asked for that a limit could forbid.
+        if let Err(ChargeError::Fault(error)) =
+            ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await
+        {
+            return Err(error);
+        }
     }
     Ok(())
 }
 
 /// Makes room for a task that was over and goes on, if that is allowed.
-pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLineage) -> DbResult<Result<(), String>> {
+pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLineage) -> Result<(), TaskError> {
     let not_over = count(db::background::not_over(tx, asker.thread).await?);
-    if let Err(refused) = asker.budget.room_in_background(not_over) {
-        return Ok(Err(limited(&refused)));
+    let room = asker.budget.room_in_background(not_over);
+    room.map_err(|exceeded| limited(&exceeded))?;
+    match ledger::room(tx, &ancestry.limited()).await? {
+        Some(exceeded) => Err(limited(&exceeded)),
+        None => Ok(()),
     }
-    Ok(ledger::room(tx, &ancestry.limited())
-        .await?
-        .map_or(Ok(()), |refused| Err(limited(&refused))))
 }
 
 /// The place of a task below the run that asks for it, of which `draft` knows already who began it.
@@ -121,6 +129,8 @@ pub(super) fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-fn limited(refused: &LimitReached) -> String {
-    format!("{refused} Nothing was started; do the work yourself, or wait until a task is over.")
+fn limited(exceeded: &LimitReached) -> TaskError {
+    TaskError::Refused(format!(
+        "{exceeded} Nothing was started; do the work yourself, or wait until a task is over."
+    ))
 }

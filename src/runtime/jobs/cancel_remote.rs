@@ -93,7 +93,7 @@ impl JobHandler for CancelRemoteHandler {
                 } else if db::jobs::put_off(tx, &claimed, due_at).await? {
                     db::remote_runs::set_lost(tx, run, since).await?;
                 }
-                Ok(())
+                DbResult::Ok(())
             })
         });
         write.await?;

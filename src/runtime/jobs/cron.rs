@@ -48,7 +48,7 @@ impl JobHandler for CronHandler {
             }
         }
         let ahead = runs.run_ahead(id).await?;
-        let occasion = runs.0.occasion();
+        let context = runs.0.admission_context(vec![]);
         let claimed = job.clone();
         let write = runs.0.db.write(move |tx| {
             Box::pin(async move {
@@ -56,7 +56,7 @@ impl JobHandler for CronHandler {
                 if let Some(thread) = ahead.thread {
                     db::threads::lock(tx, thread).await?;
                 }
-                fire(tx, &claimed, ahead, occasion).await
+                fire(tx, &claimed, ahead, context).await
             })
         });
         match write.await? {
@@ -78,9 +78,14 @@ impl JobHandler for CronHandler {
 }
 
 /// Moves a cron on to its next due time and starts the run of this one, unless somebody else does.
-async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: AdmissionContext) -> DbResult<Fired> {
+async fn fire(
+    tx: &mut Tx<'_>,
+    job: &ClaimedJob,
+    mut ahead: RunAhead,
+    mut context: AdmissionContext,
+) -> DbResult<Fired> {
     let id = CronId(job.key);
-    let now = occasion.now;
+    let now = context.now;
     let cron = match db::crons::lock(tx, id).await {
         Ok(Some(cron)) => cron,
         Ok(None) => {
@@ -98,15 +103,17 @@ async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: 
     if !is_ours || cron.end.is_some_and(|end| end < now) {
         return Ok(Fired::Nothing);
     }
-    if ahead.request.as_ref() != Some(&cron.request) {
+    if ahead.request.as_ref() == Some(&cron.request) {
+        context.checked = ahead.checked;
+    } else {
         // It was changed since.
-        ahead.house.checked.clear();
         ahead.refusal = None;
     }
     if let Some(refusal) = ahead.refusal {
         return Ok(Fired::Tried(Err(refusal)));
     }
-    let started = admission::start(tx, &wish_of(&cron), &ahead.house, occasion).await?;
+    // The due time is used up even if the run is refused.
+    let started = admission::try_start(tx, &wish_of(&cron), &context).await?;
     if matches!(started, Err(StartError::ThreadFull(_))) {
         db::crons::move_on(tx, id, job, cron.due_at).await?;
     }

@@ -22,7 +22,8 @@ use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::{Multitask, RunRequest};
 use crate::domain::state::State;
 use crate::domain::thread::ThreadStatus;
-use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
+use crate::domain::time::Timestamp;
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::background::{followed, sight, wish};
 use crate::runtime::{AssistantRef, NewRun, Runs, Target};
 
@@ -94,14 +95,10 @@ impl JobHandler for NotifyParentHandler {
 
 impl Runs {
     async fn wake(&self, parent: ThreadId) -> DbResult<()> {
-        let house = self.0.house();
-        let (permit, occasion) = self.occasion();
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { wake(tx, parent, &house, occasion).await }));
-        if let Some(admitted) = write.await? {
-            let run = self.take_up(admitted, permit);
+        let woken = self.admit(vec![], move |tx, context| {
+            Box::pin(async move { wake(tx, parent, &context).await })
+        });
+        if let Some(run) = woken.await? {
             tracing::info!(thread = %parent, run = %run.id, "an agent is told what came of its background tasks");
         }
         Ok(())
@@ -116,12 +113,7 @@ struct News {
 }
 
 /// Starts a run that tells the agent of a thread what it does not know, if there is such a thing and it is idle.
-async fn wake(
-    tx: &mut Tx<'_>,
-    parent: ThreadId,
-    house: &AdmissionDeps,
-    occasion: AdmissionContext,
-) -> DbResult<Option<Admitted>> {
+async fn wake(tx: &mut Tx<'_>, parent: ThreadId, context: &AdmissionContext) -> DbResult<Option<Admitted>> {
     let Some(thread) = db::threads::lock(tx, parent).await? else {
         return Ok(None);
     };
@@ -153,8 +145,8 @@ async fn wake(
     let Some(last) = news.last() else { return Ok(None) };
     let launcher = db::runs::get_by_id(tx, last.record.parent_run).await?;
     let launcher = launcher.map(|run| run.request).unwrap_or_default();
-    let wish = wish_to_tell(&news, &last.record, (&machine.state, launcher), occasion);
-    match admission::start(tx, &wish, house, occasion).await? {
+    let wish = wish_to_tell(&news, &last.record, (&machine.state, launcher), context.now);
+    match admission::try_start(tx, &wish, context).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
             // It is told when the agent is asked for something the next time.
@@ -195,12 +187,7 @@ fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
 }
 
 /// The run that tells the news, by the settings of the run that asked for the task.
-fn wish_to_tell(
-    news: &[News],
-    last: &TaskRecord,
-    (state, launcher): (&State, RunRequest),
-    occasion: AdmissionContext,
-) -> NewRun {
+fn wish_to_tell(news: &[News], last: &TaskRecord, (state, launcher): (&State, RunRequest), now: Timestamp) -> NewRun {
     let mut tasks = state
         .fields
         .get(FIELD)
@@ -210,7 +197,7 @@ fn wish_to_tell(
     let mut messages = vec![];
     for News { known, seen, .. } in news {
         messages.push(json!(known.notification(seen)));
-        tasks.insert(known.task_id.clone(), json!(known.seen(seen, occasion.now)));
+        tasks.insert(known.task_id.clone(), json!(known.seen(seen, now)));
     }
     let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();
     let metadata = Map::from_iter([("background_tasks".to_owned(), json!(ids))]);

@@ -22,7 +22,7 @@ use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{Command, Multitask, Resume, RunRequest, RunStatus};
 use crate::peer::is_asked;
-use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
 use crate::runtime::background::followed;
 use crate::runtime::{AssistantRef, NewRun, Runs, Target};
 
@@ -102,21 +102,14 @@ impl Runs {
 
     /// Starts the run that goes on with a subagent whose questions were settled, unless somebody was quicker.
     async fn go_on_with(&self, asked: Vec<InterruptRecord>, child: RunId) -> DbResult<()> {
-        let started = self.seen_through(move |runs| async move {
-            let house = runs.0.house();
-            let (permit, occasion) = runs.occasion();
-            let write = runs
-                .0
-                .db
-                .write(move |tx| Box::pin(async move { start(tx, (&asked, child), (&house, occasion)).await }));
-            if let Some(admitted) = write.await? {
-                tracing::info!(run = %admitted.run.id, %child, "a question was settled at another server");
-                drop(runs.take_up(admitted, permit));
-                runs.0.bell.notify_one();
-            }
-            Ok(())
+        let started = self.admit(vec![], move |tx, context| {
+            Box::pin(async move { start(tx, (&asked, child), &context).await })
         });
-        started.await
+        if let Some(run) = started.await? {
+            tracing::info!(run = %run.id, %child, "a question was settled at another server");
+            self.0.bell.notify_one();
+        }
+        Ok(())
     }
 }
 
@@ -154,7 +147,7 @@ fn out_of_reach(work: &RemoteRun, reason: &str) -> bool {
 async fn start(
     tx: &mut Tx<'_>,
     (asked, child): (&[InterruptRecord], RunId),
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
+    context: &AdmissionContext,
 ) -> DbResult<Option<Admitted>> {
     let Some(thread) = asked.first().map(|asked| asked.thread) else {
         return Ok(None);
@@ -169,7 +162,7 @@ async fn start(
         return Ok(None);
     }
     let wish = wish(thread, AssistantRef::Id(newest.assistant), asked, child);
-    match admission::start(tx, &wish, house, occasion).await? {
+    match admission::try_start(tx, &wish, context).await? {
         Ok(admitted) => {
             let answer = settled_elsewhere();
             let run = &admitted.run;

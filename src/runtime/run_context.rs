@@ -1,4 +1,4 @@
-//! What the journals of one run of the main agent share: who writes, for which run, and by what right.
+//! The context of a run at work: what its journals share.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::domain::time::{Clock, Timestamp};
 use crate::events::ThreadLog;
 use crate::metrics::Metrics;
 
-/// What all journals of one run of the main agent share.
+/// The context of a run of the main agent: what its journals share, who writes, and by what right.
 pub(super) struct RunContext {
     pub(super) db: Db,
     pub(super) log: Arc<ThreadLog>,
