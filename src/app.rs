@@ -176,6 +176,8 @@ impl App {
             db: self.db.clone(),
             events: self.events.clone(),
             runs: self.runtime.runs.clone(),
+            crons: self.runtime.crons.clone(),
+            deliveries: self.runtime.deliveries.clone(),
             threads: self.runtime.threads.clone(),
             interrupts: self.runtime.interrupts.clone(),
             assistants: self.runtime.assistants.clone(),

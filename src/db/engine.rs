@@ -17,7 +17,7 @@ use sqlx::{
 };
 
 use super::error::{DbError, DbResult};
-use super::rings;
+use super::notifications;
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
 use super::{DbLimits, SpawnWriter};
@@ -169,7 +169,7 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
         let pool = open_postgres(url, outfit.limits).await?;
         spawn(
             "database listener",
-            rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()),
+            notifications::listen(pool.clone(), outfit.notifications.clone(), outfit.closing.clone()),
         );
         for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
             spawn("database writer", writer);

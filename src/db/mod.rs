@@ -23,12 +23,12 @@ pub mod interrupts;
 pub mod items;
 pub mod jobs;
 mod json;
+pub mod notifications;
 mod offload;
 mod part;
 mod reader;
 pub mod remote_runs;
 pub mod retention;
-pub mod rings;
 pub mod runs;
 mod states;
 #[cfg(test)]
@@ -50,9 +50,9 @@ use tokio_util::task::TaskTracker;
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
+pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::ListPart;
-pub use rings::Notification;
 pub use states::StateCache;
 
 use engine::Readers;
@@ -68,7 +68,7 @@ struct Inner {
     readers: Readers,
     queue: WriteQueue,
     states: Arc<StateCache>,
-    rings: broadcast::Sender<Notification>,
+    notifications: broadcast::Sender<Notification>,
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
@@ -120,11 +120,11 @@ impl Db {
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
-        let rings = broadcast::Sender::new(rings::UNHEARD);
+        let notifications = broadcast::Sender::new(notifications::CAPACITY);
         let outfit = writer::WriterParts {
             inbox,
             states: Arc::clone(&states),
-            rings: rings.clone(),
+            notifications: notifications.clone(),
             closing: closing.clone(),
             limits,
         };
@@ -135,7 +135,7 @@ impl Db {
             readers,
             queue,
             states,
-            rings,
+            notifications,
             closing,
             writers,
             limits,
@@ -154,8 +154,8 @@ impl Db {
     }
 
     /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
-    pub fn rings(&self) -> broadcast::Receiver<Notification> {
-        self.0.rings.subscribe()
+    pub fn notifications(&self) -> broadcast::Receiver<Notification> {
+        self.0.notifications.subscribe()
     }
 
     /// Runs `job` on one consistent view of the database. The job must not write.

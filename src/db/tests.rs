@@ -10,11 +10,11 @@ mod idempotency;
 mod interrupts;
 mod items;
 mod jobs;
+mod notifications;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod retention;
-mod rings;
 mod runs;
 mod tables;
 mod threads;

@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use super::DbLimits;
 use super::engine::{FileLock, Tx};
 use super::error::{DbError, DbResult};
+use super::notifications::Notification;
 use super::reader::give_back;
-use super::rings::Notification;
 use super::states::StateCache;
 
 /// How many jobs may wait before those who bring more have to wait as well.
@@ -39,7 +39,7 @@ pub(super) struct WriterParts {
     pub(super) inbox: JobReceiver,
     pub(super) states: Arc<StateCache>,
     /// Where the listener of Postgres passes on what it hears.
-    pub(super) rings: broadcast::Sender<Notification>,
+    pub(super) notifications: broadcast::Sender<Notification>,
     pub(super) closing: CancellationToken,
     pub(super) limits: DbLimits,
 }
@@ -67,12 +67,12 @@ pub(super) struct CompletedJob {
     tell: Box<dyn FnOnce(DbResult<()>) + Send>,
 }
 
-struct Ordered<T, E, J> {
+struct QueuedJob<T, E, J> {
     job: J,
     answer: oneshot::Sender<Result<T, E>>,
 }
 
-impl<T, E, J> Job for Ordered<T, E, J>
+impl<T, E, J> Job for QueuedJob<T, E, J>
 where
     T: Send + 'static,
     E: From<DbError> + Send + 'static,
@@ -117,7 +117,7 @@ impl WriteQueue {
     {
         let (answer, outcome) = oneshot::channel();
         self.0
-            .send(Box::new(Ordered { job, answer }))
+            .send(Box::new(QueuedJob { job, answer }))
             .await
             .map_err(|_| DbError::Closed)?;
         // A job that is dropped took too long; the queue is closed only when the database is.
@@ -142,7 +142,7 @@ pub(super) fn on_sqlite(
         mut inbox,
         states,
         closing,
-        rings: _,
+        notifications: _,
         limits: _,
     } = outfit;
     Box::pin(async move {
@@ -233,7 +233,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> V
         inbox,
         states,
         closing,
-        rings: _,
+        notifications: _,
         limits,
     } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));

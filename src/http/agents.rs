@@ -115,7 +115,7 @@ pub(super) async fn validate(
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
         api.definitions
-            .judge_agent(graph_id, Value::Object(body.definition))
+            .validate_agent(graph_id, Value::Object(body.definition))
             .into(),
     ))
 }

@@ -20,7 +20,7 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::{Assistants, Definitions, Interrupts, Runs, Store, Threads};
+use crate::runtime::{Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
 
 mod about;
 mod agents;
@@ -72,8 +72,12 @@ pub struct Api {
     pub db: Db,
     /// The logs of the threads.
     pub events: Events,
-    /// Runs, crons and background tasks.
+    /// Runs.
     pub runs: Runs,
+    /// Crons.
+    pub crons: Crons,
+    /// Deliveries of webhooks.
+    pub deliveries: Deliveries,
     /// Threads and their states.
     pub threads: Threads,
     /// Open questions, and the answers to them.

@@ -18,7 +18,7 @@ use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::time::Timestamp;
 
-/// How many threads are looked up at once to be deleted.
+/// The most threads that one query returns for deletion.
 const THREADS: i64 = 100;
 
 /// The assistant that an agent has by itself, as it is made.
@@ -84,7 +84,7 @@ async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Ve
         .collect())
 }
 
-/// The assistants: made, changed and deleted, and what their agents look like. Cheap to clone.
+/// Creates, changes and deletes assistants, and describes their agents. Cheap to clone.
 #[derive(Clone)]
 pub struct Assistants {
     core: Arc<Core>,
@@ -96,12 +96,12 @@ impl Assistants {
         Self { core, threads }
     }
 
-    /// Makes an assistant, once for each key; what is kept is how it is `shown`. When there is one of this id: that one, if
+    /// Creates an assistant, once per key. `shown` renders the stored response. An existing one of this id is returned if
     /// `or_take_it`.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
-    pub async fn make_assistant(
+    pub async fn create_assistant(
         &self,
         id: AssistantId,
         settings: AssistantSettings,

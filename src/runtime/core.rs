@@ -1,8 +1,9 @@
-//! The core of the runtime: what its parts share. It depends on none of them but the registry.
+//! The parts of the runtime that all its handles share.
 
 use std::sync::Arc;
 
-use super::admission::{AdmissionContext, Checked};
+use super::admission::QueueRoom;
+use super::jobs::JobQueue;
 use super::registry::Registry;
 use super::{Retention, RunBounds, Webhooks};
 use crate::db::{self, Db, DbError, DbResult};
@@ -14,7 +15,7 @@ use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
 
-/// What all parts of the runtime share. One for each server process.
+/// The parts that all handles of the runtime share. There is one for each server process.
 pub(super) struct Core {
     /// This process.
     pub(super) id: WorkerId,
@@ -25,35 +26,25 @@ pub(super) struct Core {
     pub(super) shutdown: Shutdown,
     pub(super) metrics: Metrics,
     pub(super) webhooks: Arc<Webhooks>,
-    /// How long threads and histories are kept.
+    /// The default lifetimes of threads and histories.
     pub(super) retention: Retention,
-    /// How many runs may wait, and how long one may be at work.
+    /// The most runs that may wait, and the longest time that one may be at work.
     pub(super) bounds: RunBounds,
-    /// How large files and states may become.
+    /// The largest sizes of files and states.
     pub(super) sizes: SizeLimits,
+    /// The jobs of this process.
+    pub(super) jobs: JobQueue,
+    /// The room in the queue of runs.
+    pub(super) queue: QueueRoom,
 }
 
 impl Core {
-    /// What a run is admitted with now, if it has to wait for its turn.
-    pub(super) fn admission_context(&self, checked: Vec<Checked>) -> AdmissionContext {
-        AdmissionContext {
-            registry: Arc::clone(&self.registry),
-            webhooks: Arc::clone(&self.webhooks),
-            sizes: self.sizes,
-            checked,
-            worker: None,
-            now: self.clock.now(),
-            ttl: self.retention.threads,
-            most_waiting: self.bounds.waiting_on_thread,
-        }
-    }
-
-    /// What a request under this key was answered before, if it was. That answer is given again whatever would keep the
-    /// request from being granted now: nothing is done for it.
+    /// Returns the stored response to an earlier request with this key, if there was one. A repeated request gets that
+    /// response even if a new one would be refused now, since nothing is done for it.
     ///
     /// # Errors
-    /// When the database fails.
-    pub(super) async fn kept<T>(&self, key: Option<IdempotencyKey>) -> DbResult<Option<Once<T>>> {
+    /// Returns an error when the database fails.
+    pub(super) async fn stored_response<T>(&self, key: Option<IdempotencyKey>) -> DbResult<Option<Once<T>>> {
         let Some(key) = key else { return Ok(None) };
         let now = self.clock.now();
         let found = self
@@ -62,11 +53,14 @@ impl Core {
         Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
     }
 
-    /// Does what must not be left half done, even if whoever asked for it leaves meanwhile.
+    /// Runs work to its end in a task of its own, even if the caller is dropped meanwhile.
     ///
     /// # Errors
-    /// Those of the work; [`DbError::Closed`] when the server stopped before it was done.
-    pub(super) async fn detached<T, E>(&self, work: impl Future<Output = Result<T, E>> + Send + 'static) -> Result<T, E>
+    /// Returns the error of the work, or [`DbError::Closed`] when the server stopped before the work was done.
+    pub(super) async fn run_detached<T, E>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E>
     where
         T: Send + 'static,
         E: From<DbError> + Send + 'static,

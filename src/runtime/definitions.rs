@@ -19,13 +19,13 @@ use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
-/// How often it is looked whether clients of other servers have defined agents.
+/// The pause between two looks for definitions that came to other servers.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a definition out of use stays although nothing shows that it is needed: another server may be admitting a run
 /// by it in this moment.
 const GRACE: Duration = Duration::from_secs(600);
 
-/// Why an agent was not defined, shown or removed.
+/// The refusal to define, read or remove an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum DefinitionError {
     /// There is no such agent.
@@ -56,7 +56,7 @@ pub enum DefinitionError {
     Fault(#[from] db::DbError),
 }
 
-/// What a client brings.
+/// A definition from a client.
 struct Brought {
     definition: AgentDefinition,
     now: Timestamp,
@@ -129,7 +129,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether clients may define agents.
+    /// Returns whether clients may define agents.
     fn are_clients_allowed(&self) -> Result<(), DefinitionError> {
         if self.around().clients.enabled {
             Ok(())
@@ -155,7 +155,7 @@ impl Registry {
     }
 
     /// Takes over what clients of other servers have changed, as it happens. Ends with the server.
-    pub(super) async fn keep_up(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
+    pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
         while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
             if let Err(error) = self.catch_up().await {
                 tracing::warn!(%error, "could not look for agents that clients have defined");
@@ -234,7 +234,7 @@ impl Definitions {
     pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
         let registry = &self.core.registry;
         registry.are_clients_allowed()?;
-        let Validated { definition, findings } = self.judge_agent(graph_id, body);
+        let Validated { definition, findings } = self.validate_agent(graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(
                 findings.into_iter().map(StoredDiagnostic::from).collect(),
@@ -308,7 +308,7 @@ impl Definitions {
     }
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
-    pub fn judge_agent(&self, graph_id: &str, body: Value) -> Validated {
+    pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
         let mut judgement = judge(graph_id, body, &self.core.registry.around());
         let peers = &self.core.registry.workshop.peers;
         let webhooks = &self.core.webhooks;
@@ -366,7 +366,7 @@ impl Definitions {
     /// and the providers with which it began, nothing of it is taken over, and the former definitions say why.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn replace_files(&self, files: FileAgents) -> DbResult<()> {
         let registry = &self.core.registry;
         let mut around = registry.around();

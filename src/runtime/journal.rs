@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
 use super::run_context::{RunContext, fault};
-use super::{Report, admission, log_lines};
+use super::{Report, interrupts, log_lines};
 use crate::agent::assemble::RegisteredAgent;
 use crate::agent::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
@@ -44,11 +44,11 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
-    /// What the run has used; none for who only writes down that it is over.
+    /// The usage of the run; none for a journal that only stores its end.
     meter: Option<Arc<Meter>>,
-    /// What the main agent may use, with all below it.
+    /// The budget of the main agent with all below it.
     budget: Option<Budget>,
-    /// What of it is stored, time aside.
+    /// The usage that is stored, without time.
     stored: Mutex<Usage>,
     /// Tells the loop that writes here to stop.
     stop: CancellationToken,
@@ -59,7 +59,7 @@ pub(super) struct LaneJournal {
 impl LaneJournal {
     /// Shows what is not to be stored to those who are there.
     fn show(&self, body: EventBody) {
-        let at = self.run_context.clock.now();
+        let at = self.run_context.core.clock.now();
         let run = self.run_context.run.id;
         let origin = Arc::clone(&self.origin);
         self.run_context.log.say(|seq| Event {
@@ -78,7 +78,7 @@ impl LaneJournal {
     ) -> Self {
         let origin = Arc::new(Origin::of(&run_context.run));
         let run = run_context.run.id;
-        let began = run_context.clock.now();
+        let began = run_context.core.clock.now();
         let stored = Mutex::default();
         let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
@@ -106,7 +106,7 @@ impl LaneJournal {
             run: run.id,
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
-            began: self.run_context.clock.now(),
+            began: self.run_context.core.clock.now(),
             meter: Some(Arc::clone(meter)),
             budget: None,
             stored: Mutex::default(),
@@ -125,13 +125,13 @@ impl LaneJournal {
         if child.request.agent.is_none() {
             return Ok(None);
         }
-        let known = patiently(self.run_context.run.id, || self.run_context.registry.of_run(child)).await;
+        let known = patiently(self.run_context.run.id, || self.run_context.core.registry.of_run(child)).await;
         known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
     /// Numbers the notes and lays out what is to be written.
-    fn lay_out(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
-        let at = self.run_context.clock.now();
+    fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
+        let at = self.run_context.core.clock.now();
         let (notes, items) = split(notes);
         let count = notes.len();
         let first = self.run_context.log.reserve(count);
@@ -154,9 +154,9 @@ impl LaneJournal {
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
                 PendingWrite::Entry { entry, position } => {
-                    self.lay_out_entry(&mut batch, machine, (entry, position), seq)
+                    self.build_entry(&mut batch, machine, (entry, position), seq)
                 }
-                PendingWrite::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
+                PendingWrite::Fact(fact) => self.build_fact(&mut batch, machine, fact, seq),
                 PendingWrite::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
@@ -179,7 +179,7 @@ impl LaneJournal {
         (std::mem::replace(&mut *stored, counted) != counted).then_some(used)
     }
 
-    fn lay_out_entry(
+    fn build_entry(
         &self,
         batch: &mut CommitBatch,
         machine: &Machine,
@@ -201,7 +201,7 @@ impl LaneJournal {
         EventBody::Entry(entry)
     }
 
-    fn lay_out_fact(&self, batch: &mut CommitBatch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
+    fn build_fact(&self, batch: &mut CommitBatch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
         match &mut fact {
             Fact::Asked { interrupts, .. } => {
                 let at = batch.at;
@@ -249,7 +249,7 @@ impl LaneJournal {
     /// What is to be known of what was used when the run ends, besides what its meter says.
     async fn rest(&self) -> DbResult<Rest> {
         let run = self.run;
-        let now = self.run_context.clock.now();
+        let now = self.run_context.core.clock.now();
         let whole = self.budget.as_ref().map(Budget::whole);
         let under_way = whole.map_or(0, Meter::under_way);
         if self.origin.lane != Lane::Main || whole.is_some_and(|whole| whole.usage(now).children == 0) {
@@ -260,6 +260,7 @@ impl LaneJournal {
         }
         let read = self
             .run_context
+            .core
             .db
             .read(move |tx| Box::pin(db::runs::usages_with_background(tx, run)));
         let mut used = read.await?;
@@ -307,7 +308,7 @@ impl LaneJournal {
             ..run.clone()
         };
         let values = machine.state.values();
-        self.run_context.webhooks.delivery(&Report {
+        self.run_context.core.webhooks.delivery(&Report {
             run: &run,
             began: Some(self.began),
             ended: at,
@@ -317,9 +318,9 @@ impl LaneJournal {
 
     /// Counts what is stored now.
     fn count(&self, events: &[Arc<Event>], begun: Instant) {
-        let work = self.run_context.metrics.work();
+        let work = self.run_context.core.metrics.work();
         work.committed(begun.elapsed());
-        let age = self.run_context.clock.now().since(self.began);
+        let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.happened(event, age));
         if self.origin.lane == Lane::Main {
             let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
@@ -334,11 +335,11 @@ impl LaneJournal {
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
         let turn = self.run_context.turns.take();
-        let write = self.run_context.db.write(move |tx| {
+        let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &run_context, (run, lane), &batch, turn, &before).await?;
                 if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
-                    db::rings::ring(tx, db::Notification::Ended(run_context.run.thread)).await?;
+                    db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                 }
                 Ok(written)
             })
@@ -450,7 +451,7 @@ impl Journal for LaneJournal {
             .iter()
             .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
         let fault = |error: DbError| {
-            self.run_context.metrics.work().commit_lost("database");
+            self.run_context.core.metrics.work().commit_lost("database");
             fault(self.run_context.run.id, &error)
         };
         let rest = match ends {
@@ -461,11 +462,11 @@ impl Journal for LaneJournal {
             ),
             false => None,
         };
-        let batch = self.lay_out(machine, notes, rest);
+        let batch = self.build_step(machine, notes, rest);
         let first = batch.first;
         let begun = Instant::now();
         let Some(stored) = self.store(batch).await.map_err(fault)? else {
-            self.run_context.metrics.work().commit_lost("lease");
+            self.run_context.core.metrics.work().commit_lost("lease");
             return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
@@ -473,17 +474,21 @@ impl Journal for LaneJournal {
         self.count(&stored.events, begun);
         let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
         if let (true, Some(head)) = (main_ended, machine.head) {
-            self.run_context.db.states().put(head, Arc::new(machine.state.clone()));
+            self.run_context
+                .core
+                .db
+                .states()
+                .put(head, Arc::new(machine.state.clone()));
         }
         self.run_context.log.publish(stored.events);
         if stored.report.is_some() {
-            self.run_context.webhooks.ring();
+            self.run_context.core.webhooks.wake();
         }
         Ok(())
     }
 
     fn say(&self, delta: Delta) {
-        self.run_context.metrics.work().said(&self.origin, &delta);
+        self.run_context.core.metrics.work().said(&self.origin, &delta);
         self.show(EventBody::Delta(delta));
     }
 
@@ -497,7 +502,7 @@ impl Journal for LaneJournal {
 
     async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
         let run_context = Arc::clone(&self.run_context);
-        let now = self.run_context.clock.now();
+        let now = self.run_context.core.clock.now();
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let id = wish.id;
         let order = wish.order.clone();
@@ -509,13 +514,13 @@ impl Journal for LaneJournal {
         let admit = || {
             let run_context = Arc::clone(&run_context);
             let asked = Arc::clone(&asked);
-            self.run_context.db.write(move |tx| {
+            self.run_context.core.db.write(move |tx| {
                 Box::pin(async move {
                     let (wish, head, used) = &*asked;
                     if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let admission = child::admit(tx, (&run_context.run, &run_context.registry), wish, now).await?;
+                    let admission = child::admit(tx, (&run_context.run, &run_context.core.registry), wish, now).await?;
                     if let (ChildAdmission::Admitted(_), Some((head, position))) = (&admission, head) {
                         db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
                             .await?;
@@ -566,7 +571,7 @@ impl Journal for LaneJournal {
         let thread = self.run_context.run.thread;
         let at_work = self.enters(child);
         let find = || {
-            self.run_context.db.read(move |tx| {
+            self.run_context.core.db.read(move |tx| {
                 Box::pin(async move {
                     let Some(run) = db::runs::get_by_id(tx, child).await? else {
                         return Ok(None);
@@ -597,7 +602,7 @@ impl Journal for LaneJournal {
             if is_to_stop {
                 stop.cancel();
             }
-            let meter = Arc::new(Meter::new(used, self.run_context.clock.now()));
+            let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
             let journal = self.child_journal(&run, segment, (at_work, &meter));
             let order = run
                 .request
@@ -625,8 +630,9 @@ impl Journal for LaneJournal {
         let waits = self.run_context.parked.enter(child, CancellationToken::new());
         let read = || {
             self.run_context
+                .core
                 .db
-                .read(move |tx| Box::pin(db::runs::is_given_up(tx, child)))
+                .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
         };
         if !patiently(self.run_context.run.id, read)
             .await
@@ -640,8 +646,8 @@ impl Journal for LaneJournal {
     async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         let thread = self.run_context.run.thread;
         let read = || {
-            self.run_context.db.read(move |tx| {
-                Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
+            self.run_context.core.db.read(move |tx| {
+                Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
             })
         };
         patiently(self.run_context.run.id, read)

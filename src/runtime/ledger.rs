@@ -43,7 +43,7 @@ pub(super) struct RemainingTime {
     limit: f64,
 }
 
-/// What is charged.
+/// A charge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BudgetCharge {
     /// What has changed before.
@@ -66,10 +66,10 @@ impl BudgetLedger {
             return Ok(None);
         }
         let thread = run_context.run.thread;
-        let now = run_context.clock.now();
+        let now = run_context.core.clock.now();
         let used = UsageChange::from(used);
         let all = trees.clone();
-        let write = run_context.db.write(move |tx| {
+        let write = run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 enter(tx, &all, (share, thread), now).await?;
                 for tree in &all {
@@ -84,7 +84,7 @@ impl BudgetLedger {
             ..Page::default()
         });
         Ok(Some(Arc::new(Self {
-            db: run_context.db.clone(),
+            db: run_context.core.db.clone(),
             trees,
             share,
             page,
@@ -189,7 +189,7 @@ impl SharedBudget for BudgetLedger {
     }
 }
 
-/// Why trees were not charged.
+/// The refusal of a charge.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChargeError {
     /// A limit of one of them forbids it.

@@ -1,4 +1,4 @@
-//! Which agents there are now, and which there were. The set changes while the server runs, as a whole.
+//! The registry of agents: the current set and earlier definitions. The set is replaced as a whole while the server runs.
 //!
 //! A reader takes the set as it is and keeps to it; nobody waits for a change. A run keeps to the definition that it was
 //! admitted with: it names the content, and when that is not in use any more, it is found in the database.
@@ -23,14 +23,14 @@ use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
 use crate::metrics::ConfiguredNames;
 
-/// How many agents of earlier definitions are kept in memory.
+/// The most agents of earlier definitions that are kept in memory.
 const PAST: usize = 64;
 
-/// What agents are defined by, and made of.
+/// The sources of agents.
 pub struct AgentSources {
-    /// What agents are made of.
+    /// The factory of agents.
     pub workshop: AgentFactory,
-    /// What definitions may refer to.
+    /// The names that definitions may refer to.
     pub around: ValidationContext,
     /// The agents that files define.
     pub files: FileAgents,
@@ -397,12 +397,12 @@ impl Registry {
     pub(super) async fn bound(
         &self,
         tx: &mut Tx<'_>,
-        wish: &NewRun,
+        new_run: &NewRun,
         known: Arc<RegisteredAgent>,
     ) -> DbResult<Arc<RegisteredAgent>> {
-        let goes_on = wish.resume.is_some() || wish.request.input.is_none();
-        match wish.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_begun(tx, (thread, wish.request.checkpoint), known).await,
+        let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
+        match new_run.target.thread().filter(|_| goes_on) {
+            Some(thread) => self.as_begun(tx, (thread, new_run.request.checkpoint), known).await,
             None => Ok(known),
         }
     }

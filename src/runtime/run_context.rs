@@ -1,50 +1,39 @@
-//! The context of a run at work: what its journals share.
+//! The context of a run at work, shared by its journals.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use super::Webhooks;
 use super::children::Children;
+use super::commit_order::CommitOrder;
+use super::core::Core;
 use super::ledger::BudgetLedger;
-use super::registry::Registry;
-use super::turns::CommitOrder;
 use crate::agent::ExitReason;
-use crate::db::{self, Db, DbError, DbResult, Tx};
-use crate::domain::id::{RunId, WorkerId};
+use crate::db::{self, DbError, DbResult, Tx};
+use crate::domain::id::RunId;
 use crate::domain::machine::Failure;
 use crate::domain::run::Run;
-use crate::domain::time::{Clock, Timestamp};
+use crate::domain::time::Timestamp;
 use crate::events::ThreadLog;
-use crate::metrics::Metrics;
 
-/// The context of a run of the main agent: what its journals share, who writes, and by what right.
+/// The context of a run of the main agent, shared by its journals.
 pub(super) struct RunContext {
-    pub(super) db: Db,
+    pub(super) core: Arc<Core>,
     pub(super) log: Arc<ThreadLog>,
-    pub(super) metrics: Metrics,
-    pub(super) webhooks: Arc<Webhooks>,
-    pub(super) clock: Arc<dyn Clock>,
     /// The run of the main agent.
     pub(super) run: Run,
-    /// The holder of the lease, and its number: a write under an older number finds no row.
-    pub(super) worker: WorkerId,
+    /// The number of the lease: a write under an older number finds no row.
     pub(super) fence: i64,
-    /// How often servers died at work on the run since it last got on.
+    /// The number of crashes since the run last made progress.
     pub(super) crashes: u32,
-    /// Whether other processes work on the same database, which may have readers of the run.
+    /// True when other processes use the same database and may have readers of the run.
     pub(super) has_company: bool,
-    /// Which agents there are.
-    pub(super) registry: Arc<Registry>,
-    /// In which order commits are stored.
+    /// The order of commits.
     pub(super) turns: CommitOrder,
-    /// Where the subagents at work are noted.
+    /// The subagents at work in this process.
     pub(super) children: Arc<Children>,
-    /// Where it is noted who waits to hear of subagents that wait.
+    /// The waiting subagents whose callers wait for notifications about them.
     pub(super) parked: Arc<Children>,
-    /// Where it is written down what the run uses together with runs on other threads, if it does.
+    /// The budget that the run shares with runs on other threads, if it does.
     pub(super) ledger: OnceLock<Arc<BudgetLedger>>,
-    /// How long the run and all below it may be at work.
-    pub(super) longest: Duration,
 }
 
 impl RunContext {
@@ -53,11 +42,11 @@ impl RunContext {
     }
 
     pub(super) fn holder(&self) -> db::runs::LeaseHolder {
-        (self.run.id, self.worker, self.fence)
+        (self.run.id, self.core.id, self.fence)
     }
 }
 
-/// What a failing database means for a loop. The words go to the log; clients get a class.
+/// Returns the exit reason for an error of the database. The text goes to the log; clients get a class.
 pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
     tracing::error!(%run, %error, "the database failed under a run");
     if error.is_transient() || matches!(error, DbError::Closed) {

@@ -1,12 +1,12 @@
-//! Making threads, with a history if need be, and thinning them out.
+//! The handle for threads: create, copy, prune and delete them, and write into their states.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use super::core::Core;
-use super::writing::{self, History};
-use super::{CreateThreadError, Runs, StateWrite, StateWriteError};
+use super::state_update::{self, History};
+use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
@@ -14,27 +14,27 @@ use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 
-/// A wish for a thread, checked for shape.
+/// A request for a thread whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewThread {
     /// Its id.
     pub id: ThreadId,
-    /// The owner's own notes.
+    /// The metadata.
     pub metadata: Map<String, Value>,
-    /// How long it is to be kept; what the owner of the server decided, when none.
+    /// Its lifetime; the default of the server, when none.
     pub ttl: Option<Ttl>,
     /// The history it begins with: every item is a step.
     pub supersteps: Vec<Superstep>,
 }
 
-/// A step of a history that a client brings.
+/// A step of a history from a client.
 #[derive(Debug, Clone)]
 pub struct Superstep {
-    /// What was written in it; one write for each node.
+    /// The writes, one for each node.
     pub updates: Vec<NodeWrite>,
 }
 
-/// What a node wrote, in a history that a client brings.
+/// The write of a node, in a history from a client.
 #[derive(Debug, Clone)]
 pub struct NodeWrite {
     /// An object, a list of such, or nothing.
@@ -43,7 +43,7 @@ pub struct NodeWrite {
     pub node: Option<String>,
 }
 
-/// A thread that was just made.
+/// A thread that was just created.
 #[derive(Debug, Clone)]
 pub struct CreatedThread {
     /// The thread.
@@ -52,16 +52,21 @@ pub struct CreatedThread {
     pub state: Option<State>,
 }
 
-/// Threads: made, copied, thinned out and deleted, and writes into their states. Cheap to clone.
+/// Creates, copies, prunes and deletes threads, and writes into their states. Cheap to clone.
 #[derive(Clone)]
 pub struct Threads {
     core: Arc<Core>,
     runs: Runs,
+    deliveries: Deliveries,
 }
 
 impl Threads {
-    pub(super) fn new(core: Arc<Core>, runs: Runs) -> Self {
-        Self { core, runs }
+    pub(super) fn new(runs: Runs, deliveries: Deliveries) -> Self {
+        Self {
+            core: Arc::clone(&runs.core),
+            runs,
+            deliveries,
+        }
     }
 
     /// Writes into the state of a thread that no run works on.
@@ -75,15 +80,15 @@ impl Threads {
         key: Option<IdempotencyKey>,
         shown: fn(ThreadId, CheckpointId) -> StoredResponse,
     ) -> Result<Once<CheckpointId>, StateWriteError> {
-        let checked = match self.runs.checked_write(thread, write).await {
+        let checked = match self.runs.admission.precheck_write(thread, write).await {
             Ok(checked) => checked,
-            Err(refusal) => return self.core.kept(key).await?.ok_or(refusal),
+            Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };
         let registry = Arc::clone(&self.core.registry);
         let now = self.core.clock.now();
         let kept = move |left: &CheckpointId| shown(thread, *left);
         let write = self.core.db.write_once(key, now, kept, move |tx| {
-            Box::pin(async move { writing::write(tx, thread, checked, (&registry, now)).await })
+            Box::pin(async move { state_update::write(tx, thread, checked, (&registry, now)).await })
         });
         write.await
     }
@@ -91,7 +96,7 @@ impl Threads {
     /// Stops what works on the thread, then deletes it. False if there is none.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
         for run in self
             .core
@@ -101,7 +106,7 @@ impl Threads {
         {
             self.runs.stop_and_wait(&run).await?;
         }
-        self.runs.forget_deliveries(thread).await?;
+        self.deliveries.forget_thread(thread).await?;
         self.core
             .db
             .write(move |tx| Box::pin(db::threads::delete(tx, thread)))
@@ -115,18 +120,18 @@ impl Threads {
     /// See [`CreateThreadError`]; nothing is stored then.
     pub async fn create_thread(
         &self,
-        wish: NewThread,
+        new_thread: NewThread,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> Result<Once<CreatedThread>, CreateThreadError> {
         let now = self.core.clock.now();
-        let ttl = wish.ttl.or(self.core.retention.threads);
-        let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
+        let ttl = new_thread.ttl.or(self.core.retention.threads);
+        let thread = Thread::new(new_thread.id, new_thread.metadata, now).with_ttl(ttl);
         let agents = self.core.registry.agents();
         let known = agents.last_on(&thread);
         let history = History::replayed(
             known.as_ref().map(|known| &*known.agent),
-            &wish.supersteps,
+            &new_thread.supersteps,
             self.core.sizes,
         )?;
         let write = self.core.db.write_once(key, now, shown, move |tx| {
@@ -163,7 +168,7 @@ impl Threads {
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
         let threads = self.clone();
-        let work = self.core.detached(async move {
+        let work = self.core.run_detached(async move {
             let to = ThreadId::mint();
             let copied = threads.copy_in_pieces(from, to, key, shown).await;
             if !matches!(copied, Ok(None | Some(Once::First(_)))) {

@@ -9,16 +9,16 @@ use crate::domain::time::Timestamp;
 use crate::runtime::background;
 use crate::runtime::registry::Registry;
 
-/// What a child run was answered. A refusal is no error: it is a result for the model, and what the transaction writes
+/// The result of an admission. A refusal is no error: it is a result for the model, and what the transaction writes
 /// beside it is kept.
 pub(super) enum ChildAdmission {
-    /// It is at work, or it was admitted before.
+    /// The child run is running, or was admitted before.
     Admitted(Box<Run>),
-    /// It may not be, for this reason.
+    /// The child run is refused for this reason.
     Refused(String),
 }
 
-/// Admits a child run, or says why not. A child that was admitted before is found again.
+/// Admits a child run. One that was admitted before is returned again.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
     (root, registry): (&Run, &Registry),
@@ -76,6 +76,6 @@ pub(super) async fn admit(
         due_at: now,
     };
     db::runs::insert(tx, &run, None).await?;
-    background::note_remote_run(tx, &run, wish.url.as_deref()).await?;
+    background::insert_remote_run(tx, &run, wish.url.as_deref()).await?;
     Ok(ChildAdmission::Admitted(Box::new(run)))
 }

@@ -1,4 +1,4 @@
-//! What one commit writes, all in one transaction.
+//! The transaction of one commit.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::domain::machine::{Failure, Position};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
+use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
-use crate::runtime::turns::Turn;
-use crate::runtime::{admission, giving_up};
+use crate::runtime::{admission, interrupts};
 
 /// A transaction's worth of writing.
 #[derive(Clone)]
@@ -35,9 +35,9 @@ pub(super) struct CommitBatch {
     pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
     pub(super) ended: Option<(RunStatus, Option<Failure>, bool)>,
-    /// What is to be told to others now.
+    /// The report for webhooks.
     pub(super) report: Option<Delivery>,
-    /// What the run has used by now, if that is to be stored.
+    /// The usage of the run, if it is to be stored.
     pub(super) used: Option<Usage>,
     /// For who ends: what else was used.
     pub(super) rest: Option<Rest>,
@@ -82,9 +82,9 @@ impl CommitBatch {
     }
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 pub(super) enum CommitOutcome {
-    /// It is stored.
+    /// The batch was stored now.
     Now,
     /// It was stored before, under the numbers from this one on: only the answer of the database was lost.
     Before(i64),
@@ -219,13 +219,13 @@ async fn end_main(
     admission::leave_thread(tx, &run_context.run, status, error.cloned(), at).await?;
     // Behind the write to the thread, under whose lock subagents are given up.
     if waits {
-        giving_up::follow(tx, run_context, at).await
+        interrupts::report_cancelled(tx, run_context, at).await
     } else {
         Ok(())
     }
 }
 
-/// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
+/// Stores the end of a subagent run. One that was cancelled leaves nothing at work or waiting below it.
 async fn end_child(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
@@ -237,10 +237,9 @@ async fn end_child(
     let root = run_context.run.id;
     db::runs::set_child_status(tx, run, (status, error), root, at).await?;
     if let (RunStatus::Interrupted, Some(_)) = (status, error) {
-        db::runs::caller_told(tx, run).await?;
+        db::runs::mark_reported(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;
-        let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
-        db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
+        interrupts::drop_of_subagents(tx, thread, run, root, at).await?;
     }
     Ok(())
 }

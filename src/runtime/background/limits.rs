@@ -1,4 +1,4 @@
-//! Whether one more task may be begun: limits of the run that asks, and of the whole tree.
+//! The limits of background tasks: those of the calling run and of its whole tree.
 
 use super::{DEEPEST, TaskError};
 use crate::db::{self, DbResult, Tx};
@@ -11,7 +11,7 @@ use crate::runtime::ledger::{self, BudgetCharge, ChargeError};
 use crate::tool::Scope;
 use crate::tool::budget::{Budget, LimitReached};
 
-/// Who asks, as the transactions need it.
+/// The run that starts a task.
 pub(super) struct TaskParent {
     pub(super) run: RunId,
     pub(super) thread: ThreadId,
@@ -30,37 +30,37 @@ impl TaskParent {
     }
 }
 
-/// Makes room for one more task, if that is allowed: its place below the run that asks, and how many others are not over.
+/// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks.
 /// If the task is not begun after all, what the transaction wrote is rolled back, and the budget has to be told.
 /// Everything is checked and counted under the lock of the thread that asks, so that calls side by side see each other, and
 /// for the trees whose limits reach this far under a lock of their own.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
-    asker: &TaskParent,
+    parent: &TaskParent,
     record: &TaskRecord,
     now: Timestamp,
 ) -> Result<(TaskLineage, u64), TaskError> {
-    let locked = db::threads::lock(tx, asker.thread).await?;
-    let launcher = db::runs::get_by_id(tx, asker.run).await?;
+    let locked = db::threads::lock(tx, parent.thread).await?;
+    let launcher = db::runs::get_by_id(tx, parent.run).await?;
     let (Some(_), Some(launcher)) = (locked, launcher) else {
         return Err(TaskError::Refused(
             "The conversation is being deleted; nothing was started.".to_owned(),
         ));
     };
-    let ancestry = descend(&launcher, asker, &record.ancestry).map_err(TaskError::Refused)?;
-    let not_over = count(db::background::not_over(tx, asker.thread).await?);
-    let spent = asker.budget.spend_background(asker.depth, not_over, now);
+    let ancestry = descend(&launcher, parent, &record.ancestry).map_err(TaskError::Refused)?;
+    let not_over = count(db::background::not_over(tx, parent.thread).await?);
+    let spent = parent.budget.spend_background(parent.depth, not_over, now);
     spent.map_err(|exceeded| limited(&exceeded))?;
     let charge = BudgetCharge {
         noted: UsageChange::default(),
         spending: Some(Spending::Child),
         in_background: true,
     };
-    if let Some(pool) = asker.budget.pool() {
+    if let Some(pool) = parent.budget.pool() {
         let charged = ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await;
         charged.map_err(|error| match error {
             ChargeError::Exceeded(exceeded) => {
-                asker.budget.not_begun(not_over);
+                parent.budget.not_begun(not_over);
                 limited(&exceeded)
             }
             ChargeError::Fault(error) => error.into(),
@@ -70,7 +70,7 @@ pub(super) async fn admit(
     Ok((ancestry, not_over))
 }
 
-/// Takes back that a task was counted which was not begun; so many others are not over.
+/// Takes back the reservation of a task that was not started, beside so many other unfinished tasks.
 pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, now: Timestamp) -> DbResult<()> {
     budget.not_begun(not_over);
     if let Some(pool) = budget.pool() {
@@ -93,10 +93,10 @@ pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, n
     Ok(())
 }
 
-/// Makes room for a task that was over and goes on, if that is allowed.
-pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLineage) -> Result<(), TaskError> {
-    let not_over = count(db::background::not_over(tx, asker.thread).await?);
-    let room = asker.budget.room_in_background(not_over);
+/// Checks whether a finished task may continue.
+pub(super) async fn again(tx: &mut Tx<'_>, parent: &TaskParent, ancestry: &TaskLineage) -> Result<(), TaskError> {
+    let not_over = count(db::background::not_over(tx, parent.thread).await?);
+    let room = parent.budget.room_in_background(not_over);
     room.map_err(|exceeded| limited(&exceeded))?;
     match ledger::room(tx, &ancestry.limited()).await? {
         Some(exceeded) => Err(limited(&exceeded)),
@@ -104,11 +104,11 @@ pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLi
     }
 }
 
-/// The place of a task below the run that asks for it, of which `draft` knows already who began it.
-fn descend(launcher: &Run, asker: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
+/// Returns the lineage of a task below the calling run; `draft` names who started it.
+fn descend(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
     let above = launcher.request.background.as_ref();
     let nesting = above.map_or(0, |above| above.nesting) + 1;
-    let levels = asker.budget.levels_below(asker.depth);
+    let levels = parent.budget.levels_below(parent.depth);
     if levels.is_none() && nesting > DEEPEST {
         return Err(format!(
             "Background tasks nest at most {DEEPEST} deep, and this one would be number {nesting}. Nothing was started; \
@@ -120,7 +120,7 @@ fn descend(launcher: &Run, asker: &TaskParent, draft: &TaskLineage) -> Result<Ta
         nesting,
         levels: levels.map(|levels| levels.saturating_sub(1)),
         tree: None,
-        trees: asker.budget.pool().map_or_else(Vec::new, |pool| pool.trees().to_vec()),
+        trees: parent.budget.pool().map_or_else(Vec::new, |pool| pool.trees().to_vec()),
         ..draft.clone()
     })
 }

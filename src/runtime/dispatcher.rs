@@ -1,7 +1,6 @@
-//! Claims runs, drives them, and gives them up again.
+//! The dispatcher: it claims runs that are due, drives them to their end, and gives them back when the server stops.
 
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,15 +11,15 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::admission::QueueRoom;
 use super::children::Children;
+use super::commit_order::CommitOrder;
 use super::core::Core;
 use super::jobs::JobQueue;
 use super::journal::{LaneJournal, patiently};
-use super::opening::{self, ReadyMachine};
-use super::queue::QueueRoom;
+use super::prepare::{self, ReadyMachine};
 use super::registry::Registry;
 use super::run_context::{RunContext, fault};
-use super::turns::CommitOrder;
 use super::{CancelAction, Store};
 use crate::agent::{Breakpoints, ExitReason, Growth, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
@@ -33,40 +32,37 @@ use crate::domain::time::Timestamp;
 
 mod scope;
 
-/// How often the queue is looked at even if nobody rang: another process may have left something.
+/// The pause between two looks at the queue without a wakeup: another process may have left runs.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How often in a row servers may die at work on a run without that it gets on. Then it is not tried again.
+/// The most crashes in a row without progress, after which a run is not retried.
 const MAX_CRASHES: u32 = 8;
 
-/// Everything that is needed to run runs. One for each server process.
-pub(super) struct Worker {
+/// Claims runs and drives them. There is one for each server process.
+pub(super) struct Dispatcher {
     pub(super) core: Arc<Core>,
-    /// For how long a claim holds without a heartbeat.
+    /// The time for which a claim holds without a heartbeat.
     pub(super) lease: Duration,
-    /// How often the lease is renewed.
+    /// The pause between two heartbeats.
     pub(super) heartbeat: Duration,
     store: Store,
-    /// What this process has at work of the job queue.
-    pub(super) jobs: JobQueue,
     pub(super) slots: Arc<Semaphore>,
-    pub(super) queue: QueueRoom,
-    /// How many slots there are, free or not.
+    /// The number of slots, free or not.
     pub(super) slot_count: usize,
-    /// How many tools may be called at once in this process, and by one run.
+    /// The most concurrent tool calls in this process, and of one run.
     pub(super) calls: Arc<Semaphore>,
     pub(super) calls_per_run: usize,
-    /// Rung when a run may begin.
-    pub(super) bell: Notify,
+    /// Wakes the dispatch loop when a run may begin.
+    pub(super) wakeup: Notify,
     active: Mutex<HashMap<RunId, Active>>,
     /// The runs of subagents at work in this process, and of those that wait while their callers are.
     pub(super) children: Arc<Children>,
     pub(super) parked: Arc<Children>,
-    /// Rung when a run has left `active`.
+    /// Notified when a run has left `active`.
     left: Notify,
-    /// Whether a run may be waiting for its turn, so that it is worth looking when another one ends.
+    /// True when a run may be queued, so that the queue is read when another run ends.
     queued: AtomicBool,
-    /// Whether other processes work on the same database.
+    /// True when other processes use the same database.
     pub(super) has_company: AtomicBool,
 }
 
@@ -77,16 +73,7 @@ pub(super) struct Active {
     wanted: Option<CancelAction>,
 }
 
-/// A worker works with all that the parts of the runtime share.
-impl Deref for Worker {
-    type Target = Core;
-
-    fn deref(&self) -> &Core {
-        &self.core
-    }
-}
-
-impl Worker {
+impl Dispatcher {
     pub(super) fn new(parts: super::RuntimeParts) -> Self {
         let super::AgentSources {
             workshop,
@@ -108,19 +95,19 @@ impl Worker {
             retention: parts.retention,
             bounds: parts.bounds,
             sizes: parts.sizes,
+            jobs,
+            queue: QueueRoom::new(parts.bounds.waiting),
         };
         Self {
             core: Arc::new(core),
             lease: parts.lease,
             heartbeat: parts.heartbeat,
             store: parts.store,
-            jobs,
-            queue: QueueRoom::new(parts.bounds.waiting),
             slot_count: parts.max_concurrent_runs,
             slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
             calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
             calls_per_run: parts.max_calls_per_run,
-            bell: Notify::new(),
+            wakeup: Notify::new(),
             active: Mutex::default(),
             children: Arc::default(),
             parked: Arc::default(),
@@ -133,9 +120,9 @@ impl Worker {
     /// Begins runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut adopted: Option<Instant> = None;
-        while !self.shutdown.soft().is_cancelled() {
+        while !self.core.shutdown.soft().is_cancelled() {
             let mut looked = Ok(());
-            // The bell does not ring for what another process has left behind.
+            // There is no wakeup for what another process has left behind.
             if adopted.is_none_or(|last| last.elapsed() >= LOOK) {
                 adopted = Some(Instant::now());
                 looked = self.begin_orphans().await;
@@ -143,29 +130,30 @@ impl Worker {
             if let Err(error) = looked.and(self.begin_due().await) {
                 tracing::warn!(%error, "could not look for runs that are due");
             }
-            let rang = timeout(LOOK, self.bell.notified());
-            self.shutdown.soft().run_until_cancelled(rang).await;
+            let rang = timeout(LOOK, self.wakeup.notified());
+            self.core.shutdown.soft().run_until_cancelled(rang).await;
         }
     }
 
-    /// Notes that a run waits for its turn, and looks whether it has come.
+    /// Marks that a run is queued, and wakes the dispatch loop.
     pub(super) fn has_queued(&self) {
         self.queued.store(true, Ordering::Release);
-        self.bell.notify_one();
+        self.wakeup.notify_one();
     }
 
     /// Looks for a run that may begin in place of one that has ended. Other processes may have queued one here, too.
-    fn make_way(&self) {
-        if self.queued.load(Ordering::Acquire) || self.db.engine() == Engine::Postgres {
-            self.bell.notify_one();
+    fn look_for_next(&self) {
+        if self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres {
+            self.wakeup.notify_one();
         }
     }
 
     async fn begin_orphans(self: &Arc<Self>) -> DbResult<()> {
-        let worker = self.id;
-        let now = self.clock.now();
+        let worker = self.core.id;
+        let now = self.core.clock.now();
         let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
         let orphans = self
+            .core
             .db
             .write(move |tx| Box::pin(db::runs::adopt_orphans(tx, worker, now, free)))
             .await?;
@@ -178,12 +166,16 @@ impl Worker {
     }
 
     async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
-        let worker = self.id;
+        let worker = self.core.id;
         while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
-            let now = self.clock.now();
+            let now = self.core.clock.now();
             // Set again by whoever queues one while we look.
             self.queued.store(false, Ordering::Release);
-            let looked = self.db.write(move |tx| Box::pin(claim_next(tx, worker, now))).await;
+            let looked = self
+                .core
+                .db
+                .write(move |tx| Box::pin(claim_next(tx, worker, now)))
+                .await;
             let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
             if more {
                 self.queued.store(true, Ordering::Release);
@@ -201,7 +193,7 @@ impl Worker {
     /// Begins to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let run = &claim.run;
-        let stop = self.shutdown.hard().child_token();
+        let stop = self.core.shutdown.hard().child_token();
         let active = Active {
             thread: run.thread,
             stop: stop.clone(),
@@ -209,15 +201,16 @@ impl Worker {
         };
         let late = self.enter(run.id, active);
         if fresh {
-            self.metrics
+            self.core
+                .metrics
                 .work()
-                .run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
+                .run_began(run.lineage.agent(), self.core.clock.now().since(run.due_at));
         }
         let this = Arc::clone(self);
         let id = run.id;
         let run_context = Arc::new(self.run_context(claim));
         let holder = run_context.log.expect(id, fresh);
-        self.shutdown.spawn("run", async move {
+        self.core.shutdown.spawn("run", async move {
             if let Some(active) = late {
                 this.at_rest(|other, _| other == id).await;
                 this.active().insert(id, active);
@@ -233,9 +226,9 @@ impl Worker {
             drop(permit);
             this.active().remove(&id);
             this.left.notify_waiters();
-            this.make_way();
-            this.jobs.run_ended(run_context.run.request.background.is_some());
-            this.clear_away(&run_context).await;
+            this.look_for_next();
+            this.core.jobs.run_ended(run_context.run.request.background.is_some());
+            this.delete_temporary_thread(&run_context).await;
         });
     }
 
@@ -253,26 +246,20 @@ impl Worker {
 
     fn run_context(&self, Claim { run, fence, crashes }: Claim) -> RunContext {
         RunContext {
-            db: self.db.clone(),
-            log: self.events.log(run.thread),
-            metrics: self.metrics.clone(),
-            webhooks: Arc::clone(&self.webhooks),
-            clock: Arc::clone(&self.clock),
+            core: Arc::clone(&self.core),
+            log: self.core.events.log(run.thread),
             run,
-            worker: self.id,
             fence,
             crashes,
             has_company: self.has_company.load(Ordering::Acquire),
-            registry: Arc::clone(&self.registry),
             turns: CommitOrder::default(),
             children: Arc::clone(&self.children),
             parked: Arc::clone(&self.parked),
             ledger: OnceLock::new(),
-            longest: self.bounds.at_work,
         }
     }
 
-    /// Drives a run to where it ends, and writes down how, unless the loop itself did.
+    /// Drives a run to its end and stores the end, unless the loop itself did.
     async fn work(self: &Arc<Self>, run_context: &Arc<RunContext>, stop: CancellationToken) {
         let run = &run_context.run;
         // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
@@ -286,7 +273,7 @@ impl Worker {
                 )
                 .await;
         }
-        let known = match self.registry.of_run(run).await {
+        let known = match self.core.registry.of_run(run).await {
             Ok(Some(known)) => known,
             Ok(None) => {
                 let text = "The agent of this run is not configured on this server any more.".to_owned();
@@ -303,7 +290,7 @@ impl Worker {
                 return self.not_loaded(run_context, &error).await;
             }
         };
-        let opening = match opening::open(run_context, &known).await {
+        let opening = match prepare::open(run_context, &known).await {
             Ok(opening) => opening,
             Err(error) => {
                 tracing::error!(run = %run.id, %error, "could not load the state of a run");
@@ -325,7 +312,7 @@ impl Worker {
             Arc::clone(&known.agent)
         };
         let driving = Loop {
-            growth: Growth::new(self.sizes),
+            growth: Growth::new(self.core.sizes),
             agent: &agent,
             plan,
             lineage: &run.lineage,
@@ -335,7 +322,7 @@ impl Worker {
                 before: run.request.interrupt_before.clone(),
                 after: run.request.interrupt_after.clone(),
             },
-            leave: self.shutdown.soft().clone(),
+            leave: self.core.shutdown.soft().clone(),
             base: 0,
         };
         let driven = if only_notes {
@@ -367,7 +354,7 @@ impl Worker {
 
     async fn fail(&self, run_context: &Arc<RunContext>, machine: &Machine, failure: Failure) {
         let mut notes = vec![];
-        match opening::open_log(run_context).await {
+        match prepare::open_log(run_context).await {
             Ok(true) => {
                 let base = machine.head;
                 let attempt = run_context.run.attempt;
@@ -417,6 +404,7 @@ impl Worker {
     /// belongs to its worker for as long as that lives.
     async fn give_back(&self, run_context: &Arc<RunContext>) {
         while self
+            .core
             .shutdown
             .soft()
             .run_until_cancelled(tokio::time::sleep(LOOK))
@@ -430,17 +418,18 @@ impl Worker {
         }
     }
 
-    /// Gives a run back, for the next process to go on with.
+    /// Releases a run for the next process.
     async fn release(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
         let run = run_context.run.id;
-        let worker = run_context.worker;
+        let worker = run_context.core.id;
         let fence = run_context.fence;
-        self.db
+        self.core
+            .db
             .write(move |tx| Box::pin(db::runs::release(tx, run, worker, fence)))
             .await
     }
 
-    /// Tells a run to stop, be it the main agent's or a subagent's. False if it is not at work here.
+    /// Stops a run of the main agent or of a subagent. Returns false if it is not at work in this process.
     pub(super) fn stop(&self, run: RunId, action: CancelAction) -> bool {
         let mut active = self.active();
         let Some(active) = active.get_mut(&run) else {
@@ -452,7 +441,7 @@ impl Worker {
     }
 
     /// Waits until no run works on `thread` in this process.
-    pub(super) async fn quiet(&self, thread: ThreadId) {
+    pub(super) async fn wait_until_idle(&self, thread: ThreadId) {
         self.at_rest(|_, of| of == thread).await;
     }
 

@@ -1,10 +1,10 @@
-//! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
+//! Preparation of a run: with new input, with answers, from an older checkpoint, or where a crash left it.
 
 use std::sync::Arc;
 
+use super::interrupts;
 use super::ledger::BudgetLedger;
 use super::run_context::RunContext;
-use super::{giving_up, resume};
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
@@ -17,31 +17,31 @@ use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Machine, Phase, Plan};
-use crate::domain::run::{Command, Resume, Run, RunRequest};
+use crate::domain::run::{Command, Run, RunRequest};
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter, SharedBudget};
 
 /// A machine that is ready to be driven.
 pub(super) struct ReadyMachine {
     pub(super) machine: Machine,
-    /// What led up to it and is still to be stored.
+    /// The writes that led up to it and are still to be stored.
     pub(super) notes: Vec<PendingWrite>,
     /// The segment of history that its next checkpoint continues.
     pub(super) segment: Option<i64>,
     pub(super) plan: Plan,
-    /// Whether there is nothing to be driven: the request only wrote something down.
+    /// True when there is nothing to drive: the request only writes to the state.
     pub(super) only_notes: bool,
-    /// What it may still use.
+    /// The remaining budget.
     pub(super) budget: Budget,
 }
 
-/// Where a run finds its thread.
+/// The state of the thread at which a run begins.
 struct Found {
     machine: Machine,
     segment: Option<i64>,
-    /// Whether the newest checkpoint is this run's own: it was at work before.
+    /// True when the newest checkpoint is this run's own: it was at work before.
     own: bool,
-    /// Whether it begins at a checkpoint that is not the newest.
+    /// True when it begins at a checkpoint that is not the newest.
     forked: bool,
     max_seq: i64,
 }
@@ -50,19 +50,20 @@ struct Found {
 /// share a number with anything later.
 const GAP: i64 = 1 << 20;
 
-/// Loads the machine of a run, gives it what the request brings, and opens the log.
+/// Loads the machine of a run, applies the request to it and opens the log.
 pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
     let run = &run_context.run;
-    let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
     if run.attempt > 1 || goes_on(&run.request) {
         let thread = run.thread;
         let id = run.id;
-        run_context
+        let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
+        let deliver = run_context
+            .core
             .db
-            .write(move |tx| Box::pin(giving_up::deliver(tx, thread, id)))
-            .await?;
+            .write(move |tx| Box::pin(async move { interrupts::deliver(tx, thread, id, answers.as_ref()).await }));
+        deliver.await?;
     }
-    let found = find(run_context, run, answers).await?;
+    let found = find(run_context, run).await?;
     run_context.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
@@ -184,13 +185,13 @@ impl Spent {
 async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
     let run = run_context.run.id;
     let thread = run_context.run.thread;
-    let now = run_context.clock.now();
+    let now = run_context.core.clock.now();
     let (again, resumes) = (
         run_context.run.attempt > 1,
         run_context.run.request.command.as_ref().is_some_and(Command::goes_on),
     );
     let (spent, (before, first)) = if again || resumes {
-        let read = run_context.db.read(move |tx| {
+        let read = run_context.core.db.read(move |tx| {
             Box::pin(async move {
                 let spent = if again {
                     Spent::in_tree(tx, run).await?
@@ -217,7 +218,7 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
     tree.wall_s = tree
         .wall_s
         .into_iter()
-        .chain([run_context.longest.as_secs_f64()])
+        .chain([run_context.core.bounds.at_work.as_secs_f64()])
         .reduce(f64::min);
     limits.tree = Some(tree);
     let ledger = BudgetLedger::open(
@@ -276,6 +277,7 @@ pub(super) async fn open_log(run_context: &RunContext) -> DbResult<bool> {
     }
     let thread = run_context.run.thread;
     let max_seq = run_context
+        .core
         .db
         .read(move |tx| Box::pin(db::checkpoints::max_seq(tx, thread)))
         .await?;
@@ -287,7 +289,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
     max_seq + if run.attempt > 1 { GAP } else { 1 }
 }
 
-/// Whether a request goes on with what is under way, rather than beginning something.
+/// Returns whether a request continues what is in progress rather than beginning anew.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
         Some(command) => command.goes_on(),
@@ -295,7 +297,7 @@ fn goes_on(request: &RunRequest) -> bool {
     }
 }
 
-/// Whether a run may ask somebody before it has stored a step of its own.
+/// Returns whether a run may raise an interrupt before it has stored a step of its own.
 fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
     match (&request.command, &request.input) {
         (Some(command), _) => command.update.is_none(),
@@ -304,7 +306,7 @@ fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
     }
 }
 
-/// Whether who goes to `place` leaves behind what is under way, rather than going on with it.
+/// Returns whether a jump to `place` abandons what is in progress.
 fn leaves(machine: &Machine, place: &Destination) -> bool {
     !matches!(
         (&machine.position.phase, place),
@@ -312,7 +314,7 @@ fn leaves(machine: &Machine, place: &Destination) -> bool {
     )
 }
 
-/// Does what a command says. True if nothing is to be driven after it.
+/// Applies a command. Returns true if nothing is to be driven after it.
 fn obey(
     command: &Command,
     place: Option<&Destination>,
@@ -342,18 +344,13 @@ fn obey(
     place.is_none() && !command.goes_on()
 }
 
-/// Reads where the thread stands, after delivering the answers that the run brings.
-async fn find(run_context: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
+/// Reads the state of the thread at which the run begins.
+async fn find(run_context: &RunContext, run: &Run) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
-    if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        run_context
-            .db
-            .write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await }))
-            .await?;
-    }
     run_context
+        .core
         .db
         .read(move |tx| {
             Box::pin(async move {
@@ -378,21 +375,17 @@ async fn find(run_context: &RunContext, run: &Run, answers: Option<Resume>) -> D
         .await
 }
 
-/// New input leaves what was under way behind: questions nobody will answer any more, children nobody waits for.
+/// Drops what waits on the thread, if anything does: new input leaves it behind.
 async fn abandon(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }
     let thread = run.thread;
     let by = run.id;
-    let now = run_context.clock.now();
+    let now = run_context.core.clock.now();
     run_context
+        .core
         .db
-        .write(move |tx| {
-            Box::pin(async move {
-                db::interrupts::abandon(tx, thread, None, by, now).await?;
-                db::runs::stop_children(tx, thread, by, now).await
-            })
-        })
+        .write(move |tx| Box::pin(interrupts::drop_for_input(tx, thread, by, now)))
         .await
 }

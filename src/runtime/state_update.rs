@@ -1,6 +1,7 @@
 //! Writes into the state of a thread from outside the loop.
 
-use super::ahead::CheckedWrite;
+use super::admission::CheckedWrite;
+use super::interrupts;
 use super::registry::Registry;
 use super::{StateWriteError, Superstep};
 use crate::agent::Agent;
@@ -79,7 +80,7 @@ pub(super) async fn write(
         at: now,
     };
     db::checkpoints::insert(tx, &placed).await?;
-    db::interrupts::drop_pending(tx, thread, None, now).await?;
+    interrupts::drop_for_update(tx, thread, now).await?;
     let done = machine.position.phase == Phase::Ended;
     let change = db::threads::ThreadChange {
         status: Some(if done {
@@ -95,7 +96,7 @@ pub(super) async fn write(
     Ok(entry.id)
 }
 
-/// What a write is written onto.
+/// The checkpoint onto which a write goes.
 struct Base {
     machine: Machine,
     segment: Option<i64>,
@@ -141,7 +142,7 @@ fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
     is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
 }
 
-/// Whether all writes of a step are those of this node.
+/// Returns whether all writes of a step are those of this node.
 fn is_of(superstep: &Superstep, node: &str) -> bool {
     !superstep.updates.is_empty()
         && superstep
@@ -214,7 +215,7 @@ impl History {
         Ok(Self { steps, is_done })
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether it is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
