@@ -34,7 +34,8 @@ use crate::model::pieces::PieceLimits;
 use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
 use crate::peer::{AddressRules, PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
-    AgentSources, IndexParts, Retention, RunBounds, Runs, RuntimeParts, Store, StoreSettings, WebhookSettings, Webhooks,
+    AgentSources, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, Store, StoreSettings,
+    WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
@@ -54,7 +55,7 @@ pub struct App {
     config: Config,
     db: Db,
     events: Events,
-    runs: Runs,
+    runtime: RuntimeHandles,
     store: Store,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
@@ -117,7 +118,7 @@ impl App {
             around,
             files,
         };
-        let runs = Runs::open(RuntimeParts {
+        let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
             events: events.clone(),
             ground,
@@ -143,14 +144,14 @@ impl App {
         if let Some(pause) = config.runtime.reload() {
             let watch = Watch::new(&config.files);
             let soft = shutdown.soft().clone();
-            let following = definitions::reload_on_change(watch, runs.clone(), pause, soft);
+            let following = definitions::reload_on_change(watch, runtime.definitions.clone(), pause, soft);
             shutdown.spawn_essential("definition files", following);
         }
         Ok(Self {
             config,
             db,
             events,
-            runs,
+            runtime,
             store,
             metrics,
             clock,
@@ -174,7 +175,13 @@ impl App {
         let api = Api {
             db: self.db.clone(),
             events: self.events.clone(),
-            runs: self.runs.clone(),
+            runs: self.runtime.runs.clone(),
+            crons: self.runtime.crons.clone(),
+            deliveries: self.runtime.deliveries.clone(),
+            threads: self.runtime.threads.clone(),
+            interrupts: self.runtime.interrupts.clone(),
+            assistants: self.runtime.assistants.clone(),
+            definitions: self.runtime.definitions.clone(),
             store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
@@ -199,8 +206,8 @@ impl App {
             hard.run_until_cancelled(serving.boxed()).await;
             self.shutdown.begin();
             // Runs store their last step before the database is closed.
-            hard.run_until_cancelled(self.runs.rest()).await;
-            self.runs.close().await;
+            hard.run_until_cancelled(self.runtime.runs.rest()).await;
+            self.runtime.runs.close().await;
             self.db.close().await;
         };
         // Both at once: the deadline starts with the first signal.

@@ -282,14 +282,14 @@ pub struct Command {
     /// The nodes to continue at.
     pub goto: Vec<Goto>,
     /// Child runs that were cancelled while they waited. Their parents continue without them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub given_up: Vec<RunId>,
+    #[serde(rename = "given_up", skip_serializing_if = "Vec::is_empty")]
+    pub cancelled: Vec<RunId>,
 }
 
 impl Command {
     /// Returns whether the command resumes runs that wait.
     pub fn goes_on(&self) -> bool {
-        !self.given_up.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
+        !self.cancelled.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
-    let elsewhere = api.runs.pending_elsewhere(limit + offset).await?;
+    let elsewhere = api.interrupts.pending_of_remote_tasks(limit + offset).await?;
     // Both lists are laid together before a page is cut.
     let (most, skipped) = if elsewhere.is_empty() {
         (limit, offset)
@@ -69,8 +69,8 @@ pub(super) async fn list(
         Some(found) => found,
         None => {
             let asked = api
-                .runs
-                .asked_by_remote(thread)
+                .interrupts
+                .of_remote_task(thread)
                 .await?
                 .ok_or_else(|| ApiError::no_thread(thread))?;
             asked
@@ -102,7 +102,7 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
     if let Some(found) = read.await? {
         return Ok(found);
     }
-    let elsewhere = api.runs.asked_by_remote(thread_id).await?.unwrap_or_default();
+    let elsewhere = api.interrupts.of_remote_task(thread_id).await?.unwrap_or_default();
     elsewhere
         .into_iter()
         .rfind(|asked| asked.interrupt.id == interrupt_id)
@@ -124,7 +124,7 @@ pub(super) async fn resolve(
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
     let run = api
-        .runs
+        .interrupts
         .resolve(path.thread_id, path.interrupt_id.clone(), answer)
         .await?;
     let interrupt = find(&api, path).await?.into();

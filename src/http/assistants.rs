@@ -38,7 +38,10 @@ pub(super) async fn create(
         or_take_it,
     } = body.check()?;
     let made = |made: &Assistant| idempotency::kept(&AssistantView::from(made.clone()));
-    let once = api.runs.make_assistant(id, settings, or_take_it, (key, made)).await?;
+    let once = api
+        .assistants
+        .create_assistant(id, settings, or_take_it, (key, made))
+        .await?;
     idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
 }
 
@@ -98,7 +101,7 @@ pub(super) async fn patch(
     ApiJson(body): ApiJson<AssistantPatch>,
 ) -> JsonResult<AssistantView> {
     Ok(Json(
-        api.runs
+        api.assistants
             .change_assistant(path.assistant_id, body.check()?)
             .await?
             .into(),
@@ -118,7 +121,7 @@ pub(super) async fn delete(
     ApiPath(path): ApiPath<AssistantPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
-    api.runs
+    api.assistants
         .delete_assistant(path.assistant_id, params.flag("delete_threads")?)
         .await?;
     Ok(no_content())
@@ -163,7 +166,10 @@ pub(super) async fn use_version(
     ApiJson(body): ApiJson<VersionChoice>,
 ) -> JsonResult<AssistantView> {
     Ok(Json(
-        api.runs.use_version(path.assistant_id, body.version).await?.into(),
+        api.assistants
+            .use_version(path.assistant_id, body.version)
+            .await?
+            .into(),
     ))
 }
 
@@ -185,7 +191,7 @@ pub(super) async fn graph(
     };
     let graph_id = graph_of(&api, path.assistant).await?;
     let drawing = api
-        .runs
+        .assistants
         .drawing(&graph_id, levels)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(drawing.into()))
@@ -198,7 +204,7 @@ pub(super) async fn graph(
 pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
     let graph_id = graph_of(&api, path.assistant).await?;
     let schemas = api
-        .runs
+        .assistants
         .schemas(&graph_id)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(SchemasView::new(&graph_id, schemas)))
@@ -243,7 +249,7 @@ async fn subagents(
 ) -> JsonResult<Subgraphs> {
     let graph_id = graph_of(api, assistant).await?;
     let found = api
-        .runs
+        .assistants
         .subagents(&graph_id, namespace, recurse)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(

@@ -30,7 +30,7 @@ pub(super) async fn create(
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
-    let once = api.runs.create_cron(read_wish(body, None)?, key, made).await?;
+    let once = api.crons.create(read_wish(body, None)?, key, made).await?;
     idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
 
@@ -52,8 +52,8 @@ pub(super) async fn create_for_thread(
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api
-        .runs
-        .create_cron(read_wish(body, Some(path.thread_id))?, key, made)
+        .crons
+        .create(read_wish(body, Some(path.thread_id))?, key, made)
         .await?;
     idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
@@ -94,7 +94,7 @@ pub(super) async fn patch(
     for _ in 0..ATTEMPTS {
         let old = find(&api, path.cron_id).await?;
         let wish = read_patch(&old, &body)?;
-        outcome = api.runs.update_cron(old, wish).await;
+        outcome = api.crons.update(old, wish).await;
         if !matches!(outcome, Err(CronError::Stale)) {
             break;
         }
@@ -107,7 +107,7 @@ pub(super) async fn patch(
     responses((status = 204, description = "The cron is deleted"),
         (status = 404, description = "There is no such cron", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
-    let was_there = api.runs.delete_cron(path.cron_id).await?;
+    let was_there = api.crons.delete(path.cron_id).await?;
     if was_there {
         Ok(no_content())
     } else {

@@ -20,7 +20,7 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::{Runs, Store};
+use crate::runtime::{Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
 
 mod about;
 mod agents;
@@ -72,8 +72,20 @@ pub struct Api {
     pub db: Db,
     /// The logs of the threads.
     pub events: Events,
-    /// Whatever changes a run or a thread.
+    /// Runs.
     pub runs: Runs,
+    /// Crons.
+    pub crons: Crons,
+    /// Deliveries of webhooks.
+    pub deliveries: Deliveries,
+    /// Threads and their states.
+    pub threads: Threads,
+    /// Open questions, and the answers to them.
+    pub interrupts: Interrupts,
+    /// Assistants.
+    pub assistants: Assistants,
+    /// The definitions of agents.
+    pub definitions: Definitions,
     /// What is remembered beyond a thread.
     pub store: Store,
     /// The time.

@@ -203,7 +203,7 @@ pub(super) async fn update(
         checkpoint,
     };
     let thread = path.thread_id;
-    let once = api.runs.write_state(thread, write, key, written).await?;
+    let once = api.threads.write_state(thread, write, key, written).await?;
     idempotency::answer(once, |left| idempotency::shown(written(thread, left)))
 }
 

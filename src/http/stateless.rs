@@ -86,7 +86,7 @@ pub(super) async fn batch(
         wishes.push(wish);
     }
     let started = api.runs.start_all(wishes, key, shown_all).await;
-    let once = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
+    let once = started.map_err(|refused| ApiError::from(refused.error).of_item(refused.at))?;
     idempotency::answer(once, |runs| idempotency::shown(shown_all(&runs)))
 }
 

@@ -28,7 +28,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::CreatedThread;
+use crate::runtime::{CreateThreadError, CreatedThread};
 
 pub(super) mod stream;
 
@@ -43,10 +43,11 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
     let wish = body.into_wish()?;
-    match (api.runs.create_thread(wish, key, made).await?, if_exists) {
+    match (api.threads.create_thread(wish, key, made).await, if_exists) {
         (Ok(once), _) => idempotency::answer(once, |new| idempotency::shown(made(&new))),
-        (Err(id), IfExists::DoNothing) => Ok(Json(show(&api, id).await?).into_response()),
-        (Err(id), IfExists::Raise) => Err(ApiError::thread_exists(id)),
+        (Err(CreateThreadError::Exists(id)), IfExists::DoNothing) => Ok(Json(show(&api, id).await?).into_response()),
+        (Err(CreateThreadError::Exists(id)), IfExists::Raise) => Err(ApiError::thread_exists(id)),
+        (Err(CreateThreadError::Write(error)), _) => Err(error.into()),
     }
 }
 
@@ -112,14 +113,12 @@ pub(super) async fn patch(
             {
                 let mut all = found.metadata;
                 all.extend(metadata.clone());
-                if let Err(invalid) = domain::metadata::check(&all) {
-                    return Ok(Err(invalid));
-                }
+                domain::metadata::check(&all)?;
             }
-            threads::patch(tx, id, &metadata, ttl, now).await.map(Ok)
+            Ok::<_, ApiError>(threads::patch(tx, id, &metadata, ttl, now).await?)
         })
     });
-    patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let wants_little = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if wants_little {
         Ok(no_content())
@@ -133,7 +132,7 @@ pub(super) async fn patch(
     responses((status = 204, description = "The thread is deleted"),
         (status = 404, description = "There is no such thread", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
-    let was_there = api.runs.delete_thread(path.thread_id).await?;
+    let was_there = api.threads.delete_thread(path.thread_id).await?;
     if was_there {
         Ok(no_content())
     } else {
@@ -157,7 +156,7 @@ pub(super) async fn copy(
         return Err(ApiError::no_thread(from));
     }
     let once = api
-        .runs
+        .threads
         .copy_thread(from, key, made)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
@@ -171,7 +170,7 @@ pub(super) async fn copy(
 pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
     Ok(Json(ThreadsPruned {
-        pruned_count: api.runs.prune(threads, strategy).await?,
+        pruned_count: api.threads.prune(threads, strategy).await?,
     }))
 }
 

@@ -23,7 +23,7 @@ use crate::definition::AfterCrash;
 use crate::domain::backoff::spread;
 use crate::domain::foreign::{admit_answer, admit_update};
 use crate::domain::id::RunId;
-use crate::domain::interrupt::{Question, settled_elsewhere};
+use crate::domain::interrupt::{Question, answered_remotely};
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
 use crate::domain::run::{LEVELS, RunStatus};
@@ -224,7 +224,7 @@ impl RemoteTurn {
             let questions = self.state().await?.questions();
             let is_open = |question: &Question| questions.iter().any(|asked| is_asked(asked.id.as_deref(), question));
             let answers = self.scope.answers.iter();
-            let answers = answers.filter(|(question, answer)| *answer != settled_elsewhere() && is_open(question));
+            let answers = answers.filter(|(question, answer)| *answer != answered_remotely() && is_open(question));
             let answers: Vec<_> = answers.cloned().collect();
             if answers.is_empty() {
                 return newest.ok_or_else(|| self.failed("its run is not known there any more"));

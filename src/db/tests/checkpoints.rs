@@ -376,7 +376,7 @@ async fn many_checkpoints_are_stored_in_batches(db: Db) {
             let placed: Vec<NewCheckpoint<'_>> = (1..).zip(&entries).map(checkpoint).collect();
             assert_eq!(checkpoints::insert_all(tx, &placed).await?, 1);
             assert_eq!(checkpoints::insert_all(tx, &[]).await?, 0);
-            Ok(())
+            DbResult::Ok(())
         })
     })
     .await

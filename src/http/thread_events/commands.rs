@@ -135,7 +135,7 @@ impl CommandHandler<'_> {
         let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         check_graph(self.api, &wish.assistant).map_err(refused)?;
         let seq = self.applied().await?;
-        let once = self.api.runs.start_or_answer(wish, self.key.clone()).await;
+        let once = self.api.interrupts.start_or_answer(wish, self.key.clone()).await;
         let run = match once.map_err(|error| refused(error.into()))? {
             Once::First(run) => run.id,
             Once::Again(StoredResponse::Run { run, .. }) => run,
@@ -164,7 +164,7 @@ impl CommandHandler<'_> {
         };
         let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         let seq = self.applied().await?;
-        match self.api.runs.respond(thread, wish, &replies).await {
+        match self.api.interrupts.respond(thread, wish, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
             Err(RespondError::NoRun) => Err(none()),
             Err(RespondError::NoInterrupt(id)) => Err(Refusal::new(

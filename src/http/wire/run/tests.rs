@@ -77,7 +77,7 @@ fn configurable_and_context_mirror_each_other() {
 #[test]
 fn a_resume_is_kept_apart_until_it_is_checked() {
     let wish = good(json!({"assistant_id": "a", "input": {}, "command": {"resume": {"decisions": []}}}));
-    assert_eq!(wish.resume, Some(json!({"decisions": []})));
+    assert_eq!(wish.resume, Some(Resolution::Answered(json!({"decisions": []}))));
     assert_eq!(wish.request.input, None);
     assert_eq!(wish.request.command, Some(Command::default()));
 }

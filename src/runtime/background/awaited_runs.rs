@@ -1,4 +1,4 @@
-//! Work of other servers for which a subagent waits here: what is written down before it begins, and where it is done.
+//! Remote runs that a subagent of this server waits for.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use crate::definition::SubagentDefinition;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{AssignedAgent, Run};
 use crate::peer::{RemoteThread, delegate};
-use crate::runtime::Runs;
+use crate::runtime::BackgroundTasks;
 
-/// Writes down that a subagent is about to have its work done on the server at `url`, if it has.
-pub(in crate::runtime) async fn note_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
+/// Stores, before it begins, that the work of a subagent is done on the server at `url`, if there is one.
+pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
     let Some(url) = url else { return Ok(()) };
     // A subagent is described in the definition of the next agent above it that has one.
     let mut above: Option<Run> = None;
@@ -40,13 +40,13 @@ pub(in crate::runtime) async fn note_remote_run(tx: &mut Tx<'_>, run: &Run, url:
     db::remote_runs::insert(tx, &work).await
 }
 
-impl Runs {
-    /// Where the work is done, and by whom.
-    pub(in crate::runtime) async fn place_of(
+impl BackgroundTasks {
+    /// Returns the thread of a remote run and the definition of its agent.
+    pub(in crate::runtime) async fn remote_thread_of_run(
         &self,
         work: &RemoteRun,
     ) -> Result<(RemoteThread, SubagentDefinition), String> {
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         let now = registry.agents().of_graph(&work.graph_id).cloned();
         let named = |known: &Arc<RegisteredAgent>| known.remote_subagent(&work.agent, &work.url).is_some();
         let known = match (now.filter(named), &work.definition) {
@@ -56,7 +56,7 @@ impl Runs {
                 let graph_id = work.graph_id.clone();
                 let digest = digest.clone();
                 let read = self
-                    .0
+                    .core
                     .db
                     .read(move |tx| Box::pin(async move { registry.of_digest(tx, &graph_id, &digest).await }));
                 read.await.map_err(super::fault)?

@@ -1,10 +1,10 @@
-//! How a run begins: with new input, with answers, from an older checkpoint, or where a crash left it.
+//! Preparation of a run: with new input, with answers, from an older checkpoint, or where a crash left it.
 
 use std::sync::Arc;
 
-use super::desk::RunContext;
+use super::interrupts;
 use super::ledger::BudgetLedger;
-use super::{giving_up, resume};
+use super::run_context::RunContext;
 use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
@@ -17,31 +17,31 @@ use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::input::{read_input, read_update};
 use crate::domain::limits::{Limits, Usage};
 use crate::domain::machine::{Machine, Phase, Plan};
-use crate::domain::run::{Command, Resume, Run, RunRequest};
+use crate::domain::run::{Command, Run, RunRequest};
 use crate::domain::state::Update;
 use crate::tool::budget::{Budget, Meter, SharedBudget};
 
 /// A machine that is ready to be driven.
 pub(super) struct ReadyMachine {
     pub(super) machine: Machine,
-    /// What led up to it and is still to be stored.
+    /// The writes that led up to it and are still to be stored.
     pub(super) notes: Vec<PendingWrite>,
     /// The segment of history that its next checkpoint continues.
     pub(super) segment: Option<i64>,
     pub(super) plan: Plan,
-    /// Whether there is nothing to be driven: the request only wrote something down.
+    /// True when there is nothing to drive: the request only writes to the state.
     pub(super) only_notes: bool,
-    /// What it may still use.
+    /// The remaining budget.
     pub(super) budget: Budget,
 }
 
-/// Where a run finds its thread.
+/// The state of the thread at which a run begins.
 struct Found {
     machine: Machine,
     segment: Option<i64>,
-    /// Whether the newest checkpoint is this run's own: it was at work before.
+    /// True when the newest checkpoint is this run's own: it was at work before.
     own: bool,
-    /// Whether it begins at a checkpoint that is not the newest.
+    /// True when it begins at a checkpoint that is not the newest.
     forked: bool,
     max_seq: i64,
 }
@@ -50,19 +50,21 @@ struct Found {
 /// share a number with anything later.
 const GAP: i64 = 1 << 20;
 
-/// Loads the machine of a run, gives it what the request brings, and opens the log.
-pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
-    let run = &desk.run;
-    let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
+/// Loads the machine of a run, applies the request to it and opens the log.
+pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
+    let run = &run_context.run;
     if run.attempt > 1 || goes_on(&run.request) {
         let thread = run.thread;
         let id = run.id;
-        desk.db
-            .write(move |tx| Box::pin(giving_up::deliver(tx, thread, id)))
-            .await?;
+        let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
+        let deliver = run_context
+            .core
+            .db
+            .write(move |tx| Box::pin(async move { interrupts::deliver(tx, thread, id, answers.as_ref()).await }));
+        deliver.await?;
     }
-    let found = find(desk, run, answers).await?;
-    desk.log.open(next_seq(run, found.max_seq));
+    let found = find(run_context, run).await?;
+    run_context.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
     let Found {
@@ -72,7 +74,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
         forked,
         ..
     } = found;
-    let budget = budget(desk, known).await?;
+    let budget = budget(run_context, known).await?;
     let resumed = own || machine.head.is_some() && goes_on(&run.request);
     let mut notes = vec![PendingWrite::Fact(Fact::Started {
         base: machine.head,
@@ -98,7 +100,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
         // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
         let place = Destination::of(&command.goto, &plan).unwrap_or_default();
         if place.as_ref().is_some_and(|place| leaves(&machine, place)) {
-            abandon(desk, run, &machine).await?;
+            abandon(run_context, run, &machine).await?;
         }
         let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
         return Ok(ReadyMachine {
@@ -112,7 +114,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
     }
     match &run.request.input {
         Some(input) => {
-            abandon(desk, run, &machine).await?;
+            abandon(run_context, run, &machine).await?;
             // The shape was checked when the run was admitted.
             let input = crate::agent::identified(read_input(input).unwrap_or_default());
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
@@ -180,16 +182,16 @@ impl Spent {
 }
 
 /// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
-async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
-    let run = desk.run.id;
-    let thread = desk.run.thread;
-    let now = desk.clock.now();
+async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
+    let run = run_context.run.id;
+    let thread = run_context.run.thread;
+    let now = run_context.core.clock.now();
     let (again, resumes) = (
-        desk.run.attempt > 1,
-        desk.run.request.command.as_ref().is_some_and(Command::goes_on),
+        run_context.run.attempt > 1,
+        run_context.run.request.command.as_ref().is_some_and(Command::goes_on),
     );
     let (spent, (before, first)) = if again || resumes {
-        let read = desk.db.read(move |tx| {
+        let read = run_context.core.db.read(move |tx| {
             Box::pin(async move {
                 let spent = if again {
                     Spent::in_tree(tx, run).await?
@@ -210,19 +212,25 @@ async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> 
     };
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent.limits.clone();
-    limits.depth = limits.depth.into_iter().chain(desk.run.levels()).min();
+    limits.depth = limits.depth.into_iter().chain(run_context.run.levels()).min();
     // Whatever its definition says, no run is at work without end.
     let mut tree = limits.tree.take().unwrap_or_default();
     tree.wall_s = tree
         .wall_s
         .into_iter()
-        .chain([desk.longest.as_secs_f64()])
+        .chain([run_context.core.bounds.at_work.as_secs_f64()])
         .reduce(f64::min);
     limits.tree = Some(tree);
-    let ledger = BudgetLedger::open(desk, trees(desk, known, first), first, &spent.whole.plus(before.whole)).await?;
+    let ledger = BudgetLedger::open(
+        run_context,
+        trees(run_context, known, first),
+        first,
+        &spent.whole.plus(before.whole),
+    )
+    .await?;
     if let Some(ledger) = &ledger {
         // The first one stays: a run is opened once under a claim.
-        drop(desk.ledger.set(Arc::clone(ledger)));
+        drop(run_context.ledger.set(Arc::clone(ledger)));
     }
     let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
     Ok(Budget::of_member(
@@ -235,8 +243,8 @@ async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> 
 
 /// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
 /// begin background tasks. All runs take them in the same order.
-fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
-    let mut trees = desk
+fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
+    let mut trees = run_context
         .run
         .request
         .background
@@ -263,16 +271,17 @@ fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<Budget
 }
 
 /// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
-pub(super) async fn open_log(desk: &RunContext) -> DbResult<bool> {
-    if desk.log.is_open() {
+pub(super) async fn open_log(run_context: &RunContext) -> DbResult<bool> {
+    if run_context.log.is_open() {
         return Ok(false);
     }
-    let thread = desk.run.thread;
-    let max_seq = desk
+    let thread = run_context.run.thread;
+    let max_seq = run_context
+        .core
         .db
-        .read(move |tx| Box::pin(async move { db::checkpoints::max_seq(tx, thread).await }))
+        .read(move |tx| Box::pin(db::checkpoints::max_seq(tx, thread)))
         .await?;
-    desk.log.open(next_seq(&desk.run, max_seq));
+    run_context.log.open(next_seq(&run_context.run, max_seq));
     Ok(true)
 }
 
@@ -280,7 +289,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
     max_seq + if run.attempt > 1 { GAP } else { 1 }
 }
 
-/// Whether a request goes on with what is under way, rather than beginning something.
+/// Returns whether a request continues what is in progress rather than beginning anew.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
         Some(command) => command.goes_on(),
@@ -288,7 +297,7 @@ fn goes_on(request: &RunRequest) -> bool {
     }
 }
 
-/// Whether a run may ask somebody before it has stored a step of its own.
+/// Returns whether a run may raise an interrupt before it has stored a step of its own.
 fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
     match (&request.command, &request.input) {
         (Some(command), _) => command.update.is_none(),
@@ -297,7 +306,7 @@ fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
     }
 }
 
-/// Whether who goes to `place` leaves behind what is under way, rather than going on with it.
+/// Returns whether a jump to `place` abandons what is in progress.
 fn leaves(machine: &Machine, place: &Destination) -> bool {
     !matches!(
         (&machine.position.phase, place),
@@ -305,7 +314,7 @@ fn leaves(machine: &Machine, place: &Destination) -> bool {
     )
 }
 
-/// Does what a command says. True if nothing is to be driven after it.
+/// Applies a command. Returns true if nothing is to be driven after it.
 fn obey(
     command: &Command,
     place: Option<&Destination>,
@@ -335,17 +344,14 @@ fn obey(
     place.is_none() && !command.goes_on()
 }
 
-/// Reads where the thread stands, after delivering the answers that the run brings.
-async fn find(desk: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult<Found> {
+/// Reads the state of the thread at which the run begins.
+async fn find(run_context: &RunContext, run: &Run) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
-    if let Some(answers) = answers.filter(|answers| !answers.is_empty()) {
-        desk.db
-            .write(move |tx| Box::pin(async move { resume::deliver(tx, thread, id, &answers).await }))
-            .await?;
-    }
-    desk.db
+    run_context
+        .core
+        .db
         .read(move |tx| {
             Box::pin(async move {
                 let max_seq = db::checkpoints::max_seq(tx, thread).await?;
@@ -369,20 +375,17 @@ async fn find(desk: &RunContext, run: &Run, answers: Option<Resume>) -> DbResult
         .await
 }
 
-/// New input leaves what was under way behind: questions nobody will answer any more, children nobody waits for.
-async fn abandon(desk: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
+/// Drops what waits on the thread, if anything does: new input leaves it behind.
+async fn abandon(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }
     let thread = run.thread;
     let by = run.id;
-    let now = desk.clock.now();
-    desk.db
-        .write(move |tx| {
-            Box::pin(async move {
-                db::interrupts::abandon(tx, thread, None, by, now).await?;
-                db::runs::stop_children(tx, thread, by, now).await
-            })
-        })
+    let now = run_context.core.clock.now();
+    run_context
+        .core
+        .db
+        .write(move |tx| Box::pin(interrupts::drop_for_input(tx, thread, by, now)))
         .await
 }

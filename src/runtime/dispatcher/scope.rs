@@ -1,17 +1,17 @@
-//! What the main agent of a run may know and use.
+//! The scope of the main agent of a run.
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-use super::Worker;
+use super::Dispatcher;
 use crate::agent::assemble::RegisteredAgent;
 use crate::domain::run::Run;
-use crate::runtime::Runs;
+use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
 use crate::tool::{CallSlots, ProgressSink, Scope};
 
-impl Worker {
+impl Dispatcher {
     pub(super) fn scope(
         self: &Arc<Self>,
         run: &Run,
@@ -29,12 +29,12 @@ impl Worker {
             visibility: run.lineage.visibility,
             context: Arc::new(run.request.told().clone()),
             context_scoping: known.context_scoping,
-            clock: Arc::clone(&self.clock),
+            clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.clone()),
-            tasks: Arc::new(Runs::of(Arc::clone(self))),
+            tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
             task: None,
             step_limit: run.request.step_limit(),
-            sizes: self.sizes,
+            sizes: self.core.sizes,
             stop,
             budget,
             slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),

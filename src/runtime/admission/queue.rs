@@ -1,12 +1,13 @@
-//! How many runs may wait for their turn.
+//! The bounds of the queue of runs.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Runs, StartError};
+use super::Admission;
 use crate::db;
+use crate::runtime::StartError;
 
-/// How many runs may wait, and how long one may be at work.
+/// The bounds of runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunBounds {
     /// Runs that wait, of all processes on the database. It is counted from time to time and not for each run, so that a few
@@ -14,31 +15,31 @@ pub struct RunBounds {
     pub waiting: u64,
     /// Runs that wait on one thread.
     pub waiting_on_thread: u64,
-    /// How long a run and all below it may be at work; for how long it waits for humans does not count.
+    /// The longest time for which a run and all below it may be at work, without the time spent waiting for answers.
     pub at_work: Duration,
 }
 
-/// After which time it is counted again whether a full queue has room.
+/// The time after which a full queue is counted again.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Whether the queue has room, as far as it has been counted.
+/// The room in the queue, as far as it has been counted.
 #[derive(Debug)]
-pub(super) struct QueueRoom {
+pub(in crate::runtime) struct QueueRoom {
     most: u64,
     counted: Mutex<Counted>,
 }
 
 #[derive(Debug, Default)]
 struct Counted {
-    /// How many waited when it was counted last.
+    /// The number of queued runs at the last count.
     waiting: Option<u64>,
-    /// How many were admitted since. Some of them have begun meanwhile.
+    /// The number of runs admitted since. Some of them have begun meanwhile.
     since: u64,
     /// Until when it counts as full.
     full_until: Option<Instant>,
 }
 
-/// What is known without counting.
+/// The room that is known without counting.
 #[derive(Debug, PartialEq, Eq)]
 enum Room {
     Enough,
@@ -47,7 +48,7 @@ enum Room {
 }
 
 impl QueueRoom {
-    pub(super) fn new(most: u64) -> Self {
+    pub(in crate::runtime) fn new(most: u64) -> Self {
         Self {
             most,
             counted: Mutex::default(),
@@ -82,23 +83,20 @@ impl QueueRoom {
     }
 }
 
-impl Runs {
-    /// Takes the places of `wanted` runs in the queue.
+impl Admission {
+    /// Reserves room for `wanted` runs in the queue.
     ///
     /// # Errors
     /// [`StartError::QueueFull`] when there are not so many.
-    pub(super) async fn take_places(&self, wanted: usize) -> Result<(), StartError> {
-        let queue = &self.0.queue;
+    pub(in crate::runtime) async fn take_places(&self, wanted: usize) -> Result<(), StartError> {
+        let queue = &self.core.queue;
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
         match queue.take(wanted, Instant::now()) {
             Room::Enough => Ok(()),
             Room::None => Err(StartError::QueueFull(queue.most)),
             Room::Unknown => {
                 let most = i64::try_from(queue.most).unwrap_or(i64::MAX);
-                let read = self
-                    .0
-                    .db
-                    .read(move |tx| Box::pin(async move { db::runs::count_pending(tx, most).await }));
+                let read = self.core.db.read(move |tx| Box::pin(db::runs::count_pending(tx, most)));
                 match queue.recount(read.await?, wanted, Instant::now()) {
                     true => Ok(()),
                     false => Err(StartError::QueueFull(queue.most)),

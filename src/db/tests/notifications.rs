@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{open, postgres, write};
-use crate::db::rings::{Notification, ring};
+use crate::db::notifications::{Notification, notify};
 use crate::domain::id::{RunId, ThreadId};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -11,11 +11,11 @@ async fn notifications_reach_another_server_after_the_commit() {
     };
     let sender = open(&database.url).await;
     let receiver = open(&database.url).await;
-    let mut rings = receiver.rings();
+    let mut notifications = receiver.notifications();
     let undone = RunId::mint();
     let failed = sender.write(move |tx| {
         Box::pin(async move {
-            ring(tx, Notification::Cancel(undone)).await?;
+            notify(tx, Notification::Cancel(undone)).await?;
             Err::<(), _>(crate::db::DbError::Busy)
         })
     });
@@ -26,12 +26,12 @@ async fn notifications_reach_another_server_after_the_commit() {
         Notification::Queue,
     ] {
         // The receiver may not listen yet, so the notification is sent until it arrives.
-        while !matches!(tokio::time::timeout(Duration::from_millis(300), rings.recv()).await, Ok(Ok(received)) if received == sent)
+        while !matches!(tokio::time::timeout(Duration::from_millis(300), notifications.recv()).await, Ok(Ok(received)) if received == sent)
         {
-            write!(sender, |tx| ring(tx, sent));
+            write!(sender, |tx| notify(tx, sent));
         }
     }
-    while let Ok(received) = rings.try_recv() {
+    while let Ok(received) = notifications.try_recv() {
         assert_ne!(received, Notification::Cancel(undone));
     }
     sender.close().await;

@@ -1,6 +1,7 @@
 //! Writes into the state of a thread from outside the loop.
 
-use super::ahead::CheckedWrite;
+use super::admission::CheckedWrite;
+use super::interrupts;
 use super::registry::Registry;
 use super::{StateWriteError, Superstep};
 use crate::agent::Agent;
@@ -23,13 +24,13 @@ pub(super) async fn write(
     thread: ThreadId,
     write: CheckedWrite,
     (registry, now): (&Registry, Timestamp),
-) -> DbResult<Result<CheckpointId, StateWriteError>> {
+) -> Result<CheckpointId, StateWriteError> {
     let Some(found) = db::threads::lock(tx, thread).await? else {
-        return Ok(Err(StateWriteError::NoThread(thread)));
+        return Err(StateWriteError::NoThread(thread));
     };
     let in_flight = db::runs::ids_in_flight(tx, thread).await?;
     if !in_flight.is_empty() {
-        return Ok(Err(StateWriteError::InFlight(in_flight)));
+        return Err(StateWriteError::InFlight(in_flight));
     }
     let CheckedWrite {
         update,
@@ -41,29 +42,24 @@ pub(super) async fn write(
     let known = registry.of_thread(tx, &found).await?;
     if let Some(known) = &known
         && digest.as_ref() != Some(&known.digest)
-        && let Err(invalid) = known.agent.check_update(&update)
     {
-        return Ok(Err(invalid.into()));
+        known.agent.check_update(&update)?;
     }
     // Without an agent, the hooks of no agent.
     let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
-    let base = match base(tx, thread, checkpoint).await? {
-        Ok(base) => base,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
     let Base {
         mut machine,
         segment,
         last,
-    } = base;
+    } = base(tx, thread, checkpoint).await?;
     if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
         let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
-        return Ok(Err(Invalid::new("values", reason).into()));
+        return Err(Invalid::new("values", reason).into());
     }
     let is_named = as_node.is_some();
     let node = as_node.unwrap_or(last);
     if !knows(&plan, &node) {
-        return Ok(Err(StateWriteError::NoNode(node)));
+        return Err(StateWriteError::NoNode(node));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
     // Nobody is named and nobody was at work: then nobody goes on because of it.
@@ -84,7 +80,7 @@ pub(super) async fn write(
         at: now,
     };
     db::checkpoints::insert(tx, &placed).await?;
-    db::interrupts::drop_pending(tx, thread, None, now).await?;
+    interrupts::drop_for_update(tx, thread, now).await?;
     let done = machine.position.phase == Phase::Ended;
     let change = db::threads::ThreadChange {
         status: Some(if done {
@@ -97,10 +93,10 @@ pub(super) async fn write(
         ..Default::default()
     };
     db::threads::set(tx, thread, change, now).await?;
-    Ok(Ok(entry.id))
+    Ok(entry.id)
 }
 
-/// What a write is written onto.
+/// The checkpoint onto which a write goes.
 struct Base {
     machine: Machine,
     segment: Option<i64>,
@@ -108,16 +104,12 @@ struct Base {
     last: String,
 }
 
-async fn base(
-    tx: &mut Tx<'_>,
-    thread: ThreadId,
-    from: Option<CheckpointId>,
-) -> DbResult<Result<Base, StateWriteError>> {
+async fn base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> Result<Base, StateWriteError> {
     let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
     let fork = from.filter(|from| newest.as_ref().is_none_or(|head| head.id != *from));
     let (machine, segment) = match fork {
         Some(fork) if db::checkpoints::find_head(tx, thread, fork).await?.is_none() => {
-            return Ok(Err(StateWriteError::NoCheckpoint(fork)));
+            return Err(StateWriteError::NoCheckpoint(fork));
         }
         Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
         None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
@@ -128,7 +120,7 @@ async fn base(
             .unwrap_or_else(|| START.to_owned()),
         None => START.to_owned(),
     };
-    Ok(Ok(Base { machine, segment, last }))
+    Ok(Base { machine, segment, last })
 }
 
 fn knows(plan: &Plan, node: &str) -> bool {
@@ -150,7 +142,7 @@ fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
     is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
 }
 
-/// Whether all writes of a step are those of this node.
+/// Returns whether all writes of a step are those of this node.
 fn is_of(superstep: &Superstep, node: &str) -> bool {
     !superstep.updates.is_empty()
         && superstep
@@ -223,7 +215,7 @@ impl History {
         Ok(Self { steps, is_done })
     }
 
-    /// Whether there is nothing in it.
+    /// Returns whether it is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }

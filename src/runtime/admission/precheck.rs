@@ -8,9 +8,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::admission::{self, AdmissionDeps};
-use super::registry::Registry;
-use super::{AssistantRef, NewRun, Runs, StartError, StateWrite, StateWriteError, assistants};
+use super::start::{check, settings};
+use super::{Admission, Checked};
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::Digest;
@@ -21,63 +20,40 @@ use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::Update;
 use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
+use crate::runtime::registry::Registry;
+use crate::runtime::{AssistantRef, BatchError, NewRun, StartError, StateWrite, StateWriteError};
 
-/// From how many bytes on what a request brings is checked ahead. Less is checked in less than a millisecond.
+/// The size from which a request is checked in advance. Smaller ones take less than a millisecond.
 const LARGE: usize = 16 * 1024;
 
-/// What was checked ahead.
-pub(super) struct Checked {
-    /// Which of the requests that are admitted together.
-    number: usize,
-    /// By which definition.
-    digest: Digest,
-    context: Map<String, Value>,
-}
-
-impl AdmissionDeps {
-    /// Whether the input of a request was checked by this definition.
-    pub(super) fn has_checked(&self, number: usize, digest: &Digest) -> bool {
-        self.checked
-            .iter()
-            .any(|checked| checked.number == number && checked.digest == *digest)
-    }
-
-    /// Whether this is the context that was checked, by this definition.
-    pub(super) fn has_checked_context(&self, number: usize, digest: &Digest, context: &Map<String, Value>) -> bool {
-        let is_this = |checked: &Checked| checked.number == number && checked.digest == *digest;
-        self.checked
-            .iter()
-            .any(|checked| is_this(checked) && checked.context == *context)
-    }
-}
-
-impl Runs {
-    /// What runs are admitted with, after those parts of the requests were checked whose check takes long.
+impl Admission {
+    /// Makes the slow checks of requests.
     ///
     /// # Errors
-    /// What does not fit, with the number of its request.
-    pub(super) async fn checked_ahead(&self, wishes: &Arc<Vec<NewRun>>) -> Result<AdmissionDeps, (usize, StartError)> {
-        let mut house = self.0.house();
-        for number in (0..wishes.len()).filter(|number| self.may_take_long(&wishes[*number])) {
-            let all = Arc::clone(wishes);
-            let registry = Arc::clone(&self.0.registry);
-            let now = self.0.clock.now();
+    /// Returns the refusal, with the position of its request.
+    pub(in crate::runtime) async fn precheck(&self, new_runs: &Arc<Vec<NewRun>>) -> Result<Vec<Checked>, BatchError> {
+        let mut all_checked = vec![];
+        for number in (0..new_runs.len()).filter(|number| self.may_take_long(&new_runs[*number])) {
+            let all = Arc::clone(new_runs);
+            let registry = Arc::clone(&self.core.registry);
+            let now = self.core.clock.now();
             let found = self
-                .0
+                .core
                 .db
-                .read(move |tx| Box::pin(async move { who_checks(tx, &all[number], &registry, now).await }));
+                .read(move |tx| Box::pin(async move { resolve_agent(tx, &all[number], &registry, now).await }));
+            let refused = |error| BatchError { at: number, error };
             // Whoever is not found is missed again when the run is admitted.
-            let Some((known, context)) = found.await.map_err(|error| (number, error.into()))? else {
+            let Some((known, context)) = found.await.map_err(|error| refused(error.into()))? else {
                 continue;
             };
-            if !is_large(&wishes[number]) && size_of(&context) <= LARGE {
+            if !is_large(&new_runs[number]) && size_of(&context) <= LARGE {
                 continue;
             }
             let digest = known.digest.clone();
-            let all = Arc::clone(wishes);
-            let sizes = self.0.sizes;
+            let all = Arc::clone(new_runs);
+            let sizes = self.core.sizes;
             let checking = tokio::task::spawn_blocking(move || -> Result<Map<String, Value>, Invalid> {
-                admission::check(&all[number], &known.agent, sizes)?;
+                check(&all[number], &known.agent, sizes)?;
                 if let Some(schema) = known.agent.context() {
                     schema.check(&context)?;
                 }
@@ -85,40 +61,40 @@ impl Runs {
             });
             // A check that broke off is made again in the write.
             let Ok(checked) = checking.await else { continue };
-            let context = checked.map_err(|invalid| (number, invalid.into()))?;
-            house.checked.push(Checked {
+            let context = checked.map_err(|invalid| refused(invalid.into()))?;
+            all_checked.push(Checked {
                 number,
                 digest,
                 context,
             });
         }
-        Ok(house)
+        Ok(all_checked)
     }
 
-    /// Whether the check of a request may take long: it brings much, or the assistant may have much stored that is checked
+    /// Returns whether the check of a request may be slow: it is large, or the assistant may have a large context that is checked
     /// with each of its runs.
-    fn may_take_long(&self, wish: &NewRun) -> bool {
-        let agents = self.0.registry.agents();
+    fn may_take_long(&self, new_run: &NewRun) -> bool {
+        let agents = self.core.registry.agents();
         let has_schema = |known: &Arc<RegisteredAgent>| known.agent.context().is_some();
-        let is_checked = match &wish.assistant {
+        let is_checked = match &new_run.assistant {
             AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_schema),
             // Which agent it has is not known without a look at it.
             AssistantRef::Id(_) => agents.all().any(has_schema),
         };
-        is_checked || is_large(wish)
+        is_checked || is_large(new_run)
     }
 
     /// Reads and checks a write into the state of a thread, off the threads that serve everybody.
     ///
     /// # Errors
-    /// What does not fit, and that there is no such thread.
-    pub(super) async fn checked_write(
+    /// Returns the refusal of the write.
+    pub(in crate::runtime) async fn precheck_write(
         &self,
         thread: ThreadId,
         write: StateWrite,
     ) -> Result<CheckedWrite, StateWriteError> {
-        let registry = Arc::clone(&self.0.registry);
-        let found = self.0.db.read(move |tx| {
+        let registry = Arc::clone(&self.core.registry);
+        let found = self.core.db.read(move |tx| {
             Box::pin(async move {
                 match db::threads::find(tx, thread).await? {
                     Some(found) => registry.of_thread(tx, &found).await.map(Some),
@@ -127,7 +103,7 @@ impl Runs {
             })
         });
         let known = found.await?.ok_or(StateWriteError::NoThread(thread))?;
-        let sizes = self.0.sizes;
+        let sizes = self.core.sizes;
         let checking = db::off_thread(move |_| -> Result<CheckedWrite, Invalid> {
             let StateWrite {
                 values,
@@ -153,46 +129,48 @@ impl Runs {
 }
 
 /// A write into the state of a thread that was read and checked before the transaction that makes it.
-pub(super) struct CheckedWrite {
-    pub(super) update: Update,
-    pub(super) as_node: Option<String>,
-    pub(super) checkpoint: Option<CheckpointId>,
+pub(in crate::runtime) struct CheckedWrite {
+    pub(in crate::runtime) update: Update,
+    pub(in crate::runtime) as_node: Option<String>,
+    pub(in crate::runtime) checkpoint: Option<CheckpointId>,
     /// By which definition it was checked; none if the thread has no agent.
-    pub(super) digest: Option<Digest>,
-    pub(super) sizes: SizeLimits,
+    pub(in crate::runtime) digest: Option<Digest>,
+    pub(in crate::runtime) sizes: SizeLimits,
 }
 
-/// Whether a request brings so much that checking it may take long.
-fn is_large(wish: &NewRun) -> bool {
-    let update = wish
+/// Returns whether a request is so large that its check may be slow.
+fn is_large(new_run: &NewRun) -> bool {
+    let update = new_run
         .request
         .command
         .as_ref()
         .and_then(|command| command.update.as_ref());
-    let brought: usize = wish.request.input.iter().chain(update).map(size::of_value).sum();
-    brought + size_of(&wish.request.context) > LARGE
+    let brought: usize = new_run.request.input.iter().chain(update).map(size::of_value).sum();
+    brought + size_of(&new_run.request.context) > LARGE
 }
 
 fn size_of(context: &Map<String, Value>) -> usize {
     context.values().map(size::of_value).sum()
 }
 
-/// The agent that would run, and the context that it would have.
-async fn who_checks(
+/// Returns the agent that would run, and the context that it would have.
+async fn resolve_agent(
     tx: &mut Tx<'_>,
-    wish: &NewRun,
+    new_run: &NewRun,
     registry: &Registry,
     now: Timestamp,
 ) -> DbResult<Option<(Arc<RegisteredAgent>, Map<String, Value>)>> {
-    let Ok(mut cast) = assistants::cast(tx, &registry.agents(), &wish.assistant).await? else {
-        return Ok(None);
+    let mut resolved = match registry.resolve(tx, &new_run.assistant).await {
+        Ok(resolved) => resolved,
+        Err(StartError::Fault(error)) => return Err(error),
+        Err(_) => return Ok(None),
     };
-    cast.known = registry.bound(tx, wish, cast.known).await?;
-    let thread = match wish.target.thread() {
+    resolved.known = registry.bound(tx, new_run, resolved.known).await?;
+    let thread = match new_run.target.thread() {
         Some(thread) => db::threads::find(tx, thread).await?,
         None => None,
     };
     let thread = thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Map::new(), now));
-    let settings = admission::settings(wish, &cast, &thread);
-    Ok(Some((cast.known, settings.context)))
+    let settings = settings(new_run, &resolved, &thread);
+    Ok(Some((resolved.known, settings.context)))
 }

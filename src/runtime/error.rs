@@ -1,11 +1,11 @@
-//! Why something that was asked for was not done: one enum for each operation.
+//! The errors of the runtime, one enum for each operation.
 
 use crate::db;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
 use crate::model::ModelError;
 
-/// Why a run was not started.
+/// The refusal to start a run.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// There is no such thread.
@@ -28,10 +28,10 @@ pub enum StartError {
     /// The thread is busy and the strategy is to refuse.
     #[error("the thread is busy")]
     Busy,
-    /// As many runs wait as may, on all threads together.
+    /// The queue of all threads together is full.
     #[error("{0} runs wait for their turn, and more are not taken")]
     QueueFull(u64),
-    /// As many runs wait on the thread as may.
+    /// The queue of the thread is full.
     #[error("{0} runs wait for their turn on this thread, and more are not taken")]
     ThreadFull(u64),
     /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
@@ -54,16 +54,35 @@ pub enum StartError {
     Fault(#[from] db::DbError),
 }
 
-/// Why a run was not cancelled.
+/// The refusal of a batch: that of the first request that was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("request {at}: {error}")]
+pub struct BatchError {
+    /// The position of the request, counted from 0.
+    pub at: usize,
+    /// The refusal.
+    pub error: StartError,
+}
+
+impl From<db::DbError> for BatchError {
+    fn from(error: db::DbError) -> Self {
+        Self {
+            at: 0,
+            error: error.into(),
+        }
+    }
+}
+
+/// The refusal to cancel a run.
 #[derive(Debug, thiserror::Error)]
 pub enum CancelError {
     /// There is no such run.
     #[error("there is no such run")]
     NoRun,
-    /// It is over already.
+    /// The run is over.
     #[error("the run is over")]
     Over,
-    /// It is a subagent's: its work is part of its caller's and cannot be undone by itself.
+    /// The run of a subagent is part of its caller's work and cannot be undone by itself.
     #[error("the work of a subagent cannot be undone by itself")]
     NoUndo,
     /// The server failed.
@@ -71,7 +90,7 @@ pub enum CancelError {
     Fault(#[from] db::DbError),
 }
 
-/// Why a question was not resolved.
+/// The refusal of an answer to an interrupt.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// There is no such question.
@@ -80,7 +99,7 @@ pub enum ResolveError {
     /// The assistant that asked was deleted, or its definition is not configured any more.
     #[error("the agent that asked is gone")]
     NoAgent,
-    /// It was answered otherwise, dropped, or has expired.
+    /// The interrupt was answered otherwise, dropped, or has expired.
     #[error("the interrupt is {0}")]
     Stale(&'static str),
     /// The answer is not one of those that were asked for.
@@ -97,7 +116,7 @@ pub enum ResolveError {
     Fault(#[from] db::DbError),
 }
 
-/// Why a state was not written.
+/// The refusal to write into a state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateWriteError {
     /// There is no such thread.
@@ -120,7 +139,24 @@ pub enum StateWriteError {
     Fault(#[from] db::DbError),
 }
 
-/// Why a cron was not made or changed.
+/// The refusal to create a thread.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateThreadError {
+    /// There is one of this id; it stays as it is.
+    #[error("there is a thread {0}")]
+    Exists(ThreadId),
+    /// The history with which it was to begin cannot be written, or the server failed.
+    #[error(transparent)]
+    Write(#[from] StateWriteError),
+}
+
+impl From<db::DbError> for CreateThreadError {
+    fn from(error: db::DbError) -> Self {
+        Self::Write(error.into())
+    }
+}
+
+/// The refusal to create or change a cron.
 #[derive(Debug, thiserror::Error)]
 pub enum CronError {
     /// There is no such cron.
@@ -129,10 +165,10 @@ pub enum CronError {
     /// There is no such thread.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
-    /// Somebody else has changed it meanwhile.
+    /// Another client has changed the cron meanwhile.
     #[error("the cron was changed by somebody else")]
     Stale,
-    /// Something in the wish cannot be accepted.
+    /// A part of the request cannot be accepted.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// Its runs could never be started.
@@ -155,7 +191,7 @@ impl CronError {
     }
 }
 
-/// Why a server did not begin.
+/// The reason for which a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// This agent of a file cannot be assembled.
@@ -166,7 +202,7 @@ pub enum OpenError {
     Fault(#[from] db::DbError),
 }
 
-/// Why an assistant was not made, changed or deleted.
+/// The refusal to create, change or delete an assistant.
 #[derive(Debug, thiserror::Error)]
 pub enum AssistantError {
     /// There is no such assistant.

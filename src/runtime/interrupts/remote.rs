@@ -1,57 +1,64 @@
-//! Questions of tasks on other servers: shown here as they were seen, and answered from here.
+//! Interrupts of agents on other servers.
+//!
+//! Those of background tasks are listed here as the last poll found them, and answered through the other server. For those of
+//! awaited subagents, `jobs/watch_interrupt.rs` polls whether they are still open there. If not, a run continues with the
+//! subagent; the interrupt gets a placeholder as its answer, and the call reads the result from the other server.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::MODES;
-use super::remote::unavailable;
+use super::{Interrupts, Resolution, continue_thread, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
-use crate::db::{self, DbResult};
+use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::background::{Answered, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
-use crate::domain::interrupt::{Interrupt, InterruptSource};
+use crate::domain::interrupt::{Interrupt, InterruptSource, answered_remotely};
 use crate::domain::machine::MODEL;
+use crate::domain::run::{Resume, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::{NotBegun, PeerError, RunOrder, passed_on, resume};
-use crate::runtime::{ResolveError, Runs};
+use crate::peer::{NotBegun, PeerError, RunOrder, is_asked, passed_on, resume};
+use crate::runtime::ResolveError;
+use crate::runtime::admission::{AdmissionContext, Admitted};
+use crate::runtime::background::MODES;
+use crate::runtime::background::remote::unavailable;
 
-/// How long it is tried to take an answer to another server, while somebody waits for it.
+/// The longest time for which an answer is sent to another server, while a client waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Runs {
-    /// The questions of the task on another server whose thread this is, in the order in which they were asked. None if it
-    /// is none.
+impl Interrupts {
+    /// Returns the interrupts of the remote task with this thread, in the order in which they were raised, or none if there
+    /// is no such task.
     ///
     /// # Errors
-    /// When the database fails.
-    pub async fn asked_by_remote(&self, task: ThreadId) -> DbResult<Option<Vec<InterruptRecord>>> {
-        Ok(self.remote_task(task).await?.map(|record| asked(&record)))
+    /// Returns an error when the database fails.
+    pub async fn of_remote_task(&self, task: ThreadId) -> DbResult<Option<Vec<InterruptRecord>>> {
+        Ok(self.remote_task(task).await?.map(|record| interrupts_of(&record)))
     }
 
-    /// The questions that tasks on other servers wait with, those of up to `tasks` tasks.
+    /// Returns the open interrupts of up to `tasks` remote tasks.
     ///
     /// # Errors
-    /// When the database fails.
-    pub async fn pending_elsewhere(&self, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
+    /// Returns an error when the database fails.
+    pub async fn pending_of_remote_tasks(&self, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
         let read = self
-            .0
+            .core
             .db
             .read(move |tx| Box::pin(db::background::remote::waiting(tx, tasks)));
-        let all = read.await?.iter().flat_map(asked).collect::<Vec<_>>();
+        let all = read.await?.iter().flat_map(interrupts_of).collect::<Vec<_>>();
         Ok(all
             .into_iter()
             .filter(|asked| asked.status == InterruptState::Pending)
             .collect())
     }
 
-    /// The task on another server whose thread this is; none, too, if what is stored of it cannot be read.
+    /// Returns the remote task with this thread, unless its record cannot be read.
     async fn remote_task(&self, task: ThreadId) -> DbResult<Option<TaskRecord>> {
         let read = self
-            .0
+            .core
             .db
             .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
         Ok(db::unless_corrupt(read.await)?
@@ -59,16 +66,16 @@ impl Runs {
             .filter(|record| record.url.is_some()))
     }
 
-    /// Takes the answer to a question to the server that asks it; returns the run that goes on with it there. The same
-    /// answer again gives the same run.
-    pub(in crate::runtime) async fn resolve_elsewhere(
+    /// Sends an answer to the server that raised the interrupt. Returns the run that continues there; the same answer again
+    /// returns the same run.
+    pub(super) async fn resolve_remotely(
         &self,
         task: ThreadId,
         interrupt: &InterruptId,
         answer: Value,
     ) -> Result<RunId, ResolveError> {
         let record = self.remote_task(task).await?.ok_or(ResolveError::NoInterrupt)?;
-        let all = asked(&record);
+        let all = interrupts_of(&record);
         let found = all
             .iter()
             .rfind(|asked| asked.interrupt.id == *interrupt)
@@ -79,9 +86,13 @@ impl Runs {
             (status, _) => return Err(ResolveError::Stale(status.word())),
         }
         found.interrupt.question.check(&answer)?;
-        let (place, agent) = self.workplace(&record).await.map_err(ResolveError::Elsewhere)?;
+        let (place, agent) = self
+            .tasks
+            .remote_thread_of_task(&record)
+            .await
+            .map_err(ResolveError::Elsewhere)?;
         let lost = |error: &PeerError| ResolveError::Elsewhere(unavailable(&record, &place, error));
-        // Whoever answers twice comes to the same run, also if this server dies in between.
+        // A repeated answer leads to the same run, even if this server dies in between.
         let question = format!("{}-{}-", record.task, interrupt.0);
         let key = format!(
             "{question}{}",
@@ -122,7 +133,7 @@ impl Runs {
                 PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;
-        let at = self.0.clock.now();
+        let at = self.core.clock.now();
         let resumed_by = run.run_id.to_string();
         let question = record
             .remote
@@ -143,13 +154,13 @@ impl Runs {
             asked_at: found.created_at,
             at,
         };
-        let noted = self.note(&record, record.remote.answered(answered)).await;
+        let noted = self.tasks.note(&record, record.remote.answered(answered)).await;
         noted.map_err(ResolveError::Elsewhere)?;
         Ok(RunId(run.run_id))
     }
 }
 
-/// The ids of the questions that a task waits with; very old servers give none.
+/// Returns the ids of the open interrupts of a task. Very old servers give none.
 fn ids(record: &TaskRecord) -> Vec<InterruptId> {
     let asked = record.remote.seen.iter().flat_map(|seen| &seen.interrupts).enumerate();
     asked.map(|(at, asked)| id_of(asked, record, at)).collect()
@@ -164,11 +175,11 @@ fn id_of(asked: &Value, record: &TaskRecord, at: usize) -> InterruptId {
     InterruptId(asked["id"].as_str().map_or_else(made, str::to_owned))
 }
 
-/// The questions of a task: those that were answered here, and those that it waits with.
-fn asked(record: &TaskRecord) -> Vec<InterruptRecord> {
+/// Returns the interrupts of a task: those that were answered through this server, and the open ones.
+fn interrupts_of(record: &TaskRecord) -> Vec<InterruptRecord> {
     let Some(seen) = &record.remote.seen else { return vec![] };
     let answered = seen.answered.iter().filter_map(|answered| {
-        let asked = one(record, &answered.question, (&answered.asked_by, answered.asked_at), 0)?;
+        let asked = open_interrupt(record, &answered.question, (&answered.asked_by, answered.asked_at), 0)?;
         Some(InterruptRecord {
             status: InterruptState::Resolved,
             resolution: Some(answered.answer.clone()),
@@ -186,12 +197,18 @@ fn asked(record: &TaskRecord) -> Vec<InterruptRecord> {
     } = seen;
     let is_open = *status == TaskStatus::Waiting && !record.remote.unwanted;
     let open = interrupts.iter().filter(|_| is_open).enumerate();
-    let open = open.filter_map(|(at, asked)| one(record, asked, (run, since.unwrap_or(record.created_at)), at));
+    let open =
+        open.filter_map(|(at, asked)| open_interrupt(record, asked, (run, since.unwrap_or(record.created_at)), at));
     answered.chain(open).collect()
 }
 
-/// A question that waits.
-fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: usize) -> Option<InterruptRecord> {
+/// Returns an open interrupt.
+fn open_interrupt(
+    record: &TaskRecord,
+    asked: &Value,
+    (run, since): (&str, Timestamp),
+    at: usize,
+) -> Option<InterruptRecord> {
     let id = id_of(asked, record, at);
     let question = passed_on(serde_json::from_value(asked.clone()).ok()?);
     let task = TaskId(record.task.0);
@@ -217,4 +234,69 @@ fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: 
         created_at: since,
         resolved_at: None,
     })
+}
+
+/// Returns the open interrupts of a subagent.
+pub(in crate::runtime) async fn pending_of_subagent(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<InterruptRecord>> {
+    let Some(run) = db::runs::get_by_id(tx, child).await? else {
+        return Ok(vec![]);
+    };
+    let mut open = pending(tx, run.thread).await?;
+    open.retain(|record| record.lane == Lane::Child(child));
+    Ok(open)
+}
+
+/// Returns whether one of these interrupts is not open any more on the server where it was raised.
+pub(in crate::runtime) fn is_answered_remotely(open: &[InterruptRecord], seen: Option<&TaskSnapshot>) -> bool {
+    let Some(seen) = seen.filter(|seen| seen.status == TaskStatus::Waiting) else {
+        return true;
+    };
+    let is_open = |record: &InterruptRecord| {
+        let question = &record.interrupt.question;
+        seen.interrupts
+            .iter()
+            .any(|there| is_asked(there["id"].as_str(), question))
+    };
+    !open.iter().all(is_open)
+}
+
+/// Starts a run that continues with a subagent whose interrupts were answered on its server. Returns none if they were
+/// answered here meanwhile, a run is at work on the thread, or no run could be started; then the next poll tries again.
+pub(in crate::runtime) async fn resume_answered_remotely(
+    tx: &mut Tx<'_>,
+    open: &[InterruptRecord],
+    child: RunId,
+    context: &AdmissionContext,
+) -> DbResult<Option<Admitted>> {
+    let Some(thread) = open.first().map(|record| record.thread) else {
+        return Ok(None);
+    };
+    db::threads::lock(tx, thread).await?;
+    let newest = db::runs::newest(tx, thread).await?;
+    let Some(newest) = newest.filter(|run| run.status == RunStatus::Success) else {
+        return Ok(None);
+    };
+    let ids = |all: &[InterruptRecord]| -> Vec<InterruptId> {
+        all.iter().map(|record| record.interrupt.id.clone()).collect()
+    };
+    if ids(&pending_of_subagent(tx, child).await?) != ids(open) {
+        return Ok(None);
+    }
+    continue_thread(
+        tx,
+        thread,
+        newest.assistant,
+        Resolution::AnsweredRemotely(child),
+        context,
+    )
+    .await
+}
+
+/// Returns a placeholder as the answer to each open interrupt of a subagent. It is not checked against the question.
+pub(super) async fn placeholders(tx: &mut Tx<'_>, child: RunId) -> DbResult<Resume> {
+    let open = pending_of_subagent(tx, child).await?;
+    Ok(open
+        .into_iter()
+        .map(|record| (record.interrupt.id, answered_remotely()))
+        .collect())
 }

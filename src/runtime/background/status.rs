@@ -1,4 +1,4 @@
-//! How a task on this server stands: what the newest run on its thread came to.
+//! The status of a task on this server: that of the newest run on its thread.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 
-/// How a task on this server stands, without what came of it.
+/// The status of a task on this server, without its result.
 struct Standing {
     /// The newest run on its thread; none if that is gone.
     run: Option<Run>,
@@ -18,11 +18,11 @@ struct Standing {
     asked: Vec<InterruptRecord>,
 }
 
-/// How a task stands as far as it is known on this server, without what came of it: its newest run, and its status.
+/// Returns the newest run of a task and its status, as far as they are known on this server.
 ///
 /// # Errors
-/// When the database fails.
-pub async fn known_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<RunId>, TaskStatus)> {
+/// Returns an error when the database fails.
+pub async fn known_status(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<RunId>, TaskStatus)> {
     match (&record.url, &record.remote.seen) {
         (None, _) => standing(tx, record.task)
             .await
@@ -32,7 +32,7 @@ pub async fn known_of(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<
     }
 }
 
-/// How the task on this thread stands, without what came of it.
+/// Returns the status of the task on this thread, without its result.
 async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
     let Some(run) = db::runs::newest(tx, thread).await? else {
         return Ok(Standing {
@@ -56,7 +56,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
     })
 }
 
-/// How the task on this thread stands.
+/// Returns the state of the task on this thread with its result.
 pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskSnapshot> {
     let Standing { run, status, asked } = standing(tx, thread).await?;
     let Some(run) = run else {

@@ -20,7 +20,7 @@ use crate::domain::id::{RunId, ThreadId};
 /// The name of the channel in the database.
 const CHANNEL: &str = "adjutant";
 /// The number of notifications buffered for a slow receiver; beyond it, the receiver loses the oldest.
-pub(super) const UNHEARD: usize = 1024;
+pub(super) const CAPACITY: usize = 1024;
 /// The delay before reconnecting after the connection broke.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 /// The time without notifications after which the connection is checked.
@@ -60,25 +60,29 @@ impl Notification {
 }
 
 /// Sends a notification when the transaction commits; not if it is rolled back.
-pub async fn ring(tx: &mut Tx<'_>, ring: Notification) -> DbResult<()> {
+pub async fn notify(tx: &mut Tx<'_>, notify: Notification) -> DbResult<()> {
     const SQL: &str = "select pg_notify($1, $2)";
     match &mut tx.conn {
         Conn::Sqlite(_) => {}
         Conn::Postgres(conn) => {
-            query(SQL).bind(CHANNEL).bind(ring.text()).execute(&mut **conn).await?;
+            query(SQL)
+                .bind(CHANNEL)
+                .bind(notify.text())
+                .execute(&mut **conn)
+                .await?;
         }
     }
     Ok(())
 }
 
-/// Listens until the database is `closing`, and forwards notifications to `rings`.
+/// Listens until the database is `closing`, and forwards notifications to `notifications`.
 pub(super) fn listen(
     pool: PgPool,
-    rings: broadcast::Sender<Notification>,
+    notifications: broadcast::Sender<Notification>,
     closing: CancellationToken,
 ) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        while let Some(ended) = closing.run_until_cancelled(forward(&pool, &rings)).await {
+        while let Some(ended) = closing.run_until_cancelled(forward(&pool, &notifications)).await {
             if let Err(error) = ended {
                 tracing::warn!(%error, "LISTEN failed: no notifications from other servers until the next attempt");
             }
@@ -88,7 +92,7 @@ pub(super) fn listen(
 }
 
 /// Forwards notifications until the connection breaks.
-async fn forward(pool: &PgPool, rings: &broadcast::Sender<Notification>) -> Result<(), sqlx::Error> {
+async fn forward(pool: &PgPool, notifications: &broadcast::Sender<Notification>) -> Result<(), sqlx::Error> {
     // A pool of its own: a dropped listener sends `UNLISTEN` without a timeout, and would occupy a shared connection
     // meanwhile.
     let own = PgPoolOptions::new()
@@ -101,7 +105,7 @@ async fn forward(pool: &PgPool, rings: &broadcast::Sender<Notification>) -> Resu
     // A reconnect must not go unnoticed: notifications may have been missed.
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
-    let _ = rings.send(Notification::Queue);
+    let _ = notifications.send(Notification::Queue);
     loop {
         let Ok(received) = timeout(CHECK_INTERVAL, listener.try_recv()).await else {
             // A second `LISTEN` changes nothing, but the database must answer it.
@@ -110,9 +114,9 @@ async fn forward(pool: &PgPool, rings: &broadcast::Sender<Notification>) -> Resu
             continue;
         };
         let Some(notification) = received? else { return Ok(()) };
-        if let Some(ring) = Notification::parse(notification.payload()) {
+        if let Some(notify) = Notification::parse(notification.payload()) {
             // An error only means that there is no receiver yet.
-            let _ = rings.send(ring);
+            let _ = notifications.send(notify);
         }
     }
 }
