@@ -467,6 +467,35 @@ fn every_link_leads_to_a_document_and_a_heading() {
 }
 
 #[test]
+fn every_test_that_a_promise_names_exists() {
+    let mut files = vec![];
+    for folder in ["src", "tests"] {
+        super::layers::collect(&root().join(folder), &mut files);
+    }
+    let source: String = files
+        .iter()
+        .map(|file| fs::read_to_string(file).expect("text"))
+        .collect();
+    let document = Document::read("docs/security.md");
+    let rows = document.text.lines().filter(|line| line.starts_with('|'));
+    let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let named: Vec<&str> = cells
+        .flat_map(|cell| cell.split(|letter| !is_part(letter)))
+        .filter(|word| word.matches('_').count() > 2)
+        .collect();
+    assert!(named.len() > 50, "{named:?}");
+    let missing: Vec<&&str> = named
+        .iter()
+        .filter(|name| !source.contains(&format!("fn {name}(")))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/security.md names tests that do not exist: {missing:#?}"
+    );
+}
+
+#[test]
 fn every_page_is_in_the_table_of_contents_once() {
     let contents = Document::read("docs/SUMMARY.md").links();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();

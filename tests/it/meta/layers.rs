@@ -79,7 +79,8 @@ pub(super) fn sources() -> Vec<Source> {
     files.iter().map(source).collect()
 }
 
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+/// Adds all Rust files below a folder.
+pub(super) fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder can be read") {
         let path = entry.expect("the entry can be read").path();
         if path.is_dir() {
