@@ -58,7 +58,7 @@ impl<'a> AnswerStream<'a> {
             Chunk::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
             Chunk::Call { index, id, name, args } => Chunk::Call {
                 index,
-                id: self.ids.of_piece(index, id.map(without_nul)),
+                id: self.ids.chunk_id(index, id.map(without_nul)),
                 name: name.map(without_nul),
                 args: without_nul(args),
             },
@@ -76,7 +76,7 @@ impl<'a> AnswerStream<'a> {
             Chunk::Begin | Chunk::End { .. } | Chunk::Void => {}
         }
         let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
-        self.journal.say(Delta {
+        self.journal.publish(Delta {
             answer: Arc::clone(&self.head),
             ordinal,
             chunk,
@@ -160,7 +160,7 @@ impl<'a> AnswerStream<'a> {
             ..
         } = self;
         if failed {
-            journal.say(Delta {
+            journal.publish(Delta {
                 answer: first,
                 ordinal: u32::MAX,
                 chunk: Chunk::Void,

@@ -18,7 +18,7 @@ pub(super) struct CallIdAllocator {
 
 impl CallIdAllocator {
     /// The id of call `index`, of which a piece came under `id`.
-    pub(super) fn of_piece(&mut self, index: usize, id: Option<String>) -> Option<String> {
+    pub(super) fn chunk_id(&mut self, index: usize, id: Option<String>) -> Option<String> {
         let id = id?;
         if let Some(known) = self.by_index.get(&index) {
             return Some(known.clone());
@@ -78,11 +78,11 @@ mod tests {
         let mut ids = CallIdAllocator::default();
         let pieces: Vec<_> = (0..)
             .zip(given)
-            .filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned())))
+            .filter_map(|(at, id)| ids.chunk_id(at, Some(id.to_owned())))
             .collect();
         assert_eq!(pieces, expected);
-        assert_eq!(ids.of_piece(2, Some("a".to_owned())), Some("a-2".to_owned()));
-        assert_eq!(ids.of_piece(2, None), None);
+        assert_eq!(ids.chunk_id(2, Some("a".to_owned())), Some("a-2".to_owned()));
+        assert_eq!(ids.chunk_id(2, None), None);
         let mut message = Message::ai("");
         let calls = given.map(|id| ToolCall::new(id, "t", Map::new())).to_vec();
         message.role = Role::Ai {

@@ -62,13 +62,13 @@ impl Loop<'_> {
         notes: &mut PendingWrites,
         ready: &[usize],
     ) -> Result<(), StepError> {
-        self.growth.step_begins();
+        self.state_size.begin_step();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
         let mut jobs = vec![];
         let mut children = vec![];
         for at in ready.iter().copied() {
-            if let Some(CallStatus::Delegated { child, .. }) = machine.fate(at) {
+            if let Some(CallStatus::Delegated { child, .. }) = machine.call_status(at) {
                 children.push((at, *child));
             } else if let Some(job) = self.prepare(machine, notes, at) {
                 jobs.push(job);
@@ -76,7 +76,7 @@ impl Loop<'_> {
         }
         self.announce(machine, notes, &jobs, &children).await?;
         for (at, child) in children {
-            let work = self.go_on_with_child(machine, at, child).await?;
+            let work = self.continue_child(machine, at, child).await?;
             running.push(work);
         }
         for job in jobs {
@@ -106,12 +106,12 @@ impl Loop<'_> {
             );
             return None;
         };
-        if let Some(verdict) = machine.take_verdict(&call.id) {
+        if let Some(verdict) = machine.take_decision(&call.id) {
             if let Some(answer) = decided(&call, &verdict) {
                 self.receive(machine, notes, at, answer);
                 return None;
             }
-        } else if machine.fate(at) == Some(&CallStatus::Started) {
+        } else if machine.call_status(at) == Some(&CallStatus::Started) {
             let policy = self
                 .agent
                 .tool(&call.name)
@@ -211,7 +211,7 @@ impl Loop<'_> {
         for job in jobs {
             let once = tool(job).is_some_and(|t| t.has_effects() && t.after_crash() != AfterCrash::Repeat);
             if once {
-                machine.set_fate(job.at, CallStatus::Started);
+                machine.set_call_status(job.at, CallStatus::Started);
                 marked = true;
             }
         }
@@ -302,7 +302,7 @@ impl Loop<'_> {
         let mut parked: Parked<'_> = machine
             .parked_calls()
             .into_iter()
-            .map(|(at, child)| self.until_given_up(at, child))
+            .map(|(at, child)| self.child_cancellation(at, child))
             .collect();
         loop {
             let next = tokio::select! {
@@ -313,14 +313,14 @@ impl Loop<'_> {
                 }
                 Some((at, child, told)) = parked.next(), if !running.is_empty() => {
                     told?;
-                    let work = self.take_up_again(machine, at, child).await?;
+                    let work = self.resume_child(machine, at, child).await?;
                     running.push(work);
                     continue;
                 }
                 next = running.next() => next,
             };
             // What a call told before it came back.
-            self.note_unheard(notes);
+            self.record_pending_progress(notes);
             let Some((at, result)) = next else { break };
             match result {
                 CallResult::Returned(Ok(CallOutcome::Delegate(wish))) => {
@@ -335,8 +335,8 @@ impl Loop<'_> {
                 }
                 CallResult::Returned(Err(halt)) => halt_call(machine, notes, at, halt, &mut outcome),
                 CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
-                    machine.set_fate(at, CallStatus::Delegated { child, parked: true });
-                    parked.push(self.until_given_up(at, child));
+                    machine.set_call_status(at, CallStatus::Delegated { child, parked: true });
+                    parked.push(self.child_cancellation(at, child));
                     notes.push(PendingWrite::asked(machine, questions));
                 }
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
@@ -365,7 +365,7 @@ impl Loop<'_> {
             field: format!("the state field `{}`", wrong.field),
             ..wrong
         });
-        let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));
+        let admitted = admitted.and_then(|()| self.state_size.admit(&machine.state, &answer.writes));
         let mut answer = match (admitted, machine.call(at)) {
             (Err(wrong), Some(call)) => ToolOutput::error(
                 &call,
@@ -385,13 +385,13 @@ impl Loop<'_> {
 
     /// Announces the answer of one of several calls, unless it completes the step, which then tells it itself.
     fn show_answer(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize, last: bool) {
-        let Some(CallStatus::Answered(answer)) = machine.fate(at).cloned() else {
+        let Some(CallStatus::Answered(answer)) = machine.call_status(at).cloned() else {
             return;
         };
         let Some(head) = machine.head else {
             return;
         };
-        if answer.shown || last && machine.all_answered() {
+        if answer.is_logged || last && machine.all_answered() {
             return;
         }
         notes.push(PendingWrite::Fact(Fact::Answered {
@@ -399,9 +399,12 @@ impl Loop<'_> {
             call: at,
             writes: answer.writes.clone(),
         }));
-        machine.set_fate(
+        machine.set_call_status(
             at,
-            CallStatus::Answered(Box::new(ToolOutput { shown: true, ..*answer })),
+            CallStatus::Answered(Box::new(ToolOutput {
+                is_logged: true,
+                ..*answer
+            })),
         );
     }
 }
@@ -414,12 +417,12 @@ fn halt_call(machine: &mut Machine, notes: &mut PendingWrites, at: usize, halt: 
             notes.push(PendingWrite::asked(machine, interrupts));
         }
         Halt::Ask(_) => {
-            machine.set_fate(at, CallStatus::Ready);
+            machine.set_call_status(at, CallStatus::Ready);
             outcome.failure = Some(unanswerable_question());
         }
         Halt::Fail(failure) => {
             // Its outcome is known: the next run makes the call again.
-            machine.set_fate(at, CallStatus::Ready);
+            machine.set_call_status(at, CallStatus::Ready);
             outcome.failure = Some(failure);
         }
         Halt::Stopped => outcome.stopped = true,
@@ -432,7 +435,7 @@ pub(super) fn settle(machine: &mut Machine, at: usize, answer: ToolOutput) {
         writes: with_ids(answer.writes),
         ..answer
     };
-    machine.set_fate(at, CallStatus::Answered(Box::new(answer)));
+    machine.set_call_status(at, CallStatus::Answered(Box::new(answer)));
 }
 
 pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \

@@ -6,9 +6,9 @@ use futures::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
 use super::calls::{CallResult, settle};
-use super::journal::{Child, ChildVerdict, ExitReason, NewChildRun, PendingWrite};
-use super::roster::ReferencedAgent;
-use super::{Agent, Breakpoints, Growth, Loop, LoopOutcome};
+use super::journal::{Child, ChildAdmission, ExitReason, NewChildRun, PendingWrite};
+use super::subagent_registry::ReferencedAgent;
+use super::{Agent, Breakpoints, Loop, LoopOutcome, StateSize};
 use crate::definition::form_problem;
 use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{CallStatus, ToolOutput};
@@ -18,8 +18,8 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::{DelegatedTask, Lineage, MAX_ORDERED_PROMPT_BYTES};
-use crate::domain::state::{ORDERED_PROMPT, State, Update};
+use crate::domain::run::{DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
+use crate::domain::state::{DELEGATED_PROMPT, State, Update};
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::{Delegation, ProgressSink, Scope};
@@ -70,7 +70,7 @@ impl Loop<'_> {
             graph_id,
             url,
         };
-        machine.set_fate(
+        machine.set_call_status(
             at,
             CallStatus::Delegated {
                 child: id,
@@ -78,14 +78,14 @@ impl Loop<'_> {
             },
         );
         match self.journal.child(machine, wish).await? {
-            ChildVerdict::Admitted(child) => {
+            ChildAdmission::Admitted(child) => {
                 let subagent = self
                     .subagent(resolved, &child, lineage.depth)
                     .ok_or_else(|| lost("definition"))?;
                 let child = subagent.handed_down(*child, &machine.state);
                 Ok(Some(self.run_child(at, call, subagent, lineage, child)))
             }
-            ChildVerdict::Refused(reason) => {
+            ChildAdmission::Refused(reason) => {
                 self.scope.budget.child_done();
                 settle(machine, at, ToolOutput::error(&call, reason));
                 Ok(None)
@@ -103,7 +103,7 @@ impl Loop<'_> {
             .await;
         match claimed {
             Ok(()) => Ok(None),
-            Err(Refused::Away) => Err(ExitReason::Away),
+            Err(Refused::Away) => Err(ExitReason::Unavailable),
             Err(Refused::Exceeded(limit)) => Ok(Some(format!(
                 "{limit} Nothing was delegated; do the work yourself, or finish with what you have."
             ))),
@@ -111,7 +111,7 @@ impl Loop<'_> {
     }
 
     /// Goes on with the child that already works on the call at `at`.
-    pub(super) async fn go_on_with_child<'a>(
+    pub(super) async fn continue_child<'a>(
         &'a self,
         machine: &Machine,
         at: usize,
@@ -130,25 +130,25 @@ impl Loop<'_> {
     }
 
     /// Goes on with a child that waited and was cancelled, or one below it.
-    pub(super) async fn take_up_again<'a>(
+    pub(super) async fn resume_child<'a>(
         &'a self,
         machine: &mut Machine,
         at: usize,
         child: RunId,
     ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
-        machine.set_fate(at, CallStatus::Delegated { child, parked: false });
+        machine.set_call_status(at, CallStatus::Delegated { child, parked: false });
         // It counts already among those under way.
         self.scope.budget.child_done();
-        self.go_on_with_child(machine, at, child).await
+        self.continue_child(machine, at, child).await
     }
 
     /// Waits until the child that waits at `at` was cancelled, or one below it.
-    pub(super) fn until_given_up(
+    pub(super) fn child_cancellation(
         &self,
         at: usize,
         child: RunId,
     ) -> BoxFuture<'_, (usize, RunId, Result<(), ExitReason>)> {
-        async move { (at, child, self.journal.given_up(child).await) }.boxed()
+        async move { (at, child, self.journal.child_cancelled(child).await) }.boxed()
     }
 
     fn run_child<'a>(
@@ -192,7 +192,7 @@ impl Loop<'_> {
             (Phase::Ended, None) => LoopOutcome::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
-                    growth: Growth::new(self.scope.sizes),
+                    state_size: StateSize::new(self.scope.sizes),
                     agent: &subagent.agent,
                     plan: subagent.plan(self.scope.step_limit),
                     lineage,
@@ -259,11 +259,11 @@ impl Loop<'_> {
         let own = self.agent.model_loop().ok_or_else(nobody)?;
         let roster = own.subagents.as_ref().ok_or_else(nobody)?;
         let depth = self.lineage.depth + 1 - self.base;
-        let referred = roster.referred(name).cloned();
+        let referenced = roster.referenced(name).cloned();
         let fork = own.forks.get(name);
         let here = fork.or_else(|| roster.get(name, depth));
         let is_remote = here.as_ref().is_some_and(|agent| agent.remote().is_some());
-        let begins_itself = is_remote || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
+        let begins_itself = is_remote || referenced.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
         if begins_itself && !order.initial_messages.is_empty() {
             return Err(format!(
                 "`{name}` takes no initial messages: it is a fork, or an agent with a definition of its own. Nothing was \
@@ -275,7 +275,7 @@ impl Loop<'_> {
             return Err(problem);
         }
         let Some(format) = &order.response_format else {
-            return referred
+            return referenced
                 .map(ResolvedSubagent::Registered)
                 .or_else(|| here.map(ResolvedSubagent::OfParent))
                 .ok_or_else(nobody);
@@ -291,14 +291,14 @@ impl Loop<'_> {
             .as_ref()
             .map_or_else(|| form_problem(format, |_| false), |agent| agent.form_problem(format));
         if let Some(problem) = problem {
-            return Err(form_refused(name, &problem));
+            return Err(format_error(name, &problem));
         }
         let formed = || {
             own.forks
                 .in_form(name, format)
                 .or_else(|| roster.in_form(name, depth, format))
         };
-        referred
+        referenced
             .map(ResolvedSubagent::Registered)
             .or_else(|| formed().map(ResolvedSubagent::OfParent))
             .ok_or_else(nobody)
@@ -322,20 +322,20 @@ impl Loop<'_> {
                     is_external: false,
                 })
             }
-            ResolvedSubagent::Registered(referred) => {
+            ResolvedSubagent::Registered(referenced) => {
                 let known = child.known.as_ref()?;
                 let agent = match &child.order.response_format {
                     Some(format) => known.in_form(levels > 0, format),
                     None if levels > 0 => Arc::clone(&known.agent),
                     None => known.alone(),
                 };
-                let mut limits = referred.limits.unwrap_or_else(|| agent.limits.clone());
+                let mut limits = referenced.limits.unwrap_or_else(|| agent.limits.clone());
                 limits.depth = limits.depth.into_iter().chain([levels]).min();
                 Some(Subagent {
                     agent,
                     limits,
                     base: depth,
-                    step_limit: referred.step_limit,
+                    step_limit: referenced.step_limit,
                     is_external: true,
                 })
             }
@@ -410,7 +410,7 @@ impl Loop<'_> {
         ToolOutput {
             writes,
             ends: false,
-            shown: false,
+            is_logged: false,
             changes: vec![],
         }
     }
@@ -419,7 +419,7 @@ impl Loop<'_> {
     pub(super) async fn open_questions(&self, machine: &Machine) -> Result<Vec<Interrupt>, ExitReason> {
         let mut questions: Vec<Interrupt> = machine.open_questions().cloned().collect();
         for child in machine.parked_children() {
-            questions.extend(self.journal.questions_of(child).await?);
+            questions.extend(self.journal.open_interrupts_of(child).await?);
         }
         Ok(questions)
     }
@@ -437,7 +437,7 @@ impl ResolvedSubagent {
     fn display_text(&self) -> Option<&str> {
         match self {
             Self::OfParent(agent) => agent.display_text.as_deref(),
-            Self::Registered(referred) => referred.display_text.as_deref(),
+            Self::Registered(referenced) => referenced.display_text.as_deref(),
         }
     }
 
@@ -451,7 +451,7 @@ impl ResolvedSubagent {
     fn graph_id(&self) -> Option<&str> {
         match self {
             Self::OfParent(_) => None,
-            Self::Registered(referred) => Some(&referred.graph_id),
+            Self::Registered(referenced) => Some(&referenced.graph_id),
         }
     }
 }
@@ -515,7 +515,7 @@ impl Subagent {
             .extend(child.order.initial_messages.iter().cloned().map(Arc::new));
         input.messages.push(Arc::new(Message::human(order)));
         if let Some(prompt) = &child.order.system_prompt {
-            input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
+            input.fields.insert(DELEGATED_PROMPT.to_owned(), prompt.clone().into());
         }
         Child {
             input: Some(super::driver::with_ids(input)),
@@ -533,10 +533,10 @@ fn prompt_problem(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> O
              Nothing was delegated."
         ));
     }
-    let is_too_long = prompt.len() > MAX_ORDERED_PROMPT_BYTES;
+    let is_too_long = prompt.len() > MAX_DELEGATED_PROMPT_BYTES;
     is_too_long.then(|| {
         format!(
-            "The `system_prompt` for `{subagent}` has {} bytes; at most {MAX_ORDERED_PROMPT_BYTES} are allowed. Nothing \
+            "The `system_prompt` for `{subagent}` has {} bytes; at most {MAX_DELEGATED_PROMPT_BYTES} are allowed. Nothing \
              was delegated.",
             prompt.len()
         )
@@ -544,7 +544,7 @@ fn prompt_problem(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> O
 }
 
 /// What the delegating model is told when the subagent cannot answer in the form that was asked for.
-pub(super) fn form_refused(subagent: &str, problem: &str) -> String {
+pub(super) fn format_error(subagent: &str, problem: &str) -> String {
     format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
 }
 
@@ -559,14 +559,14 @@ fn lost(what: &str) -> ExitReason {
 fn said(call: &ToolCall, state: &State, input: &Update) -> Message {
     // What stands before the order was said by somebody else.
     let order = input.messages.last().and_then(|message| message.id.as_deref());
-    let text = state.conclusion_after(order).unwrap_or_else(|| NOTHING_SAID.to_owned());
+    let text = state.conclusion_after(order).unwrap_or_else(|| EMPTY_RESULT.to_owned());
     Message::tool(call, ToolStatus::Success, text)
 }
 
 const FORK_PREAMBLE: &str = "The conversation above led to the order below; it does not go on here, and its user does not \
     hear you. Carry out the order yourself, without delegating: your caller sees your last message and nothing else.";
 
-const NOTHING_SAID: &str = "The subagent finished without saying anything.";
+const EMPTY_RESULT: &str = "The subagent finished without saying anything.";
 
 /// What a child wrote: the difference between where it ended and what it was given.
 fn written(state: &State, input: &Update) -> Update {

@@ -66,7 +66,7 @@ impl Loop<'_> {
                     let ending = LoopOutcome::Parked(self.open_questions(machine).await?);
                     return self.end(machine, notes, ending).await;
                 }
-                Step::RunHook(moment, at) => self.run_hook(machine, &mut notes, moment, at).await,
+                Step::RunHook(point, at) => self.run_hook(machine, &mut notes, point, at).await,
                 Step::AskModel => {
                     self.flush(machine, &mut notes).await?;
                     self.ask_model(machine, &mut notes).await
@@ -150,8 +150,8 @@ impl Loop<'_> {
         let node = match step {
             Step::AskModel => MODEL,
             Step::RunCalls(_) => TOOLS,
-            Step::Work => machine.work_node(),
-            Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
+            Step::Work => machine.program_node(),
+            Step::RunHook(point, at) => self.plan.hooks(*point).get(*at).map_or("", String::as_str),
             Step::Park | Step::End | Step::Fail(_) => return false,
         };
         let under_way =
@@ -170,21 +170,21 @@ impl Loop<'_> {
         &self,
         machine: &mut Machine,
         notes: &mut PendingWrites,
-        moment: HookPoint,
+        point: HookPoint,
         at: usize,
     ) -> Result<(), StepError> {
-        let Some(policy) = self.agent.hook(moment, at) else {
+        let Some(policy) = self.agent.hook(point, at) else {
             return Err(changed("a hook under way is gone"));
         };
-        let name = self.plan.hooks(moment).get(at).cloned().unwrap_or_default();
+        let name = self.plan.hooks(point).get(at).cloned().unwrap_or_default();
         let scope = self.scope.answered(machine.answers_to(&InterruptSource::Hook(name)));
         match self
-            .with_progress(machine, notes, policy.hook(moment, &scope, &machine.state))
+            .with_progress(machine, notes, policy.hook(point, &scope, &machine.state))
             .await?
         {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
-                self.growth.note(&update);
+                self.state_size.note(&update);
                 machine.mark_reviewed(&reaction.reviewed);
                 let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
                 notes.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
@@ -203,11 +203,11 @@ impl Loop<'_> {
         let Some(own) = self.agent.model_loop() else {
             return Err(changed("it asks no model any more"));
         };
-        self.growth.check(&machine.state).map_err(Halt::Fail)?;
-        self.journal.begin(AgentWork::Model);
+        self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+        self.journal.publish_start(AgentWork::Model);
         let request = ModelRequest {
             system: own.system_prompt.clone(),
-            messages: match &machine.position.shown {
+            messages: match &machine.position.model_input {
                 Some(shown) => shown.iter().cloned().map(Arc::new).collect(),
                 None => machine.state.messages.clone(),
             },
@@ -242,8 +242,8 @@ impl Loop<'_> {
         if message.id.is_none() {
             message.id = Some(mint_answer_id());
         }
-        self.growth.note(&extra);
-        self.growth.note_message(&message);
+        self.state_size.note(&extra);
+        self.state_size.record_message(&message);
         let entry = machine.model_done(&self.plan, message, with_ids(extra), CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, machine));
         Ok(())

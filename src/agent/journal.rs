@@ -28,20 +28,20 @@ pub trait Journal: Send + Sync {
     async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason>;
 
     /// Passes on a piece of an answer that is still being given. Followers see it at once; it is not stored.
-    fn say(&self, delta: Delta);
+    fn publish(&self, delta: Delta);
 
     /// Tells followers what the agent sets about now. It is not stored, and must not be told before what led to it is.
-    fn begin(&self, work: AgentWork);
+    fn publish_start(&self, work: AgentWork);
 
     /// Shows clients a piece of what the call of this id will come to.
-    fn put_out(&self, call: String, text: String);
+    fn publish_output(&self, call: String, text: String);
 
     /// Finds the child run of a call, or creates it if limits allow; `parent` already says that the call is the child's.
     /// Both are durable before this returns.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason>;
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason>;
 
     /// The run that this journal belongs to.
     fn run(&self) -> RunId;
@@ -56,13 +56,13 @@ pub trait Journal: Send + Sync {
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason>;
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason>;
 
     /// Returns when a child that waits was cancelled, or one below it, so that there is something to go on with.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn given_up(&self, child: RunId) -> Result<(), ExitReason>;
+    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason>;
 }
 
 /// Something to be stored.
@@ -130,14 +130,14 @@ pub struct NewChildRun {
 
 impl NewChildRun {
     /// Why `agent` cannot be the child; the text is for the delegating model.
-    pub fn refused_by(&self, agent: &Agent) -> Option<String> {
+    pub fn incompatibility(&self, agent: &Agent) -> Option<String> {
         let problem = agent.form_problem(self.order.response_format.as_ref()?)?;
-        Some(super::delegate::form_refused(self.lineage.agent(), &problem))
+        Some(super::delegate::format_error(self.lineage.agent(), &problem))
     }
 }
 
 /// Whether there is a child to drive.
-pub enum ChildVerdict {
+pub enum ChildAdmission {
     /// There is.
     Admitted(Box<Child>),
     /// A limit forbids it; the text is for the delegating model.
@@ -173,7 +173,7 @@ pub enum ExitReason {
     /// Another process has taken the run over: nothing more may be written.
     LeaseLost,
     /// The outer world cannot be reached for the moment; the run goes on later from what was stored.
-    Away,
+    Unavailable,
     /// The outer world failed; the run cannot go on.
     Fault(Failure),
 }

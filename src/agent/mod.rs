@@ -46,18 +46,18 @@ pub mod assemble;
 mod call_ids;
 mod calls;
 mod delegate;
-mod drawing;
 mod driver;
-mod growth;
+mod graph;
 pub mod journal;
+mod program;
 mod progress;
-pub mod roster;
-mod work;
+mod state_size;
+pub mod subagent_registry;
 
 pub use driver::with_ids as identified;
-pub use growth::Growth;
-pub use journal::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
-pub use roster::{Forks, SubagentRegistry};
+pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+pub use state_size::StateSize;
+pub use subagent_registry::{Forks, SubagentRegistry};
 
 /// An assembled definition, ready to run. Shared by all its runs.
 pub struct Agent {
@@ -262,13 +262,13 @@ impl Agent {
         form_problem(format, is_taken)
     }
 
-    /// The policy that owns hook `at` of `moment`.
-    fn hook(&self, moment: HookPoint, at: usize) -> Option<&Arc<dyn Middleware>> {
+    /// The policy that owns hook `at` of `point`.
+    fn hook(&self, point: HookPoint, at: usize) -> Option<&Arc<dyn Middleware>> {
         let name = self
             .plan
-            .hooks(moment)
+            .hooks(point)
             .get(at)?
-            .strip_suffix(moment.word())?
+            .strip_suffix(point.word())?
             .strip_suffix('.')?;
         self.stack().iter().find(|policy| policy.name() == name)
     }
@@ -294,7 +294,7 @@ pub struct Loop<'a> {
     /// know then.
     pub leave: CancellationToken,
     /// How large its state is.
-    pub growth: Growth,
+    pub state_size: StateSize,
 }
 
 /// How a loop came to its end.

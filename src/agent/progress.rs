@@ -21,7 +21,7 @@ impl Loop<'_> {
                 biased;
                 Some(word) = self.scope.voice.heard() => self.pass_on(machine, notes, word).await?,
                 done = &mut work => {
-                    self.note_unheard(notes);
+                    self.record_pending_progress(notes);
                     return Ok(done);
                 }
             }
@@ -40,12 +40,12 @@ impl Loop<'_> {
             self.flush(machine, notes).await?;
         }
         self.note(notes, word);
-        self.note_unheard(notes);
+        self.record_pending_progress(notes);
         self.flush(machine, notes).await
     }
 
     /// Notes what was told and not heard yet.
-    pub(super) fn note_unheard(&self, notes: &mut PendingWrites) {
+    pub(super) fn record_pending_progress(&self, notes: &mut PendingWrites) {
         self.scope
             .voice
             .unheard()
@@ -56,7 +56,7 @@ impl Loop<'_> {
     fn note(&self, notes: &mut PendingWrites, word: ProgressEvent) {
         match word {
             ProgressEvent::Custom(value) => notes.push(PendingWrite::Fact(Fact::Custom { value })),
-            ProgressEvent::Output { call, text } => self.journal.put_out(call, text),
+            ProgressEvent::Output { call, text } => self.journal.publish_output(call, text),
         }
     }
 }

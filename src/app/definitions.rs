@@ -49,7 +49,7 @@ pub(super) async fn reload_on_change(
 ) -> Result<(), JoinError> {
     while soft.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
         let reading = tokio::task::spawn_blocking(move || {
-            let found = watch.look();
+            let found = watch.poll();
             (watch, found)
         });
         let (returned, found) = reading.await?;

@@ -57,7 +57,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
             .extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
     }
     check.findings.extend(config.files.settings.embedded.check(config));
-    let around = surroundings_of(config, unread);
+    let around = partial_validation_context(config, unread);
     check.findings.extend(super::store::check(config, &around));
     for (key, profile) in &config.profiles {
         let field = FieldPath::of(["profiles", key.as_str()]);
@@ -83,12 +83,12 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
 }
 
 /// What the agents of this configuration may refer to, and those that are defined while the server runs.
-pub fn surroundings(config: &Config) -> ValidationContext {
-    surroundings_of(config, &[])
+pub fn validation_context(config: &Config) -> ValidationContext {
+    partial_validation_context(config, &[])
 }
 
 /// The same of a configuration in which not all could be read.
-fn surroundings_of(config: &Config, unread: &[Diagnostic]) -> ValidationContext {
+fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> ValidationContext {
     let mut around = config.files.settings.embedded.names.clone();
     around.tools.extend(config.tools.keys().cloned());
     around.providers.extend(config.providers.keys().cloned());

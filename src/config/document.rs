@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Places, Problem, TextPosition};
+use super::problem::{Positions, Problem, TextPosition};
 use crate::definition::FieldPath;
 
 /// What a document says, and where.
@@ -13,7 +13,7 @@ pub(super) struct Document {
     /// All of it.
     pub(super) value: Map<String, Value>,
     /// Where its fields are.
-    pub(super) places: Places,
+    pub(super) places: Positions,
     /// What is no TOML in it.
     pub(super) problems: Vec<Problem>,
 }
@@ -40,7 +40,7 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     problems.dedup();
     let mut walk = Walk {
         text,
-        places: Places::new(),
+        places: Positions::new(),
     };
     let value = walk.table(&FieldPath::default(), table.get_ref());
     Document {
@@ -60,7 +60,7 @@ pub(super) fn position(text: &str, offset: usize) -> TextPosition {
 
 struct Walk<'t> {
     text: &'t str,
-    places: Places,
+    places: Positions,
 }
 
 impl Walk<'_> {

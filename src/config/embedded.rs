@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::problem::SettingOrigin;
-use super::{Config, Sheet};
+use super::{Config, ConfigReader};
 use crate::definition::check::ValidationContext;
 use crate::definition::{AgentDefinition, Diagnostic, FieldPath};
 
@@ -44,7 +44,7 @@ impl Embedded {
     }
 }
 
-impl Sheet {
+impl ConfigReader {
     /// Adds the agents that the program defines to those of files.
     pub(super) fn add_embedded(&mut self, file: &mut Map<String, Value>, embedded: &Embedded) {
         if embedded.agents.is_empty() {
@@ -116,7 +116,7 @@ mod tests {
     fn what_the_program_registered_may_be_named_in_files_and_in_code() {
         let config = load("[agents.written]\nmodel = \"own:large\"\ntools = [\"dig\"]\n").expect("a configuration");
         assert_eq!(config.agents.keys().collect::<Vec<_>>(), ["coded", "written"]);
-        assert_eq!(config.files.places["coded"], "the program");
+        assert_eq!(config.files.definition_paths["coded"], "the program");
         assert_eq!(config.agents["coded"].subagents[0].runnable.as_deref(), Some("count"));
     }
 

@@ -6,7 +6,7 @@
 //!     ├── AGENTS.md              settings at the top, instructions below
 //!     ├── agent.toml             settings, instead of or beside those at the top of AGENTS.md
 //!     ├── mcp.json               its MCP servers, see [`servers`]
-//!     ├── skills/                its skills, see [`super::enclosures`]
+//!     ├── skills/                its skills, see [`super::bundled_files`]
 //!     │   └── web-research/
 //!     │       └── SKILL.md
 //!     ├── subagents.yaml         subagents by name
@@ -26,19 +26,19 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::problem::{Places, Problem, SettingOrigin};
+use super::problem::{Positions, Problem, SettingOrigin};
 use super::{document, markdown};
 use crate::definition::enclosed::is_relative;
 use crate::definition::{FieldPath, source_problem};
 
 mod deploy;
+mod entry;
 mod managed;
-mod place;
 pub(super) mod project;
 mod servers;
 mod tools;
 
-use place::Place;
+use entry::FolderEntry;
 
 /// What else such folders hold, and why it is not read.
 const UNREAD: [(&str, &str); 4] = [
@@ -70,7 +70,7 @@ pub(super) struct FolderAgent {
 
 /// Finds all agents below `folder`, which people know as `shown`, in the order of their names.
 pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> Vec<FolderAgent> {
-    let root = Place::root(folder, shown);
+    let root = FolderEntry::root(folder, shown);
     let mut search = Search {
         origins: Vec::new(),
         problems,
@@ -167,7 +167,7 @@ struct Search<'p> {
 }
 
 impl Search<'_> {
-    fn agent(&mut self, place: &Place) -> Option<Map<String, Value>> {
+    fn agent(&mut self, place: &FolderEntry) -> Option<Map<String, Value>> {
         let mut agent = self.settings(place, &FieldPath::default(), Role::Agent)?;
         let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
         // A list of the wrong shape is told when the definition is read.
@@ -189,12 +189,12 @@ impl Search<'_> {
         if folder.real.is_dir() {
             project::add(self, &folder, list);
         }
-        self.tell_twins(place, list);
+        self.warn_similar_names(place, list);
         Some(agent)
     }
 
     /// Names that differ only by the size of their letters are one on some disks, and for some models.
-    fn tell_twins(&mut self, place: &Place, list: &[Value]) {
+    fn warn_similar_names(&mut self, place: &FolderEntry, list: &[Value]) {
         let names: Vec<&str> = list
             .iter()
             .filter_map(|subagent| subagent.get("name")?.as_str())
@@ -209,7 +209,7 @@ impl Search<'_> {
     }
 
     /// The subagents of a file that has them by name.
-    fn listed(&mut self, file: &Place, list: &mut Vec<Value>) {
+    fn listed(&mut self, file: &FolderEntry, list: &mut Vec<Value>) {
         let Some(text) = self.text(file) else { return };
         let all = match markdown::mapping(&file.to_string(), &text, "the file", 0) {
             Ok(all) => all,
@@ -243,7 +243,7 @@ impl Search<'_> {
         }
     }
 
-    fn subagent(&mut self, place: &Place, holds: &FieldPath) -> Option<Map<String, Value>> {
+    fn subagent(&mut self, place: &FolderEntry, holds: &FieldPath) -> Option<Map<String, Value>> {
         let (mut subagent, name) = if place.real.is_dir() {
             let nested = place.join("subagents");
             if nested.real.exists() {
@@ -268,9 +268,9 @@ impl Search<'_> {
     }
 
     /// The settings in a folder, in whichever layout they are.
-    fn settings(&mut self, place: &Place, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
+    fn settings(&mut self, place: &FolderEntry, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
         let layout = self.layout(place)?;
-        let mut settings = self.laid_out(place, layout, (holds, role))?;
+        let mut settings = self.read_layout(place, layout, (holds, role))?;
         let home = if role == Role::Subagent {
             format!("subagents/{}", place.name())
         } else {
@@ -301,9 +301,9 @@ impl Search<'_> {
         Some(settings)
     }
 
-    fn laid_out(
+    fn read_layout(
         &mut self,
-        place: &Place,
+        place: &FolderEntry,
         layout: Layout,
         (holds, role): (&FieldPath, Role),
     ) -> Option<Map<String, Value>> {
@@ -332,7 +332,7 @@ impl Search<'_> {
     }
 
     /// The layout of a folder. None, and a problem, if it has several.
-    fn layout(&mut self, place: &Place) -> Option<Layout> {
+    fn layout(&mut self, place: &FolderEntry) -> Option<Layout> {
         let all = [Layout::Own, Layout::Deploy, Layout::Managed];
         let found: Vec<Layout> = all
             .into_iter()
@@ -351,7 +351,7 @@ impl Search<'_> {
         }
     }
 
-    fn markdown(&mut self, place: &Place, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
+    fn markdown(&mut self, place: &FolderEntry, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
         let text = self.text(place)?;
         let mut parts = match markdown::parse(&place.to_string(), &text) {
             Ok(parts) => parts,
@@ -386,7 +386,7 @@ impl Search<'_> {
         Some(())
     }
 
-    fn table(&mut self, place: &Place, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
+    fn table(&mut self, place: &FolderEntry, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
         let text = self.text(place)?;
         let document = document::parse(&place.to_string(), &text);
         if !document.problems.is_empty() {
@@ -399,7 +399,13 @@ impl Search<'_> {
     }
 
     /// Adds settings to those of the AGENTS.md beside them.
-    fn add(&mut self, place: &Place, from: Map<String, Value>, places: &Places, into: &mut Map<String, Value>) {
+    fn add(
+        &mut self,
+        place: &FolderEntry,
+        from: Map<String, Value>,
+        places: &Positions,
+        into: &mut Map<String, Value>,
+    ) {
         for (name, value) in from {
             if into.contains_key(&name) {
                 let position = places.get(&FieldPath::of([name.as_str()])).copied();
@@ -411,7 +417,7 @@ impl Search<'_> {
         }
     }
 
-    fn note(&mut self, place: &Place, holds: &FieldPath, places: Places) {
+    fn note(&mut self, place: &FolderEntry, holds: &FieldPath, places: Positions) {
         let file = place.to_string();
         let holds = holds.clone();
         self.origins.push(SettingOrigin {
@@ -422,12 +428,12 @@ impl Search<'_> {
         });
     }
 
-    fn text(&mut self, place: &Place) -> Option<String> {
+    fn text(&mut self, place: &FolderEntry) -> Option<String> {
         place.text().map_err(|problem| self.problems.push(problem)).ok()
     }
 
     /// What lies in a folder, in the order of the names, without what begins with a dot.
-    fn entries(&mut self, folder: &Place) -> Vec<Place> {
+    fn entries(&mut self, folder: &FolderEntry) -> Vec<FolderEntry> {
         let mut entries = match folder.entries() {
             Ok(entries) => entries,
             Err(problem) => {
@@ -438,7 +444,7 @@ impl Search<'_> {
         entries.retain(|entry| !entry.name().starts_with('.'));
         entries.retain(|entry| {
             entry
-                .leads_within()
+                .check_within_root()
                 .map_err(|problem| self.problems.push(problem))
                 .is_ok()
         });
@@ -446,7 +452,7 @@ impl Search<'_> {
     }
 
     /// The JSON object in a file.
-    fn object(&mut self, place: &Place) -> Option<Map<String, Value>> {
+    fn object(&mut self, place: &FolderEntry) -> Option<Map<String, Value>> {
         let text = self.text(place)?;
         match serde_json::from_str(&text) {
             Ok(Value::Object(object)) => Some(object),
@@ -464,21 +470,21 @@ impl Search<'_> {
         }
     }
 
-    fn complain(&mut self, place: &Place, field: &str, message: &str) {
+    fn report_error(&mut self, place: &FolderEntry, field: &str, message: &str) {
         self.problems.push(Problem {
             field: field.to_owned(),
             ..place.problem(message)
         });
     }
 
-    fn remark(&mut self, place: &Place, field: &str, message: &str) {
+    fn report_warning(&mut self, place: &FolderEntry, field: &str, message: &str) {
         self.problems.push(Problem {
             field: field.to_owned(),
             ..place.warning(message)
         });
     }
 
-    fn report_unread(&mut self, place: &Place) {
+    fn report_unread(&mut self, place: &FolderEntry) {
         let name = place.name();
         let known = UNREAD.iter().find(|(known, _)| *known == name);
         self.problems

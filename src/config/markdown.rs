@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::problem::{Places, Problem};
+use super::problem::{Positions, Problem};
 use crate::definition::FieldPath;
 use crate::definition::front_matter::{self, FrontMatter};
 
@@ -12,7 +12,7 @@ pub(super) struct Markdown {
     /// The settings.
     pub(super) settings: Map<String, Value>,
     /// Where the settings of the outermost level are.
-    pub(super) places: Places,
+    pub(super) places: Positions,
     /// The text, without white space around it.
     pub(super) body: String,
 }
@@ -78,8 +78,8 @@ pub(super) fn mapping(file: &str, yaml: &str, subject: &str, before: usize) -> R
 /// The lines on which settings begin: those that start with a name and a colon.
 ///
 /// `first` is the number of the first line of `yaml` in its file.
-pub(super) fn places(yaml: &str, first: usize) -> Places {
-    let mut places = Places::new();
+pub(super) fn places(yaml: &str, first: usize) -> Positions {
+    let mut places = Positions::new();
     for (at, line) in yaml.lines().enumerate() {
         let name = line
             .split_once(':')

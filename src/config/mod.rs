@@ -21,34 +21,34 @@ use crate::definition::{
 
 mod answers;
 mod arguments;
+mod bundled_files;
 mod check;
 mod document;
 mod embedded;
-mod enclosures;
 mod folder;
 mod markdown;
 mod mcp;
 mod peers;
 mod problem;
+mod report;
 mod sections;
 mod store;
-mod verdict;
 mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
 pub use arguments::{Arguments, CommandLineSettings, ProgramCommand};
-pub use check::{NEEDS_INSECURE_NO_AUTH, surroundings};
+pub use check::{NEEDS_INSECURE_NO_AUTH, validation_context};
 pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::PeersSection;
 pub use problem::{Problem, Problems, TextPosition};
+pub use report::report;
 pub use sections::{
     AgentsApi, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
     Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
-pub use verdict::verdict;
 pub use watch::{Watch, WatchedFiles};
 pub use webhooks::WebhooksSection;
 
@@ -142,7 +142,7 @@ pub fn load(settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
 /// Reads the configuration as if `directory` were the working directory.
 fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
     let source = Source::find(directory, settings)?;
-    let mut sheet = Sheet::default();
+    let mut sheet = ConfigReader::default();
     let mut document = document::parse(&source.name, &source.text);
     if !document.problems.is_empty() {
         // What is missing or twice there because of a broken line would only distract from it.
@@ -188,7 +188,7 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let unset = mcp::fill_in(&mut config);
     let nonsense = check::check(&config, &reading.findings);
-    let unread = sheet.enclose(&mut config, &beside);
+    let unread = sheet.bundle_files(&mut config, &beside);
     for finding in unset.into_iter().chain(nonsense).chain(unread) {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
@@ -287,14 +287,14 @@ fn override_with(settings: &CommandLineSettings, value: &mut Map<String, Value>,
 
 /// What is known while the configuration is being read.
 #[derive(Default)]
-struct Sheet {
+struct ConfigReader {
     origins: SettingOrigins,
     problems: Vec<Problem>,
     /// The folders of the agents that have one.
     folders: BTreeMap<String, String>,
 }
 
-impl Sheet {
+impl ConfigReader {
     fn add(&mut self, finding: Diagnostic) {
         self.problems.push(self.origins.locate(finding));
     }
@@ -305,7 +305,7 @@ impl Sheet {
     }
 
     /// Adds to the agents the files beside their definitions that these name, and finds the folders of servers.
-    fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
+    fn bundle_files(&self, config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
         for (name, server) in &mut config.mcp_servers {
@@ -324,7 +324,7 @@ impl Sheet {
             };
             let field = FieldPath::of(["agents", graph_id.as_str()]);
             findings.extend(
-                enclosures::enclose(agent, &folder)
+                bundled_files::bundle_files(agent, &folder)
                     .into_iter()
                     .map(|finding| finding.under(&field)),
             );
@@ -332,7 +332,7 @@ impl Sheet {
                 let field = field.join(&at);
                 findings.extend(mcp::settle(&field, server, &folder));
             }
-            config.files.roots.extend(enclosures::places(agent, &folder));
+            config.files.roots.extend(bundled_files::paths(agent, &folder));
         }
         findings
     }

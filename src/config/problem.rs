@@ -9,7 +9,7 @@ use crate::definition::{Diagnostic, FieldPath, Segment, Severity, StoredDiagnost
 pub type TextPosition = (usize, usize);
 
 /// Where fields are, by their path.
-pub(super) type Places = BTreeMap<FieldPath, TextPosition>;
+pub(super) type Positions = BTreeMap<FieldPath, TextPosition>;
 
 /// Something to be said about the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,7 +115,7 @@ pub(super) struct SettingOrigin {
     /// The part of the configuration that the file holds.
     pub(super) holds: FieldPath,
     /// Where its fields are, by their path within the file.
-    pub(super) places: Places,
+    pub(super) places: Positions,
     /// Whether it speaks only of the fields in `places`, as the command line does.
     pub(super) partial: bool,
 }

@@ -263,7 +263,7 @@ model = \"lab:x\"
     let loaded = Place::with(&[("adjutant.toml", text)]).load();
 
     assert!(!format!("{loaded:?}").contains("hunter2"));
-    assert!(!verdict(Ok(&loaded)).0.contains("hunter2"));
+    assert!(!report(Ok(&loaded)).0.contains("hunter2"));
     assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
     let KeySource::Inline(key) = loaded.config.providers["lab"].key() else {
         panic!("the key is given")
@@ -317,7 +317,7 @@ fn a_provider_has_one_kind_and_one_source_of_its_key() {
 
 #[test]
 fn the_verdict_lists_agents_and_counts_problems() {
-    let (text, is_usable) = verdict(Ok(&Place::with(&[]).load()));
+    let (text, is_usable) = report(Ok(&Place::with(&[]).load()));
     assert!(is_usable);
     assert_eq!(
         text,
@@ -332,7 +332,7 @@ agent agent (editor): model scripted:demo, tools none
 "
     );
     let place = Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]);
-    let (text, is_usable) = verdict(place.load_with(&place.settings()).as_ref());
+    let (text, is_usable) = report(place.load_with(&place.settings()).as_ref());
     assert!(!is_usable);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
 }

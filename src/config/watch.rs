@@ -24,7 +24,7 @@ pub struct WatchedFiles {
     /// The files and folders that were read, whether they were there or not.
     pub roots: Vec<PathBuf>,
     /// The file or folder in which each agent is defined, by `graph_id`.
-    pub places: BTreeMap<String, String>,
+    pub definition_paths: BTreeMap<String, String>,
 }
 
 /// Looks at the files of a configuration.
@@ -49,7 +49,7 @@ impl Watch {
 
     /// Reads the configuration again, if it has changed and is not being changed in this moment. The first time it always
     /// is read.
-    pub fn look(&mut self) -> Option<Result<LoadedConfig, Problems>> {
+    pub fn poll(&mut self) -> Option<Result<LoadedConfig, Problems>> {
         let seen = stamp(&self.files.roots);
         if self.read == Some(seen) {
             self.changing = None;
@@ -119,25 +119,25 @@ mod tests {
         let folder = tempfile::tempdir().expect("a directory");
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
         let loaded = load_from(folder.path(), &CommandLineSettings::default()).expect("a configuration");
-        assert_eq!(loaded.config.files.places["a"], "adjutant.toml");
+        assert_eq!(loaded.config.files.definition_paths["a"], "adjutant.toml");
         let mut watch = Watch::new(&loaded.config.files);
-        assert_eq!(agents(watch.look()), None);
-        assert_eq!(agents(watch.look()), Some(vec!["a".to_owned()]));
-        assert_eq!(agents(watch.look()), None);
+        assert_eq!(agents(watch.poll()), None);
+        assert_eq!(agents(watch.poll()), Some(vec!["a".to_owned()]));
+        assert_eq!(agents(watch.poll()), None);
 
         let writer = folder.path().join("agents/writer");
         fs::create_dir_all(&writer).expect("a folder");
-        assert_eq!(agents(watch.look()), None, "it may be in the middle of being written");
+        assert_eq!(agents(watch.poll()), None, "it may be in the middle of being written");
         fs::write(writer.join("AGENTS.md"), "---\nmodel: scripted:x\n---\nWrite.").expect("a file");
-        assert_eq!(agents(watch.look()), None);
-        assert_eq!(agents(watch.look()), Some(vec!["a".to_owned(), "writer".to_owned()]));
+        assert_eq!(agents(watch.poll()), None);
+        assert_eq!(agents(watch.poll()), Some(vec!["a".to_owned(), "writer".to_owned()]));
 
         fs::write(folder.path().join("adjutant.toml"), "[agents.").expect("a file");
-        assert!(watch.look().is_none());
-        assert!(watch.look().is_some_and(|loaded| loaded.is_err()));
-        assert!(watch.look().is_none(), "what is wrong is told once");
+        assert!(watch.poll().is_none());
+        assert!(watch.poll().is_some_and(|loaded| loaded.is_err()));
+        assert!(watch.poll().is_none(), "what is wrong is told once");
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
-        assert!(watch.look().is_none());
-        assert_eq!(agents(watch.look()).map(|agents| agents.len()), Some(2));
+        assert!(watch.poll().is_none());
+        assert_eq!(agents(watch.poll()).map(|agents| agents.len()), Some(2));
     }
 }

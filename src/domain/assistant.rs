@@ -196,7 +196,7 @@ impl AssistantSettings {
 
     /// Returns the settings of one run: those of the request, with these as defaults. Objects are merged by their
     /// top-level keys, and so is `configurable`.
-    pub fn laid_under(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
+    pub fn as_defaults_for(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
         let mut own = configurable(&self.config);
         own.extend(configurable(config));
         let mut merged = self.context.clone();
@@ -345,14 +345,14 @@ mod tests {
             json!({"recursion_limit": 5, "configurable": {"a": 1, "b": 1}}),
             json!({"a": 1, "b": 1}),
         );
-        let run = ours.laid_under(&object(json!({"configurable": {"b": 2}})), &object(json!({"b": 2})));
+        let run = ours.as_defaults_for(&object(json!({"configurable": {"b": 2}})), &object(json!({"b": 2})));
         assert_eq!(
             json!([run.config, run.context]),
             json!([{"recursion_limit": 5, "configurable": {"a": 1, "b": 2}}, {"a": 1, "b": 2}])
         );
-        let without = settings(json!({}), json!({"a": 1})).laid_under(&Map::new(), &Map::new());
+        let without = settings(json!({}), json!({"a": 1})).as_defaults_for(&Map::new(), &Map::new());
         assert_eq!(without.config, object(json!({"configurable": {"a": 1}})));
-        let plain = AssistantSettings::default().laid_under(&Map::new(), &Map::new());
+        let plain = AssistantSettings::default().as_defaults_for(&Map::new(), &Map::new());
         assert_eq!(plain, RunSettings::default());
     }
 

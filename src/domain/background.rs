@@ -124,7 +124,7 @@ impl TaskStatus {
 
     /// How a task stands that was begun, or given a message, and has already come so far: its outcome is still to be told.
     #[must_use]
-    pub fn untold(self) -> Self {
+    pub fn unreported(self) -> Self {
         if self.is_outcome() { Self::Running } else { self }
     }
 
@@ -174,7 +174,7 @@ pub struct BackgroundTask {
 
 impl BackgroundTask {
     /// A task that was just begun.
-    pub fn begun(agent: &str, run: TaskRun, now: Timestamp) -> Self {
+    pub fn started(agent: &str, run: TaskRun, now: Timestamp) -> Self {
         let TaskRun { thread, run, status } = run;
         let task_id = thread.clone();
         let agent_name = agent.to_owned();
@@ -185,7 +185,7 @@ impl BackgroundTask {
             thread_id: thread,
             run_id: run,
             superseded_run_ids: vec![],
-            status: status.untold(),
+            status: status.unreported(),
             created_at: now.clone(),
             last_checked_at: now.clone(),
             last_updated_at: now,
@@ -210,7 +210,7 @@ impl BackgroundTask {
 
     /// The same task as it was `seen` now.
     #[must_use]
-    pub fn seen(&self, seen: &TaskSnapshot, now: Timestamp) -> Self {
+    pub fn with_snapshot(&self, seen: &TaskSnapshot, now: Timestamp) -> Self {
         let is_new = self.status != seen.status || self.run_id != seen.run;
         let now = now.to_second();
         let last_updated_at = if is_new {
@@ -241,7 +241,7 @@ impl BackgroundTask {
 
     /// Whether what was `seen` is an outcome that the state does not know. That of a run which a newer one has
     /// superseded is none.
-    pub fn is_news(&self, seen: &TaskSnapshot) -> bool {
+    pub fn has_new_outcome(&self, seen: &TaskSnapshot) -> bool {
         let is_other = self.status != seen.status || self.run_id != seen.run;
         let is_past = self.superseded_run_ids.contains(&seen.run);
         seen.status.is_outcome() && !self.status.is_final() && is_other && !is_past
@@ -270,7 +270,7 @@ impl BackgroundTask {
             TaskStatus::Error => "has failed",
             TaskStatus::Running | TaskStatus::Pending => "goes on",
         };
-        let more = seen.told();
+        let more = seen.report_text();
         let text = format!(
             "[Message of the server, not of the user] The background task {task_id} of `{agent_name}` {what} \
              (status: {status}).{more}"
@@ -349,23 +349,23 @@ impl TaskSnapshot {
             .collect()
     }
 
-    fn told(&self) -> String {
+    fn report_text(&self) -> String {
         match self.status {
             TaskStatus::Success => format!(
                 "\n\nIts result:\n{}",
-                cut(self.result.as_deref().unwrap_or(NOTHING_SAID))
+                truncate(self.result.as_deref().unwrap_or(EMPTY_RESULT))
             ),
             TaskStatus::Waiting => {
                 let asked = Value::Array(self.asked()).to_string();
                 format!(
                     "\n\nIt asks:\n{}\n\nOnly a human can answer. Tell the user that the task waits.",
-                    cut(&asked)
+                    truncate(&asked)
                 )
             }
             TaskStatus::Error | TaskStatus::Timeout => self
                 .error
                 .as_deref()
-                .map(|error| format!("\n\nThe error:\n{}", cut(error)))
+                .map(|error| format!("\n\nThe error:\n{}", truncate(error)))
                 .unwrap_or_default(),
             TaskStatus::Cancelled | TaskStatus::Running | TaskStatus::Pending => String::new(),
         }
@@ -373,10 +373,10 @@ impl TaskSnapshot {
 }
 
 /// What is told of a task that ended without a word.
-pub const NOTHING_SAID: &str = "(The agent finished without saying anything.)";
+pub const EMPTY_RESULT: &str = "(The agent finished without saying anything.)";
 
 /// The beginning of a text that is too long to be told whole.
-pub fn cut(text: &str) -> String {
+pub fn truncate(text: &str) -> String {
     match text.char_indices().nth(LONGEST_RESULT) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}\n[cut off after {LONGEST_RESULT} characters]", &text[..end]),
@@ -469,7 +469,7 @@ pub struct TaskRecord {
     /// Whether something may come of it that the parent does not know.
     pub watched: bool,
     /// The run whose outcome the parent was woken for last.
-    pub told: Option<RunId>,
+    pub reported_run: Option<RunId>,
     /// When it was begun.
     pub created_at: Timestamp,
     /// What is known of the work, when another server does it.
@@ -496,7 +496,7 @@ mod tests {
             run: "r1".to_owned(),
             status,
         };
-        BackgroundTask::begun("writer", run, Timestamp(1_767_225_600_999_999))
+        BackgroundTask::started("writer", run, Timestamp(1_767_225_600_999_999))
     }
 
     #[test]
@@ -518,20 +518,22 @@ mod tests {
     fn an_outcome_is_news_until_the_state_knows_it() {
         let done = TaskSnapshot::of("r1", TaskStatus::Success);
         let running = task(TaskStatus::Running);
-        assert!(running.is_news(&done));
-        assert!(!running.is_news(&TaskSnapshot::of("r1", TaskStatus::Pending)));
-        assert!(!running.seen(&done, Timestamp(0)).is_news(&done));
+        assert!(running.has_new_outcome(&done));
+        assert!(!running.has_new_outcome(&TaskSnapshot::of("r1", TaskStatus::Pending)));
+        assert!(!running.with_snapshot(&done, Timestamp(0)).has_new_outcome(&done));
         let waits = TaskSnapshot::of("r1", TaskStatus::Waiting);
-        let waiting = running.seen(&waits, Timestamp(0));
-        assert!(!waiting.is_news(&waits));
-        assert!(waiting.is_news(&TaskSnapshot::of("r2", TaskStatus::Waiting)) && waiting.is_news(&done));
+        let waiting = running.with_snapshot(&waits, Timestamp(0));
+        assert!(!waiting.has_new_outcome(&waits));
+        assert!(
+            waiting.has_new_outcome(&TaskSnapshot::of("r2", TaskStatus::Waiting)) && waiting.has_new_outcome(&done)
+        );
         let newer = running.with_run("r2");
         assert!(
-            !newer.is_news(&TaskSnapshot::of("r1", TaskStatus::Cancelled)),
+            !newer.has_new_outcome(&TaskSnapshot::of("r1", TaskStatus::Cancelled)),
             "the run was superseded"
         );
         assert!(
-            task(TaskStatus::Success).is_news(&done),
+            task(TaskStatus::Success).has_new_outcome(&done),
             "it was over before anybody heard that it had begun"
         );
     }

@@ -21,7 +21,7 @@ pub struct BusyTime {
 
 impl BusyTime {
     /// Adds the interval from `from` to `until`.
-    pub fn covers(&mut self, from: Timestamp, until: Timestamp) {
+    pub fn add(&mut self, from: Timestamp, until: Timestamp) {
         let from = from.max(self.before);
         if until <= from {
             return;
@@ -54,7 +54,7 @@ mod tests {
         let mut time = BusyTime::default();
         stretches
             .iter()
-            .for_each(|(from, until)| time.covers(Timestamp(*from), Timestamp(*until)));
+            .for_each(|(from, until)| time.add(Timestamp(*from), Timestamp(*until)));
         time.micros
     }
 

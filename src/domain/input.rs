@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::Invalid;
 use super::json_limits::check;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
-use super::path::{FOLDER, is_enclosed, normalise};
+use super::path::{FOLDER, is_bundled, normalise};
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
 /// How many messages one input may bring.
@@ -350,7 +350,7 @@ fn read_path(path: &str) -> Result<String, Invalid> {
     if clean == "/" {
         return Err(Invalid::new("", "is no path of a file: it names none"));
     }
-    if is_enclosed(&clean) {
+    if is_bundled(&clean) {
         let reason = format!("cannot be written: what lies in {FOLDER} belongs to the definition of the agent");
         return Err(Invalid::new("", reason));
     }

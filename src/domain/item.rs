@@ -202,7 +202,7 @@ pub struct NewItem {
     /// The value, which replaces an older one.
     pub value: Map<String, Value>,
     /// The time to live.
-    pub stay: ItemLifetime,
+    pub lifetime: ItemLifetime,
     /// The texts to index.
     pub indexing: Indexing,
 }

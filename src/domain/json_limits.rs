@@ -238,7 +238,7 @@ pub fn without_nul(mut text: String) -> String {
 
 /// Where in a value the character U+0000 stands first, as `messages[0].content`; none if it is nowhere. A key that contains
 /// it has U+FFFD in its place. As [`check`], it does not recurse.
-pub fn place_of_nul(value: &Value) -> Option<FieldPath> {
+pub fn find_nul(value: &Value) -> Option<FieldPath> {
     let mut place = FieldPath::default();
     let mut open = vec![(value, 0, None)];
     while let Some((value, depth, segment)) = open.pop() {
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn the_place_of_the_character_zero_is_told() {
-        let place = |text: &str| place_of_nul(&serde_json::from_str(text).unwrap()).map(|place| place.to_string());
+        let place = |text: &str| find_nul(&serde_json::from_str(text).unwrap()).map(|place| place.to_string());
         assert_eq!(place(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
         assert_eq!(place(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));
         assert_eq!(place(r#"{"a": "fine"}"#), None);

@@ -23,11 +23,11 @@ use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
-mod clash;
-mod outside;
+mod external;
+mod overwrites;
 mod plan;
+mod program;
 mod review;
-mod work;
 
 pub use plan::{END, HookPoint, MODEL, Plan, RUNNABLE, START, TOOLS};
 
@@ -63,8 +63,8 @@ pub struct Position {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
     /// What the model is shown instead of the conversation, when a client said so. It holds for one question.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shown: Option<Vec<Message>>,
+    #[serde(default, rename = "shown", skip_serializing_if = "Option::is_none")]
+    pub model_input: Option<Vec<Message>>,
     /// Whether the checkpoint came here with the copy of a thread: what is under way after it has the same tasks in the
     /// original. Whoever goes on from here begins a branch of its own first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -84,7 +84,7 @@ pub enum Phase {
     /// The hooks of one moment; those before `next` have run.
     Hooks {
         /// Which hooks.
-        moment: HookPoint,
+        point: HookPoint,
         /// The index of the next one in the [`Plan`].
         next: usize,
     },
@@ -170,7 +170,7 @@ impl Machine {
                 "there is nothing to run: no input was given",
             )),
             Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } if self.has_open_question() => Step::Park,
-            Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
+            Phase::Hooks { point, next } => Step::RunHook(*point, *next),
             Phase::Model => Step::AskModel,
             Phase::Tools { calls } => Self::next_calls(calls),
             Phase::Work { .. } => Step::Work,
@@ -207,48 +207,48 @@ impl Machine {
     /// Leaves two checkpoints, as clients of the field expect: one that stands before the input and one after it.
     pub fn begin(&mut self, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Entry; 2] {
         self.position = Position::default();
-        let before = self.enter(ids[0], CheckpointSource::Input, START, vec![]);
+        let before = self.append_entry(ids[0], CheckpointSource::Input, START, vec![]);
         let input = input.ruled(&plan.rules);
         self.state.apply(&input);
-        let after = self.enter(ids[1], CheckpointSource::Loop, START, vec![input]);
-        self.arrive(plan, HookPoint::BeforeAgent, 0);
+        let after = self.append_entry(ids[1], CheckpointSource::Loop, START, vec![input]);
+        self.advance_to(plan, HookPoint::BeforeAgent, 0);
         [before, after]
     }
 
     /// Prepares a stored machine for another run: its steps are counted anew, an old failure is forgotten.
-    pub fn reopen(&mut self) {
+    pub fn prepare_for_run(&mut self) {
         self.position.taken = 0;
         self.position.failure = None;
     }
 
     /// A hook ran and wrote `update`. Leaves a checkpoint only if it wrote something.
     pub fn hook_done(&mut self, plan: &Plan, update: Update, jump: Option<Jump>, id: CheckpointId) -> Option<Entry> {
-        let Phase::Hooks { moment, next } = self.position.phase else {
+        let Phase::Hooks { point, next } = self.position.phase else {
             return None;
         };
         self.position.taken += 1;
-        self.forget_questions();
+        self.clear_questions();
         let entry = (!update.is_empty()).then(|| {
             self.state.apply(&update);
-            let node = plan.hooks(moment).get(next).map_or("", String::as_str);
-            self.enter(id, CheckpointSource::Loop, node, vec![update])
+            let node = plan.hooks(point).get(next).map_or("", String::as_str);
+            self.append_entry(id, CheckpointSource::Loop, node, vec![update])
         });
         match jump {
-            None => self.arrive(plan, moment, next + 1),
-            Some(Jump::Model) => self.arrive(plan, HookPoint::BeforeModel, 0),
-            Some(Jump::Tools) => self.arrive_at_tools(plan),
-            Some(Jump::End) if moment == HookPoint::AfterAgent => self.position.phase = Phase::Ended,
-            Some(Jump::End) => self.arrive(plan, HookPoint::AfterAgent, 0),
+            None => self.advance_to(plan, point, next + 1),
+            Some(Jump::Model) => self.advance_to(plan, HookPoint::BeforeModel, 0),
+            Some(Jump::Tools) => self.advance_to_tools(plan),
+            Some(Jump::End) if point == HookPoint::AfterAgent => self.position.phase = Phase::Ended,
+            Some(Jump::End) => self.advance_to(plan, HookPoint::AfterAgent, 0),
         }
         entry
     }
 
     /// The hook under way asks a human and will be run again when all of it is answered.
     pub fn hook_asked(&mut self, plan: &Plan, questions: Vec<Question>) -> Vec<Interrupt> {
-        let Phase::Hooks { moment, next } = self.position.phase else {
+        let Phase::Hooks { point, next } = self.position.phase else {
             return vec![];
         };
-        let Some(node) = plan.hooks(moment).get(next).cloned() else {
+        let Some(node) = plan.hooks(point).get(next).cloned() else {
             return vec![];
         };
         let task = TaskId::of_step(self.head, &node, 0);
@@ -258,23 +258,23 @@ impl Machine {
     /// The model answered with `message`; `extra` is what policies around it write.
     pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
-        self.position.shown = None;
+        self.position.model_input = None;
         self.position.reviewed.clear();
-        self.forget_questions();
+        self.clear_questions();
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);
-        let entry = self.enter(id, CheckpointSource::Loop, MODEL, vec![update]);
-        self.arrive(plan, HookPoint::AfterModel, 0);
+        let entry = self.append_entry(id, CheckpointSource::Loop, MODEL, vec![update]);
+        self.advance_to(plan, HookPoint::AfterModel, 0);
         entry
     }
 
     /// Notes what became of a call.
-    pub fn set_fate(&mut self, at: usize, fate: CallStatus) {
+    pub fn set_call_status(&mut self, at: usize, status: CallStatus) {
         if let Phase::Tools { calls } = &mut self.position.phase
             && let Some(call) = calls.get_mut(at)
         {
-            call.fate = fate;
+            call.status = status;
         }
     }
 
@@ -287,7 +287,7 @@ impl Machine {
         let Some(call) = calls.get_mut(at) else {
             return vec![];
         };
-        call.fate = CallStatus::Asking;
+        call.status = CallStatus::Asking;
         let asker = InterruptSource::Call(call.id.clone());
         self.ask(task, asker, questions)
     }
@@ -301,7 +301,7 @@ impl Machine {
     }
 
     /// Takes the answer about the unknown outcome of a call, if there is one: it holds for this outcome and no later one.
-    pub fn take_verdict(&mut self, call: &str) -> Option<Value> {
+    pub fn take_decision(&mut self, call: &str) -> Option<Value> {
         let about = |i: &Interrupt| matches!(&i.asker, InterruptSource::Call(id) if id == call) && i.answer.is_some();
         let is_verdict = |i: &Interrupt| i.question.kind == QuestionKind::UnknownOutcome && about(i);
         let at = self.position.asked.iter().position(is_verdict)?;
@@ -328,7 +328,7 @@ impl Machine {
             calls
                 .iter_mut()
                 .filter(|call| call.id == asker)
-                .for_each(|call| call.fate = CallStatus::Ready);
+                .for_each(|call| call.status = CallStatus::Ready);
         }
         true
     }
@@ -339,10 +339,10 @@ impl Machine {
             return false;
         };
         let parked = CallStatus::Delegated { child, parked: true };
-        let Some(call) = calls.iter_mut().find(|call| call.fate == parked) else {
+        let Some(call) = calls.iter_mut().find(|call| call.status == parked) else {
             return false;
         };
-        call.fate = CallStatus::Delegated { child, parked: false };
+        call.status = CallStatus::Delegated { child, parked: false };
         true
     }
 
@@ -357,18 +357,18 @@ impl Machine {
         }
         self.position.taken += 1;
         self.position.reviewed.clear();
-        self.forget_questions();
+        self.clear_questions();
         let ends = answers.iter().any(|answer| answer.ends);
-        let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();
+        let shown = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
         let mut writes: Vec<Update> = answers
             .into_iter()
             .map(|answer| answer.writes.ruled(&plan.rules))
             .collect();
-        clash::tell(&mut writes);
+        overwrites::report(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
-        let mut entry = self.enter(id, CheckpointSource::Loop, TOOLS, writes);
-        entry.shown = shown;
-        self.arrive(
+        let mut entry = self.append_entry(id, CheckpointSource::Loop, TOOLS, writes);
+        entry.logged_writes = shown;
+        self.advance_to(
             plan,
             if ends {
                 HookPoint::AfterAgent
@@ -380,29 +380,29 @@ impl Machine {
         Some(entry)
     }
 
-    /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
-    fn arrive(&mut self, plan: &Plan, moment: HookPoint, next: usize) {
+    /// Goes to hook `next` of `point`, or past the moment when it has no more hooks.
+    fn advance_to(&mut self, plan: &Plan, point: HookPoint, next: usize) {
         if let Some(node) = plan.program {
             let node = node.to_owned();
             self.position.phase = Phase::Work { node, begun: false };
             return;
         }
-        if next < plan.hooks(moment).len() {
-            self.position.phase = Phase::Hooks { moment, next };
+        if next < plan.hooks(point).len() {
+            self.position.phase = Phase::Hooks { point, next };
             return;
         }
-        match moment {
-            HookPoint::BeforeAgent => self.arrive(plan, HookPoint::BeforeModel, 0),
+        match point {
+            HookPoint::BeforeAgent => self.advance_to(plan, HookPoint::BeforeModel, 0),
             HookPoint::BeforeModel => self.position.phase = Phase::Model,
-            HookPoint::AfterModel => self.arrive_at_tools(plan),
+            HookPoint::AfterModel => self.advance_to_tools(plan),
             HookPoint::AfterAgent => self.position.phase = Phase::Ended,
         }
     }
 
     /// Goes to the calls that nobody answered yet; without any, back to the model when hooks answered them all, else out.
-    fn arrive_at_tools(&mut self, plan: &Plan) {
+    fn advance_to_tools(&mut self, plan: &Plan) {
         let Some((at, answer)) = self.state.messages.iter().enumerate().rev().find(|(_, m)| m.is_ai()) else {
-            return self.arrive(plan, HookPoint::AfterAgent, 0);
+            return self.advance_to(plan, HookPoint::AfterAgent, 0);
         };
         let later = &self.state.messages[at + 1..];
         let has_calls = !answer.tool_calls().is_empty() || answer.invalid_tool_calls().iter().any(|c| c.id.is_some());
@@ -410,13 +410,13 @@ impl Machine {
         if !calls.is_empty() {
             self.position.phase = Phase::Tools { calls };
         } else if has_calls {
-            self.arrive(plan, HookPoint::BeforeModel, 0);
+            self.advance_to(plan, HookPoint::BeforeModel, 0);
         } else {
-            self.arrive(plan, HookPoint::AfterAgent, 0);
+            self.advance_to(plan, HookPoint::AfterAgent, 0);
         }
     }
 
-    fn forget_questions(&mut self) {
+    fn clear_questions(&mut self) {
         self.position.asked.clear();
         self.position.questions = 0;
     }
@@ -447,7 +447,7 @@ impl Machine {
     }
 
     /// Adds a checkpoint to the history.
-    fn enter(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
+    fn append_entry(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
         let step = self.step.map_or(-1, |step| step + 1);
         let entry = Entry {
             id,
@@ -456,7 +456,7 @@ impl Machine {
             source,
             node: node.to_owned(),
             writes,
-            shown: vec![],
+            logged_writes: vec![],
         };
         self.head = Some(id);
         self.step = Some(step);
@@ -482,9 +482,9 @@ impl Machine {
     }
 
     /// The fate of the call at `at`.
-    pub fn fate(&self, at: usize) -> Option<&CallStatus> {
+    pub fn call_status(&self, at: usize) -> Option<&CallStatus> {
         match &self.position.phase {
-            Phase::Tools { calls } => calls.get(at).map(|call| &call.fate),
+            Phase::Tools { calls } => calls.get(at).map(|call| &call.status),
             Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => None,
         }
     }
@@ -512,7 +512,7 @@ impl Machine {
         let Phase::Tools { calls } = &self.position.phase else {
             return vec![];
         };
-        let parked = |(at, call): (usize, &Call)| match call.fate {
+        let parked = |(at, call): (usize, &Call)| match call.status {
             CallStatus::Delegated { child, parked: true } => Some((at, child)),
             CallStatus::Ready
             | CallStatus::Started

@@ -36,7 +36,7 @@ pub fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
 pub const FOLDER: &str = "/.agent";
 
 /// Whether an absolute path lies in the folder with the files of the agent's definition.
-pub fn is_enclosed(path: &str) -> bool {
+pub fn is_bundled(path: &str) -> bool {
     path == FOLDER || below(path, FOLDER).is_some()
 }
 

@@ -216,7 +216,7 @@ impl RunRequest {
     }
 
     /// Returns the context for tools: `context`, or `config.configurable` if the request has no context.
-    pub fn told(&self) -> &Map<String, Value> {
+    pub fn tool_context(&self) -> &Map<String, Value> {
         match self.config.get("configurable").and_then(Value::as_object) {
             Some(configurable) if self.context.is_empty() => configurable,
             Some(_) | None => &self.context,
@@ -242,7 +242,7 @@ pub struct AssignedAgent {
 }
 
 /// The maximum size of a delegated `system_prompt`, in bytes: several times the instructions of large agents.
-pub const MAX_ORDERED_PROMPT_BYTES: usize = 64 * 1024;
+pub const MAX_DELEGATED_PROMPT_BYTES: usize = 64 * 1024;
 
 /// A task delegated to a subagent, as it is stored: the input of the child run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -282,14 +282,14 @@ pub struct Command {
     /// The nodes to continue at.
     pub goto: Vec<Goto>,
     /// Child runs that were cancelled while they waited. Their parents continue without them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub given_up: Vec<RunId>,
+    #[serde(rename = "given_up", skip_serializing_if = "Vec::is_empty")]
+    pub cancelled_children: Vec<RunId>,
 }
 
 impl Command {
     /// Returns whether the command resumes runs that wait.
-    pub fn goes_on(&self) -> bool {
-        !self.given_up.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
+    pub fn resumes(&self) -> bool {
+        !self.cancelled_children.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 }
 

@@ -119,7 +119,7 @@ impl Schema {
     }
 
     /// Validates a value.
-    pub fn judge<'a>(&'a self, value: &'a Value) -> SchemaCheck<'a> {
+    pub fn validate<'a>(&'a self, value: &'a Value) -> SchemaCheck<'a> {
         let checks = self.checks(value);
         if checks > MAX_CHECKS {
             return SchemaCheck::Unexplained(TOO_LARGE);
@@ -148,7 +148,7 @@ impl Schema {
     /// # Errors
     /// Returns the first part that does not match.
     pub fn check(&self, field: &str, value: &Value) -> Result<(), Invalid> {
-        match self.judge(value) {
+        match self.validate(value) {
             SchemaCheck::Fits => Ok(()),
             SchemaCheck::Wrong(errors) => {
                 let Some(error) = errors.first() else { return Ok(()) };

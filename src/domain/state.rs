@@ -169,7 +169,7 @@ pub const SKILLS: &str = "skills_metadata";
 pub const PINNED_SKILLS: &str = "pinned_skills";
 
 /// The private field of a subagent with instructions from the agent that delegated to it.
-pub const ORDERED_PROMPT: &str = "_system_prompt";
+pub const DELEGATED_PROMPT: &str = "_system_prompt";
 
 /// Fields that clients see but that are not passed between an agent and its subagents.
 const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];

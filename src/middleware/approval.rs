@@ -118,7 +118,7 @@ impl Middleware for Approval {
         builtins::APPROVAL
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::AfterModel]
     }
 

@@ -62,11 +62,11 @@ impl BackgroundWork {
         let mut under_way = 0;
         for (task, seen) in open.iter().zip(seen) {
             under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
-            let Some(seen) = seen.filter(|seen| task.is_news(seen)) else {
+            let Some(seen) = seen.filter(|seen| task.has_new_outcome(seen)) else {
                 continue;
             };
             update.messages.push(Arc::new(task.notification(&seen)));
-            update.merge(task.seen(&seen, scope.now()).write());
+            update.merge(task.with_snapshot(&seen, scope.now()).write());
         }
         scope.budget.in_background(under_way);
         update
@@ -79,7 +79,7 @@ impl Middleware for BackgroundWork {
         builtins::BACKGROUND
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeModel, HookPoint::AfterModel]
     }
 
@@ -92,15 +92,15 @@ impl Middleware for BackgroundWork {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+    async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let is_final_answer = state
             .last_ai()
             .is_some_and(|message| message.tool_calls().is_empty() && message.invalid_tool_calls().is_empty());
-        if moment == HookPoint::AfterModel && !is_final_answer {
+        if point == HookPoint::AfterModel && !is_final_answer {
             return Ok(HookResult::default());
         }
         let update = Self::news(scope, state).await;
-        let jump = (moment == HookPoint::AfterModel && !update.is_empty()).then_some(Jump::Model);
+        let jump = (point == HookPoint::AfterModel && !update.is_empty()).then_some(Jump::Model);
         Ok(HookResult {
             update,
             jump,

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{HookResult, Middleware, ModelAnswer, NextModel};
 use crate::definition::BundledFiles;
 use crate::definition::builtins;
-use crate::definition::enclosed::{is_enclosed, seen};
+use crate::definition::enclosed::{is_bundled, seen};
 use crate::domain::machine::HookPoint;
 use crate::domain::state::{Encoding, State, Update};
 use crate::model::ModelRequest;
@@ -85,7 +85,7 @@ impl Memory {
         let kept: Vec<String> = self
             .paths
             .iter()
-            .filter(|path| !is_enclosed(path))
+            .filter(|path| !is_bundled(path))
             .map(|path| format!("`{path}`"))
             .collect();
         let mut parts = vec!["## Memory".to_owned()];
@@ -110,7 +110,7 @@ impl Middleware for Memory {
         builtins::MEMORY
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent]
     }
 

@@ -32,23 +32,23 @@ use crate::domain::state::{State, Update};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
-pub mod addendum;
 pub mod approval;
 pub mod background;
 pub mod context_editing;
+pub mod dangling_calls;
 pub mod delegation;
 pub mod files;
 pub mod limits;
 pub mod memory;
-pub mod ordered;
+pub mod prompt_override;
+pub mod prompt_suffix;
 mod reminder;
-pub mod repair;
 pub mod repeated_failures;
 pub mod skills;
 pub mod store;
 pub mod structured;
 pub mod todos;
-pub mod until;
+pub mod until_tool;
 
 /// A policy. Every method has a default that does nothing.
 #[async_trait]
@@ -66,7 +66,7 @@ pub trait Middleware: Send + Sync {
     }
 
     /// The moments at which its hooks are to run. A hook that is not listed here is never called.
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[]
     }
 
@@ -75,12 +75,12 @@ pub trait Middleware: Send + Sync {
         Contribution::default()
     }
 
-    /// Runs the hook of `moment`.
+    /// Runs the hook of `point`.
     ///
     /// # Errors
     /// [`Halt::Ask`] parks the run; the hook is run again, with [`Scope::answer`] set, when somebody has answered.
-    async fn hook(&self, moment: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
-        let _ = (moment, scope, state);
+    async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+        let _ = (point, scope, state);
         Ok(HookResult::default())
     }
 

@@ -16,7 +16,7 @@ use url::Url;
 use uuid::Uuid;
 
 use super::address::{AddressRules, SsrfGuard};
-use super::answers::{PeerRun, PeerState, PeerThread};
+use super::responses::{PeerRun, PeerState, PeerThread};
 use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
@@ -30,7 +30,7 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How much of a refusal is passed on.
 const SHOWN_CHARS: usize = 500;
 /// How many runs elsewhere are listened to at once; more are asked now and then whether they are over.
-const LISTENED_TO: usize = 512;
+const MAX_LISTENED_RUNS: usize = 512;
 /// The header by which a server of our kind recognises a request that it has seen before.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
@@ -50,7 +50,7 @@ pub struct PeerPolicy {
     /// For how long a server may be out of reach before work there is given up that somebody waits for.
     pub patience: Duration,
     /// When work is looked at that nobody waits for.
-    pub looks: PollPolicy,
+    pub polling: PollPolicy,
     /// How much is read of what servers answer, and how long they may take.
     pub answers: PeerAnswerLimits,
 }
@@ -76,7 +76,7 @@ pub struct Peers {
     rules: Arc<AddressRules>,
     headers: Arc<BTreeMap<String, Headers>>,
     pub(super) patience: Duration,
-    looks: PollPolicy,
+    polling: PollPolicy,
     answers: PeerAnswerLimits,
     pub(super) listeners: Arc<Semaphore>,
     pub(super) spawn: SpawnRequest,
@@ -100,14 +100,14 @@ impl Peers {
             .no_proxy()
             .dns_resolver(Arc::new(SsrfGuard(Arc::clone(&rules))))
             .build()?;
-        let listeners = Arc::new(Semaphore::new(LISTENED_TO));
+        let listeners = Arc::new(Semaphore::new(MAX_LISTENED_RUNS));
         Ok(Self {
             anywhere: client().build()?,
             guarded,
             rules,
             headers: Arc::new(reach.headers),
             patience: reach.patience,
-            looks: reach.looks,
+            polling: reach.polling,
             answers: reach.answers,
             listeners,
             spawn,
@@ -115,8 +115,8 @@ impl Peers {
     }
 
     /// When work is looked at that nobody waits for.
-    pub fn looks(&self) -> &PollPolicy {
-        &self.looks
+    pub fn poll_policy(&self) -> &PollPolicy {
+        &self.polling
     }
 
     /// For how long a server may be out of reach before work there is given up that somebody waits for.
@@ -176,7 +176,7 @@ pub struct Peer {
 
 /// What a run there shall do.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct RunOrder {
+pub struct RemoteRunRequest {
     /// The agent: its `graph_id`, or the id of an assistant.
     pub assistant_id: String,
     /// What it is told.
@@ -222,7 +222,7 @@ pub enum PeerError {
 
 impl PeerError {
     /// Whether the same request may succeed later.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
             Self::Refused { status, .. } => matches!(status, 408 | 425 | 429 | 500..=599),
@@ -267,7 +267,7 @@ impl Peer {
     ///
     /// # Errors
     /// See [`PeerError`]. Whether the run began is unknown when no answer came.
-    pub async fn create_run(&self, thread: Uuid, order: &RunOrder, key: &str) -> PeerResult<PeerRun> {
+    pub async fn create_run(&self, thread: Uuid, order: &RemoteRunRequest, key: &str) -> PeerResult<PeerRun> {
         let body = serde_json::to_string(order).map_err(|error| PeerError::Misunderstood(error.to_string()))?;
         let request = self.request(Method::POST, &format!("threads/{thread}/runs"));
         self.ask(request.header(IDEMPOTENCY_KEY, key).body(body)).await

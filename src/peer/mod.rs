@@ -5,14 +5,14 @@
 //! work from here is done. Neighbours: [`crate::agent`] assembles and runs such agents.
 
 pub mod address;
-pub mod answers;
 pub mod client;
-pub mod delegate;
 mod question;
-mod workplace;
+pub mod remote_agent;
+mod remote_thread;
+pub mod responses;
 
 pub use address::AddressRules;
-pub use client::{Peer, PeerAnswerLimits, PeerError, PeerPolicy, Peers, RunOrder};
-pub use delegate::RemoteAgent;
-pub use question::{is_asked, passed_on, resume};
-pub use workplace::{NotBegun, RemoteThread};
+pub use client::{Peer, PeerAnswerLimits, PeerError, PeerPolicy, Peers, RemoteRunRequest};
+pub use question::{is_asked, resume, to_question};
+pub use remote_agent::RemoteAgent;
+pub use remote_thread::{RemoteThread, StartFailed};

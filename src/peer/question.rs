@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::answers::PeerInterrupt;
+use super::responses::PeerInterrupt;
 use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
 use crate::domain::schema::Schema;
 
 /// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
 /// here like those of our own agents.
-pub fn passed_on(interrupt: PeerInterrupt) -> Question {
+pub fn to_question(interrupt: PeerInterrupt) -> Question {
     let PeerInterrupt {
         id,
         value,
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     fn asked(value: Value) -> Question {
-        passed_on(PeerInterrupt {
+        to_question(PeerInterrupt {
             id: Some("q1".to_owned()),
             value,
             response_schema: None,

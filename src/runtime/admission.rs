@@ -234,7 +234,7 @@ async fn find_thread(
     } else {
         ttl
     };
-    Ok(Ok((Thread::new(id, wish.metadata.clone(), now).kept_for(ttl), true)))
+    Ok(Ok((Thread::new(id, wish.metadata.clone(), now).with_ttl(ttl), true)))
 }
 
 /// The settings of the run: the wish's own, and the assistant's where it says nothing. An answer goes on with the context
@@ -246,15 +246,15 @@ pub(super) fn settings(wish: &NewRun, cast: &ResolvedAssistant, thread: &Thread)
         Some(Value::Object(before)) if goes_on(wish) && context.is_empty() && !before.is_empty() => {
             let mut config = config.clone();
             config.insert("configurable".to_owned(), before.clone().into());
-            assistant.laid_under(&config, before)
+            assistant.as_defaults_for(&config, before)
         }
-        Some(_) | None => assistant.laid_under(config, context),
+        Some(_) | None => assistant.as_defaults_for(config, context),
     }
 }
 
 /// Whether a wish goes on with what waits.
 fn goes_on(wish: &NewRun) -> bool {
-    wish.resume.is_some() || wish.request.command.as_ref().is_some_and(Command::goes_on)
+    wish.resume.is_some() || wish.request.command.as_ref().is_some_and(Command::resumes)
 }
 
 /// The run that is wished for, on this thread and with these settings.
@@ -413,7 +413,7 @@ pub(super) async fn child(
         None => None,
         Some(graph_id) => match registry.agents().of_graph(graph_id) {
             Some(known) => {
-                if let Some(refusal) = wish.refused_by(&known.agent) {
+                if let Some(refusal) = wish.incompatibility(&known.agent) {
                     return Ok(Err(refusal));
                 }
                 let graph_id = graph_id.clone();
@@ -553,7 +553,7 @@ pub(super) fn check_ahead(wish: &NewRun, cast: &ResolvedAssistant, house: &Admis
     let settings = cast
         .assistant
         .settings
-        .laid_under(&wish.request.config, &wish.request.context);
+        .as_defaults_for(&wish.request.config, &wish.request.context);
     match known.agent.context() {
         Some(schema) if !house.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)

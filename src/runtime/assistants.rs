@@ -289,12 +289,12 @@ impl Runs {
     }
 
     /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
-    pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
+    pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
         self.0
             .registry
             .agents()
             .of_graph(graph_id)
-            .map(|known| known.agent.drawing(levels))
+            .map(|known| known.agent.graph(levels))
     }
 
     /// What the state and the settings of this definition's agent look like. None without such a definition.

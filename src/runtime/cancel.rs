@@ -145,7 +145,7 @@ impl Worker {
     pub(super) async fn roll_back(&self, desk: &Arc<RunContext>) -> DbResult<()> {
         self.metrics
             .work()
-            .run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
+            .run_ended_without_worker(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
         let log = Arc::clone(&desk.log);
         let now = self.clock.now();
         let last = log.is_open().then(|| log.reserve(1));

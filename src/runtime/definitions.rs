@@ -380,7 +380,7 @@ impl Runs {
         let mut sources = registry.sources.lock().await;
         let is_known = sources.are_of(&files);
         if !is_known {
-            self.0.metrics.work().knows(files.labels());
+            self.0.metrics.work().set_known_names(files.labels());
             registry.store_files(&mut sources, files).await?;
         }
         // They were found good just now.

@@ -97,7 +97,7 @@ async fn start(
     (house, occasion): (&AdmissionDeps, AdmissionContext),
 ) -> DbResult<Option<Admitted>> {
     let command = Command {
-        given_up: children.to_vec(),
+        cancelled_children: children.to_vec(),
         ..Command::default()
     };
     let stream_mode = vec!["values".to_owned()];

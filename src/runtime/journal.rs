@@ -13,7 +13,7 @@ use super::children::AtWork;
 use super::desk::{RunContext, fault};
 use super::{Report, admission, log_lines};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -318,7 +318,7 @@ impl LaneJournal {
         let work = self.desk.metrics.work();
         work.committed(begun.elapsed());
         let age = self.desk.clock.now().since(self.began);
-        events.iter().for_each(|event| work.happened(event, age));
+        events.iter().for_each(|event| work.record_event(event, age));
         if self.origin.lane == Lane::Main {
             let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
             ends.for_each(|end| log_lines::run_ended(&self.desk.run, &end));
@@ -448,7 +448,7 @@ impl Journal for LaneJournal {
             .iter()
             .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
         let fault = |error: DbError| {
-            self.desk.metrics.work().commit_lost("database");
+            self.desk.metrics.work().commit_failed("database");
             fault(self.desk.run.id, &error)
         };
         let rest = match ends {
@@ -459,7 +459,7 @@ impl Journal for LaneJournal {
         let first = batch.first;
         let begun = Instant::now();
         let Some(stored) = self.store(batch).await.map_err(fault)? else {
-            self.desk.metrics.work().commit_lost("lease");
+            self.desk.metrics.work().commit_failed("lease");
             return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
@@ -476,20 +476,20 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    fn say(&self, delta: Delta) {
-        self.desk.metrics.work().said(&self.origin, &delta);
+    fn publish(&self, delta: Delta) {
+        self.desk.metrics.work().record_delta(&self.origin, &delta);
         self.show(EventBody::Delta(delta));
     }
 
-    fn begin(&self, work: AgentWork) {
+    fn publish_start(&self, work: AgentWork) {
         self.show(EventBody::Begun(work));
     }
 
-    fn put_out(&self, call: String, text: String) {
+    fn publish_output(&self, call: String, text: String) {
         self.show(EventBody::Output { call, text });
     }
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
         let desk = Arc::clone(&self.desk);
         let now = self.desk.clock.now();
         let head = parent.head.map(|head| (head, parent.position.clone()));
@@ -525,7 +525,7 @@ impl Journal for LaneJournal {
             .map_err(|error| fault(self.desk.run.id, &error))?
             .ok_or(ExitReason::LeaseLost)?;
         match admitted {
-            Err(reason) => Ok(ChildVerdict::Refused(reason)),
+            Err(reason) => Ok(ChildAdmission::Refused(reason)),
             Ok(run) if run.created_at == now => {
                 let stop = at_work.stop().clone();
                 let meter = Arc::new(Meter::new(Usage::default(), now));
@@ -542,10 +542,10 @@ impl Journal for LaneJournal {
                     input: None,
                     journal,
                 };
-                Ok(ChildVerdict::Admitted(Box::new(child)))
+                Ok(ChildAdmission::Admitted(Box::new(child)))
             }
             Ok(_) => match self.find_child(id).await? {
-                Some((_, child)) => Ok(ChildVerdict::Admitted(Box::new(child))),
+                Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
                 None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
             },
         }
@@ -584,7 +584,7 @@ impl Journal for LaneJournal {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
-                machine.reopen();
+                machine.prepare_for_run();
             }
             let stop = at_work.stop().clone();
             if is_to_stop {
@@ -613,7 +613,7 @@ impl Journal for LaneJournal {
         }))
     }
 
-    async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
+    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
         // Enlisted before the look, or who gives it up right after it would not be heard.
         let waits = self.desk.parked.enter(child, CancellationToken::new());
         let read = || self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
@@ -626,7 +626,7 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         let thread = self.desk.run.thread;
         let read = || {
             self.desk.db.read(move |tx| {

@@ -202,7 +202,7 @@ impl Runs {
     /// When an agent of a file cannot be assembled, or the database fails.
     pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.ground.files);
-        parts.metrics.work().knows(files.labels());
+        parts.metrics.work().set_known_names(files.labels());
         let worker = Arc::new(Worker::new(parts));
         worker.registry.open(files).await?;
         worker.sign_on().await?;

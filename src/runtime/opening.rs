@@ -91,7 +91,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
     }
     let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
     if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
-        let entry = machine.forked(CheckpointId::mint());
+        let entry = machine.fork(CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, &machine));
     }
     if let Some(command) = &run.request.command {
@@ -118,7 +118,7 @@ pub(super) async fn open(desk: &RunContext, known: &RegisteredAgent) -> DbResult
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
             notes.extend(PendingWrite::input(&mut machine, &plan, input, ids));
         }
-        None => machine.reopen(),
+        None => machine.prepare_for_run(),
     }
     Ok(ReadyMachine {
         machine,
@@ -186,7 +186,7 @@ async fn budget(desk: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> 
     let now = desk.clock.now();
     let (again, resumes) = (
         desk.run.attempt > 1,
-        desk.run.request.command.as_ref().is_some_and(Command::goes_on),
+        desk.run.request.command.as_ref().is_some_and(Command::resumes),
     );
     let (spent, (before, first)) = if again || resumes {
         let read = desk.db.read(move |tx| {
@@ -243,7 +243,7 @@ fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<Budget
         .as_ref()
         .map(TaskLineage::limited)
         .unwrap_or_default();
-    let has_others = known.agent.subagents().is_some_and(|roster| roster.refers());
+    let has_others = known.agent.subagents().is_some_and(|roster| roster.has_references());
     let begins_tasks = has_others
         || Builtin::tools_of(BACKGROUND)
             .first()
@@ -283,7 +283,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
 /// Whether a request goes on with what is under way, rather than beginning something.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
-        Some(command) => command.goes_on(),
+        Some(command) => command.resumes(),
         None => request.input.is_none(),
     }
 }
@@ -322,17 +322,17 @@ fn obey(
     // No step follows on the end that could store where the run stands.
     let ends = place == Some(&Destination::End);
     if ends {
-        machine.go_to(plan, &Destination::End);
+        machine.jump_to(plan, &Destination::End);
     }
     if ends || update != Update::none() {
-        let entry = machine.noted(plan, update, CheckpointId::mint());
+        let entry = machine.append_update(plan, update, CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, machine));
     }
-    machine.reopen();
+    machine.prepare_for_run();
     if let Some(place) = place {
-        machine.go_to(plan, place);
+        machine.jump_to(plan, place);
     }
-    place.is_none() && !command.goes_on()
+    place.is_none() && !command.resumes()
 }
 
 /// Reads where the thread stands, after delivering the answers that the run brings.

@@ -65,7 +65,7 @@ impl Runs {
     ) -> Result<Result<Once<CreatedThread>, ThreadId>, StateWriteError> {
         let now = self.0.clock.now();
         let ttl = wish.ttl.or(self.0.retention.threads);
-        let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
+        let thread = Thread::new(wish.id, wish.metadata, now).with_ttl(ttl);
         let agents = self.0.registry.agents();
         let known = agents.last_on(&thread);
         let history = History::replayed(

@@ -21,7 +21,7 @@ use super::queue::{QueueRoom, RunBounds};
 use super::registry::Registry;
 use super::turns::CommitOrder;
 use super::{CancelAction, Store, Webhooks};
-use crate::agent::{Breakpoints, ExitReason, Growth, Journal, Loop, LoopOutcome, PendingWrite};
+use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::{self, Db, DbError, DbResult, Engine, Tx};
 use crate::domain::event::Fact;
@@ -242,7 +242,7 @@ impl Worker {
         if fresh {
             self.metrics
                 .work()
-                .run_began(run.lineage.agent(), self.clock.now().since(run.due_at));
+                .run_started(run.lineage.agent(), self.clock.now().since(run.due_at));
         }
         let this = Arc::clone(self);
         let id = run.id;
@@ -348,7 +348,7 @@ impl Worker {
             Arc::clone(&known.agent)
         };
         let driving = Loop {
-            growth: Growth::new(self.sizes),
+            state_size: StateSize::new(self.sizes),
             agent: &agent,
             plan,
             lineage: &run.lineage,
@@ -369,7 +369,7 @@ impl Worker {
         match driven {
             Ok(LoopOutcome::Done | LoopOutcome::Failed(_) | LoopOutcome::Parked(_) | LoopOutcome::Paused) => {}
             Err(ExitReason::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
-            Err(ExitReason::Away) => self.give_back(desk).await,
+            Err(ExitReason::Unavailable) => self.give_back(desk).await,
             Err(ExitReason::Fault(failure)) => self.fail(desk, &machine, failure).await,
             Err(ExitReason::Cancelled) => self.cancelled(desk, &machine, &journal).await,
         }
@@ -382,7 +382,7 @@ impl Worker {
         }
         match fault(desk.run.id, error) {
             ExitReason::Fault(failure) => self.fail(desk, &Machine::default(), failure).await,
-            ExitReason::Away | ExitReason::LeaseLost | ExitReason::Cancelled => self.give_back(desk).await,
+            ExitReason::Unavailable | ExitReason::LeaseLost | ExitReason::Cancelled => self.give_back(desk).await,
         }
     }
 

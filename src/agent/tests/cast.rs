@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use crate::agent::assemble::plan;
-use crate::agent::roster::{Build, SubagentRegistry};
+use crate::agent::subagent_registry::{Build, SubagentRegistry};
 use crate::agent::{Agent, AgentKind, ModelLoop, SharedState};
 use crate::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::call::ToolOutput;
@@ -196,7 +196,7 @@ impl Middleware for Tally {
         "Tally"
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[
             HookPoint::BeforeAgent,
             HookPoint::BeforeModel,
@@ -205,9 +205,9 @@ impl Middleware for Tally {
         ]
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        let count = state.fields.get(moment.word()).and_then(Value::as_u64).unwrap_or(0);
-        Ok(Update::field(moment.word(), json!(count + 1)).into())
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        let count = state.fields.get(point.word()).and_then(Value::as_u64).unwrap_or(0);
+        Ok(Update::field(point.word(), json!(count + 1)).into())
     }
 }
 
@@ -224,7 +224,7 @@ pub(super) fn agent_of(
             ..SubagentSummary::default()
         };
         stack.push(Arc::new(Subagents::new(&SubagentList {
-            cards: ["one", "two"].map(card).to_vec(),
+            subagents: ["one", "two"].map(card).to_vec(),
             ..SubagentList::default()
         })));
     }

@@ -55,8 +55,8 @@ async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
     let calls = [("a", SEND, json!({})), ("b", JOT, json!({}))];
     assert!(stage.attempt(RunId::mint(), &says(script(&[&calls]))).await.is_err());
     let machine = stage.machine();
-    assert_eq!(machine.fate(0), Some(&CallStatus::Started));
-    assert_eq!(machine.fate(1), Some(&CallStatus::Ready));
+    assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
+    assert_eq!(machine.call_status(1), Some(&CallStatus::Ready));
     assert!(world.happened("a") <= 1);
 }
 

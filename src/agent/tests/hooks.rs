@@ -40,12 +40,12 @@ impl Middleware for Probe {
         self.0
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &ALL
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, _: &State) -> Result<HookResult, Halt> {
-        self.note(moment.word());
+    async fn hook(&self, point: HookPoint, _: &Scope, _: &State) -> Result<HookResult, Halt> {
+        self.note(point.word());
         Ok(HookResult::default())
     }
 
@@ -129,7 +129,7 @@ impl Middleware for Doubtful {
         "Doubtful"
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         std::slice::from_ref(&self.0)
     }
 
@@ -152,7 +152,7 @@ impl Middleware for Impatient {
         "Impatient"
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeModel]
     }
 

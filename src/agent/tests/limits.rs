@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::cast::{COUNT, SPAWN, World, agent_of};
 use super::memory::Death;
 use super::{Stage, says};
-use crate::agent::roster::{Build, SubagentRegistry};
+use crate::agent::subagent_registry::{Build, SubagentRegistry};
 use crate::agent::{Agent, LoopOutcome};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;

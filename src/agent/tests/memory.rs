@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::journal::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{AgentWork, Delta, Fact};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
@@ -288,18 +288,18 @@ impl Journal for Memory {
         })
     }
 
-    fn say(&self, _: Delta) {
+    fn publish(&self, _: Delta) {
         self.store.disk().deltas += 1;
     }
 
-    fn begin(&self, _: AgentWork) {}
+    fn publish_start(&self, _: AgentWork) {}
 
-    fn put_out(&self, _: String, _: String) {}
+    fn publish_output(&self, _: String, _: String) {}
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
         tokio::task::yield_now().await;
         if wish.lineage.depth > wish.max_depth {
-            return Ok(ChildVerdict::Refused(format!("not deeper than {}", wish.max_depth)));
+            return Ok(ChildAdmission::Refused(format!("not deeper than {}", wish.max_depth)));
         }
         self.store.write(|disk| {
             let lineage = serde_json::to_string(&wish.lineage).unwrap();
@@ -308,7 +308,7 @@ impl Journal for Memory {
             disk.note_usage(self.run);
         })?;
         let (_, child) = self.find_child(wish.id).await?.unwrap();
-        Ok(ChildVerdict::Admitted(Box::new(child)))
+        Ok(ChildAdmission::Admitted(Box::new(child)))
     }
 
     fn run(&self) -> RunId {
@@ -322,7 +322,7 @@ impl Journal for Memory {
         let lane = Lane::Child(child);
         let mut machine = self.store.machine(lane);
         if machine.position.failure.is_none() && machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
-            machine.reopen();
+            machine.prepare_for_run();
         }
         let begun = self
             .store
@@ -345,11 +345,11 @@ impl Journal for Memory {
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         Ok(self.store.questions(Lane::Child(child)))
     }
 
-    async fn given_up(&self, _: RunId) -> Result<(), ExitReason> {
+    async fn child_cancelled(&self, _: RunId) -> Result<(), ExitReason> {
         std::future::pending().await
     }
 }

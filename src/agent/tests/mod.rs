@@ -4,7 +4,7 @@ mod cast;
 mod children;
 mod crash;
 mod crash_windows;
-mod drawings;
+mod graphs;
 mod hooks;
 mod limits;
 mod memory;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, Breakpoints, ExitReason, Growth, Loop, LoopOutcome, PendingWrite, identified};
+use super::{Agent, Breakpoints, ExitReason, Loop, LoopOutcome, PendingWrite, StateSize, identified};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
@@ -105,12 +105,12 @@ impl Stage {
                 let ids = [CheckpointId::mint(), CheckpointId::mint()];
                 notes.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
             }
-            Wish::Answers(_) | Wish::Onward => machine.reopen(),
+            Wish::Answers(_) | Wish::Onward => machine.prepare_for_run(),
         }
         let lineage = Lineage::root(run, &self.agent.name);
         let journal = Memory::new(&self.store, Lane::Main, run, run);
         let driving = Loop {
-            growth: Growth::default(),
+            state_size: StateSize::default(),
             agent: &self.agent,
             plan,
             lineage: &lineage,

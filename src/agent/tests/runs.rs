@@ -219,7 +219,7 @@ async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_a
     let (stage, world) = stage();
     let calls = [("a", BREAK, json!({})), ("b", SEND, json!({}))];
     assert_eq!(class(&stage.hears(script(&[&calls])).await), "ToolError");
-    assert!(matches!(stage.machine().fate(1), Some(CallStatus::Answered(_))));
+    assert!(matches!(stage.machine().call_status(1), Some(CallStatus::Answered(_))));
     assert_eq!(
         class(&stage.runs(Wish::Onward).await),
         "ToolError",
@@ -269,7 +269,7 @@ async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun(
     assert_eq!(stage.attempt(run, &wish).await, Err(ExitReason::Cancelled));
     let machine = stage.machine();
     assert!(matches!(
-        (machine.fate(0), machine.fate(1)),
+        (machine.call_status(0), machine.call_status(1)),
         (Some(CallStatus::Answered(_)), Some(CallStatus::Started))
     ));
     stage.revives(None);

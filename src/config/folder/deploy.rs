@@ -6,10 +6,10 @@
 
 use serde_json::{Map, Value};
 
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::{Role, Search};
 use crate::config::document;
-use crate::config::problem::{Places, Problem};
+use crate::config::problem::{Positions, Problem};
 use crate::definition::FieldPath;
 
 /// The model of an agent of this layout that names none.
@@ -56,7 +56,7 @@ const AGENT_KEYS: [&str; 3] = ["name", "description", "model"];
 /// Reads a `deepagents.toml`.
 pub(super) fn read(
     search: &mut Search<'_>,
-    place: &Place,
+    place: &FolderEntry,
     (holds, role): (&FieldPath, Role),
     into: &mut Map<String, Value>,
 ) -> Option<()> {
@@ -68,7 +68,7 @@ pub(super) fn read(
     }
     let agent = document.value.shift_remove("agent").unwrap_or_default();
     for (name, section) in &document.value {
-        look_at(search, place, role, (name, section), &document.places);
+        check_section(search, place, role, (name, section), &document.places);
     }
     let Value::Object(mut agent) = agent else {
         search
@@ -103,14 +103,20 @@ pub(super) fn read(
         agent.entry("model").or_insert_with(|| DEFAULT_MODEL.into());
     }
     let own = |(field, at): (&FieldPath, &_)| Some((field.after(&FieldPath::of(["agent"]))?, *at));
-    let places: Places = document.places.iter().filter_map(own).collect();
+    let places: Positions = document.places.iter().filter_map(own).collect();
     search.add(place, agent, &places, into);
     search.note(place, holds, places);
     Some(())
 }
 
 /// Says what becomes of a section that is not the agent's.
-fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&str, &Value), places: &Places) {
+fn check_section(
+    search: &mut Search<'_>,
+    place: &FolderEntry,
+    role: Role,
+    (name, value): (&str, &Value),
+    places: &Positions,
+) {
     let at = places.get(&FieldPath::of([name])).copied();
     let known = SECTIONS
         .iter()

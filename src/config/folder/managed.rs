@@ -4,9 +4,9 @@
 use serde_json::{Map, Value};
 
 use super::deploy::DEFAULT_MODEL;
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::{Role, Search};
-use crate::config::problem::Places;
+use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
 const AGENT_KEYS: [&str; 8] = [
@@ -24,7 +24,7 @@ const SUBAGENT_KEYS: [&str; 3] = ["description", "model", "model_id"];
 /// Reads an `agent.json`.
 pub(super) fn read(
     search: &mut Search<'_>,
-    folder: &Place,
+    folder: &FolderEntry,
     (holds, role): (&FieldPath, Role),
     into: &mut Map<String, Value>,
 ) -> Option<()> {
@@ -36,7 +36,7 @@ pub(super) fn read(
         &SUBAGENT_KEYS
     };
     for key in agent.keys().filter(|key| !allowed.contains(&key.as_str())) {
-        search.complain(
+        search.report_error(
             &place,
             key,
             &format!("unknown key; allowed are: {}", allowed.join(", ")),
@@ -48,20 +48,20 @@ pub(super) fn read(
         Role::Subagent => subagent(search, &place, &mut agent, into),
     }
     // What follows tells of fields by their names in this file, which has no places of its own.
-    search.add(&place, agent, &Places::new(), into);
-    search.note(&place, holds, Places::new());
+    search.add(&place, agent, &Positions::new(), into);
+    search.note(&place, holds, Positions::new());
     Some(())
 }
 
-fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Value>) {
+fn main_agent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<String, Value>) {
     if !agent.contains_key("name") {
-        search.complain(place, "name", "must be given");
+        search.report_error(place, "name", "must be given");
     }
     let runtime = agent.shift_remove("runtime");
     if let Some(runtime) = &runtime {
         match runtime.pointer("/model/model_id") {
             _ if agent.contains_key("model") => {
-                search.complain(
+                search.report_error(
                     place,
                     "runtime",
                     "goes without `model` only: both say which model it is",
@@ -69,7 +69,7 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
             }
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
             None => {
-                search.complain(
+                search.report_error(
                     place,
                     "runtime",
                     "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`",
@@ -77,7 +77,7 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
             }
         }
     } else if !agent.contains_key("model") {
-        search.remark(place, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
+        search.report_warning(place, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
         agent.insert("model".to_owned(), DEFAULT_MODEL.into());
     }
     match agent.shift_remove("backend") {
@@ -85,7 +85,7 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
         Some(backend) => match backend.get("type").and_then(Value::as_str) {
             Some("state") if backend.get("sandbox_config").is_none() => {}
             Some("state") => {
-                search.complain(
+                search.report_error(
                     place,
                     "backend.sandbox_config",
                     "goes with `\"type\": \"sandbox\"` only",
@@ -94,23 +94,23 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
             Some("sandbox") => {
                 let text =
                     "`sandbox` is not supported: the agent's files are kept in the thread and it runs no programs";
-                search.remark(place, "backend", text);
+                search.report_warning(place, "backend", text);
             }
-            Some(_) | None => search.complain(place, "backend.type", "must be `state` or `sandbox`"),
+            Some(_) | None => search.report_error(place, "backend.type", "must be `state` or `sandbox`"),
         },
     }
     if agent.shift_remove("permissions").is_some() {
         let text = "is not supported: whoever reaches the server may use the agent";
-        search.remark(place, "permissions", text);
+        search.report_warning(place, "permissions", text);
     }
     // These belong to the place where the agent was served before.
     agent.retain(|key, _| !matches!(key.as_str(), "agent_id" | "extras"));
 }
 
-fn subagent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Value>, text: &Map<String, Value>) {
+fn subagent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<String, Value>, text: &Map<String, Value>) {
     if let Some(model) = agent.shift_remove("model_id") {
         if agent.contains_key("model") {
-            search.complain(place, "model_id", "is an older name of `model`, which is given, too");
+            search.report_error(place, "model_id", "is an older name of `model`, which is given, too");
         } else {
             agent.insert("model".to_owned(), model);
         }
@@ -123,7 +123,7 @@ fn subagent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Valu
             .map(|line| line.trim_start_matches(['#', ' ']))
             .find(|line| !line.trim().is_empty());
         if let Some(line) = line {
-            search.remark(
+            search.report_warning(
                 place,
                 "description",
                 "is not given, so it is the first line of the instructions",

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::{Search, markdown};
 use crate::config::problem::{Problem, SettingOrigin};
 use crate::definition::{FieldPath, SubagentDefinition, read};
@@ -25,12 +25,12 @@ pub(in crate::config) fn load(
         origins: vec![],
         problems,
     };
-    add(&mut search, &Place::root(folder, shown), list);
+    add(&mut search, &FolderEntry::root(folder, shown), list);
     search.origins
 }
 
 /// The same within the folder of an agent.
-pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>) {
+pub(super) fn add(search: &mut Search<'_>, folder: &FolderEntry, list: &mut Vec<Value>) {
     let declared = list.len();
     for place in search.entries(folder) {
         let Some(subagent) = subagent(search, &place) else {
@@ -63,8 +63,8 @@ pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>
     }
 }
 
-fn subagent(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Value>> {
-    let mut pass_over = |place: &Place, reason: String| {
+fn subagent(search: &mut Search<'_>, place: &FolderEntry) -> Option<Map<String, Value>> {
+    let mut pass_over = |place: &FolderEntry, reason: String| {
         search.problems.push(place.warning(format!("is passed over: {reason}")));
         None
     };

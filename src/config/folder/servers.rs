@@ -5,8 +5,8 @@
 use serde_json::{Map, Value, json};
 
 use super::Search;
-use super::place::Place;
-use crate::config::problem::Places;
+use super::entry::FolderEntry;
+use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
 /// How such a file may be called.
@@ -27,11 +27,11 @@ const KEYS: [(&str, &str); 8] = [
 /// Adds the servers of the file in a folder to the settings of its agent. `home` is the way from the agent's folder to it.
 pub(super) fn read(
     search: &mut Search<'_>,
-    folder: &Place,
+    folder: &FolderEntry,
     (holds, home): (&FieldPath, &str),
     into: &mut Map<String, Value>,
 ) -> Option<()> {
-    let files: Vec<Place> = FILES
+    let files: Vec<FolderEntry> = FILES
         .iter()
         .map(|name| folder.join(name))
         .filter(|file| file.real.exists())
@@ -50,28 +50,33 @@ pub(super) fn read(
     };
     let mut object = search.object(file)?;
     let Some(Value::Object(servers)) = object.shift_remove("mcpServers") else {
-        search.complain(file, "mcpServers", "must be a table of servers by their names");
+        search.report_error(file, "mcpServers", "must be a table of servers by their names");
         return None;
     };
     for key in object.keys() {
-        search.remark(file, key, "is not read: servers stand in `mcpServers`");
+        search.report_warning(file, key, "is not read: servers stand in `mcpServers`");
     }
     for (name, entry) in servers {
         if let Some(server) = server(search, file, &name, entry, home) {
             add(search, file, (&name, server), into);
         }
     }
-    search.note(file, &holds.then("mcp_servers"), Places::new());
+    search.note(file, &holds.then("mcp_servers"), Positions::new());
     Some(())
 }
 
 /// Adds a server to settings.
-pub(super) fn add(search: &mut Search<'_>, file: &Place, (name, server): (&str, Value), into: &mut Map<String, Value>) {
+pub(super) fn add(
+    search: &mut Search<'_>,
+    file: &FolderEntry,
+    (name, server): (&str, Value),
+    into: &mut Map<String, Value>,
+) {
     let servers = into.entry("mcp_servers").or_insert_with(|| json!({}));
     // A table of the wrong shape is told when the definition is read.
     let Value::Object(servers) = servers else { return };
     if servers.contains_key(name) {
-        search.complain(
+        search.report_error(
             file,
             &format!("mcpServers.{name}"),
             "is also a server in the settings beside this file",
@@ -82,10 +87,10 @@ pub(super) fn add(search: &mut Search<'_>, file: &Place, (name, server): (&str, 
 }
 
 /// One server as a definition has it; none if it is switched off or cannot be read.
-fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home: &str) -> Option<Value> {
+fn server(search: &mut Search<'_>, file: &FolderEntry, name: &str, entry: Value, home: &str) -> Option<Value> {
     let field = format!("mcpServers.{name}");
     let Value::Object(mut entry) = entry else {
-        search.complain(file, &field, "must be a table with a `command` or a `url`");
+        search.report_error(file, &field, "must be a table with a `command` or a `url`");
         return None;
     };
     if entry.shift_remove("disabled") == Some(Value::Bool(true)) {
@@ -100,7 +105,7 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
         Some(Some("streamable_http" | "streamable-http" | "streamableHttp")) => "http",
         Some(_) => {
             let allowed = "must be `stdio`, `http` (also `streamable_http`) or `sse`";
-            search.complain(file, &format!("{field}.type"), allowed);
+            search.report_error(file, &format!("{field}.type"), allowed);
             return None;
         }
     };
@@ -122,7 +127,7 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
         ),
     ] {
         if is_wrong {
-            search.complain(file, &format!("{field}.{key}"), &message);
+            search.report_error(file, &format!("{field}.{key}"), &message);
             return None;
         }
     }
@@ -130,7 +135,7 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
     for (key, value) in entry {
         match KEYS.iter().find(|(theirs, _)| *theirs == key) {
             Some((_, ours)) => drop(server.insert((*ours).to_owned(), value)),
-            None => search.remark(file, &format!("{field}.{key}"), "is not supported and left out"),
+            None => search.report_warning(file, &format!("{field}.{key}"), "is not supported and left out"),
         }
     }
     if kind == "sse" {

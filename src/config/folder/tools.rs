@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::Search;
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::servers;
-use crate::config::problem::Places;
+use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::check::address_problem;
 
@@ -22,7 +22,7 @@ const LONGEST_NAME: usize = 32;
 /// Adds the tools of the file to the settings of an agent. A folder without the file has none of them.
 pub(super) fn read(
     search: &mut Search<'_>,
-    file: &Place,
+    file: &FolderEntry,
     holds: &FieldPath,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
@@ -35,29 +35,29 @@ pub(super) fn read(
                 names.extend(offers.tool(search, file, (at, tool)));
             }
         }
-        Some(_) | None => search.complain(file, "tools", "must be a list"),
+        Some(_) | None => search.report_error(file, "tools", "must be a list"),
     }
     let rules = match object.shift_remove("interrupt_config") {
         None => Map::new(),
         Some(Value::Object(config)) => offers.rules(search, file, config),
         Some(_) => {
-            search.complain(file, "interrupt_config", "must be a table");
+            search.report_error(file, "interrupt_config", "must be a table");
             Map::new()
         }
     };
     for key in object.keys() {
-        search.complain(file, key, "unknown key; allowed are: tools, interrupt_config");
+        search.report_error(file, key, "unknown key; allowed are: tools, interrupt_config");
     }
     for (name, url) in offers.found {
         servers::add(search, file, (&name, json!({"url": url})), into);
-        search.note(file, &holds.then("mcp_servers").then(name.as_str()), Places::new());
+        search.note(file, &holds.then("mcp_servers").then(name.as_str()), Positions::new());
     }
     let mut listed = Map::from_iter([("tools".to_owned(), Value::Array(names))]);
     if !rules.is_empty() {
         listed.insert("interrupt_on".to_owned(), Value::Object(rules));
     }
-    search.add(file, listed, &Places::new(), into);
-    search.note(file, &holds.then("tools"), Places::new());
+    search.add(file, listed, &Positions::new(), into);
+    search.note(file, &holds.then("tools"), Positions::new());
     Some(())
 }
 
@@ -85,14 +85,14 @@ impl Offers {
     }
 
     /// One tool, as definitions name it.
-    fn tool(&mut self, search: &mut Search<'_>, file: &Place, (at, tool): (usize, &Value)) -> Option<Value> {
+    fn tool(&mut self, search: &mut Search<'_>, file: &FolderEntry, (at, tool): (usize, &Value)) -> Option<Value> {
         let word = |key: &str| {
             tool.get(key)
                 .and_then(Value::as_str)
                 .filter(|text| !text.trim().is_empty())
         };
         let (Some(name), Some(url)) = (word("name"), word("mcp_server_url")) else {
-            search.complain(
+            search.report_error(
                 file,
                 &format!("tools[{at}]"),
                 "must have a `name` and an `mcp_server_url`",
@@ -100,7 +100,7 @@ impl Offers {
             return None;
         };
         if let Some(problem) = address_problem(url) {
-            search.complain(file, &format!("tools[{at}].mcp_server_url"), &problem);
+            search.report_error(file, &format!("tools[{at}].mcp_server_url"), &problem);
             return None;
         }
         let server = match self.names.get(&plain(url)) {
@@ -143,12 +143,12 @@ impl Offers {
     }
 
     /// The rules about tools, which the file names by the address of the server and the tool.
-    fn rules(&self, search: &mut Search<'_>, file: &Place, config: Map<String, Value>) -> Map<String, Value> {
+    fn rules(&self, search: &mut Search<'_>, file: &FolderEntry, config: Map<String, Value>) -> Map<String, Value> {
         let mut rules = Map::new();
         for (key, rule) in config {
             let field = format!("interrupt_config.{key}");
             let Some((url, rest)) = split(&key) else {
-                search.complain(file, &field, "must be `<server url>::<tool>`");
+                search.report_error(file, &field, "must be `<server url>::<tool>`");
                 continue;
             };
             let tool = rest.split("::").next().unwrap_or(rest);
@@ -156,7 +156,7 @@ impl Offers {
                 Some(server) => drop(rules.insert(format!("{server}/{tool}"), rule)),
                 // What asks for nothing may speak of tools that are not there.
                 None if rule == Value::Bool(false) => {}
-                None => search.complain(file, &field, "names a server of which no tool is listed"),
+                None => search.report_error(file, &field, "names a server of which no tool is listed"),
             }
         }
         // The same of tools of servers that are there.

@@ -69,7 +69,7 @@ pub struct RemoteWork {
     /// How it stood when it was seen last; none while it is being begun.
     pub seen: Option<TaskSnapshot>,
     /// Whether it is to be stopped there.
-    pub unwanted: bool,
+    pub cancel_requested: bool,
     /// How often it was looked at in vain since something changed.
     pub attempts: u32,
     /// Since when its server is out of reach.
@@ -82,7 +82,7 @@ pub struct RemoteWork {
 
 impl RemoteWork {
     /// Whether this is what was seen before.
-    pub fn is_known(&self, seen: &TaskSnapshot) -> bool {
+    pub fn is_unchanged(&self, seen: &TaskSnapshot) -> bool {
         let known = self.seen.as_ref().map(|known| TaskSnapshot {
             since: None,
             answered: vec![],
@@ -93,7 +93,7 @@ impl RemoteWork {
 
     /// What is known when a question was answered, and a run goes on with that.
     #[must_use]
-    pub fn answered(&self, mut answered: Answered) -> Self {
+    pub fn with_answer(&self, mut answered: Answered) -> Self {
         let mut all = self.seen.as_ref().map(|seen| seen.answered.clone()).unwrap_or_default();
         if answered.question.to_string().len() > LONGEST_QUESTION {
             answered.question =
@@ -145,10 +145,10 @@ impl RemoteWork {
                     answered,
                     ..seen
                 };
-                let is_over = seen.status.is_final() || (self.unwanted && seen.status == TaskStatus::Waiting);
+                let is_over = seen.status.is_final() || (self.cancel_requested && seen.status == TaskStatus::Waiting);
                 let goes_on = !is_over;
                 Self {
-                    unwanted: self.unwanted && goes_on,
+                    cancel_requested: self.cancel_requested && goes_on,
                     attempts: count,
                     lost_since: None,
                     due_at: goes_on.then(|| now.plus(looks.pause(count, task))),
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(other.due_at, Some(second(10)));
         let done = after(&other, Ok(TaskSnapshot::of("r2", TaskStatus::Success)), 10);
         assert_eq!(done.due_at, None);
-        assert!(!done.unwanted);
+        assert!(!done.cancel_requested);
     }
 
     #[test]
@@ -226,9 +226,16 @@ mod tests {
         let waits = || Ok(TaskSnapshot::of("r1", TaskStatus::Waiting));
         let work = after(&RemoteWork::default(), waits(), 0);
         assert!(work.due_at.is_some());
-        let unwanted = after(&RemoteWork { unwanted: true, ..work }, waits(), 1);
+        let unwanted = after(
+            &RemoteWork {
+                cancel_requested: true,
+                ..work
+            },
+            waits(),
+            1,
+        );
         assert_eq!(unwanted.due_at, None);
-        assert!(!unwanted.unwanted);
+        assert!(!unwanted.cancel_requested);
     }
 
     #[test]

@@ -63,8 +63,8 @@ pub struct Plan {
 
 impl Plan {
     /// The hooks of one moment.
-    pub fn hooks(&self, moment: HookPoint) -> &[String] {
-        match moment {
+    pub fn hooks(&self, point: HookPoint) -> &[String] {
+        match point {
             HookPoint::BeforeAgent => &self.before_agent,
             HookPoint::BeforeModel => &self.before_model,
             HookPoint::AfterModel => &self.after_model,
@@ -74,11 +74,11 @@ impl Plan {
 
     /// The moment and the index of the hook of this name.
     pub fn find(&self, name: &str) -> Option<(HookPoint, usize)> {
-        let at = |moment| {
-            self.hooks(moment)
+        let at = |point| {
+            self.hooks(point)
                 .iter()
                 .position(|hook| hook == name)
-                .map(|at| (moment, at))
+                .map(|at| (point, at))
         };
         [
             HookPoint::BeforeAgent,

@@ -58,8 +58,8 @@ impl Position {
         if let Phase::Tools { calls } = &mut self.phase {
             let begun = calls
                 .iter_mut()
-                .filter(|call| matches!(call.fate, CallStatus::Asking | CallStatus::Started));
-            begun.for_each(|call| call.fate = CallStatus::Ready);
+                .filter(|call| matches!(call.status, CallStatus::Asking | CallStatus::Started));
+            begun.for_each(|call| call.status = CallStatus::Ready);
         }
         self
     }

@@ -7,12 +7,12 @@ use crate::domain::call::EDITED_CALLS;
 use crate::domain::interrupt::QuestionKind;
 use crate::domain::message::{InvalidToolCall, Role, ToolStatus};
 
-mod outside;
+mod external;
 
-fn names(moment: HookPoint, policies: [&str; 2]) -> Vec<String> {
+fn names(point: HookPoint, policies: [&str; 2]) -> Vec<String> {
     policies
         .iter()
-        .map(|policy| format!("{policy}.{}", moment.word()))
+        .map(|policy| format!("{policy}.{}", point.word()))
         .collect()
 }
 
@@ -35,8 +35,8 @@ fn bare_plan() -> Plan {
     }
 }
 
-fn hooks(moment: HookPoint, next: usize) -> Phase {
-    Phase::Hooks { moment, next }
+fn hooks(point: HookPoint, next: usize) -> Phase {
+    Phase::Hooks { point, next }
 }
 
 fn id() -> CheckpointId {
@@ -136,11 +136,11 @@ fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
         (hooks(AfterAgent, 1), Phase::Ended),
     ];
     for (phase, expected) in table {
-        let Phase::Hooks { moment, next } = phase else {
+        let Phase::Hooks { point, next } = phase else {
             panic!("a row without a hook")
         };
         let mut machine = standing(phase.clone(), [Message::ai("done")]);
-        assert_eq!(machine.next(&plan()), Step::RunHook(moment, next));
+        assert_eq!(machine.next(&plan()), Step::RunHook(point, next));
         assert_eq!(
             machine.hook_done(&plan(), Update::none(), None, id()),
             None,
@@ -169,13 +169,13 @@ fn the_answer_of_the_model_decides_between_tools_and_the_end() {
 #[test]
 fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_again() {
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(1, answered("b"));
     assert_eq!(
         machine.tools_done(&plan(), id()),
         None,
         "not before the last is answered"
     );
-    machine.set_fate(0, answered("a"));
+    machine.set_call_status(0, answered("a"));
     let Some(entry) = machine.tools_done(&plan(), id()) else {
         panic!("no step")
     };
@@ -195,8 +195,8 @@ fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
         ends: true,
         ..ToolOutput::message(Message::tool(&tool_call("a"), ToolStatus::Success, ""))
     };
-    machine.set_fate(0, CallStatus::Answered(Box::new(last)));
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(0, CallStatus::Answered(Box::new(last)));
+    machine.set_call_status(1, answered("b"));
     assert!(machine.tools_done(&plan(), id()).is_some());
     assert_eq!(machine.position.phase, hooks(HookPoint::AfterAgent, 0));
 }
@@ -204,8 +204,8 @@ fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
 #[test]
 fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
     use HookPoint::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
-    for moment in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
-        let end = if moment == AfterAgent {
+    for point in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
+        let end = if point == AfterAgent {
             Phase::Ended
         } else {
             hooks(AfterAgent, 0)
@@ -216,14 +216,14 @@ fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
             (Jump::End, Some(end)),
         ];
         for (jump, expected) in table {
-            let mut machine = standing(hooks(moment, 0), [calling(&["a"])]);
+            let mut machine = standing(hooks(point, 0), [calling(&["a"])]);
             machine.hook_done(&plan(), Update::none(), Some(jump), id());
             match expected {
-                Some(expected) => assert_eq!(machine.position.phase, expected, "{jump:?} from {moment:?}"),
+                Some(expected) => assert_eq!(machine.position.phase, expected, "{jump:?} from {point:?}"),
                 None => assert_eq!(
                     machine.next(&plan()),
                     Step::RunCalls(vec![0]),
-                    "{jump:?} from {moment:?}"
+                    "{jump:?} from {point:?}"
                 ),
             }
         }
@@ -311,7 +311,7 @@ fn of_two_waiting_calls_the_approved_one_runs_while_the_other_waits() {
     assert_eq!(machine.next(&plan()), Step::Park);
     machine.resolve(&second.id, json!("go"));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![1]));
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(1, answered("b"));
     assert_eq!(machine.next(&plan()), Step::Park);
     assert_eq!(
         machine.open_questions().map(|asked| &asked.id).collect::<Vec<_>>(),
@@ -331,11 +331,11 @@ fn a_call_may_run_by_its_fate() {
         (CallStatus::Delegated { child, parked: false }, true),
         (CallStatus::Delegated { child, parked: true }, false),
     ];
-    for (fate, runs) in table {
+    for (status, runs) in table {
         let mut machine = in_tools(&["a"]);
-        machine.set_fate(0, fate.clone());
+        machine.set_call_status(0, status.clone());
         let expected = if runs { Step::RunCalls(vec![0]) } else { Step::Park };
-        assert_eq!(machine.next(&plan()), expected, "{fate:?}");
+        assert_eq!(machine.next(&plan()), expected, "{status:?}");
     }
 }
 
@@ -344,14 +344,14 @@ fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
     let first = RunId::mint();
     let second = RunId::mint();
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(
+    machine.set_call_status(
         0,
         CallStatus::Delegated {
             child: first,
             parked: true,
         },
     );
-    machine.set_fate(
+    machine.set_call_status(
         1,
         CallStatus::Delegated {
             child: second,
@@ -429,12 +429,12 @@ fn hooks_answers_and_tool_steps_count_one_step_each() {
     let mut machine = standing(hooks(HookPoint::BeforeModel, 1), []);
     machine.hook_done(&plan(), Update::none(), None, id());
     machine.model_done(&bare_plan(), calling(&["a", "b"]), Update::none(), id());
-    machine.set_fate(0, answered("a"));
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(0, answered("a"));
+    machine.set_call_status(1, answered("b"));
     machine.tools_done(&bare_plan(), id());
     assert_eq!(machine.position.taken, 3);
     machine.position.failure = Some(Failure::new("X", "y"));
-    machine.reopen();
+    machine.prepare_for_run();
     assert_eq!(
         machine.position,
         Position {
@@ -448,14 +448,14 @@ fn hooks_answers_and_tool_steps_count_one_step_each() {
 fn ids_survive_a_reload() {
     let mut machine = in_tools(&["a", "b", "c"]);
     machine.call_asked(0, vec![question()]);
-    machine.set_fate(
+    machine.set_call_status(
         1,
         CallStatus::Delegated {
             child: RunId::of_child(machine.call_task(1)),
             parked: true,
         },
     );
-    machine.set_fate(2, answered("c"));
+    machine.set_call_status(2, answered("c"));
     let mut again = reloaded(&machine);
     assert_eq!(again, machine);
     assert_eq!(RunId::of_child(again.call_task(1)), again.parked_children()[0]);

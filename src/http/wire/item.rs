@@ -55,7 +55,7 @@ impl ItemPut {
     /// Names the field that cannot be.
     pub fn check(self) -> Result<NewItem, ItemError> {
         let address = ItemAddress::new(Namespace::of_item(self.namespace)?, self.key)?;
-        let stay = match self.ttl {
+        let lifetime = match self.ttl {
             None => ItemLifetime::AsConfigured,
             Some(None) => ItemLifetime::Forever,
             Some(Some(minutes)) => ItemLifetime::For(item::ttl("ttl", minutes)?),
@@ -68,7 +68,7 @@ impl ItemPut {
         Ok(NewItem {
             address,
             value: self.value,
-            stay,
+            lifetime,
             indexing,
         })
     }

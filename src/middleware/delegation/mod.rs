@@ -19,12 +19,12 @@ use crate::tool::{CallOutcome, Delegation, Halt, Scope, Tool};
 
 mod wording;
 
-use wording::Words;
+use wording::PromptTexts;
 
 /// The name of the tool.
 pub const TASK: &str = "task";
 /// The name of the tool that tells what is written about a task.
-pub const GUIDE: &str = "get_task_instructions";
+pub const INSTRUCTIONS_TOOL: &str = "get_task_instructions";
 
 /// A subagent as the delegating model sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,7 +43,7 @@ pub struct SubagentSummary {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SubagentList {
     /// Whom it can delegate to, in this order.
-    pub cards: Vec<SubagentSummary>,
+    pub subagents: Vec<SubagentSummary>,
     /// Which of them is the general-purpose one.
     pub general: Option<String>,
     /// The names of the arguments.
@@ -62,7 +62,7 @@ pub struct SubagentList {
 #[derive(Clone)]
 pub struct Subagents {
     task: Arc<Task>,
-    guide: Option<Arc<Guide>>,
+    guide: Option<Arc<InstructionsTool>>,
     prompt: Option<String>,
     /// Whether nothing is delegated although it is offered.
     refuses: bool,
@@ -75,18 +75,18 @@ const REFUSAL: &str = "Error: you work on an order yourself and cannot delegate.
 impl Subagents {
     /// Offers what is on the menu.
     pub fn new(menu: &SubagentList) -> Self {
-        let words = Words::of(menu.dialect);
+        let words = PromptTexts::of(menu.dialect);
         let written = |card: &SubagentSummary| Some((card.name.clone(), card.instructions.clone()?));
-        let instructions: Vec<(String, String)> = menu.cards.iter().filter_map(written).collect();
+        let instructions: Vec<(String, String)> = menu.subagents.iter().filter_map(written).collect();
         let guide = (!instructions.is_empty()).then(|| {
-            Arc::new(Guide {
+            Arc::new(InstructionsTool {
                 spec: Arc::new(words.guide_spec(&instructions)),
                 instructions,
                 words,
             })
         });
         let fallback = menu.general.clone().filter(|_| menu.falls_back());
-        let names = menu.cards.iter().map(|card| card.name.clone()).collect();
+        let names = menu.subagents.iter().map(|card| card.name.clone()).collect();
         let spec = Arc::new(words.task_spec(menu));
         let task = Task {
             spec,
@@ -156,7 +156,7 @@ struct Task {
     /// Who does the work that nobody else is named for.
     fallback: Option<String>,
     general: Option<String>,
-    words: Words,
+    words: PromptTexts,
 }
 
 impl Task {
@@ -236,14 +236,14 @@ impl Tool for Task {
 }
 
 /// Tells what is written about a task.
-struct Guide {
+struct InstructionsTool {
     spec: Arc<ToolSpec>,
     instructions: Vec<(String, String)>,
-    words: Words,
+    words: PromptTexts,
 }
 
 #[async_trait]
-impl Tool for Guide {
+impl Tool for InstructionsTool {
     fn spec(&self) -> &Arc<ToolSpec> {
         &self.spec
     }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::domain::time::Timestamp;
 
-fn cards() -> Vec<SubagentSummary> {
+fn subagents() -> Vec<SubagentSummary> {
     [("researcher", "Researches."), ("mailer", "Mails.")]
         .map(|(name, description)| card(name, description))
         .to_vec()
@@ -21,18 +21,18 @@ fn card(name: &str, description: &str) -> SubagentSummary {
 
 fn menu() -> SubagentList {
     SubagentList {
-        cards: cards(),
+        subagents: subagents(),
         ..SubagentList::default()
     }
 }
 
 /// A menu with a general-purpose subagent.
 fn speaking(dialect: TaskDialect) -> SubagentList {
-    let cards = std::iter::once(card("general-purpose", "Does everything."))
-        .chain(cards())
+    let subagents = std::iter::once(card("general-purpose", "Does everything."))
+        .chain(subagents())
         .collect();
     SubagentList {
-        cards,
+        subagents,
         general: Some("general-purpose".to_owned()),
         dialect,
         ..SubagentList::default()
@@ -235,7 +235,7 @@ fn the_list_of_tasks_stands_in_the_instructions_of_that_dialect_and_can_be_left_
 #[tokio::test]
 async fn long_instructions_are_read_on_demand() {
     let mut menu = speaking(TaskDialect::Sagents);
-    menu.cards[2].instructions = Some("Say who, and why.".to_owned());
+    menu.subagents[2].instructions = Some("Say who, and why.".to_owned());
     let policy = Subagents::new(&menu);
     let guide = policy.guide.clone().expect("there is something to read");
     assert_eq!(
@@ -249,7 +249,7 @@ async fn long_instructions_are_read_on_demand() {
     );
     let call = ToolCall::new(
         "g",
-        GUIDE,
+        INSTRUCTIONS_TOOL,
         json!({"task_name": "mailer"}).as_object().cloned().unwrap_or_default(),
     );
     let told = guide
@@ -262,9 +262,9 @@ async fn long_instructions_are_read_on_demand() {
 
 #[tokio::test]
 async fn a_fork_sees_the_same_tool_as_its_caller_and_is_refused() {
-    let mut cards = cards();
-    cards[1].is_fork = true;
-    let caller = Subagents::new(&SubagentList { cards, ..menu() });
+    let mut subagents = subagents();
+    subagents[1].is_fork = true;
+    let caller = Subagents::new(&SubagentList { subagents, ..menu() });
     let fork = caller.refusing();
     assert_eq!(fork.task.spec, caller.task.spec);
     assert!(

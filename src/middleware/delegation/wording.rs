@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{GUIDE, SubagentList, TASK};
+use super::{INSTRUCTIONS_TOOL, SubagentList, TASK};
 use crate::definition::TaskDialect;
 use crate::model::ToolSpec;
 
@@ -31,7 +31,7 @@ const HINT: &str = "Before you delegate to one marked with *, read how with `get
 
 /// The names of the arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Words {
+pub(super) struct PromptTexts {
     /// What is to be done.
     pub(super) order: &'static str,
     /// Who shall do it.
@@ -41,7 +41,7 @@ pub(super) struct Words {
     dialect: TaskDialect,
 }
 
-impl Words {
+impl PromptTexts {
     pub(super) fn of(dialect: TaskDialect) -> Self {
         let (order, subagent, prompt) = match dialect {
             TaskDialect::Deepagents => ("description", "subagent_type", None),
@@ -109,7 +109,7 @@ impl Words {
         });
         let description = "Tells how work for a subagent is to be described. Read it before you delegate to it.";
         ToolSpec {
-            name: GUIDE.to_owned(),
+            name: INSTRUCTIONS_TOOL.to_owned(),
             description: description.to_owned(),
             parameters,
         }
@@ -134,7 +134,7 @@ fn subagent_schema(menu: &SubagentList) -> Value {
     };
     let mut schema = json!({"type": "string", "description": about});
     if !menu.falls_back() {
-        let names: Vec<&String> = menu.cards.iter().map(|card| &card.name).collect();
+        let names: Vec<&String> = menu.subagents.iter().map(|card| &card.name).collect();
         schema["enum"] = json!(names);
     }
     schema
@@ -146,12 +146,12 @@ fn list(menu: &SubagentList) -> String {
         return String::new();
     }
     let mut lines: Vec<String> = vec![];
-    for card in &menu.cards {
+    for card in &menu.subagents {
         let mark = if card.instructions.is_some() { "*" } else { "" };
         let fork = if card.is_fork { FORK } else { "" };
         lines.push(format!("- {}{mark}: {}{fork}", card.name, card.description));
     }
-    if menu.cards.iter().any(|card| card.instructions.is_some()) {
+    if menu.subagents.iter().any(|card| card.instructions.is_some()) {
         lines.extend(["".to_owned(), HINT.to_owned()]);
     }
     lines.join("\n")

@@ -168,7 +168,7 @@ impl Middleware for Skills {
         builtins::SKILLS
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent, HookPoint::BeforeModel]
     }
 
@@ -185,8 +185,8 @@ impl Middleware for Skills {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        Ok(match moment {
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        Ok(match point {
             HookPoint::BeforeAgent => self.found(state),
             HookPoint::BeforeModel => self.pinned(state),
             HookPoint::AfterModel | HookPoint::AfterAgent => Update::none(),

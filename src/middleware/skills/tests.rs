@@ -24,9 +24,9 @@ fn policy(sources: Value, hidden: &[&str]) -> Skills {
     Skills::new(&sources, Arc::new(BundledFiles::default()), &hidden)
 }
 
-async fn runs(policy: &Skills, moment: HookPoint, state: &mut State) -> Update {
+async fn runs(policy: &Skills, point: HookPoint, state: &mut State) -> Update {
     let reaction = policy
-        .hook(moment, &Scope::sample(Timestamp(0)), state)
+        .hook(point, &Scope::sample(Timestamp(0)), state)
         .await
         .expect("it works");
     state.apply(&reaction.update);

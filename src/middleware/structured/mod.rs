@@ -119,7 +119,7 @@ impl Middleware for StructuredOutput {
         builtins::STRUCTURED
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent, HookPoint::AfterModel]
     }
 
@@ -139,8 +139,8 @@ impl Middleware for StructuredOutput {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        match moment {
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        match point {
             // The answer of an earlier turn must not be taken for one of this turn.
             HookPoint::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
             HookPoint::AfterModel if self.was_taken(state) => Ok(HookResult {
@@ -261,7 +261,7 @@ impl Tool for Form {
         Ok(CallOutcome::Answer(ToolOutput {
             writes: self.writes(call),
             ends: true,
-            shown: false,
+            is_logged: false,
             changes: vec![],
         }))
     }

@@ -67,7 +67,7 @@ impl NativeAnswer {
     }
 
     fn fitting(&self, value: Value) -> Result<Value, String> {
-        let problem = match self.schema.as_ref().map(|schema| schema.judge(&value)) {
+        let problem = match self.schema.as_ref().map(|schema| schema.validate(&value)) {
             None | Some(SchemaCheck::Fits) => None,
             Some(SchemaCheck::Wrong(errors)) => errors
                 .first()
@@ -89,7 +89,7 @@ impl Middleware for NativeAnswer {
         builtins::STRUCTURED
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent, HookPoint::AfterModel]
     }
 
@@ -103,9 +103,9 @@ impl Middleware for NativeAnswer {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let is_there = has_answer(state);
-        match (moment, state.last_ai()) {
+        match (point, state.last_ai()) {
             // The answer of an earlier turn must not be taken for one of this turn.
             (HookPoint::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),
             (HookPoint::AfterModel, Some(last)) if !is_there && is_final(last) => {

@@ -54,8 +54,8 @@ fn reminder() -> Message {
     reminder
 }
 
-async fn hook(moment: HookPoint, state: &State) -> Result<HookResult, Halt> {
-    policy().hook(moment, &Scope::sample(Timestamp(0)), state).await
+async fn hook(point: HookPoint, state: &State) -> Result<HookResult, Halt> {
+    policy().hook(point, &Scope::sample(Timestamp(0)), state).await
 }
 
 async fn outcome(calls: Vec<ToolCall>) -> ToolOutput {

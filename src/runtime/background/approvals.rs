@@ -16,7 +16,7 @@ use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, InterruptSource};
 use crate::domain::machine::MODEL;
 use crate::domain::time::Timestamp;
-use crate::peer::{NotBegun, PeerError, RunOrder, passed_on, resume};
+use crate::peer::{PeerError, RemoteRunRequest, StartFailed, resume, to_question};
 use crate::runtime::{ResolveError, Runs};
 
 /// How long it is tried to take an answer to another server, while somebody waits for it.
@@ -79,7 +79,7 @@ impl Runs {
             (status, _) => return Err(ResolveError::Stale(status.word())),
         }
         found.interrupt.question.check(&answer)?;
-        let (place, agent) = self.workplace(&record).await.map_err(ResolveError::Elsewhere)?;
+        let (place, agent) = self.remote_thread(&record).await.map_err(ResolveError::Elsewhere)?;
         let lost = |error: &PeerError| ResolveError::Elsewhere(unavailable(&record, &place, error));
         // Whoever answers twice comes to the same run, also if this server dies in between.
         let question = format!("{}-{}-", record.task, interrupt.0);
@@ -95,7 +95,7 @@ impl Runs {
             .map(|seen| seen.run.clone())
             .unwrap_or_default();
         let newest = runs.first().map(|run| run.run_id.to_string());
-        if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.is_errand(&key)) {
+        if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.has_key(&key)) {
             return Err(ResolveError::Stale("answered, or dropped, where it was asked"));
         }
         let pending = all
@@ -106,18 +106,18 @@ impl Runs {
             (2.., Some(id)) => json!({id: answer}),
             (_, _) => resume(&[(found.interrupt.question.clone(), answer.clone())]),
         };
-        let order = RunOrder {
+        let order = RemoteRunRequest {
             assistant_id: agent.graph_id.clone().unwrap_or_default(),
             command: Some(json!({"resume": resume})),
             multitask_strategy: "reject",
             stream_mode: MODES.into(),
             stream_resumable: true,
-            ..RunOrder::default()
+            ..RemoteRunRequest::default()
         };
         let run = place
-            .order(order, (&key, PATIENCE))
+            .start_run(order, &key, PATIENCE)
             .await
-            .map_err(|NotBegun { error, .. }| match &error {
+            .map_err(|StartFailed { error, .. }| match &error {
                 PeerError::Refused { status: 409, .. } => ResolveError::Busy,
                 PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
@@ -143,7 +143,7 @@ impl Runs {
             asked_at: found.created_at,
             at,
         };
-        let noted = self.note(&record, record.remote.answered(answered)).await;
+        let noted = self.note(&record, record.remote.with_answer(answered)).await;
         noted.map_err(ResolveError::Elsewhere)?;
         Ok(RunId(run.run_id))
     }
@@ -184,7 +184,7 @@ fn asked(record: &TaskRecord) -> Vec<InterruptRecord> {
         since,
         ..
     } = seen;
-    let is_open = *status == TaskStatus::Waiting && !record.remote.unwanted;
+    let is_open = *status == TaskStatus::Waiting && !record.remote.cancel_requested;
     let open = interrupts.iter().filter(|_| is_open).enumerate();
     let open = open.filter_map(|(at, asked)| one(record, asked, (run, since.unwrap_or(record.created_at)), at));
     answered.chain(open).collect()
@@ -193,7 +193,7 @@ fn asked(record: &TaskRecord) -> Vec<InterruptRecord> {
 /// A question that waits.
 fn one(record: &TaskRecord, asked: &Value, (run, since): (&str, Timestamp), at: usize) -> Option<InterruptRecord> {
     let id = id_of(asked, record, at);
-    let question = passed_on(serde_json::from_value(asked.clone()).ok()?);
+    let question = to_question(serde_json::from_value(asked.clone()).ok()?);
     let task = TaskId(record.task.0);
     let asker = InterruptSource::Hook(MODEL.to_owned());
     Some(InterruptRecord {

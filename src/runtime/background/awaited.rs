@@ -7,7 +7,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::definition::SubagentDefinition;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{AssignedAgent, Run};
-use crate::peer::{RemoteThread, delegate};
+use crate::peer::{RemoteThread, remote_agent};
 use crate::runtime::Runs;
 
 /// Writes down that a subagent is about to have its work done on the server at `url`, if it has.
@@ -68,7 +68,7 @@ impl Runs {
             .and_then(|known| known.remote_subagent(&work.agent, &work.url));
         let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
         let peer = registry.workshop.peers.peer(&work.url, &agent.headers.0, is_owners);
-        let place = delegate::workplace(peer.map_err(|invalid| invalid.to_string())?, work.run);
+        let place = remote_agent::remote_thread(peer.map_err(|invalid| invalid.to_string())?, work.run);
         Ok((place, agent.clone()))
     }
 }

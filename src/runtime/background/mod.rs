@@ -153,7 +153,7 @@ fn record_of(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> TaskR
         },
         notify: order.agent.notify_parent,
         watched: true,
-        told: None,
+        reported_run: None,
         created_at: scope.now(),
         remote: RemoteWork::default(),
     }

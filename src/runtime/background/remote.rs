@@ -17,8 +17,8 @@ use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, T
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::answers::PeerRun;
-use crate::peer::{NotBegun, PeerError, RemoteThread, RunOrder};
+use crate::peer::responses::PeerRun;
+use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
 use crate::runtime::{Runs, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -49,23 +49,28 @@ impl Runs {
         let record = write.await.map_err(fault)??;
         match &record.remote {
             RemoteWork {
-                unwanted: true, seen, ..
+                cancel_requested: true,
+                seen,
+                ..
             } => {
                 return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
             }
             RemoteWork { seen: Some(seen), .. } => return Ok(run_of(&record, seen)),
             RemoteWork { seen: None, .. } => {}
         }
-        let place = match self.workplace(&record).await {
+        let place = match self.remote_thread(&record).await {
             Ok((place, _)) => place,
             Err(reason) => return Err(self.not_begun(scope, &record, reason, true).await),
         };
         let request = request(scope, order, &record);
         let notes = notes(scope, order);
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
-        match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
-            Ok(run) => self.under_way(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        match place
+            .create_and_start(&notes, request, &record.task.to_string(), patience)
+            .await
+        {
+            Ok(run) => self.under_way(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 Err(self.not_begun(scope, &record, reason, is_certain).await)
             }
@@ -80,7 +85,7 @@ impl Runs {
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let key = format!("{}-{}", record.task, ids(scope)?.1);
-        let (place, _) = self.workplace(&record).await?;
+        let (place, _) = self.remote_thread(&record).await?;
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
             let runs = place
                 .runs()
@@ -88,7 +93,7 @@ impl Runs {
                 .map_err(|error| unavailable(&record, &place, &error))?;
             let mine = scope.run.to_string();
             let waits = |run: &PeerRun| {
-                run.status == RunStatus::Pending && run.is_noted(PARENT_RUN, &mine) && !run.is_errand(&key)
+                run.status == RunStatus::Pending && run.has_metadata(PARENT_RUN, &mine) && !run.has_key(&key)
             };
             if runs.iter().any(waits) {
                 return Err(WAITS_ALREADY.to_owned());
@@ -117,9 +122,9 @@ impl Runs {
             UpdateStrategy::Enqueue => "enqueue",
         };
         let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
-        match place.order(request, (&key, patience)).await {
-            Ok(run) => self.under_way(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        match place.start_run(request, &key, patience).await {
+            Ok(run) => self.under_way(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
                 self.note(
@@ -141,8 +146,8 @@ impl Runs {
 
     /// How a task on another server stands: now, or before, if that is out of reach.
     pub(super) async fn look_at_remote(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
-        let lost = match self.workplace(record).await {
-            Ok((place, _)) => match timeout(LOOKS_FOR, place.look()).await {
+        let lost = match self.remote_thread(record).await {
+            Ok((place, _)) => match timeout(LOOKS_FOR, place.snapshot()).await {
                 Ok(Ok(seen)) => return self.has_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -172,7 +177,7 @@ impl Runs {
             &record,
             RemoteWork {
                 seen: known,
-                unwanted: true,
+                cancel_requested: true,
                 due_at,
                 ..RemoteWork::default()
             },
@@ -188,7 +193,7 @@ impl Runs {
         if cancelled.lost.is_some() {
             return Ok(cancelled);
         }
-        let (place, agent) = self.workplace(&record).await?;
+        let (place, agent) = self.remote_thread(&record).await?;
         match timeout(STOPS_WITHIN * 2, stop(&place, &agent, STOPS_WITHIN)).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
                 let over = TaskSnapshot {
@@ -224,7 +229,7 @@ impl Runs {
 
     /// Where a task is done, and who does it, as the definition says that its conversation has now; or else the one with
     /// which it was begun.
-    pub(in crate::runtime) async fn workplace(
+    pub(in crate::runtime) async fn remote_thread(
         &self,
         record: &TaskRecord,
     ) -> Result<(RemoteThread, SubagentDefinition), String> {
@@ -272,10 +277,14 @@ impl Runs {
         let now = self.0.clock.now();
         let has_come = seen.status.is_outcome();
         let seen = TaskSnapshot {
-            status: seen.status.untold(),
+            status: seen.status.unreported(),
             ..seen
         };
-        let work = RemoteWork::default().after(Ok(seen), self.moment(record), self.0.registry.workshop.peers.looks());
+        let work = RemoteWork::default().after(
+            Ok(seen),
+            self.moment(record),
+            self.0.registry.workshop.peers.poll_policy(),
+        );
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
         self.0.jobs.has_tasks(true);
@@ -288,11 +297,11 @@ impl Runs {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
         let seen = seen.unwrap_or_else(|| gone(run));
-        if !before.is_known(&seen) {
+        if !before.is_unchanged(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
                 self.moment(record),
-                self.0.registry.workshop.peers.looks(),
+                self.0.registry.workshop.peers.poll_policy(),
             );
             self.write_down(record, after, Some(before.version)).await?;
         }
@@ -331,7 +340,7 @@ impl Runs {
         let task = record.task;
         let dropped = RemoteWork {
             seen: Some(error),
-            unwanted: true,
+            cancel_requested: true,
             due_at: Some(now),
             ..RemoteWork::default()
         };
@@ -419,7 +428,7 @@ async fn go_on(
 }
 
 /// What a run there shall do.
-fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RunOrder {
+fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RemoteRunRequest {
     let agent = order.agent;
     let mut metadata = notes(scope, order);
     // Two servers whose agents have each other work would go on without end.
@@ -438,7 +447,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Ru
         .then(|| ("configurable".to_owned(), parent))
         .into_iter()
         .chain(steps);
-    RunOrder {
+    RemoteRunRequest {
         assistant_id: agent.graph_id.clone(),
         input: Some(json!({"messages": [{"role": "user", "content": order.text}]})),
         metadata,
@@ -447,7 +456,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Ru
         multitask_strategy: "reject",
         webhook: agent.webhook.clone(),
         config: config.collect::<Map<String, Value>>(),
-        ..RunOrder::default()
+        ..RemoteRunRequest::default()
     }
 }
 
@@ -457,15 +466,15 @@ pub(in crate::runtime) async fn stop(
     agent: &SubagentDefinition,
     patience: Duration,
 ) -> Result<Option<TaskSnapshot>, PeerError> {
-    place.stop().await?;
+    place.cancel_runs().await?;
     let began = Instant::now();
     loop {
-        let seen = place.look().await?;
+        let seen = place.snapshot().await?;
         match &seen {
             Some(waits) if waits.status == TaskStatus::Waiting => {
                 let key = format!("{}-over-{}", place.thread, waits.run);
                 place
-                    .give_up(agent.graph_id.as_deref().unwrap_or_default(), &key)
+                    .cancel_interrupts(agent.graph_id.as_deref().unwrap_or_default(), &key)
                     .await?;
                 return Ok(seen);
             }

@@ -146,7 +146,7 @@ async fn wake(
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
-        if record.notify && known.is_news(&seen) {
+        if record.notify && known.has_new_outcome(&seen) {
             news.push(News { record, known, seen });
         }
     }
@@ -183,7 +183,7 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
 fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
     let thread = record.task.to_string();
     let run = seen.run.clone();
-    BackgroundTask::begun(
+    BackgroundTask::started(
         &record.agent,
         TaskRun {
             thread,
@@ -210,7 +210,7 @@ fn wish_to_tell(
     let mut messages = vec![];
     for News { known, seen, .. } in news {
         messages.push(json!(known.notification(seen)));
-        tasks.insert(known.task_id.clone(), json!(known.seen(seen, occasion.now)));
+        tasks.insert(known.task_id.clone(), json!(known.with_snapshot(seen, occasion.now)));
     }
     let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();
     let metadata = Map::from_iter([("background_tasks".to_owned(), json!(ids))]);

@@ -96,14 +96,14 @@ impl Runs {
         if let Err(reason) = &seen {
             tracing::debug!(task = %record.task, reason, "a task on another server was not to be seen");
         }
-        Some(work.after(seen, self.moment(record), self.0.registry.workshop.peers.looks()))
+        Some(work.after(seen, self.moment(record), self.0.registry.workshop.peers.poll_policy()))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
-        let (place, agent) = self.workplace(record).await?;
-        let seen = match record.remote.unwanted {
+        let (place, agent) = self.remote_thread(record).await?;
+        let seen = match record.remote.cancel_requested {
             true => stop(&place, &agent, LOOKS_FOR).await,
-            false => place.look().await,
+            false => place.snapshot().await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
     }

@@ -17,7 +17,7 @@ use crate::domain::background::{TaskSnapshot, TaskStatus};
 use crate::domain::backoff::spread;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{RunId, ThreadId};
-use crate::domain::interrupt::settled_elsewhere;
+use crate::domain::interrupt::answered_remotely;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{Command, Multitask, Resume, RunRequest, RunStatus};
@@ -83,7 +83,7 @@ impl Runs {
             return Ok(JobOutcome::Done);
         };
         let is_settled = match self.place_of(&work).await {
-            Ok((place, _)) => match timeout(LEASE / 2, place.look()).await {
+            Ok((place, _)) => match timeout(LEASE / 2, place.snapshot()).await {
                 Ok(Ok(seen)) => is_settled(&asked, seen.as_ref()),
                 Ok(Err(error)) => out_of_reach(&work, &error.to_string()),
                 Err(_) => out_of_reach(&work, "it took too long"),
@@ -95,7 +95,7 @@ impl Runs {
         }
         // The longer it was waited, the seldomer it is looked.
         let now = self.0.clock.now();
-        let looks = self.0.registry.workshop.peers.looks();
+        let looks = self.0.registry.workshop.peers.poll_policy();
         let pause = now.since(newest).clamp(looks.first, looks.longest);
         Ok(JobOutcome::Again(now.plus(spread(pause, child.0))))
     }
@@ -171,7 +171,7 @@ async fn start(
     let wish = wish(thread, AssistantRef::Id(newest.assistant), asked, child);
     match admission::start(tx, &wish, house, occasion).await? {
         Ok(admitted) => {
-            let answer = settled_elsewhere();
+            let answer = answered_remotely();
             let run = &admitted.run;
             for asked in asked {
                 db::interrupts::resolve(tx, thread, &asked.interrupt.id, &answer, run.id, run.created_at).await?;
@@ -188,7 +188,7 @@ async fn start(
 fn wish(thread: ThreadId, assistant: AssistantRef, asked: &[InterruptRecord], child: RunId) -> NewRun {
     let answers: Resume = asked
         .iter()
-        .map(|asked| (asked.interrupt.id.clone(), settled_elsewhere()))
+        .map(|asked| (asked.interrupt.id.clone(), answered_remotely()))
         .collect();
     let command = Command {
         resume: Some(answers),

@@ -11,14 +11,14 @@ const LARGEST: u64 = 1024 * 1024;
 
 /// A file or folder below the folder of all agents.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct FolderEntry {
     pub(super) real: PathBuf,
     pub(super) shown: PathBuf,
     /// Where links may lead; anywhere if it cannot be told.
     root: Option<PathBuf>,
 }
 
-impl Place {
+impl FolderEntry {
     /// The folder of all agents.
     pub(super) fn root(real: &Path, shown: &Path) -> Self {
         let root = real.canonicalize().ok();
@@ -67,7 +67,7 @@ impl Place {
     }
 
     /// Whether links on the way lead to something within the folder of all agents.
-    pub(super) fn leads_within(&self) -> Result<(), Problem> {
+    pub(super) fn check_within_root(&self) -> Result<(), Problem> {
         let end = match self.real.canonicalize() {
             Ok(end) => end,
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -96,7 +96,7 @@ impl Place {
 
     /// The text of a file.
     pub(super) fn text(&self) -> Result<String, Problem> {
-        self.leads_within()?;
+        self.check_within_root()?;
         // Of anything else, a pipe for example, nobody knows when it ends.
         if !self.real.is_file() {
             return Err(self.problem("must be a file"));
@@ -113,7 +113,7 @@ impl Place {
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for FolderEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.shown.display().fmt(f)
     }

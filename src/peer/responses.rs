@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::workplace::ERRAND;
+use super::remote_thread::RUN_KEY;
 use crate::domain::background::TaskSnapshot;
 use crate::domain::run::RunStatus;
 
@@ -35,17 +35,17 @@ pub struct PeerRun {
 
 impl PeerRun {
     /// How the work stands by this.
-    pub fn sight(&self) -> TaskSnapshot {
+    pub fn snapshot(&self) -> TaskSnapshot {
         TaskSnapshot::of(self.run_id.to_string(), self.status.into())
     }
 
     /// Whether it was begun from here under this key.
-    pub fn is_errand(&self, key: &str) -> bool {
-        self.is_noted(ERRAND, key)
+    pub fn has_key(&self, key: &str) -> bool {
+        self.has_metadata(RUN_KEY, key)
     }
 
     /// Whether it bears this note.
-    pub fn is_noted(&self, key: &str, value: &str) -> bool {
+    pub fn has_metadata(&self, key: &str, value: &str) -> bool {
         self.metadata.as_ref().and_then(|notes| notes.get(key)?.as_str()) == Some(value)
     }
 }

@@ -37,7 +37,7 @@ impl Middleware for UntilToolMiddleware {
         builtins::UNTIL
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::AfterModel]
     }
 

@@ -24,7 +24,7 @@ impl Middleware for DanglingCalls {
         builtins::REPAIR
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent]
     }
 

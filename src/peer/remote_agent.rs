@@ -15,15 +15,15 @@ use serde_json::{Map, Value, json};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::answers::{PeerRun, PeerState};
-use super::client::{Peer, PeerError, Peers, RunOrder};
+use super::client::{Peer, PeerError, Peers, RemoteRunRequest};
 use super::question::{self, is_asked};
-use super::workplace::{BACKOFF, NotBegun, RemoteThread, failure};
+use super::remote_thread::{BACKOFF, RemoteThread, StartFailed, failure};
+use super::responses::{PeerRun, PeerState};
 use crate::definition::AfterCrash;
 use crate::domain::backoff::spread;
 use crate::domain::foreign::{admit_answer, admit_update};
 use crate::domain::id::RunId;
-use crate::domain::interrupt::{Question, settled_elsewhere};
+use crate::domain::interrupt::{Question, answered_remotely};
 use crate::domain::limits::Spending;
 use crate::domain::machine::Failure;
 use crate::domain::run::{LEVELS, RunStatus};
@@ -117,7 +117,7 @@ fn admitted(scope: &Scope, mut before: Update) -> Update {
 }
 
 /// Where a run from here has its work done.
-pub fn workplace(peer: Peer, run: RunId) -> RemoteThread {
+pub fn remote_thread(peer: Peer, run: RunId) -> RemoteThread {
     RemoteThread {
         peer,
         thread: Uuid::new_v5(&run.0, b"thread"),
@@ -151,7 +151,7 @@ impl RemoteTurn {
     fn new(agent: RemoteAgent, scope: &Scope) -> Self {
         let caller = scope.subagent.unwrap_or(scope.run);
         Self {
-            place: workplace(agent.peer.clone(), caller),
+            place: remote_thread(agent.peer.clone(), caller),
             key: format!("{caller}-{}", scope.program.asked),
             agent,
             scope: scope.clone(),
@@ -182,9 +182,9 @@ impl RemoteTurn {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
                 .place
-                .begin(&self.notes(), self.order(Some(order), &[]), self.key())
+                .create_and_start(&self.metadata(), self.run_request(Some(order), &[]), &self.key, self.agent.peers.patience)
                 .await;
-            begun.map_err(|not_begun| self.not_begun(&not_begun))?
+            begun.map_err(|failed| self.start_failed(&failed))?
         } else {
             self.answered(stream).await?
         };
@@ -199,7 +199,7 @@ impl RemoteTurn {
         let questions = state.questions();
         if !questions.is_empty() {
             return Ok(TurnResult::Questions(
-                questions.into_iter().map(question::passed_on).collect(),
+                questions.into_iter().map(question::to_question).collect(),
             ));
         }
         let result = transcript(&state.values).map_err(|why| self.failed(why))?;
@@ -211,8 +211,8 @@ impl RemoteTurn {
     async fn answered(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
-            let runs = self.patiently(|| self.place.runs()).await?;
-            if let Some(begun) = runs.iter().find(|run| run.is_errand(&self.key)) {
+            let runs = self.with_retries(|| self.place.runs()).await?;
+            if let Some(begun) = runs.iter().find(|run| run.has_key(&self.key)) {
                 return Ok(begun.clone());
             }
             let newest = runs.into_iter().next();
@@ -224,17 +224,17 @@ impl RemoteTurn {
             let questions = self.state().await?.questions();
             let is_open = |question: &Question| questions.iter().any(|asked| is_asked(asked.id.as_deref(), question));
             let answers = self.scope.answers.iter();
-            let answers = answers.filter(|(question, answer)| *answer != settled_elsewhere() && is_open(question));
+            let answers = answers.filter(|(question, answer)| *answer != answered_remotely() && is_open(question));
             let answers: Vec<_> = answers.cloned().collect();
             if answers.is_empty() {
                 return newest.ok_or_else(|| self.failed("its run is not known there any more"));
             }
             self.asked.store(true, Ordering::Relaxed);
-            match self.place.order(self.order(None, &answers), self.key()).await {
+            match self.start_run(self.run_request(None, &answers)).await {
                 Ok(run) => return Ok(run),
                 // What was asked may have been settled in between.
-                Err(not_begun) if not_begun.error.is_refusal() && refusals < REFUSALS => refusals += 1,
-                Err(not_begun) => return Err(self.not_begun(&not_begun)),
+                Err(failed) if failed.error.is_refusal() && refusals < REFUSALS => refusals += 1,
+                Err(failed) => return Err(self.start_failed(&failed)),
             }
         }
     }
@@ -245,7 +245,7 @@ impl RemoteTurn {
         loop {
             run = self.wait_for(run, stream).await?;
             let state = self.state().await?;
-            match self.patiently(|| self.place.newest()).await? {
+            match self.with_retries(|| self.place.newest()).await? {
                 Some(newer) if newer.run_id != run.run_id => run = newer,
                 Some(_) | None => return Ok((run, state)),
             }
@@ -253,29 +253,29 @@ impl RemoteTurn {
     }
 
     async fn state(&self) -> Result<PeerState, Failure> {
-        let state = self.patiently(|| self.agent.peer.state(self.place.thread)).await?;
+        let state = self.with_retries(|| self.agent.peer.state(self.place.thread)).await?;
         state.ok_or_else(|| self.failed("its thread is gone there"))
     }
 
-    /// What tells this turn from others, and for how long it is tried to begin it.
-    fn key(&self) -> (&str, Duration) {
-        (&self.key, self.agent.peers.patience)
+    async fn start_run(&self, request: RemoteRunRequest) -> Result<PeerRun, StartFailed> {
+        let patience = self.agent.peers.patience;
+        self.place.start_run(request, &self.key, patience).await
     }
 
-    fn not_begun(&self, not_begun: &NotBegun) -> Failure {
-        self.asked.store(!not_begun.is_certain, Ordering::Relaxed);
-        self.lost(&not_begun.error)
+    fn start_failed(&self, failed: &StartFailed) -> Failure {
+        self.asked.store(!failed.is_certain, Ordering::Relaxed);
+        self.lost(&failed.error)
     }
 
     /// A run there, with what it is told first or the answers to what it asked.
-    fn order(&self, told: Option<String>, answers: &[(Question, Value)]) -> RunOrder {
-        let mut metadata = self.notes();
+    fn run_request(&self, input: Option<String>, answers: &[(Question, Value)]) -> RemoteRunRequest {
+        let mut metadata = self.metadata();
         let levels = self.scope.budget.floor().saturating_sub(self.scope.depth);
         metadata.insert(LEVELS.to_owned(), levels.into());
         let steps = self.agent.step_limit.into_iter().chain(self.scope.step_limit).min();
-        RunOrder {
+        RemoteRunRequest {
             assistant_id: self.agent.graph_id.to_string(),
-            input: told.map(|told| json!({"messages": [{"role": "user", "content": told}]})),
+            input: input.map(|text| json!({"messages": [{"role": "user", "content": text}]})),
             command: (!answers.is_empty()).then(|| json!({"resume": question::resume(answers)})),
             metadata,
             stream_mode: vec!["messages-tuple"],
@@ -285,12 +285,12 @@ impl RemoteTurn {
                 .map(|limit| ("recursion_limit".to_owned(), limit.into()))
                 .into_iter()
                 .collect(),
-            ..RunOrder::default()
+            ..RemoteRunRequest::default()
         }
     }
 
     /// What those read who look at the thread there.
-    fn notes(&self) -> Map<String, Value> {
+    fn metadata(&self) -> Map<String, Value> {
         let path = &self.scope.path;
         let notes = [
             ("subagent_name", json!(path.last())),
@@ -316,7 +316,7 @@ impl RemoteTurn {
                 }
                 drop(listener);
             }
-            let found = self.patiently(|| peer.run(self.place.thread, id)).await?;
+            let found = self.with_retries(|| peer.run(self.place.thread, id)).await?;
             run = found.ok_or_else(|| self.failed("its run is not known there any more"))?;
             if !run.status.is_final() {
                 looks += 1;
@@ -358,7 +358,7 @@ impl RemoteTurn {
 
     /// Why the run failed.
     async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
-        let thread = self.patiently(|| self.agent.peer.thread(self.place.thread)).await?;
+        let thread = self.with_retries(|| self.agent.peer.thread(self.place.thread)).await?;
         let what = if status == RunStatus::Timeout {
             "its run took too long there"
         } else {
@@ -369,19 +369,19 @@ impl RemoteTurn {
     }
 
     /// Asks until there is an answer, for as long as the owner has patience.
-    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
+    async fn with_retries<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, PeerError>>,
     {
         self.place
-            .patiently(self.agent.peers.patience, ask)
+            .with_retries(self.agent.peers.patience, ask)
             .await
             .map_err(|error| self.lost(&error))
     }
 
     /// That the other server is of no use, or was not for too long.
     fn lost(&self, error: &PeerError) -> Failure {
-        let is_given_up = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
+        let is_given_up = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
         if is_given_up {
             self.given_up(error)
         } else {

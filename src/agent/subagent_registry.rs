@@ -76,7 +76,7 @@ struct Entry {
 
 impl SubagentRegistry {
     /// Whether any of the subagents is another agent of this server.
-    pub fn refers(&self) -> bool {
+    pub fn has_references(&self) -> bool {
         !self.agents.is_empty()
     }
 
@@ -114,7 +114,7 @@ impl SubagentRegistry {
     }
 
     /// The agent of this server that goes by this name here.
-    pub fn referred(&self, name: &str) -> Option<&ReferencedAgent> {
+    pub fn referenced(&self, name: &str) -> Option<&ReferencedAgent> {
         self.agents.get(name)
     }
 

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use super::answers::{PeerInterrupt, PeerRun, PeerState, PeerThread};
-use super::client::{Peer, PeerError, PeerResult, RunOrder};
+use super::client::{Peer, PeerError, PeerResult, RemoteRunRequest};
+use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread};
 use crate::domain::background::{LONGEST_RESULT, TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::limits::Usage;
@@ -16,11 +16,11 @@ use crate::domain::run::RunStatus;
 use crate::domain::state::{State, Update};
 
 /// The note on a run by which it is found again.
-pub(super) const ERRAND: &str = "adjutant_errand";
+pub(super) const RUN_KEY: &str = "adjutant_errand";
 /// The pauses before something is tried or looked at again.
 pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(200), Duration::from_secs(5));
 /// How many of the newest runs of a thread are looked through for one of ours.
-pub(super) const LOOKED_THROUGH: u32 = 20;
+pub(super) const SEARCHED_RUNS: u32 = 20;
 /// How often a thread is looked at again that changes while it is looked at.
 const ATTEMPTS: u32 = 3;
 /// How much of what is no text is kept, in bytes of JSON: images of a result, questions.
@@ -39,14 +39,14 @@ pub struct RemoteThread {
 
 /// Why work was not begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotBegun {
+pub struct StartFailed {
     /// What came in between.
     pub error: PeerError,
     /// Whether it is certain that nothing was begun.
     pub is_certain: bool,
 }
 
-impl From<PeerError> for NotBegun {
+impl From<PeerError> for StartFailed {
     fn from(error: PeerError) -> Self {
         Self {
             error,
@@ -60,33 +60,39 @@ impl RemoteThread {
     /// waited for, but not longer than `patience`.
     ///
     /// # Errors
-    /// See [`NotBegun`].
-    pub async fn begin(
+    /// See [`StartFailed`].
+    pub async fn create_and_start(
         &self,
         notes: &Map<String, Value>,
-        order: RunOrder,
-        (key, patience): (&str, Duration),
-    ) -> Result<PeerRun, NotBegun> {
-        self.patiently(patience, || self.peer.create_thread(self.thread, notes))
+        order: RemoteRunRequest,
+        key: &str,
+        patience: Duration,
+    ) -> Result<PeerRun, StartFailed> {
+        self.with_retries(patience, || self.peer.create_thread(self.thread, notes))
             .await?;
-        self.order(order, (key, patience)).await
+        self.start_run(order, key, patience).await
     }
 
     /// Begins a run, unless one of this key was begun. What may pass is waited for, but not longer than `patience`.
     ///
     /// # Errors
-    /// See [`NotBegun`].
-    pub async fn order(&self, mut order: RunOrder, (key, patience): (&str, Duration)) -> Result<PeerRun, NotBegun> {
-        order.metadata.insert(ERRAND.to_owned(), key.into());
+    /// See [`StartFailed`].
+    pub async fn start_run(
+        &self,
+        mut order: RemoteRunRequest,
+        key: &str,
+        patience: Duration,
+    ) -> Result<PeerRun, StartFailed> {
+        order.metadata.insert(RUN_KEY.to_owned(), key.into());
         let since = Instant::now();
         let mut is_certain = true;
         let mut failures = 0;
         loop {
             let left = patience.saturating_sub(since.elapsed());
             let found = self
-                .patiently(left, || self.find(key))
+                .with_retries(left, || self.find(key))
                 .await
-                .map_err(|error| NotBegun { error, is_certain })?;
+                .map_err(|error| StartFailed { error, is_certain })?;
             if let Some(run) = found {
                 return Ok(run);
             }
@@ -96,9 +102,9 @@ impl RemoteThread {
                     is_certain &= error.is_refusal();
                     failures += 1;
                     // Whether it began is not known, or the thread is busy, maybe with this very run: it is looked at again.
-                    let may_pass = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
-                    if !may_pass || since.elapsed() + BACKOFF.pause(failures) > patience {
-                        return Err(NotBegun { error, is_certain });
+                    let is_transient = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
+                    if !is_transient || since.elapsed() + BACKOFF.pause(failures) > patience {
+                        return Err(StartFailed { error, is_certain });
                     }
                 }
             }
@@ -111,7 +117,7 @@ impl RemoteThread {
     /// # Errors
     /// See [`PeerError`].
     pub async fn find(&self, key: &str) -> PeerResult<Option<PeerRun>> {
-        Ok(self.runs().await?.into_iter().find(|run| run.is_errand(key)))
+        Ok(self.runs().await?.into_iter().find(|run| run.has_key(key)))
     }
 
     /// The newest runs, the newest first.
@@ -119,18 +125,18 @@ impl RemoteThread {
     /// # Errors
     /// See [`PeerError`].
     pub async fn runs(&self) -> PeerResult<Vec<PeerRun>> {
-        self.peer.runs(self.thread, LOOKED_THROUGH).await
+        self.peer.runs(self.thread, SEARCHED_RUNS).await
     }
 
     /// How the work stands: what the newest run came to. None if there is none.
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn look(&self) -> PeerResult<Option<TaskSnapshot>> {
+    pub async fn snapshot(&self) -> PeerResult<Option<TaskSnapshot>> {
         let mut newest = self.newest().await?;
         for _ in 0..ATTEMPTS {
             let Some(run) = newest else { return Ok(None) };
-            let seen = run.sight();
+            let seen = run.snapshot();
             let seen = match run.status {
                 RunStatus::Pending | RunStatus::Running => return Ok(Some(seen)),
                 RunStatus::Interrupted => {
@@ -147,7 +153,7 @@ impl RemoteThread {
                         ..seen
                     }
                 }
-                RunStatus::Success => came_to(seen, self.peer.state(self.thread).await?),
+                RunStatus::Success => with_result(seen, self.peer.state(self.thread).await?),
             };
             // Somebody may have gone on with the thread since: then this is not what the run came to.
             newest = self.newest().await?;
@@ -171,7 +177,7 @@ impl RemoteThread {
     ///
     /// # Errors
     /// See [`PeerError`]; it may have been stopped in part then.
-    pub async fn stop(&self) -> PeerResult<()> {
+    pub async fn cancel_runs(&self) -> PeerResult<()> {
         for run in self.runs().await?.into_iter().filter(|run| !run.status.is_final()) {
             self.peer.cancel(self.thread, run.run_id).await?;
         }
@@ -182,22 +188,22 @@ impl RemoteThread {
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn give_up(&self, graph_id: &str, key: &str) -> PeerResult<()> {
-        let order = RunOrder {
+    pub async fn cancel_interrupts(&self, graph_id: &str, key: &str) -> PeerResult<()> {
+        let order = RemoteRunRequest {
             assistant_id: graph_id.to_owned(),
             command: Some(json!({"goto": END})),
             multitask_strategy: "reject",
             stream_mode: vec!["values"],
-            ..RunOrder::default()
+            ..RemoteRunRequest::default()
         };
-        self.order(order, (key, Duration::ZERO))
+        self.start_run(order, key, Duration::ZERO)
             .await
             .map(drop)
             .map_err(|not_begun| not_begun.error)
     }
 
     /// Asks until there is an answer, for as long as there is patience.
-    pub(super) async fn patiently<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> PeerResult<T>
+    pub(super) async fn with_retries<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> PeerResult<T>
     where
         F: Future<Output = PeerResult<T>>,
     {
@@ -205,7 +211,7 @@ impl RemoteThread {
         let mut failures = 0;
         loop {
             let error = match ask().await {
-                Err(error) if error.may_pass() => error,
+                Err(error) if error.is_transient() => error,
                 answer => return answer,
             };
             failures += 1;
@@ -232,7 +238,7 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
 }
 
 /// What a run that is done came to: a result, or questions.
-fn came_to(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
+fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     let Some(state) = state else {
         let error = "The thread of the task was deleted there.".to_owned();
         return TaskSnapshot {
@@ -347,7 +353,7 @@ mod tests {
         let said = json!([{"type": "text", "text": "the text"}, image]);
         let values =
             json!({"values": {"messages": [{"type": "human", "content": "do"}, {"type": "ai", "content": said}]}});
-        let seen = came_to(done(), Some(state(values)));
+        let seen = with_result(done(), Some(state(values)));
         assert_eq!(seen.status, TaskStatus::Success);
         assert_eq!(seen.result.as_deref(), Some("the text"));
         assert_eq!(seen.media.clone(), vec![image]);
@@ -357,23 +363,23 @@ mod tests {
         };
         assert_eq!(seen.used, Some(used));
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": "Which?"}]});
-        let seen = came_to(done(), Some(state(asks)));
+        let seen = with_result(done(), Some(state(asks)));
         assert_eq!(seen.status, TaskStatus::Waiting);
         assert_eq!(seen.asked(), vec![json!({"id": "q1", "value": "Which?"})]);
-        assert_eq!(came_to(done(), None).status, TaskStatus::Error);
+        assert_eq!(with_result(done(), None).status, TaskStatus::Error);
     }
 
     #[test]
     fn what_is_too_large_is_not_kept_whole() {
         let large = "x".repeat(MOST_KEPT);
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": large}]});
-        let seen = came_to(done(), Some(state(asks)));
+        let seen = with_result(done(), Some(state(asks)));
         assert!(size(&seen.interrupts) < 1000 && seen.interrupts[0]["id"] == "q1");
         let image = json!({"type": "image", "data": large});
         let values = json!({"values": {"messages": [{"type": "ai", "content": [image]}]}});
-        assert!(size(&came_to(done(), Some(state(values))).media) < 1000);
+        assert!(size(&with_result(done(), Some(state(values))).media) < 1000);
         let values = json!({"values": {"messages": [{"type": "ai", "content": large}]}});
-        let result = came_to(done(), Some(state(values))).result.expect("a result");
+        let result = with_result(done(), Some(state(values))).result.expect("a result");
         assert_eq!(result.chars().count(), LONGEST_RESULT + 1);
     }
 }

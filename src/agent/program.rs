@@ -56,13 +56,13 @@ impl Loop<'_> {
             Restart::Result(update) => update,
             Restart::Lost(failure) => return Err(Halt::Fail(failure).into()),
             Restart::Ask => {
-                let interrupts = machine.work_asked(vec![unknown_outcome(&self.as_call())]);
+                let interrupts = machine.program_asked(vec![unknown_outcome(&self.as_call())]);
                 notes.push(PendingWrite::asked(machine, interrupts));
                 return Ok(());
             }
             Restart::Run => match self.run(machine, notes, program, &mut writes).await? {
                 Err(Halt::Ask(questions)) if !questions.is_empty() => {
-                    let interrupts = machine.work_asked(questions);
+                    let interrupts = machine.program_asked(questions);
                     notes.push(PendingWrite::asked(machine, interrupts));
                     return Ok(());
                 }
@@ -72,22 +72,22 @@ impl Loop<'_> {
         let update = self.checked(program, update).map_err(Halt::Fail)?;
         if !writes.is_empty() {
             self.check_fields(&writes).map_err(Halt::Fail)?;
-            let entry = machine.work_wrote(with_ids(writes).ruled(&self.plan.rules), CheckpointId::mint());
+            let entry = machine.program_wrote(with_ids(writes).ruled(&self.plan.rules), CheckpointId::mint());
             notes.push(PendingWrite::entry(entry, machine));
         }
-        let entry = machine.work_done(with_ids(update).ruled(&self.plan.rules), CheckpointId::mint());
+        let entry = machine.program_done(with_ids(update).ruled(&self.plan.rules), CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, machine));
         Ok(())
     }
 
     /// What to do first, in view of what happened before.
     fn decide_restart(&self, machine: &mut Machine, after_crash: AfterCrash) -> Restart {
-        if let Some(verdict) = machine.take_verdict_on_work() {
+        if let Some(verdict) = machine.take_program_decision() {
             return decided(&verdict);
         }
         match after_crash {
-            AfterCrash::Ask if machine.work_was_begun() => Restart::Ask,
-            AfterCrash::Fail if machine.work_was_begun() => Restart::Lost(unknown()),
+            AfterCrash::Ask if machine.program_was_started() => Restart::Ask,
+            AfterCrash::Fail if machine.program_was_started() => Restart::Lost(unknown()),
             AfterCrash::Repeat | AfterCrash::Ask | AfterCrash::Fail => Restart::Run,
         }
     }
@@ -104,10 +104,10 @@ impl Loop<'_> {
         if repeats {
             self.flush(machine, notes).await?;
         } else {
-            machine.work_begins();
+            machine.program_started();
             self.journal.commit(machine, std::mem::take(notes)).await?;
         }
-        self.journal.begin(match program.remote {
+        self.journal.publish_start(match program.remote {
             Some(_) => AgentWork::Model,
             None => AgentWork::Program,
         });
@@ -151,10 +151,10 @@ impl Loop<'_> {
 
     fn program_scope(&self, machine: &Machine, program: &AgentProgram, own: ProgramScope) -> Scope {
         Scope {
-            task: Some(machine.work_task()),
+            task: Some(machine.program_task()),
             form: program.form.as_ref().map(NativeAnswer::schema),
             program: Arc::new(own),
-            ..self.scope.answered(machine.answers_to(&machine.work_asker()))
+            ..self.scope.answered(machine.answers_to(&machine.program_source()))
         }
     }
 
@@ -163,7 +163,7 @@ impl Loop<'_> {
         let remote = program.remote.as_ref()?;
         let head = AnswerHead {
             message: mint_answer_id(),
-            task: machine.work_task(),
+            task: machine.program_task(),
             step: next_step(machine),
             provider: "agent".to_owned(),
             model: remote.graph_id.clone(),

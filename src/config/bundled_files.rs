@@ -20,8 +20,8 @@ use crate::domain::state::{Encoding, File};
 const DEEPEST: usize = 8;
 
 /// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
-pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnostic> {
-    let mut enclosing = Enclosing {
+pub(super) fn bundle_files(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnostic> {
+    let mut enclosing = Bundler {
         root: folder.to_path_buf(),
         files: BundledFiles::default(),
         findings: vec![],
@@ -37,7 +37,7 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnos
 }
 
 /// The folders and files in `folder` that a definition names, whether they are there or not.
-pub(super) fn places(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
+pub(super) fn paths(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
     let named = agent.named().into_iter().filter(|named| is_on_disk(&named.path));
     named.map(|named| folder.join(named.path)).collect()
 }
@@ -46,13 +46,13 @@ fn is_on_disk(path: &str) -> bool {
     is_relative(path) && source_problem(path).is_none()
 }
 
-struct Enclosing {
+struct Bundler {
     root: PathBuf,
     files: BundledFiles,
     findings: Vec<Diagnostic>,
 }
 
-impl Enclosing {
+impl Bundler {
     fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
         self.findings.push(Diagnostic::error(field.clone(), message));
     }

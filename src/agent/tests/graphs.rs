@@ -15,7 +15,7 @@ fn hangs_together(graph: &Graph) -> bool {
 
 #[test]
 fn an_agent_without_policies_asks_its_model_and_runs_its_tools() {
-    let graph = agent_of("main", &Arc::new(World::default()), None, vec![]).drawing(9);
+    let graph = agent_of("main", &Arc::new(World::default()), None, vec![]).graph(9);
     let nodes: Vec<&str> = graph.nodes.iter().map(|node| node.id.as_str()).collect();
     assert_eq!(nodes, ["__start__", "model", "tools", "__end__"]);
     let edge = |source: &str, target: &str, conditional| Edge {
@@ -34,7 +34,7 @@ fn an_agent_without_policies_asks_its_model_and_runs_its_tools() {
 
 #[test]
 fn hooks_stand_in_the_order_in_which_they_run() {
-    let graph = careful_agent(&Arc::new(World::default()), 0).drawing(0);
+    let graph = careful_agent(&Arc::new(World::default()), 0).graph(0);
     let plan = careful_agent(&Arc::new(World::default()), 0).plan;
     let leads = |source: &str, target: &str| {
         let found = graph
@@ -60,7 +60,7 @@ fn hooks_stand_in_the_order_in_which_they_run() {
 fn a_drawing_ends_even_if_subagents_multiply_without_end() {
     let world = Arc::new(World::default());
     let agent = agent_of("main", &world, Some(roster(&world, 30, careful)), careful(&world));
-    let whole = agent.drawing(u32::MAX);
+    let whole = agent.graph(u32::MAX);
     assert!(
         whole.nodes.len() > 500 && whole.nodes.len() <= 1_000,
         "{} nodes",
@@ -80,7 +80,7 @@ fn a_drawing_ends_even_if_subagents_multiply_without_end() {
 #[test]
 fn levels_are_counted_from_the_main_agent() {
     let agent = plain_agent(&Arc::new(World::default()), 2);
-    let size = |levels| agent.drawing(levels).nodes.len();
+    let size = |levels| agent.graph(levels).nodes.len();
     // Each subagent adds its model and its tools.
     assert_eq!(
         [size(0), size(1), size(2), size(3)],

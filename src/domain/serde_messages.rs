@@ -6,7 +6,7 @@
 use super::suggestion::suggestion;
 
 /// What the library says of a document, in the words of TOML; none if it is no complaint about a shape.
-pub fn plain(message: &str) -> Option<String> {
+pub fn for_toml(message: &str) -> Option<String> {
     if let Some((word, known)) = unknown(message, "unknown field `") {
         return Some(format!("unknown key; {}", suggestion(word, known, "allowed are")));
     }
@@ -34,7 +34,7 @@ pub fn plain(message: &str) -> Option<String> {
 }
 
 /// The same words for who writes JSON. What stands in backticks is quoted and stays as it is.
-pub fn in_json(words: &str) -> String {
+pub fn for_json(words: &str) -> String {
     let parts = words.split('`').enumerate().map(|(at, part)| match at % 2 {
         0 => part
             .replace("a table", "an object")
@@ -138,12 +138,12 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                plain(said).map(|words| in_json(&words)).as_deref(),
+                for_toml(said).map(|words| for_json(&words)).as_deref(),
                 Some(told),
                 "{said}"
             );
         }
-        assert_eq!(plain("must be an IANA name"), None);
-        assert_eq!(in_json("`a table` is a table"), "`a table` is an object");
+        assert_eq!(for_toml("must be an IANA name"), None);
+        assert_eq!(for_json("`a table` is a table"), "`a table` is an object");
     }
 }

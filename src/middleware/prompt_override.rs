@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::SystemPrompt;
-use crate::domain::state::ORDERED_PROMPT;
+use crate::domain::state::DELEGATED_PROMPT;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
@@ -33,7 +33,11 @@ impl Middleware for PromptOverride {
     }
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let ordered = next.state.fields.get(ORDERED_PROMPT).and_then(|prompt| prompt.as_str());
+        let ordered = next
+            .state
+            .fields
+            .get(DELEGATED_PROMPT)
+            .and_then(|prompt| prompt.as_str());
         if let Some(ordered) = ordered {
             request.system.begin_instead(&self.standard, ordered);
         }

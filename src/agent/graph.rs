@@ -21,7 +21,7 @@ const MOST: usize = 1_000;
 impl Agent {
     /// The loop of this agent as a graph, and within it the loops of the subagents of the next `levels` levels: their
     /// nodes are named `researcher:model`, they begin at the tools that delegate to them and lead back there.
-    pub fn drawing(&self, levels: u32) -> Graph {
+    pub fn graph(&self, levels: u32) -> Graph {
         let mut graph = self.own_loop();
         let mut queue = self.called(&[], levels);
         while let Some((path, agent)) = queue.pop_front() {

@@ -8,7 +8,7 @@ use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{AgentDefinition, Location, SubagentDefinition};
 
 /// The whole answer, and whether the configuration can be used.
-pub fn verdict(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
+pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
     let mut text = String::new();
     let problems = match loaded {
         Ok(loaded) => {

@@ -13,7 +13,7 @@ use crate::domain::state::{State, Update};
 
 /// The size of the state of one loop.
 #[derive(Debug, Default)]
-pub struct Growth {
+pub struct StateSize {
     limits: SizeLimits,
     sums: Mutex<Sums>,
 }
@@ -38,7 +38,7 @@ impl Sums {
     }
 }
 
-impl Growth {
+impl StateSize {
     /// Nothing is known of the state yet.
     pub fn new(limits: SizeLimits) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Growth {
     }
 
     /// A step begins whose results will be written together.
-    pub(super) fn step_begins(&self) {
+    pub(super) fn begin_step(&self) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let waiting = std::mem::take(&mut sums.waiting);
         sums.state = sums.state.map(|known| known.saturating_add(waiting));
@@ -74,7 +74,7 @@ impl Growth {
         Ok(())
     }
 
-    /// Notes what was written past [`Growth::admit`].
+    /// Notes what was written past [`StateSize::admit`].
     pub(super) fn note(&self, writes: &Update) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_update(writes);
@@ -82,7 +82,7 @@ impl Growth {
     }
 
     /// The same for a message.
-    pub(super) fn note_message(&self, message: &Message) {
+    pub(super) fn record_message(&self, message: &Message) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_message(message);
         sums.state = sums.state.map(|known| known.saturating_add(more));
@@ -118,39 +118,39 @@ mod tests {
 
     #[test]
     fn results_of_one_step_count_together_and_what_was_removed_makes_room() {
-        let growth = Growth::default();
+        let state_size = StateSize::default();
         let mut state = State::default();
-        assert_eq!(growth.check(&state), Ok(()));
-        growth.step_begins();
+        assert_eq!(state_size.check(&state), Ok(()));
+        state_size.begin_step();
         for _ in 0..3 {
             let writes = said(QUARTER);
-            assert_eq!(growth.admit(&state, &writes), Ok(()));
+            assert_eq!(state_size.admit(&state, &writes), Ok(()));
             state.apply(&writes);
         }
         // They wait until the step is over.
         let before = State::default();
-        assert!(growth.admit(&before, &said(QUARTER)).is_err());
-        growth.step_begins();
-        assert!(growth.admit(&state, &said(QUARTER)).is_err());
+        assert!(state_size.admit(&before, &said(QUARTER)).is_err());
+        state_size.begin_step();
+        assert!(state_size.admit(&state, &said(QUARTER)).is_err());
         state.messages.truncate(1);
-        assert_eq!(growth.admit(&state, &said(QUARTER)), Ok(()));
+        assert_eq!(state_size.admit(&state, &said(QUARTER)), Ok(()));
     }
 
     #[test]
     fn a_state_that_grew_by_what_models_say_stops_the_loop() {
-        let growth = Growth::default();
+        let state_size = StateSize::default();
         let mut state = State::default();
         for _ in 0..3 {
             let writes = said(QUARTER);
-            growth.note(&writes);
+            state_size.note(&writes);
             state.apply(&writes);
-            assert_eq!(growth.check(&state), Ok(()));
+            assert_eq!(state_size.check(&state), Ok(()));
         }
         let writes = said(QUARTER);
-        growth.note(&writes);
+        state_size.note(&writes);
         state.apply(&writes);
         assert_eq!(
-            growth.check(&state).map_err(|failure| failure.class),
+            state_size.check(&state).map_err(|failure| failure.class),
             Err("StateTooLargeError".to_owned())
         );
     }

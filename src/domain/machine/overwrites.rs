@@ -8,7 +8,7 @@ use crate::domain::message::Content;
 use crate::domain::state::{Update, is_private};
 
 /// Adds a word to each result that writes over what an earlier one wrote.
-pub(super) fn tell(writes: &mut [Update]) {
+pub(super) fn report(writes: &mut [Update]) {
     let mut written = BTreeSet::new();
     for update in writes {
         let own = targets(update);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     fn texts(mut writes: Vec<Update>) -> Vec<String> {
-        tell(&mut writes);
+        report(&mut writes);
         writes.iter().map(|update| update.messages[0].content.text()).collect()
     }
 
