@@ -1,4 +1,4 @@
-//! What an agent looks like from outside: its loop as a graph, the schemas of its state.
+//! The public description of an agent: its loop as a graph, and the schemas of its state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,39 +12,40 @@ use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
 
-/// Where a drawing ends.
+/// The node at which a graph ends.
 const END: &str = "__end__";
-/// How many nodes a drawing has at most, and how many subagents a list. Subagents that delegate to each other multiply
+/// The maximum number of nodes of a graph, and of listed subagents. Subagents that delegate to each other multiply
 /// with every level.
-const MOST: usize = 1_000;
+const MAX_NODES: usize = 1_000;
 
 impl Agent {
-    /// The loop of this agent as a graph, and within it the loops of the subagents of the next `levels` levels: their
-    /// nodes are named `researcher:model`, they begin at the tools that delegate to them and lead back there.
+    /// Returns the loop of this agent as a graph. It includes the subagents of the next `levels` levels: their nodes
+    /// are named like `researcher:model`, and they are connected to the tools that delegate to them.
     pub fn graph(&self, levels: u32) -> Graph {
         let mut graph = self.own_loop();
-        let mut queue = self.called(&[], levels);
+        let mut queue = self.subagents_below(&[], levels);
         while let Some((path, agent)) = queue.pop_front() {
             let inner = agent.own_loop();
-            if graph.nodes.len() + inner.nodes.len() > MOST {
+            if graph.nodes.len() + inner.nodes.len() > MAX_NODES {
                 break;
             }
-            graph.take_in(inner, &path);
-            queue.extend(agent.called(&path, levels));
+            graph.merge_subagent(inner, &path);
+            queue.extend(agent.subagents_below(&path, levels));
         }
         graph
     }
 
-    /// The subagents of this agent, which is at `path` itself, with their own paths; none below this many levels.
-    fn called(&self, path: &[String], levels: u32) -> VecDeque<(Vec<String>, Arc<Agent>)> {
+    /// Returns the subagents of this agent with their paths. `path` is the agent's own; levels below `levels` are
+    /// left out.
+    fn subagents_below(&self, path: &[String], levels: u32) -> VecDeque<(Vec<String>, Arc<Agent>)> {
         let level = u32::try_from(path.len()).unwrap_or(u32::MAX).saturating_add(1);
-        let Some(roster) = self.subagents().filter(|_| level <= levels) else {
+        let Some(registry) = self.subagents().filter(|_| level <= levels) else {
             return VecDeque::new();
         };
         let below = |name: &str| path.iter().cloned().chain([name.to_owned()]).collect();
-        roster
+        registry
             .names()
-            .filter_map(|name| Some((below(name), roster.get(name, level)?)))
+            .filter_map(|name| Some((below(name), registry.get(name, level)?)))
             .collect()
     }
 
@@ -89,7 +90,7 @@ impl Agent {
             graph.edge(decides, TOOLS, true);
             graph.edge(TOOLS, round, true);
         }
-        // A hook may answer every call itself, and then the model goes on.
+        // A hook may answer every call itself; the model continues then.
         if has_tools && decides != MODEL {
             graph.edge(decides, round, true);
         }
@@ -100,7 +101,7 @@ impl Agent {
         graph
     }
 
-    /// What goes into this agent and comes out of it.
+    /// Returns the schemas of the agent's input, output and state.
     pub fn schemas(&self) -> Schemas {
         let object = |title: &str, unseen: &[FieldVisibility]| {
             let with_output = !unseen.contains(&FieldVisibility::Output);
@@ -122,7 +123,7 @@ impl Agent {
         };
         let title = |part: &str| format!("{}{part}", self.name);
         let context = self.context().map(|context| context.schema().clone());
-        // The context is also known as `configurable`.
+        // Clients also know the context as `configurable`.
         let config = context
             .clone()
             .unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
@@ -135,33 +136,34 @@ impl Agent {
         }
     }
 
-    /// The subagents with their schemas: of one level, or of all if `recurse`; of this namespace alone, if it is given.
+    /// Returns the subagents with their schemas: one level, or all levels if `recurse`; only this namespace, if
+    /// given.
     pub fn subagent_schemas(&self, namespace: Option<&str>, recurse: bool) -> Vec<(String, Schemas)> {
         let levels = if recurse { u32::MAX } else { 1 };
         let mut found = vec![];
-        let mut queue = self.called(&[], levels);
+        let mut queue = self.subagents_below(&[], levels);
         while let Some((path, agent)) = queue.pop_front() {
             let full = path.join("|");
-            if found.len() == MOST {
+            if found.len() == MAX_NODES {
                 break;
             }
             match namespace {
                 Some(wanted) if wanted == full => return vec![(full, agent.schemas())],
-                // Only below what it begins with can the wanted one be.
+                // The wanted subagent can only be below a prefix of its path.
                 Some(wanted) if !wanted.strip_prefix(&full).is_some_and(|rest| rest.starts_with('|')) => continue,
                 Some(_) => {}
                 None => found.push((full, agent.schemas())),
             }
-            queue.extend(agent.called(&path, levels));
+            queue.extend(agent.subagents_below(&path, levels));
         }
         found
     }
 }
 
-/// The graph of an agent that is a program.
+/// Returns the graph of an agent that is a program.
 fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
     let mut graph = Graph::default();
-    // A remote agent is counted like a model, and shows the policy that does so.
+    // A remote agent counts like a model, so the graph shows the policy that counts.
     let policies = program.remote.as_ref().map(|_| ("__middleware", json!([COUNTED])));
     graph.node(START, None);
     graph.node(node, policies);
@@ -189,7 +191,7 @@ impl Graph {
         });
     }
 
-    /// Leads from `first` through all of `rest`; returns where that ends.
+    /// Connects `first` with all of `rest` in a row; returns the last node.
     fn chain<'a>(&mut self, first: &'a str, rest: &'a [String]) -> &'a str {
         let mut last = first;
         for next in rest {
@@ -199,8 +201,8 @@ impl Graph {
         last
     }
 
-    /// Takes in the loop of the subagent at this path.
-    fn take_in(&mut self, inner: Graph, path: &[String]) {
+    /// Adds the loop of the subagent at this path.
+    fn merge_subagent(&mut self, inner: Graph, path: &[String]) {
         let Some((agent, callers)) = path.split_last() else {
             return;
         };

@@ -15,7 +15,7 @@ pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
         graph_id: graph_id.clone(),
         place: config
             .files
-            .places
+            .definition_paths
             .get(graph_id)
             .cloned()
             .unwrap_or_else(|| "the configuration".to_owned()),

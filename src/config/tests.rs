@@ -32,7 +32,7 @@ impl Place {
         load_from(self.0.path(), settings)
     }
 
-    /// Settings with which there is a provider `scripted`, unless the configuration has it already, as the demonstration does.
+    /// Settings with a provider `scripted`, unless the configuration declares it, as the demonstration does.
     fn settings(&self) -> CommandLineSettings {
         let mut settings = CommandLineSettings::default();
         let text = fs::read_to_string(self.0.path().join("adjutant.toml"));
@@ -44,7 +44,7 @@ impl Place {
         settings
     }
 
-    /// Everything that is said about the configuration.
+    /// Returns all problems of the configuration.
     fn complaints(&self) -> String {
         match self.load_with(&self.settings()) {
             Ok(loaded) => loaded.warnings.to_string(),
@@ -53,12 +53,12 @@ impl Place {
     }
 }
 
-/// What is said about an `adjutant.toml`.
+/// Returns the problems of an `adjutant.toml`.
 fn complaints(text: &str) -> String {
     Place::with(&[("adjutant.toml", text)]).complaints()
 }
 
-/// What is said about one agent with this TOML, next to a tool `lookup`.
+/// Returns the problems of one agent with this TOML, beside a tool `lookup`.
 fn agent_complaints(lines: &str) -> String {
     let text = format!("{LOOKUP}[agents.a]\nmodel = \"scripted:x\"\n{lines}");
     complaints(&text)
@@ -102,7 +102,7 @@ fn a_configuration_without_agents_is_odd_but_usable() {
     );
 }
 
-/// The complaints with all but the first of the keys that are allowed: the list grows with the product.
+/// Returns the problems without all but the first of the allowed keys, since that list grows with the product.
 fn shortened(complaints: &str) -> String {
     let short = |line: &str| match line.split_once("unknown key; ").and(line.split_once("allowed are: ")) {
         Some((start, keys)) => format!("{start}allowed are: {}, …", keys.split(',').next().unwrap_or_default()),

@@ -1,6 +1,6 @@
-//! Policy: who delegated may have written the instructions.
+//! Middleware: instructions from the delegating agent replace the subagent's own.
 //!
-//! They take the place of the standard ones; what other policies add to these stays.
+//! Only the definition's instructions are replaced; texts added by other middleware stay.
 
 use async_trait::async_trait;
 
@@ -10,15 +10,15 @@ use crate::domain::state::DELEGATED_PROMPT;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
-/// The policy.
+/// The prompt override middleware.
 #[derive(Debug, Clone)]
 pub struct PromptOverride {
-    /// The instructions that are replaced.
+    /// The instructions to replace.
     standard: SystemPrompt,
 }
 
 impl PromptOverride {
-    /// Replaces `standard`, which begins the instructions of the agent.
+    /// Creates the middleware; `standard` is the beginning of the agent's instructions.
     pub fn new(standard: &SystemPrompt) -> Self {
         Self {
             standard: standard.clone(),

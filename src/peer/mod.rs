@@ -1,8 +1,9 @@
-//! Other servers that speak the same wire, and agents that work there.
+//! Other servers that speak the same API, and the agents on them.
 //!
-//! [`Peer`] is a client of one of them. [`RemoteAgent`] is an agent there: a [program](crate::tool::Runnable) here, so that
-//! it has a run, a history, questions, limits and an end like every subagent. A [`RemoteThread`] is a thread there on which
-//! work from here is done. Neighbours: [`crate::agent`] assembles and runs such agents.
+//! [`Peer`] is the client for one server. [`RemoteAgent`] is an agent on another server as a local
+//! [program](crate::tool::Runnable), so that it has a run, a history, interrupts, limits and an end like every
+//! subagent. [`RemoteThread`] is a thread on another server that executes a task of this one. [`crate::agent`]
+//! assembles and runs such agents.
 
 pub mod address;
 pub mod client;

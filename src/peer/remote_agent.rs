@@ -1,9 +1,8 @@
-//! An agent on another server, as a program here.
+//! A remote agent: a program that has its work done on another server.
 //!
-//! One turn of it is a run there: its order, or the answers to what it asked. Thread and run are found again
-//! by ids that follow from the run here: a server that dies meanwhile comes back to the run that is under way, and no second
-//! one is begun. What the other server makes of the time of its own death is its affair; here it is waited for with
-//! patience.
+//! One turn is one run there, with the task as input, or with the answers to its questions. The ids of thread and run
+//! are derived from the local run, so that after a crash the run is found again and no second one is started. While
+//! the other server is down, requests are retried until the configured patience is over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -38,14 +37,14 @@ mod transcript;
 use stream::RemoteMessages;
 use transcript::{Transcript, transcript};
 
-/// The class of most errors.
+/// The class of most failures.
 const CLASS: &str = "RemoteAgentError";
-/// How often it is tried to tell the other server that work is not wanted any more.
+/// The number of attempts to cancel a run on the other server.
 const CANCEL_ATTEMPTS: u32 = 6;
-/// How often answers are taken there that are not wanted.
+/// The number of times that refused answers are sent again.
 const REFUSALS: u32 = 3;
 
-/// An agent on another server: a program that has the work done there.
+/// An agent on another server, as a program.
 #[derive(Clone)]
 pub struct RemoteAgent {
     peers: Peers,
@@ -55,7 +54,7 @@ pub struct RemoteAgent {
 }
 
 impl RemoteAgent {
-    /// The agent `graph_id` of this server, which may take so many steps.
+    /// Creates the agent `graph_id` of this server, with a limit of steps.
     pub fn new(peers: Peers, peer: Peer, graph_id: &str, step_limit: Option<u32>) -> Self {
         Self {
             peers,
@@ -68,7 +67,7 @@ impl RemoteAgent {
 
 #[async_trait]
 impl Runnable for RemoteAgent {
-    /// The run there is found again, and no second one is begun.
+    /// The run on the other server is found again, so no second one is started.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::Repeat
     }
@@ -78,7 +77,7 @@ impl Runnable for RemoteAgent {
     }
 
     async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt> {
-        // Like a model, it counts each time when it is asked, and the tokens that it says it used.
+        // Each execution counts like a model call, with the tokens that the other server reports.
         scope.budget.claim(Spending::ModelCall, scope.now()).await?;
         let order = state.messages.iter().rev().find(|message| message.is_human());
         let order = order.map(|message| message.content.text()).unwrap_or_default();
@@ -105,7 +104,7 @@ impl Runnable for RemoteAgent {
     }
 }
 
-/// What the agent wrote before its answer, if it is within the limits of what comes from outside.
+/// Returns the messages before the answer, unless they exceed the limits for JSON from outside.
 fn admitted(scope: &Scope, mut before: Update) -> Update {
     match admit_update(&mut before) {
         Ok(()) => before,
@@ -116,7 +115,7 @@ fn admitted(scope: &Scope, mut before: Update) -> Update {
     }
 }
 
-/// Where a run from here has its work done.
+/// Returns the thread on the other server for a local run.
 pub fn remote_thread(peer: Peer, run: RunId) -> RemoteThread {
     RemoteThread {
         peer,
@@ -126,24 +125,24 @@ pub fn remote_thread(peer: Peer, run: RunId) -> RemoteThread {
 
 /// The result of a turn.
 enum TurnResult {
-    /// It is done.
+    /// The turn is complete.
     Done(Box<Transcript>),
-    /// Humans have to answer these first.
+    /// Humans have to answer these questions first.
     Questions(Vec<Question>),
 }
 
-/// One turn: a run there.
+/// One turn: one run on the other server.
 struct RemoteTurn {
     agent: RemoteAgent,
     scope: Scope,
-    /// The run that has the work done; the same when it is run again after a crash.
+    /// The local run; the same after a crash.
     caller: RunId,
     place: RemoteThread,
-    /// What tells one turn from the next, and is the same when the turn is taken again after a crash.
+    /// The key of the turn: it differs between turns, and is the same after a crash.
     key: String,
-    /// The run there, once it is known.
+    /// The run on the other server, once it is known.
     run: Mutex<Option<Uuid>>,
-    /// Whether one was asked for: it may begin after the answer is not waited for any more.
+    /// Whether a run was requested, which may start even if its response is not awaited.
     asked: AtomicBool,
 }
 
@@ -161,7 +160,7 @@ impl RemoteTurn {
         }
     }
 
-    /// Has the work done, or goes on waiting for it. Whoever stops waiting for good has it stopped there as well.
+    /// Runs the turn, or continues to wait for it. If the caller gives up for good, the remote run is cancelled.
     async fn take(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
         let mut guard = CancelGuard {
             turn: Arc::clone(&self),
@@ -182,7 +181,12 @@ impl RemoteTurn {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
                 .place
-                .create_and_start(&self.metadata(), self.run_request(Some(order), &[]), &self.key, self.agent.peers.patience)
+                .create_and_start(
+                    &self.metadata(),
+                    self.run_request(Some(order), &[]),
+                    &self.key,
+                    self.agent.peers.patience,
+                )
                 .await;
             begun.map_err(|failed| self.start_failed(&failed))?
         } else {
@@ -206,8 +210,8 @@ impl RemoteTurn {
         Ok(TurnResult::Done(Box::new(result)))
     }
 
-    /// Takes the answers there; returns the run that goes on with them. A question that is not asked there any more was
-    /// settled there: then it is gone on with whatever came of that.
+    /// Sends the answers and returns the run that continues. Questions that are no longer open were answered on the
+    /// other server; then its newest run is the result.
     async fn answered(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
@@ -217,7 +221,7 @@ impl RemoteTurn {
             }
             let newest = runs.into_iter().next();
             if let Some(run) = newest.clone().filter(|run| !run.status.is_final()) {
-                // Somebody there was quicker.
+                // Another client has continued the thread.
                 self.wait_for(run, stream).await?;
                 continue;
             }
@@ -232,15 +236,15 @@ impl RemoteTurn {
             self.asked.store(true, Ordering::Relaxed);
             match self.start_run(self.run_request(None, &answers)).await {
                 Ok(run) => return Ok(run),
-                // What was asked may have been settled in between.
+                // The question may have been answered there in the meantime.
                 Err(failed) if failed.error.is_refusal() && refusals < REFUSALS => refusals += 1,
                 Err(failed) => return Err(self.start_failed(&failed)),
             }
         }
     }
 
-    /// What the work came to once nothing is at work there any more, and where the thread stands then. Somebody there may
-    /// have gone on with what this run came to.
+    /// Waits until no run is active and returns the last run with the thread's state. Another client may have
+    /// continued the thread after this run.
     async fn outcome(&self, mut run: PeerRun, stream: &mut RemoteMessages) -> Result<(PeerRun, PeerState), Failure> {
         loop {
             run = self.wait_for(run, stream).await?;
@@ -267,7 +271,7 @@ impl RemoteTurn {
         self.lost(&failed.error)
     }
 
-    /// A run there, with what it is told first or the answers to what it asked.
+    /// Returns the request for a run, with its input or with the answers to the questions.
     fn run_request(&self, input: Option<String>, answers: &[(Question, Value)]) -> RemoteRunRequest {
         let mut metadata = self.metadata();
         let levels = self.scope.budget.floor().saturating_sub(self.scope.depth);
@@ -289,7 +293,7 @@ impl RemoteTurn {
         }
     }
 
-    /// What those read who look at the thread there.
+    /// Returns the metadata for readers of the thread on the other server.
     fn metadata(&self) -> Map<String, Value> {
         let path = &self.scope.path;
         let notes = [
@@ -300,7 +304,7 @@ impl RemoteTurn {
         notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
     }
 
-    /// Waits until the run is over. It is listened to if there is room, and else looked at now and then.
+    /// Waits until the run has ended. Its stream is read if there is a free slot; otherwise the run is polled.
     async fn wait_for(&self, mut run: PeerRun, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let peer = &self.agent.peer;
         let id = run.run_id;
@@ -326,8 +330,8 @@ impl RemoteTurn {
         Ok(run)
     }
 
-    /// Passes on what the run tells until it has nothing more to tell, or nothing arrives for too long: then it is looked
-    /// whether the run is at work. False if nothing was heard at all.
+    /// Reads the stream of the run until it ends, or until nothing arrives for too long; then the run is polled.
+    /// Returns false if nothing was received.
     async fn listen(&self, run: Uuid, stream: &mut RemoteMessages) -> Result<bool, Failure> {
         let Ok(mut response) = self
             .agent
@@ -356,7 +360,7 @@ impl RemoteTurn {
         Ok(has_received)
     }
 
-    /// Why the run failed.
+    /// Returns the reason why the run failed.
     async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
         let thread = self.with_retries(|| self.agent.peer.thread(self.place.thread)).await?;
         let what = if status == RunStatus::Timeout {
@@ -368,7 +372,7 @@ impl RemoteTurn {
         Ok(told.map_or_else(|| what.to_owned(), |told| format!("{what} with {told}")))
     }
 
-    /// Asks until there is an answer, for as long as the owner has patience.
+    /// Repeats a request until it succeeds, for as long as the configured patience allows.
     async fn with_retries<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, PeerError>>,
@@ -379,7 +383,7 @@ impl RemoteTurn {
             .map_err(|error| self.lost(&error))
     }
 
-    /// That the other server is of no use, or was not for too long.
+    /// Creates the failure for a request that failed for good.
     fn lost(&self, error: &PeerError) -> Failure {
         let is_given_up = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
         if is_given_up {
@@ -407,7 +411,7 @@ impl RemoteTurn {
         Failure::new(LIMIT_EXCEEDED, failure.message)
     }
 
-    /// Has the run cancelled there, if there is one. False if one was asked for that cannot be seen yet.
+    /// Cancels the remote run, if there is one. Returns false if a run was requested but does not exist yet.
     async fn cancel(&self) -> Result<bool, PeerError> {
         let known = *self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = match known {
@@ -421,17 +425,17 @@ impl RemoteTurn {
     }
 }
 
-/// Has the run there cancelled when it is dropped and the work is not wanted any more.
+/// Cancels the remote run when dropped, unless it is still wanted.
 struct CancelGuard {
     turn: Arc<RemoteTurn>,
-    /// Whether the work is not wanted; not known while it is waited for.
+    /// Whether the run has to be cancelled; none while it is awaited.
     is_due: Option<bool>,
 }
 
 impl Drop for CancelGuard {
     fn drop(&mut self) {
         let scope = &self.turn.scope;
-        // A server that leaves only stops waiting.
+        // On shutdown the remote run continues, and the next process waits for it.
         let is_due = self
             .is_due
             .unwrap_or_else(|| scope.stop.is_cancelled() && !scope.program.leave.is_cancelled());

@@ -1,4 +1,4 @@
-//! A thread of another server on which work from here is done: the work is begun once, looked at, and stopped.
+//! A thread on another server that executes a task of this one: its runs are started once, polled and cancelled.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
 use crate::domain::state::{State, Update};
 
-/// The note on a run by which it is found again.
+/// The metadata key by which a run is found again.
 pub(super) const RUN_KEY: &str = "adjutant_errand";
-/// The pauses before something is tried or looked at again.
+/// The pauses between attempts and between polls.
 pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(200), Duration::from_secs(5));
-/// How many of the newest runs of a thread are looked through for one of ours.
+/// The number of latest runs that are searched for one of this server.
 pub(super) const SEARCHED_RUNS: u32 = 20;
-/// How often a thread is looked at again that changes while it is looked at.
+/// The number of attempts to read a thread that changes meanwhile.
 const ATTEMPTS: u32 = 3;
-/// How much of what is no text is kept, in bytes of JSON: images of a result, questions.
+/// The maximum size of media and questions that are stored, in bytes of JSON.
 const MOST_KEPT: usize = 1024 * 1024;
-/// How much of an error is kept, in characters.
+/// The maximum length of a stored error, in characters.
 const LONGEST_ERROR: usize = 2_000;
 
-/// A thread of another server on which work from here is done. Its id was chosen here.
+/// A thread on another server for work of this one, whose id was chosen here.
 #[derive(Clone)]
 pub struct RemoteThread {
     /// The server.
@@ -37,12 +37,12 @@ pub struct RemoteThread {
     pub thread: Uuid,
 }
 
-/// Why work was not begun.
+/// The error of a run that was not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StartFailed {
-    /// What came in between.
+    /// The cause.
     pub error: PeerError,
-    /// Whether it is certain that nothing was begun.
+    /// Whether it is certain that no run was started.
     pub is_certain: bool,
 }
 
@@ -56,8 +56,8 @@ impl From<PeerError> for StartFailed {
 }
 
 impl RemoteThread {
-    /// Makes the thread, unless it is there, and begins a run on it, unless one of this key was begun. What may pass is
-    /// waited for, but not longer than `patience`.
+    /// Creates the thread, unless it exists, and starts a run on it, unless one with this key exists. Transient
+    /// errors are retried for up to `patience`.
     ///
     /// # Errors
     /// See [`StartFailed`].
@@ -73,7 +73,7 @@ impl RemoteThread {
         self.start_run(order, key, patience).await
     }
 
-    /// Begins a run, unless one of this key was begun. What may pass is waited for, but not longer than `patience`.
+    /// Starts a run, unless one with this key exists. Transient errors are retried for up to `patience`.
     ///
     /// # Errors
     /// See [`StartFailed`].
@@ -101,7 +101,8 @@ impl RemoteThread {
                 Err(error) => {
                     is_certain &= error.is_refusal();
                     failures += 1;
-                    // Whether it began is not known, or the thread is busy, maybe with this very run: it is looked at again.
+                    // It is unknown whether the run was started, or the thread is busy, maybe with this very run:
+                    // search again.
                     let is_transient = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
                     if !is_transient || since.elapsed() + BACKOFF.pause(failures) > patience {
                         return Err(StartFailed { error, is_certain });
@@ -112,7 +113,7 @@ impl RemoteThread {
         }
     }
 
-    /// The run that was begun under this key.
+    /// Returns the run that was started with this key.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -120,7 +121,7 @@ impl RemoteThread {
         Ok(self.runs().await?.into_iter().find(|run| run.has_key(key)))
     }
 
-    /// The newest runs, the newest first.
+    /// Returns the latest runs, newest first.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -128,7 +129,7 @@ impl RemoteThread {
         self.peer.runs(self.thread, SEARCHED_RUNS).await
     }
 
-    /// How the work stands: what the newest run came to. None if there is none.
+    /// Returns the status and the result of the newest run; none if there is no run.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -155,7 +156,7 @@ impl RemoteThread {
                 }
                 RunStatus::Success => with_result(seen, self.peer.state(self.thread).await?),
             };
-            // Somebody may have gone on with the thread since: then this is not what the run came to.
+            // Another client may have started a run since; then the state belongs to that run.
             newest = self.newest().await?;
             if newest.as_ref().is_some_and(|newest| newest.run_id == run.run_id) {
                 return Ok(Some(seen));
@@ -164,7 +165,7 @@ impl RemoteThread {
         Ok(newest.map(|run| TaskSnapshot::of(run.run_id.to_string(), TaskStatus::Running)))
     }
 
-    /// What was used there by all that was done; none if that cannot be seen.
+    /// Returns the usage of the whole thread; none if it is unknown.
     async fn used(&self) -> Option<Usage> {
         used_by(&self.peer.state(self.thread).await.ok()??)
     }
@@ -173,10 +174,10 @@ impl RemoteThread {
         Ok(self.peer.runs(self.thread, 1).await?.into_iter().next())
     }
 
-    /// Stops all that is at work or waits for its turn, the newest first.
+    /// Cancels all running and queued runs, newest first.
     ///
     /// # Errors
-    /// See [`PeerError`]; it may have been stopped in part then.
+    /// See [`PeerError`]; some of the runs may have been cancelled then.
     pub async fn cancel_runs(&self) -> PeerResult<()> {
         for run in self.runs().await?.into_iter().filter(|run| !run.status.is_final()) {
             self.peer.cancel(self.thread, run.run_id).await?;
@@ -184,7 +185,7 @@ impl RemoteThread {
         Ok(())
     }
 
-    /// Gives up what the work waits for: nobody is asked any more.
+    /// Cancels the open interrupts of the thread: nobody has to answer them any more.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -202,7 +203,7 @@ impl RemoteThread {
             .map_err(|not_begun| not_begun.error)
     }
 
-    /// Asks until there is an answer, for as long as there is patience.
+    /// Repeats a request until it succeeds, for as long as `patience` allows.
     pub(super) async fn with_retries<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> PeerResult<T>
     where
         F: Future<Output = PeerResult<T>>,
@@ -224,7 +225,7 @@ impl RemoteThread {
     }
 }
 
-/// Why the last run on a thread failed, as far as the thread says.
+/// Returns the reason why the last run of a thread failed, if the thread states it.
 pub(super) fn failure(thread: &PeerThread) -> Option<String> {
     let error = thread.error.as_ref()?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -237,7 +238,7 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(": ").chars().take(LONGEST_ERROR).collect())
 }
 
-/// What a run that is done came to: a result, or questions.
+/// Adds the result or the questions of a completed run to its snapshot.
 fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     let Some(state) = state else {
         let error = "The thread of the task was deleted there.".to_owned();
@@ -275,7 +276,7 @@ fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
         .extend(structured.map(|value| ("structured_response".to_owned(), value)));
     let mut final_state = State::default();
     final_state.apply(&update);
-    // One more than is told, so that it is seen that there is more.
+    // One extra character, to detect that the text was truncated.
     let result = final_state
         .conclusion()
         .map(|text| text.chars().take(LONGEST_RESULT + 1).collect());
@@ -288,7 +289,7 @@ fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     TaskSnapshot { result, media, ..seen }
 }
 
-/// What was used by all that was done on a thread, as far as its messages tell.
+/// Returns the usage of a thread, as far as its messages report it.
 fn used_by(state: &PeerState) -> Option<Usage> {
     let messages = state.values.get("messages")?.as_array()?;
     let count = |kind: &str| {
@@ -316,7 +317,7 @@ fn used_by(state: &PeerState) -> Option<Usage> {
     })
 }
 
-/// The questions, as they are kept here.
+/// Returns the questions in the form in which they are stored.
 fn kept_questions(questions: Vec<PeerInterrupt>) -> Vec<Value> {
     let kept = |short: bool| -> Vec<Value> {
         let one = |asked: &PeerInterrupt| match short {

@@ -261,10 +261,10 @@ impl Memory {
 
 #[async_trait]
 impl Journal for Memory {
-    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
+    async fn commit(&self, machine: &Machine, pending: Vec<PendingWrite>) -> Result<(), ExitReason> {
         tokio::task::yield_now().await;
         self.store.write(|disk| {
-            for note in notes {
+            for note in pending {
                 match note {
                     PendingWrite::Entry { entry, position } => {
                         let row = Row {

@@ -94,7 +94,7 @@ impl Stage {
         let mut machine = self.store.machine(Lane::Main);
         let own = self.store.owner(Lane::Main) == Some(run);
         let resumed = own || !matches!(wish, Wish::Input(_));
-        let mut notes = vec![PendingWrite::Fact(Fact::Started {
+        let mut pending = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
             attempt: 1,
             resumed,
@@ -103,7 +103,7 @@ impl Stage {
             _ if own => {}
             Wish::Input(input) => {
                 let ids = [CheckpointId::mint(), CheckpointId::mint()];
-                notes.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
+                pending.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
             }
             Wish::Answers(_) | Wish::Onward => machine.prepare_for_run(),
         }
@@ -120,7 +120,7 @@ impl Stage {
             leave: CancellationToken::new(),
             base: 0,
         };
-        driving.drive(&mut machine, notes).await
+        driving.drive(&mut machine, pending).await
     }
 
     fn scope(&self, lineage: &Lineage) -> Scope {

@@ -1,5 +1,5 @@
-//! The layout of `agent.json`: the settings there, the tools in a `tools.json` ([`tools`](super::tools)), the instructions
-//! in the AGENTS.md beside them, subagents in folders of the same layout, which have their names.
+//! The layout of `agent.json`: settings in that file, tools in `tools.json` ([`tools`](super::tools)), instructions
+//! in `AGENTS.md`, and subagents in folders of the same layout, named after their folders.
 
 use serde_json::{Map, Value};
 
@@ -25,11 +25,12 @@ const SUBAGENT_KEYS: [&str; 3] = ["description", "model", "model_id"];
 pub(super) fn read(
     search: &mut Search<'_>,
     folder: &FolderEntry,
-    (holds, role): (&FieldPath, Role),
+    prefix: &FieldPath,
+    role: Role,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
-    let place = folder.join("agent.json");
-    let mut agent = search.object(&place)?;
+    let entry = folder.join("agent.json");
+    let mut agent = search.object(&entry)?;
     let allowed: &[&str] = if role == Role::Agent {
         &AGENT_KEYS
     } else {
@@ -37,32 +38,32 @@ pub(super) fn read(
     };
     for key in agent.keys().filter(|key| !allowed.contains(&key.as_str())) {
         search.report_error(
-            &place,
+            &entry,
             key,
             &format!("unknown key; allowed are: {}", allowed.join(", ")),
         );
     }
     agent.retain(|key, _| allowed.contains(&key.as_str()));
     match role {
-        Role::Agent => main_agent(search, &place, &mut agent),
-        Role::Subagent => subagent(search, &place, &mut agent, into),
+        Role::Agent => main_agent(search, &entry, &mut agent),
+        Role::Subagent => subagent(search, &entry, &mut agent, into),
     }
-    // What follows tells of fields by their names in this file, which has no places of its own.
-    search.add(&place, agent, &Positions::new(), into);
-    search.note(&place, holds, Positions::new());
+    // Problems below name the fields of this file, which has no positions.
+    search.add(&entry, agent, &Positions::new(), into);
+    search.add_origin(&entry, prefix, Positions::new());
     Some(())
 }
 
-fn main_agent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<String, Value>) {
+fn main_agent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<String, Value>) {
     if !agent.contains_key("name") {
-        search.report_error(place, "name", "must be given");
+        search.report_error(entry, "name", "must be given");
     }
     let runtime = agent.shift_remove("runtime");
     if let Some(runtime) = &runtime {
         match runtime.pointer("/model/model_id") {
             _ if agent.contains_key("model") => {
                 search.report_error(
-                    place,
+                    entry,
                     "runtime",
                     "goes without `model` only: both say which model it is",
                 );
@@ -70,14 +71,14 @@ fn main_agent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<Stri
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
             None => {
                 search.report_error(
-                    place,
+                    entry,
                     "runtime",
                     "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`",
                 );
             }
         }
     } else if !agent.contains_key("model") {
-        search.report_warning(place, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
+        search.report_warning(entry, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
         agent.insert("model".to_owned(), DEFAULT_MODEL.into());
     }
     match agent.shift_remove("backend") {
@@ -86,7 +87,7 @@ fn main_agent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<Stri
             Some("state") if backend.get("sandbox_config").is_none() => {}
             Some("state") => {
                 search.report_error(
-                    place,
+                    entry,
                     "backend.sandbox_config",
                     "goes with `\"type\": \"sandbox\"` only",
                 );
@@ -94,28 +95,28 @@ fn main_agent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<Stri
             Some("sandbox") => {
                 let text =
                     "`sandbox` is not supported: the agent's files are kept in the thread and it runs no programs";
-                search.report_warning(place, "backend", text);
+                search.report_warning(entry, "backend", text);
             }
-            Some(_) | None => search.report_error(place, "backend.type", "must be `state` or `sandbox`"),
+            Some(_) | None => search.report_error(entry, "backend.type", "must be `state` or `sandbox`"),
         },
     }
     if agent.shift_remove("permissions").is_some() {
         let text = "is not supported: whoever reaches the server may use the agent";
-        search.report_warning(place, "permissions", text);
+        search.report_warning(entry, "permissions", text);
     }
-    // These belong to the place where the agent was served before.
+    // These fields belong to the platform that hosted the agent before.
     agent.retain(|key, _| !matches!(key.as_str(), "agent_id" | "extras"));
 }
 
-fn subagent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<String, Value>, text: &Map<String, Value>) {
+fn subagent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<String, Value>, text: &Map<String, Value>) {
     if let Some(model) = agent.shift_remove("model_id") {
         if agent.contains_key("model") {
-            search.report_error(place, "model_id", "is an older name of `model`, which is given, too");
+            search.report_error(entry, "model_id", "is an older name of `model`, which is given, too");
         } else {
             agent.insert("model".to_owned(), model);
         }
     }
-    // The layout lets it be left out; a model has to choose by something.
+    // The layout does not require a description, but a delegating model needs one.
     if !agent.contains_key("description") && !text.contains_key("description") {
         let prompt = text.get("system_prompt").and_then(Value::as_str).unwrap_or_default();
         let line = prompt
@@ -124,7 +125,7 @@ fn subagent(search: &mut Search<'_>, place: &FolderEntry, agent: &mut Map<String
             .find(|line| !line.trim().is_empty());
         if let Some(line) = line {
             search.report_warning(
-                place,
+                entry,
                 "description",
                 "is not given, so it is the first line of the instructions",
             );

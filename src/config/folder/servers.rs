@@ -1,6 +1,7 @@
-//! The MCP servers in the `mcp.json` of a folder: the shape that most programs share, `{"mcpServers": {name: {…}}}`.
+//! The MCP servers in the `mcp.json` of a folder, in the common form `{"mcpServers": {name: {…}}}`.
 //!
-//! They become servers of the folder's agent alone, which has all tools of each unless its settings name some of them.
+//! They become servers of the folder's agent alone. The agent has all tools of each server, unless its settings name
+//! some.
 
 use serde_json::{Map, Value, json};
 
@@ -9,10 +10,10 @@ use super::entry::FolderEntry;
 use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
-/// How such a file may be called.
+/// The possible names of the file.
 pub(super) const FILES: [&str; 2] = ["mcp.json", ".mcp.json"];
 
-/// The keys of a server, by what they are called here.
+/// The keys of a server, by the names of the definition's fields.
 const KEYS: [(&str, &str); 8] = [
     ("command", "command"),
     ("args", "args"),
@@ -24,11 +25,13 @@ const KEYS: [(&str, &str); 8] = [
     ("disabledTools", "disabled_tools"),
 ];
 
-/// Adds the servers of the file in a folder to the settings of its agent. `home` is the way from the agent's folder to it.
+/// Adds the servers of the file in a folder to the settings of its agent. `home` is the path from the agent's folder
+/// to it.
 pub(super) fn read(
     search: &mut Search<'_>,
     folder: &FolderEntry,
-    (holds, home): (&FieldPath, &str),
+    prefix: &FieldPath,
+    home: &str,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
     let files: Vec<FolderEntry> = FILES
@@ -58,10 +61,10 @@ pub(super) fn read(
     }
     for (name, entry) in servers {
         if let Some(server) = server(search, file, &name, entry, home) {
-            add(search, file, (&name, server), into);
+            add(search, file, &name, server, into);
         }
     }
-    search.note(file, &holds.then("mcp_servers"), Positions::new());
+    search.add_origin(file, &prefix.then("mcp_servers"), Positions::new());
     Some(())
 }
 
@@ -69,11 +72,12 @@ pub(super) fn read(
 pub(super) fn add(
     search: &mut Search<'_>,
     file: &FolderEntry,
-    (name, server): (&str, Value),
+    name: &str,
+    server: Value,
     into: &mut Map<String, Value>,
 ) {
     let servers = into.entry("mcp_servers").or_insert_with(|| json!({}));
-    // A table of the wrong shape is told when the definition is read.
+    // A table of the wrong type is reported when the definition is read.
     let Value::Object(servers) = servers else { return };
     if servers.contains_key(name) {
         search.report_error(
@@ -86,7 +90,7 @@ pub(super) fn add(
     }
 }
 
-/// One server as a definition has it; none if it is switched off or cannot be read.
+/// Converts a server to the form of definitions; none if it is disabled or invalid.
 fn server(search: &mut Search<'_>, file: &FolderEntry, name: &str, entry: Value, home: &str) -> Option<Value> {
     let field = format!("mcpServers.{name}");
     let Value::Object(mut entry) = entry else {
@@ -145,7 +149,7 @@ fn server(search: &mut Search<'_>, file: &FolderEntry, name: &str, entry: Value,
         let inside = match server.get("cwd").map(Value::as_str) {
             None => home.to_owned(),
             Some(Some(path)) => format!("{home}/{path}"),
-            // What is no text is told when the definition is read.
+            // A value that is not text is reported when the definition is read.
             Some(None) => return Some(Value::Object(server)),
         };
         let is_absolute = server
@@ -159,8 +163,9 @@ fn server(search: &mut Search<'_>, file: &FolderEntry, name: &str, entry: Value,
     Some(Value::Object(server))
 }
 
-/// What lies in the folder and is a program's, or is where one runs: by the first part of its path.
-pub(super) fn used(settings: &Map<String, Value>, home: &str) -> Vec<String> {
+/// Returns the entries of the folder that servers use as programs or working directories: the first segments of the
+/// paths.
+pub(super) fn used_entries(settings: &Map<String, Value>, home: &str) -> Vec<String> {
     let servers = settings
         .get("mcp_servers")
         .and_then(Value::as_object)
@@ -182,14 +187,14 @@ pub(super) fn used(settings: &Map<String, Value>, home: &str) -> Vec<String> {
     words.filter_map(first).collect()
 }
 
-/// Gives the agent all tools of those of its servers of which its settings name none.
-pub(super) fn offer(settings: &mut Map<String, Value>) {
+/// Gives the agent all tools of each server of which its settings name no tools.
+pub(super) fn offer_all_tools(settings: &mut Map<String, Value>) {
     let Some(Value::Object(servers)) = settings.get("mcp_servers") else {
         return;
     };
     let servers: Vec<String> = servers.keys().cloned().collect();
     let tools = settings.entry("tools").or_insert_with(|| json!([]));
-    // A list of the wrong shape is told when the definition is read.
+    // A list of the wrong type is reported when the definition is read.
     let Value::Array(tools) = tools else { return };
     for server in servers {
         let start = format!("{server}/");

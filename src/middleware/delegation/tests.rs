@@ -19,7 +19,7 @@ fn card(name: &str, description: &str) -> SubagentSummary {
     }
 }
 
-fn menu() -> SubagentList {
+fn list() -> SubagentList {
     SubagentList {
         subagents: subagents(),
         ..SubagentList::default()
@@ -40,7 +40,7 @@ fn speaking(dialect: TaskDialect) -> SubagentList {
 }
 
 fn policy() -> Subagents {
-    Subagents::new(&menu())
+    Subagents::new(&list())
 }
 
 fn task(args: Value) -> ToolCall {
@@ -133,7 +133,7 @@ fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
     Subagents::new(&SubagentList {
         task_description,
         task_system_prompt,
-        ..menu()
+        ..list()
     })
 }
 
@@ -234,9 +234,9 @@ fn the_list_of_tasks_stands_in_the_instructions_of_that_dialect_and_can_be_left_
 
 #[tokio::test]
 async fn long_instructions_are_read_on_demand() {
-    let mut menu = speaking(TaskDialect::Sagents);
-    menu.subagents[2].instructions = Some("Say who, and why.".to_owned());
-    let policy = Subagents::new(&menu);
+    let mut list = speaking(TaskDialect::Sagents);
+    list.subagents[2].instructions = Some("Say who, and why.".to_owned());
+    let policy = Subagents::new(&list);
     let guide = policy.guide.clone().expect("there is something to read");
     assert_eq!(
         guide.spec.parameters["properties"]["task_name"]["enum"],
@@ -264,7 +264,7 @@ async fn long_instructions_are_read_on_demand() {
 async fn a_fork_sees_the_same_tool_as_its_caller_and_is_refused() {
     let mut subagents = subagents();
     subagents[1].is_fork = true;
-    let caller = Subagents::new(&SubagentList { subagents, ..menu() });
+    let caller = Subagents::new(&SubagentList { subagents, ..list() });
     let fork = caller.refusing();
     assert_eq!(fork.task.spec, caller.task.spec);
     assert!(

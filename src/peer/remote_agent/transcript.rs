@@ -1,4 +1,4 @@
-//! The transcript of a remote agent, read from the state of its thread.
+//! The messages of a remote agent, read from the state of its thread.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use serde_json::Value;
 use crate::domain::message::{Message, Role};
 use crate::domain::state::Update;
 
-/// How much of what was said on the way is kept, in bytes of JSON; of more, only the answer is.
+/// The maximum size of the messages before the answer, in bytes of JSON. If they are larger, only the answer is kept.
 const MOST_KEPT: usize = 1024 * 1024;
 
-/// What the agent wrote.
+/// The messages that the agent wrote.
 pub(super) struct Transcript {
-    /// Before its answer.
+    /// The messages before the answer.
     pub(super) before: Update,
-    /// The last thing that its model said.
+    /// The last message of the agent's model.
     pub(super) answer: Message,
 }
 
-/// Reads what the agent wrote from the fields of its state.
+/// Reads the messages from the values of a state.
 ///
 /// # Errors
-/// Says why there is none.
+/// The reason why there is no answer.
 pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
     let messages = values.get("messages").and_then(Value::as_array);
     let messages = messages.ok_or("its final state has no `messages`")?;
@@ -37,7 +37,7 @@ pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
         Some(last) => said.drain(last..).next().unwrap_or_else(|| Message::ai("")),
         None => Message::ai(""),
     };
-    // Its calls were answered there; here they would be open.
+    // The calls were answered on the other server; here they would appear as open.
     if let Role::Ai {
         tool_calls,
         invalid_tool_calls,
