@@ -314,7 +314,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     };
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
-    let looks = PollPolicy {
+    let polling = PollPolicy {
         first: section.first_look(),
         longest: section.longest_look(),
         patience: section.background_patience(),
@@ -332,7 +332,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
             rules,
             headers,
             patience,
-            looks,
+            polling,
             answers,
         },
         spawn,

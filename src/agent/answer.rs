@@ -18,7 +18,7 @@ pub(super) struct AnswerStream<'a> {
     first: Arc<AnswerHead>,
     ordinals: std::ops::RangeFrom<u32>,
     journal: &'a dyn Journal,
-    /// Whether the current message has begun and not ended.
+    /// True if the current message has begun and not ended.
     is_open: bool,
     /// The text of the current message so far.
     text: String,

@@ -468,7 +468,7 @@ struct Subagent {
     /// The depth from which the subagent's levels of delegation are counted.
     base: u32,
     step_limit: Option<u32>,
-    /// Whether the definition is not the parent's, so that the two may have different fields.
+    /// True if the definition is not the parent's, so that the two may have different fields.
     is_external: bool,
 }
 

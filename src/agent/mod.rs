@@ -68,7 +68,7 @@ pub struct Agent {
     pub limits: Limits,
     /// The declared fields of the state.
     pub declared: DeclaredFields,
-    /// Whether the agent is a fork, which continues its caller's conversation.
+    /// True if the agent is a fork, which continues its caller's conversation.
     pub is_fork: bool,
     /// The parts of the state that are shared with the caller.
     pub shares: SharedState,
@@ -134,9 +134,9 @@ pub struct RemoteIdentity {
 /// The parts of the state that a subagent shares with its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedState {
-    /// Whether files are shared.
+    /// True if files are shared.
     pub files: bool,
-    /// Whether state fields are shared.
+    /// True if state fields are shared.
     pub fields: bool,
 }
 

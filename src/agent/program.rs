@@ -207,12 +207,8 @@ impl Loop<'_> {
         }
         self.check_fields(&update)?;
         if let Some(form) = &program.form {
-            let unfit = |problem: String| {
-                Failure::new(
-                    structured::FAILURE,
-                    format!("what it gave back does not fit: {problem}"),
-                )
-            };
+            let unfit =
+                |problem: String| Failure::new(structured::FAILURE, format!("its result does not match: {problem}"));
             let response = form.of_program(&update).map_err(unfit)?;
             update.fields.insert(structured::FIELD.to_owned(), response);
         }
@@ -286,7 +282,7 @@ impl WorkOutput<'_> {
 
 /// Creates the failure for an invalid result.
 fn wrong_result(how: &str) -> Failure {
-    Failure::new("RunnableResultError", format!("what it gave back {how}"))
+    Failure::new("RunnableResultError", format!("its result {how}"))
 }
 
 /// Returns the decision of a human about an unknown outcome.

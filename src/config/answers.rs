@@ -100,7 +100,8 @@ impl AnswersSection {
         let wrong_sizes = sizes.into_iter().filter(|(_, given)| *given == 0);
         let wrong_times =
             wrong_times.map(|(field, _)| (vec![field], "must be more than 0 and at most 86400 seconds".to_owned()));
-        let wrong_sizes = wrong_sizes.map(|(field, _)| (vec![field], "must be a whole number from 1 up".to_owned()));
+        let wrong_sizes =
+            wrong_sizes.map(|(field, _)| (vec![field], "must be a whole number of at least 1".to_owned()));
         wrong_times.chain(wrong_sizes).collect()
     }
 }

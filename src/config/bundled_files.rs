@@ -95,10 +95,10 @@ impl Bundler {
         let path = format!("{folder}/{}", skill::FILE);
         let Some(file) = self.file(field, &path) else { return };
         if file.encoding == Encoding::Base64 {
-            return self.warn(field, format!("`{path}` is passed over: it is no text"));
+            return self.warn(field, format!("`{path}` is ignored: it is not text"));
         }
         match Skill::read(&seen(&path), &file.content) {
-            Err(reason) => return self.warn(field, format!("`{path}` is passed over: it {reason}")),
+            Err(reason) => return self.warn(field, format!("`{path}` is ignored: it {reason}")),
             Ok((skill, oddities)) => {
                 oddities
                     .into_iter()
@@ -121,7 +121,7 @@ impl Bundler {
     /// Adds the files in the folder of a skill, besides its `SKILL.md`.
     fn folder(&mut self, field: &FieldPath, folder: &str, depth: usize) {
         if depth == 0 {
-            return self.warn(field, format!("`{folder}` lies too deep and is left out"));
+            return self.warn(field, format!("`{folder}` is nested too deeply and is left out"));
         }
         for (name, is_folder) in self.entries(field, folder).unwrap_or_default() {
             let path = format!("{folder}/{name}");
@@ -139,7 +139,7 @@ impl Bundler {
         match self.root.join(path).try_exists() {
             Ok(false) => self.warn(
                 field,
-                format!("there is no file `{path}`, so that nothing is remembered from it"),
+                format!("there is no file `{path}`, so the agent starts without this memory"),
             ),
             Ok(true) | Err(_) => match self.file(field, path) {
                 Some(File {

@@ -40,7 +40,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     }
     check.findings.extend(config.peers.check_headers());
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
-        check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
+        check.error(&["log", "filter"], format!("is not a log filter: {error}"));
     }
     for (name, provider) in &config.providers {
         check.provider(name, provider);
@@ -114,9 +114,9 @@ fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> Validat
 }
 
 /// The error for a server without authentication that other machines can reach.
-pub const NEEDS_INSECURE_NO_AUTH: &str = "is reached by other machines, and this server has no authentication: whoever \
-    reaches it may do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates its clients, \
-    give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
+pub const NEEDS_INSECURE_NO_AUTH: &str = "can be reached by other machines, and this server has no authentication: \
+    anyone who can reach it can do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates \
+    its clients, give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
 
 /// Returns whether other machines can reach the address. A host name is resolved only when it is bound.
 fn is_public(listen: &str) -> bool {
@@ -184,7 +184,7 @@ impl Check {
             );
         }
         if server.max_body_bytes == 0 {
-            self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
+            self.error(&["server", "max_body_bytes"], "must be a whole number of at least 1");
         }
         if server.max_body_bytes_total < server.max_body_bytes {
             self.error(
@@ -193,7 +193,7 @@ impl Check {
             );
         }
         if server.max_connections == Some(0) {
-            self.error(&["server", "max_connections"], "must be a whole number from 1 up");
+            self.error(&["server", "max_connections"], "must be a whole number of at least 1");
         }
         self.seconds(&["server", "body_timeout_s"], server.body_timeout_s);
         for (at, name) in server.hosts.iter().enumerate() {
@@ -207,7 +207,7 @@ impl Check {
             }
         }
         if server.max_answer_bytes == 0 {
-            self.error(&["server", "max_answer_bytes"], "must be a whole number from 1 up");
+            self.error(&["server", "max_answer_bytes"], "must be a whole number of at least 1");
         }
         self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
@@ -253,7 +253,10 @@ impl Check {
     fn runtime(&mut self, config: &Config) {
         let runtime = &config.runtime;
         if runtime.max_concurrent_runs == 0 {
-            self.error(&["runtime", "max_concurrent_runs"], "must be a whole number from 1 up");
+            self.error(
+                &["runtime", "max_concurrent_runs"],
+                "must be a whole number of at least 1",
+            );
         }
         let sizes = [
             ("max_calls", runtime.max_calls),
@@ -263,7 +266,7 @@ impl Check {
         ];
         for (name, given) in sizes {
             if given == 0 {
-                self.error(&["runtime", name], "must be a whole number from 1 up");
+                self.error(&["runtime", name], "must be a whole number of at least 1");
             }
         }
         self.seconds(&["runtime", "lease_s"], runtime.lease_s);
@@ -277,13 +280,13 @@ impl Check {
             ("max_queued_runs_per_thread", runtime.max_queued_runs_per_thread),
         ];
         for (name, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
-            self.error(&["runtime", name], "must be a whole number from 1 up");
+            self.error(&["runtime", name], "must be a whole number of at least 1");
         }
         if runtime.reload_s != 0.0 {
             self.seconds(&["runtime", "reload_s"], runtime.reload_s);
         }
         if runtime.heartbeat_s * 2.0 > runtime.lease_s {
-            let message = "must be at most half of `lease_s`, so that one late sign of life loses no lease";
+            let message = "must be at most half of `lease_s`, so that one late heartbeat does not lose a lease";
             self.error(&["runtime", "heartbeat_s"], message);
         }
     }

@@ -30,7 +30,7 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
             .map(str::trim)
             .filter(|key| !key.is_empty());
         let message = match key {
-            Some(key) if message == "duplicate key" => format!("the key `{key}` is there twice"),
+            Some(key) if message == "duplicate key" => format!("the key `{key}` is given twice"),
             Some(_) | None => message,
         };
         Problem::in_file(file, message).at(position)

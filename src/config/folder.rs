@@ -42,13 +42,13 @@ use entry::FolderEntry;
 
 /// Other contents of such folders, and why they are not read.
 const UNREAD: [(&str, &str); 4] = [
+    ("memory", "is not read: list its files in the agent's `memory`"),
     (
-        "memory",
-        "is not read: what the agent shall know from there, its `memory` names",
+        "memories",
+        "is not read: data that outlives a thread is kept in the Store",
     ),
-    ("memories", "is not read: what outlasts a thread is kept in the Store"),
-    ("user", "is not read: what outlasts a thread is kept in the Store"),
-    ("tools.json", "is not read: it goes with an agent.json"),
+    ("user", "is not read: data that outlives a thread is kept in the Store"),
+    ("tools.json", "is not read: it belongs to an agent.json"),
 ];
 
 /// The file with the tools of an agent in the managed layout.
@@ -90,10 +90,10 @@ pub(super) fn load(folder: &Path, display_path: &Path, problems: &mut Vec<Proble
         }
         let origins = std::mem::take(&mut search.origins);
         let graph_id = entry.name();
-        let entry = entry.to_string();
+        let path = entry.to_string();
         agents.extend(definition.map(|definition| FolderAgent {
             graph_id,
-            entry,
+            path,
             definition: Value::Object(definition),
             origins,
         }));
@@ -202,7 +202,7 @@ impl Search<'_> {
         for (at, name) in names.iter().enumerate() {
             let twin = |other: &&&str| **other != *name && other.to_lowercase() == name.to_lowercase();
             if let Some(twin) = names.iter().take(at).find(twin) {
-                let message = format!("the subagents `{twin}` and `{name}` have one name but for capital letters");
+                let message = format!("the subagents `{twin}` and `{name}` differ only in case");
                 self.problems.push(entry.problem(message));
             }
         }
@@ -466,9 +466,9 @@ impl Search<'_> {
                 None
             }
             Err(error) => {
-                let said = error.to_string();
-                let said = said.split(" at line ").next().unwrap_or_default();
-                let problem = entry.problem(format!("is no JSON: {said}"));
+                let message = error.to_string();
+                let message = message.split(" at line ").next().unwrap_or_default();
+                let problem = entry.problem(format!("is not JSON: {message}"));
                 self.problems.push(problem.at(Some((error.line(), error.column()))));
                 None
             }

@@ -16,21 +16,21 @@ use crate::definition::{Diagnostic, FieldPath, Headers, check_headers};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PeersSection {
-    /// Whether loopback and private addresses are allowed.
+    /// True if loopback and private addresses are allowed.
     pub allow_private: bool,
     /// Host names and private addresses that are allowed.
     pub private_hosts: Vec<String>,
     /// If not empty, only these hosts are allowed; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
-    /// Whether only `https` is allowed.
+    /// True if only `https` is allowed.
     pub require_https: bool,
     /// Headers of requests to other servers, by scheme, host and port of their address, whoever named them. They may
     /// contain secrets and are never printed.
     #[cfg_attr(test, schemars(with = "BTreeMap<String, BTreeMap<String, String>>"))]
     pub headers: BTreeMap<String, Headers>,
-    /// How long a server may be unreachable before a task that a run waits for fails, in seconds.
+    /// The time for which a server may be unreachable before a task that a run waits for fails, in seconds.
     pub patience_s: f64,
-    /// How long a server may be unreachable before a background task on it fails, in seconds.
+    /// The time for which a server may be unreachable before a background task on it fails, in seconds.
     pub background_patience_s: f64,
     /// The time after which a background task on another server is polled first, in seconds; the pauses grow while
     /// nothing changes.

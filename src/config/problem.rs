@@ -116,7 +116,7 @@ pub(super) struct SettingOrigin {
     pub(super) prefix: FieldPath,
     /// The positions of the fields, by their paths within the source.
     pub(super) positions: Positions,
-    /// Whether the source holds only the fields in `positions`, as the command line does.
+    /// True if the source holds only the fields in `positions`, as the command line does.
     pub(super) partial: bool,
 }
 

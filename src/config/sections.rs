@@ -24,13 +24,13 @@ pub struct Server {
     /// The host names that requests may use, besides `localhost` and the address that the server listens on: names,
     /// `*.example.org` for all below a domain, or `*` for any.
     pub hosts: Vec<String>,
-    /// Whether pages of `cors_origins` may send cookies; only for origins that are listed by name.
+    /// True if pages of `cors_origins` may send cookies; only for origins that are listed by name.
     pub cors_credentials: bool,
     /// The response headers that pages of `cors_origins` may read, besides those that the SDKs need.
     pub cors_expose_headers: Vec<String>,
-    /// How long a browser may cache the result of a preflight request, in seconds.
+    /// The time for which a browser may cache the result of a preflight request, in seconds.
     pub cors_max_age_s: f64,
-    /// Whether pages from public addresses may call this server at a private address.
+    /// True if pages from public addresses may call this server at a private address.
     pub cors_private_network: bool,
     /// The maximum size of a request body, in bytes.
     pub max_body_bytes: usize,
@@ -267,7 +267,7 @@ impl Runtime {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentsApi {
-    /// Whether `PUT` and `DELETE /agents/{graph_id}` are enabled, and agents that clients have defined can run.
+    /// True if `PUT` and `DELETE /agents/{graph_id}` are enabled, and agents that clients have defined can run.
     pub enabled: bool,
     /// The tools that such agents may use, by name; those of MCP servers as `server/tool`. Also names of registered
     /// programs and middleware. A name that ends in `*` is a prefix.

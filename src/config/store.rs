@@ -8,7 +8,7 @@ use super::Config;
 use crate::definition::check::{ValidationContext, check_model};
 use crate::definition::provider::ProviderKind;
 use crate::definition::{Diagnostic, FieldPath};
-use crate::domain::item::texts::MOST_PATHS;
+use crate::domain::item::texts::MAX_PATHS;
 use crate::domain::item::{self, TextPath};
 
 /// The maximum length of vectors, which is the limit of pgvector.
@@ -57,7 +57,7 @@ impl Default for IndexSection {
 pub struct ItemTtl {
     /// The time to live of items that have no `ttl` of their own, in minutes; unlimited if absent.
     pub default_ttl: Option<f64>,
-    /// Whether reading an item restarts its time to live.
+    /// True if reading an item restarts its time to live.
     pub refresh_on_read: bool,
     /// The interval at which expired items are removed, in minutes. Expired items cannot be read even before that.
     pub sweep_interval_minutes: f64,
@@ -113,7 +113,7 @@ fn check_index(index: &IndexSection, config: &Config, around: &ValidationContext
     if !(1..=MAX_DIMS).contains(&index.dims) {
         error(
             field.then("dims"),
-            format!("must be given: how long the model's vectors are, from 1 to {MAX_DIMS}"),
+            format!("must be given: the number of dimensions of the model's vectors, from 1 to {MAX_DIMS}"),
         );
     }
     let provider = index.embed.split(':').next().unwrap_or_default();
@@ -136,10 +136,10 @@ fn check_index(index: &IndexSection, config: &Config, around: &ValidationContext
             error(field.then("fields").then(at), reason);
         }
     }
-    if index.fields.len() > MOST_PATHS {
+    if index.fields.len() > MAX_PATHS {
         error(
             field.then("fields"),
-            format!("must not name more than {MOST_PATHS} paths"),
+            format!("must not name more than {MAX_PATHS} paths"),
         );
     }
     findings

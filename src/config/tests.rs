@@ -140,7 +140,7 @@ adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you m
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
 adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
-adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number from 1 up"
+adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number of at least 1"
     );
 }
 
@@ -157,13 +157,13 @@ limits = { children_at_once = 0, tree = {} }
 "#;
     let told = complaints(text);
     for wrong in [
-        "agents.a.limits.model_calls: must be a whole number from 1 up",
+        "agents.a.limits.model_calls: must be a whole number of at least 1",
         "agents.a.limits.depth: must be a whole number from 0 to 32",
         "agents.a.limits.wall_s: must be a number of seconds above 0",
         "agents.a.limits.calls: unknown key",
-        "agents.a.limits.tree.tokens: must be a whole number from 1 up",
+        "agents.a.limits.tree.tokens: must be a whole number of at least 1",
         "agents.a.limits.tree.tree: is for the main agent, at the top of the tree",
-        "agents.a.subagents[0].limits.children_at_once: must be a whole number from 1 up",
+        "agents.a.subagents[0].limits.children_at_once: must be a whole number of at least 1",
         "agents.a.subagents[0].limits.tree: is for the main agent, at the top of the tree",
     ] {
         assert!(told.contains(wrong), "{wrong} is not in\n{told}");

@@ -16,13 +16,13 @@ use crate::definition::is_reserved_header;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct WebhooksSection {
-    /// Whether loopback and private addresses are allowed.
+    /// True if loopback and private addresses are allowed.
     pub allow_private: bool,
     /// Host names and private addresses that are allowed.
     pub private_hosts: Vec<String>,
     /// If not empty, only these hosts are allowed; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
-    /// Whether only `https` is allowed.
+    /// True if only `https` is allowed.
     pub require_https: bool,
     /// Headers of every delivery.
     #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
@@ -40,7 +40,7 @@ pub struct WebhooksSection {
     pub attempts: u32,
     /// The pause after the first failed attempt, in seconds; it triples with each further one.
     pub retry_s: f64,
-    /// How long a finished delivery is kept, in days.
+    /// The time for which a finished delivery is kept, in days.
     pub keep_days: f64,
 }
 
@@ -118,7 +118,7 @@ impl WebhooksSection {
         problems.extend(host_problems(&self.private_hosts, &self.allowed_hosts));
         for name in self.headers.keys() {
             if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                problems.push((vec!["headers", name], "is no name of a header".to_owned()));
+                problems.push((vec!["headers", name], "is not a header name".to_owned()));
             } else if is_reserved_header(name) {
                 let reason = "is set by the connection itself and cannot be given";
                 problems.push((vec!["headers", name], reason.to_owned()));
@@ -143,7 +143,7 @@ pub(super) fn host_problems(private_hosts: &[String], allowed_hosts: &[String]) 
         }
     }
     if private_hosts.iter().any(|host| host.contains('*')) {
-        let reason = "must name each host: what is inside is not opened by patterns";
+        let reason = "must name each host: patterns are not allowed for private hosts";
         problems.push((vec!["private_hosts"], reason.to_owned()));
     }
     problems

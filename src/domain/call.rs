@@ -37,7 +37,7 @@ pub enum CallStatus {
     Delegated {
         /// The child run.
         child: RunId,
-        /// Whether the child run waits for answers to interrupts.
+        /// True if the child run waits for answers to interrupts.
         parked: bool,
     },
     /// The call is complete.
@@ -49,11 +49,11 @@ pub enum CallStatus {
 pub struct ToolOutput {
     /// The result message, and the other writes of the call.
     pub writes: Update,
-    /// Whether the agent ends once all calls of the step are complete (a tool that returns directly, structured
+    /// True if the agent ends once all calls of the step are complete (a tool that returns directly, structured
     /// output).
     #[serde(default)]
     pub ends: bool,
-    /// Whether the log already has this output as an event of its own.
+    /// True if the log already has this output as an event of its own.
     #[serde(default, rename = "shown")]
     pub is_logged: bool,
     /// Writes to the Store. They are stored together with the output and are no longer part of it then.

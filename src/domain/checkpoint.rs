@@ -76,7 +76,7 @@ pub struct Checkpoint {
     pub run: Option<RunId>,
     /// The number in the log of the thread.
     pub seq: i64,
-    /// Whether the checkpoint starts a branch: its parent already had a child.
+    /// True if the checkpoint starts a branch: its parent already had a child.
     pub forks: bool,
     /// The progress of the step that follows the checkpoint.
     pub position: Position,

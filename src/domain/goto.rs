@@ -34,7 +34,7 @@ pub enum Destination {
     Model(Option<Vec<Message>>),
     /// The tool step.
     Tools {
-        /// Whether to run the calls of the last answer that have no result yet.
+        /// True to run the calls of the last answer that have no result yet.
         own: bool,
         /// The calls that the client sent.
         sent: Vec<ToolCall>,

@@ -180,9 +180,9 @@ pub struct RunRequest {
     pub context: Map<String, Value>,
     /// The stream modes that the client requested.
     pub stream_mode: Vec<String>,
-    /// Whether streams include the events of subagents.
+    /// True if streams include the events of subagents.
     pub stream_subgraphs: bool,
-    /// Whether stream events carry ids.
+    /// True if stream events carry ids.
     pub stream_resumable: bool,
     /// The nodes to stop before; `*` for all.
     pub interrupt_before: Vec<String>,
@@ -192,9 +192,9 @@ pub struct RunRequest {
     pub checkpoint: Option<CheckpointId>,
     /// The strategy for a thread that is busy.
     pub multitask: Multitask,
-    /// Whether the thread was created for this run alone and is deleted with it.
+    /// True if the thread was created for this run alone and is deleted with it.
     pub temporary: bool,
-    /// Whether a temporary thread is kept until the request's idempotency key expires, so that a repeated request can
+    /// True if a temporary thread is kept until the request's idempotency key expires, so that a repeated request can
     /// follow the same run.
     pub held: bool,
     /// The agent, resolved at admission. From then on `config` and `context` include the assistant's settings.

@@ -194,9 +194,9 @@ fn count(value: &Value) -> u64 {
 struct Size {
     /// The maximum number of parts that one value is checked against.
     per_value: u64,
-    /// Whether the schema refers to itself, or to a schema that cannot be measured.
+    /// True if the schema refers to itself, or to a schema that cannot be measured.
     is_recursive: bool,
-    /// Whether a value may be checked in more than one way.
+    /// True if a value may be checked in more than one way.
     has_alternatives: bool,
 }
 

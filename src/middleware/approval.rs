@@ -232,7 +232,7 @@ pub enum ApprovalCheck {
     Run {
         /// The call that runs.
         action: Action,
-        /// Whether the call is approved; otherwise it may need approval itself.
+        /// True if the call is approved; otherwise it may need approval itself.
         approved: bool,
     },
     /// The call does not run; this is its result.

@@ -38,14 +38,11 @@ impl BackgroundWork {
         match tokio::time::timeout(SNAPSHOT_TIMEOUT, fetching).await {
             Ok(Ok(seen)) => Some(seen),
             Ok(Err(reason)) => {
-                tracing::debug!(task = task.task_id, reason, "a background task was not to be seen");
+                tracing::debug!(task = task.task_id, reason, "could not check a background task");
                 None
             }
             Err(_) => {
-                tracing::debug!(
-                    task = task.task_id,
-                    "a background task did not say in time how it stands"
-                );
+                tracing::debug!(task = task.task_id, "checking a background task timed out");
                 None
             }
         }

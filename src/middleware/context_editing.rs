@@ -48,7 +48,7 @@ impl Middleware for ContextEditing {
         let policy: Self = read_settings(settings)?;
         if policy.trigger == 0 {
             let field = FieldPath::of(["trigger"]);
-            return Err(vec![Diagnostic::error(field, "must be a whole number from 1 up")]);
+            return Err(vec![Diagnostic::error(field, "must be a whole number of at least 1")]);
         }
         Ok(Some(Arc::new(policy)))
     }
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(told(json!({"keep": 0, "trigger": 5})), [""; 0]);
         assert_eq!(
             told(json!({"trigger": 0})),
-            ["trigger: must be a whole number from 1 up"]
+            ["trigger: must be a whole number of at least 1"]
         );
         assert_eq!(
             told(json!({"kept": 1})),

@@ -37,7 +37,7 @@ pub struct Memory {
     paths: Vec<String>,
     /// The files of the definition.
     enclosed: Arc<BundledFiles>,
-    /// Whether the agent has tools that change files.
+    /// True if the agent has tools that change files.
     can_write: bool,
     /// The identity of the files. If it changes, they are read again.
     origin: String,

@@ -26,16 +26,16 @@ use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 /// The maximum duration of one request, unless the configured patience is shorter.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The timeout for connecting.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum length of an error response that is passed on, in characters.
-const SHOWN_CHARS: usize = 500;
+const MAX_ERROR_CHARS: usize = 500;
 /// The maximum number of runs whose streams are read at once. Other runs are polled.
 const MAX_LISTENED_RUNS: usize = 512;
 /// The header with the idempotency key, which servers of this kind support.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// The header with the kind of API key.
-const SCHEME: &str = "x-auth-scheme";
+const AUTH_SCHEME: &str = "x-auth-scheme";
 
 /// A function that spawns a task that ends by itself.
 pub type SpawnRequest = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>;
@@ -47,7 +47,7 @@ pub struct PeerPolicy {
     pub rules: AddressRules,
     /// The headers of requests to a server, by the origin of its address.
     pub headers: BTreeMap<String, Headers>,
-    /// How long a server may be unreachable before a task that a run waits for fails.
+    /// The time for which a server may be unreachable before a task that a run waits for fails.
     pub patience: Duration,
     /// The polling intervals for background tasks.
     pub polling: PollPolicy,
@@ -87,13 +87,13 @@ impl Peers {
     ///
     /// # Errors
     /// If TLS is not available on this system.
-    pub fn new(reach: PeerPolicy, spawn: SpawnRequest) -> Result<Self, reqwest::Error> {
-        let rules = Arc::new(reach.rules);
+    pub fn new(policy: PeerPolicy, spawn: SpawnRequest) -> Result<Self, reqwest::Error> {
+        let rules = Arc::new(policy.rules);
         // A redirect could send secrets to another host.
         let client = || {
             crate::net::client_builder()
                 .redirect(redirect::Policy::none())
-                .connect_timeout(CONNECT)
+                .connect_timeout(CONNECT_TIMEOUT)
         };
         // A proxy would bypass the address rules.
         let guarded = client()
@@ -105,10 +105,10 @@ impl Peers {
             anywhere: client().build()?,
             guarded,
             rules,
-            headers: Arc::new(reach.headers),
-            patience: reach.patience,
-            polling: reach.polling,
-            answers: reach.answers,
+            headers: Arc::new(policy.headers),
+            patience: policy.patience,
+            polling: policy.polling,
+            answers: policy.answers,
             listeners,
             spawn,
         })
@@ -189,7 +189,7 @@ pub struct RemoteRunRequest {
     pub metadata: Map<String, Value>,
     /// The stream modes.
     pub stream_mode: Vec<&'static str>,
-    /// Whether the stream can be resumed.
+    /// True if the stream can be resumed.
     pub stream_resumable: bool,
     /// The multitask strategy.
     pub multitask_strategy: &'static str,
@@ -208,15 +208,15 @@ pub enum PeerError {
     #[error("it could not be reached: {0}")]
     Unreachable(String),
     /// The server returned an error.
-    #[error("it answered with status {status}: {said}")]
+    #[error("it answered with status {status}: {message}")]
     Refused {
         /// The HTTP status.
         status: u16,
         /// The error response.
-        said: String,
+        message: String,
     },
     /// The response has an unexpected form.
-    #[error("its answer cannot be understood: {0}")]
+    #[error("its response cannot be parsed: {0}")]
     Misunderstood(String),
 }
 
@@ -241,7 +241,7 @@ pub type PeerResult<T> = Result<T, PeerError>;
 
 impl Peer {
     /// Returns the server's address for messages, without parts that may be secret.
-    pub fn place(&self) -> String {
+    pub fn display_url(&self) -> String {
         self.url.origin().ascii_serialization()
     }
 
@@ -371,7 +371,7 @@ impl Peer {
         let found = self.find(request).await?;
         found.ok_or_else(|| PeerError::Refused {
             status: 404,
-            said: "it knows nothing of that kind".to_owned(),
+            message: "it returned not found".to_owned(),
         })
     }
 
@@ -393,23 +393,23 @@ impl Peer {
     /// Converts an error response.
     async fn refused(&self, response: PieceReader) -> PeerError {
         let status = response.head().status().as_u16();
-        let body = read(response, SHOWN_CHARS * 8).await.unwrap_or_default();
+        let body = read(response, MAX_ERROR_CHARS * 8).await.unwrap_or_default();
         let detail = |body: &Value| body.get("detail")?.as_str().map(str::to_owned);
-        let said = serde_json::from_slice::<Value>(&body)
+        let message = serde_json::from_slice::<Value>(&body)
             .ok()
             .and_then(|body| detail(&body));
-        let mut said = said.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
+        let mut message = message.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
         // A server that echoes the request must not leak the secrets in its headers.
         let secrets = self.headers.values().filter(|value| value.is_sensitive());
         for secret in secrets
             .filter_map(|value| value.to_str().ok())
             .filter(|value| value.len() >= 4)
         {
-            said = said.replace(secret, "***");
+            message = message.replace(secret, "***");
         }
         PeerError::Refused {
             status,
-            said: said.chars().take(SHOWN_CHARS).collect(),
+            message: message.chars().take(MAX_ERROR_CHARS).collect(),
         }
     }
 }
@@ -434,13 +434,13 @@ impl From<PieceError> for PeerError {
     fn from(error: PieceError) -> Self {
         Self::Unreachable(match error {
             PieceError::Silent(limit) => limit.to_string(),
-            PieceError::Broken(error) => why(&error),
+            PieceError::Broken(error) => error_text(&error),
         })
     }
 }
 
 /// Returns the text of a transport error without the URL, which may contain a secret.
-pub(super) fn why(error: &reqwest::Error) -> String {
+pub(super) fn error_text(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "it took too long".to_owned();
     }
@@ -455,7 +455,10 @@ pub(super) fn why(error: &reqwest::Error) -> String {
 
 fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
     // LangGraph Platform expects this header for requests with a key of their own; other servers ignore it.
-    let mut headers = HeaderMap::from_iter([(HeaderName::from_static(SCHEME), HeaderValue::from_static("langsmith"))]);
+    let mut headers = HeaderMap::from_iter([(
+        HeaderName::from_static(AUTH_SCHEME),
+        HeaderValue::from_static("langsmith"),
+    )]);
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
         let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;

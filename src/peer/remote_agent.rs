@@ -6,7 +6,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::FutureExt;
@@ -42,7 +41,7 @@ const CLASS: &str = "RemoteAgentError";
 /// The number of attempts to cancel a run on the other server.
 const CANCEL_ATTEMPTS: u32 = 6;
 /// The number of times that refused answers are sent again.
-const REFUSALS: u32 = 3;
+const MAX_REFUSALS: u32 = 3;
 
 /// An agent on another server, as a program.
 #[derive(Clone)]
@@ -82,7 +81,7 @@ impl Runnable for RemoteAgent {
         let order = state.messages.iter().rev().find(|message| message.is_human());
         let order = order.map(|message| message.content.text()).unwrap_or_default();
         let turn = Arc::new(RemoteTurn::new(self.clone(), scope));
-        let ended = turn.take(order, RemoteMessages::new(Arc::clone(&scope.program))).await;
+        let ended = turn.run(order, RemoteMessages::new(Arc::clone(&scope.program))).await;
         let result = match ended {
             Ok(TurnResult::Done(result)) => result,
             Ok(TurnResult::Questions(questions)) => return Err(Halt::Ask(questions)),
@@ -109,7 +108,7 @@ fn admitted(scope: &Scope, mut before: Update) -> Update {
     match admit_update(&mut before) {
         Ok(()) => before,
         Err(exceeded) => {
-            tracing::warn!(agent = %scope.agent, run = %scope.run, %exceeded, "what a remote agent wrote was left out");
+            tracing::warn!(agent = %scope.agent, run = %scope.run, %exceeded, "messages of a remote agent exceed the limits and are dropped");
             Update::none()
         }
     }
@@ -142,7 +141,7 @@ struct RemoteTurn {
     key: String,
     /// The run on the other server, once it is known.
     run: Mutex<Option<Uuid>>,
-    /// Whether a run was requested, which may start even if its response is not awaited.
+    /// True if a run was requested, which may start even if its response is not awaited.
     asked: AtomicBool,
 }
 
@@ -161,7 +160,7 @@ impl RemoteTurn {
     }
 
     /// Runs the turn, or continues to wait for it. If the caller gives up for good, the remote run is cancelled.
-    async fn take(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
+    async fn run(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
         let mut guard = CancelGuard {
             turn: Arc::clone(&self),
             is_due: None,
@@ -170,7 +169,7 @@ impl RemoteTurn {
         let working = self.work(order, &mut stream);
         let ended = match time_left {
             None => working.await,
-            Some((time, _)) => timeout(time, working).await.unwrap_or_else(|_| Err(self.out_of_time())),
+            Some((time, _)) => timeout(time, working).await.unwrap_or_else(|_| Err(self.timed_out())),
         };
         guard.is_due = Some(ended.is_err());
         ended
@@ -190,7 +189,7 @@ impl RemoteTurn {
                 .await;
             begun.map_err(|failed| self.start_failed(&failed))?
         } else {
-            self.answered(stream).await?
+            self.send_answers(stream).await?
         };
         let (run, state) = self.outcome(run, stream).await?;
         match run.status {
@@ -212,7 +211,7 @@ impl RemoteTurn {
 
     /// Sends the answers and returns the run that continues. Questions that are no longer open were answered on the
     /// other server; then its newest run is the result.
-    async fn answered(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
+    async fn send_answers(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
             let runs = self.with_retries(|| self.place.runs()).await?;
@@ -231,13 +230,13 @@ impl RemoteTurn {
             let answers = answers.filter(|(question, answer)| *answer != answered_remotely() && is_open(question));
             let answers: Vec<_> = answers.cloned().collect();
             if answers.is_empty() {
-                return newest.ok_or_else(|| self.failed("its run is not known there any more"));
+                return newest.ok_or_else(|| self.failed("its run was not found there"));
             }
             self.asked.store(true, Ordering::Relaxed);
             match self.start_run(self.run_request(None, &answers)).await {
                 Ok(run) => return Ok(run),
                 // The question may have been answered there in the meantime.
-                Err(failed) if failed.error.is_refusal() && refusals < REFUSALS => refusals += 1,
+                Err(failed) if failed.error.is_refusal() && refusals < MAX_REFUSALS => refusals += 1,
                 Err(failed) => return Err(self.start_failed(&failed)),
             }
         }
@@ -258,7 +257,7 @@ impl RemoteTurn {
 
     async fn state(&self) -> Result<PeerState, Failure> {
         let state = self.with_retries(|| self.agent.peer.state(self.place.thread)).await?;
-        state.ok_or_else(|| self.failed("its thread is gone there"))
+        state.ok_or_else(|| self.failed("its thread was not found there"))
     }
 
     async fn start_run(&self, request: RemoteRunRequest) -> Result<PeerRun, StartFailed> {
@@ -268,7 +267,7 @@ impl RemoteTurn {
 
     fn start_failed(&self, failed: &StartFailed) -> Failure {
         self.asked.store(!failed.is_certain, Ordering::Relaxed);
-        self.lost(&failed.error)
+        self.unavailable(&failed.error)
     }
 
     /// Returns the request for a run, with its input or with the answers to the questions.
@@ -321,7 +320,7 @@ impl RemoteTurn {
                 drop(listener);
             }
             let found = self.with_retries(|| peer.run(self.place.thread, id)).await?;
-            run = found.ok_or_else(|| self.failed("its run is not known there any more"))?;
+            run = found.ok_or_else(|| self.failed("its run was not found there"))?;
             if !run.status.is_final() {
                 looks += 1;
                 sleep(spread(BACKOFF.pause(looks), self.place.thread)).await;
@@ -368,8 +367,8 @@ impl RemoteTurn {
         } else {
             "its run failed there"
         };
-        let told = thread.and_then(|thread| failure(&thread));
-        Ok(told.map_or_else(|| what.to_owned(), |told| format!("{what} with {told}")))
+        let reason_given = thread.and_then(|thread| failure(&thread));
+        Ok(reason_given.map_or_else(|| what.to_owned(), |reason_given| format!("{what} with {reason_given}")))
     }
 
     /// Repeats a request until it succeeds, for as long as the configured patience allows.
@@ -380,14 +379,14 @@ impl RemoteTurn {
         self.place
             .with_retries(self.agent.peers.patience, ask)
             .await
-            .map_err(|error| self.lost(&error))
+            .map_err(|error| self.unavailable(&error))
     }
 
     /// Creates the failure for a request that failed for good.
-    fn lost(&self, error: &PeerError) -> Failure {
+    fn unavailable(&self, error: &PeerError) -> Failure {
         let is_given_up = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
         if is_given_up {
-            self.given_up(error)
+            self.failed_for_good(error)
         } else {
             self.failed(&error.to_string())
         }
@@ -395,19 +394,19 @@ impl RemoteTurn {
 
     fn failed(&self, why: &str) -> Failure {
         let graph_id = &self.agent.graph_id;
-        let place = self.agent.peer.place();
+        let place = self.agent.peer.display_url();
         Failure::new(CLASS, format!("The agent `{graph_id}` at {place}: {why}."))
     }
 
-    fn given_up(&self, error: &PeerError) -> Failure {
+    fn failed_for_good(&self, error: &PeerError) -> Failure {
         self.failed(&format!(
             "{error}, for {} seconds (the setting `[peers] patience_s`)",
             self.agent.peers.patience.as_secs()
         ))
     }
 
-    fn out_of_time(&self) -> Failure {
-        let failure = self.failed("it had not come to an end when its time (`wall_s`) was over");
+    fn timed_out(&self) -> Failure {
+        let failure = self.failed("it did not finish within its time limit (`wall_s`)");
         Failure::new(LIMIT_EXCEEDED, failure.message)
     }
 
@@ -428,7 +427,7 @@ impl RemoteTurn {
 /// Cancels the remote run when dropped, unless it is still wanted.
 struct CancelGuard {
     turn: Arc<RemoteTurn>,
-    /// Whether the run has to be cancelled; none while it is awaited.
+    /// True if the run has to be cancelled; none while it is awaited.
     is_due: Option<bool>,
 }
 
@@ -452,8 +451,8 @@ impl Drop for CancelGuard {
                     Ok(false) => {}
                     Err(error) => {
                         let run = turn.caller;
-                        let place = turn.agent.peer.place();
-                        tracing::warn!(%run, %place, %error, "could not have work stopped at another server");
+                        let place = turn.agent.peer.display_url();
+                        tracing::warn!(%run, %place, %error, "could not cancel a run on another server");
                     }
                 }
                 sleep(pause).await;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::client::{Peer, PeerError, PeerResult, RemoteRunRequest};
 use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread};
-use crate::domain::background::{LONGEST_RESULT, TaskSnapshot, TaskStatus};
+use crate::domain::background::{MAX_RESULT_CHARS, TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::limits::Usage;
 use crate::domain::machine::END;
@@ -24,9 +24,9 @@ pub(super) const SEARCHED_RUNS: u32 = 20;
 /// The number of attempts to read a thread that changes meanwhile.
 const ATTEMPTS: u32 = 3;
 /// The maximum size of media and questions that are stored, in bytes of JSON.
-const MOST_KEPT: usize = 1024 * 1024;
+const MAX_KEPT_BYTES: usize = 1024 * 1024;
 /// The maximum length of a stored error, in characters.
-const LONGEST_ERROR: usize = 2_000;
+const MAX_ERROR_CHARS: usize = 2_000;
 
 /// A thread on another server for work of this one, whose id was chosen here.
 #[derive(Clone)]
@@ -42,7 +42,7 @@ pub struct RemoteThread {
 pub struct StartFailed {
     /// The cause.
     pub error: PeerError,
-    /// Whether it is certain that no run was started.
+    /// True if it is certain that no run was started.
     pub is_certain: bool,
 }
 
@@ -63,12 +63,12 @@ impl RemoteThread {
     /// See [`StartFailed`].
     pub async fn create_and_start(
         &self,
-        notes: &Map<String, Value>,
+        metadata: &Map<String, Value>,
         order: RemoteRunRequest,
         key: &str,
         patience: Duration,
     ) -> Result<PeerRun, StartFailed> {
-        self.with_retries(patience, || self.peer.create_thread(self.thread, notes))
+        self.with_retries(patience, || self.peer.create_thread(self.thread, metadata))
             .await?;
         self.start_run(order, key, patience).await
     }
@@ -219,7 +219,7 @@ impl RemoteThread {
             if since.elapsed() + BACKOFF.pause(failures) > patience {
                 return Err(error);
             }
-            tracing::debug!(thread = %self.thread, place = %self.peer.place(), %error, "another server is out of reach");
+            tracing::debug!(thread = %self.thread, place = %self.peer.display_url(), %error, "another server is unreachable; retrying");
             sleep(spread(BACKOFF.pause(failures), self.thread)).await;
         }
     }
@@ -235,7 +235,7 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
         error.get("message").and_then(text),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    (!parts.is_empty()).then(|| parts.join(": ").chars().take(LONGEST_ERROR).collect())
+    (!parts.is_empty()).then(|| parts.join(": ").chars().take(MAX_ERROR_CHARS).collect())
 }
 
 /// Adds the result or the questions of a completed run to its snapshot.
@@ -279,11 +279,11 @@ fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     // One extra character, to detect that the text was truncated.
     let result = final_state
         .conclusion()
-        .map(|text| text.chars().take(LONGEST_RESULT + 1).collect());
+        .map(|text| text.chars().take(MAX_RESULT_CHARS + 1).collect());
     let mut media = final_state.media();
-    if size(&media) > MOST_KEPT {
+    if size(&media) > MAX_KEPT_BYTES {
         media = vec![
-            json!({"type": "text", "text": "(What is no text is too large to be passed on; see it on its server.)"}),
+            json!({"type": "text", "text": "(The media are too large to be passed on; see them on the other server.)"}),
         ];
     }
     TaskSnapshot { result, media, ..seen }
@@ -329,7 +329,11 @@ fn kept_questions(questions: Vec<PeerInterrupt>) -> Vec<Value> {
         questions.iter().map(one).collect()
     };
     let whole = kept(false);
-    if size(&whole) > MOST_KEPT { kept(true) } else { whole }
+    if size(&whole) > MAX_KEPT_BYTES {
+        kept(true)
+    } else {
+        whole
+    }
 }
 
 fn size(values: &[Value]) -> usize {
@@ -372,7 +376,7 @@ mod tests {
 
     #[test]
     fn what_is_too_large_is_not_kept_whole() {
-        let large = "x".repeat(MOST_KEPT);
+        let large = "x".repeat(MAX_KEPT_BYTES);
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": large}]});
         let seen = with_result(done(), Some(state(asks)));
         assert!(size(&seen.interrupts) < 1000 && seen.interrupts[0]["id"] == "q1");
@@ -381,6 +385,6 @@ mod tests {
         assert!(size(&with_result(done(), Some(state(values))).media) < 1000);
         let values = json!({"values": {"messages": [{"type": "ai", "content": large}]}});
         let result = with_result(done(), Some(state(values))).result.expect("a result");
-        assert_eq!(result.chars().count(), LONGEST_RESULT + 1);
+        assert_eq!(result.chars().count(), MAX_RESULT_CHARS + 1);
     }
 }

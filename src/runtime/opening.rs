@@ -241,7 +241,7 @@ fn trees(desk: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<Budget
         .request
         .background
         .as_ref()
-        .map(TaskLineage::limited)
+        .map(TaskLineage::budget_scopes)
         .unwrap_or_default();
     let has_others = known.agent.subagents().is_some_and(|roster| roster.has_references());
     let begins_tasks = has_others

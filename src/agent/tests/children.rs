@@ -1,4 +1,4 @@
-//! Subagents: what goes down to them, what comes up, and how they wait.
+//! Tests of subagents: their input, their results, and how they wait.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ fn stage(depth: u32) -> (Stage, Arc<World>) {
     (Stage::new(plain_agent(&world, depth)), world)
 }
 
-/// The arguments of a delegation to `one`.
+/// Returns the arguments of a delegation to `one`.
 fn work(description: &str) -> Value {
     json!({"description": description, "subagent_type": "one"})
 }

@@ -1,4 +1,5 @@
-//! The promise of the loop: cut at any commit, loaded again, it goes on as if nothing had happened.
+//! Property tests of crashes: a run that is cut off at any commit and loaded again continues as if nothing had
+//! happened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,20 +16,20 @@ use crate::domain::id::RunId;
 use crate::domain::interrupt::{Interrupt, QuestionKind};
 use crate::domain::state::State;
 
-/// What a model does in one call.
+/// An action of the model.
 #[derive(Debug, Clone)]
 enum Deed {
-    /// Calls a tool that there is, or one that there is not.
+    /// Call a tool, which may not exist.
     Act(&'static str),
-    /// Calls a tool that changes a file.
+    /// Call a tool that changes a file.
     File(&'static str, u8),
-    /// Spells its arguments wrong.
+    /// Call a tool with invalid arguments.
     Stammer,
-    /// Lets a subagent do this.
+    /// Delegate these actions to a subagent.
     Delegate(&'static str, Plot),
 }
 
-/// The deeds of an agent: steps of calls that run side by side.
+/// The actions of an agent: steps of calls that run in parallel.
 type Plot = Vec<Vec<Deed>>;
 
 fn deed(below: u32) -> BoxedStrategy<Deed> {
@@ -68,7 +69,7 @@ fn death() -> impl Strategy<Value = Death> {
     })
 }
 
-/// The plot as the scripted model reads it. Ids of calls tell where in the plot they stand.
+/// Returns the plot as a script for the scripted model. The ids of calls contain their position in the plot.
 fn script_of(plot: &Plot, place: &str) -> String {
     let mut steps = vec![];
     for (step, deeds) in plot.iter().enumerate() {
@@ -91,7 +92,7 @@ fn script_of(plot: &Plot, place: &str) -> String {
     json!({ "script": steps }).to_string()
 }
 
-/// What a human who can see the outer world answers. It follows from the call alone.
+/// Returns the answer of a human who knows the effects outside. It depends on the call alone.
 fn answer_to(asked: &Interrupt, world: &World) -> Value {
     let decide = |call: &String| match number(call) % 4 {
         0 => json!({"type": "approve"}),
@@ -113,16 +114,17 @@ fn answer_to(asked: &Interrupt, world: &World) -> Value {
     answer
 }
 
-/// What remains of a conversation when all is over.
+/// The result of a run with all of its crashes.
 #[derive(Debug, PartialEq)]
 struct Life {
-    /// The steps of each agent, by the call that caused it.
+    /// The steps of each agent, by the call that started it.
     histories: BTreeMap<Option<String>, Vec<(i64, String, Value)>>,
-    /// The state at the end.
+    /// The final state.
     state: Value,
 }
 
-/// A life, how often each effect happened in it, and the commits of each of its runs.
+/// Plays a script with these crashes. Returns the result, the number of times that each effect happened, and the
+/// commits of each run.
 async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<String, usize>, Vec<usize>) {
     let world = Arc::new(World::default());
     let stage = Stage::new(careful_agent(&world, 2));
@@ -182,7 +184,7 @@ fn history(rows: Vec<Row>) -> Vec<(i64, String, Value)> {
         .collect()
 }
 
-/// The same without the ids of messages, which are drawn anew each time.
+/// Removes the ids of messages, which are random.
 fn without_ids(mut value: Value) -> Value {
     match &mut value {
         Value::Object(fields) => {
@@ -204,7 +206,7 @@ fn now<F: Future>(future: F) -> F::Output {
         .block_on(future)
 }
 
-/// Fails unless the disturbed life came to the same as the undisturbed one, and every effect happened as often as it may.
+/// Fails unless the result with crashes equals the one without, and every effect happened as often as allowed.
 fn compare(script: &str, seed: u64, deaths: &[Death], (undisturbed, once): (&Life, &BTreeMap<String, usize>)) {
     let (disturbed, effects, _) = now(lived(script, seed, deaths));
     for (cause, history) in &undisturbed.histories {
@@ -268,7 +270,7 @@ fn a_run_cut_at_each_of_its_commits_in_turn_comes_to_the_same() {
     for (run, commits) in commits.into_iter().enumerate() {
         for commit in 1..=commits {
             for death in [Death::Before(commit), Death::After(commit), Death::Told(commit)] {
-                // The runs before it live undisturbed.
+                // The runs before it have no crash.
                 let mut deaths = vec![Death::Before(usize::MAX); run];
                 deaths.push(death);
                 compare(&script, 7, &deaths, (&undisturbed, &once));

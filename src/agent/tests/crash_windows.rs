@@ -1,4 +1,4 @@
-//! What is durable when, and what becomes of calls whose outcome nobody knows.
+//! Tests of the order of commits, and of calls with an unknown outcome.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::agent::{ExitReason, LoopOutcome};
 use crate::domain::call::CallStatus;
 use crate::domain::id::{InterruptId, RunId};
 
-/// The first commit of a run is made before the model is asked, the second before a call has its effect, the third when
-/// it is answered.
+/// The first commit of a run is made before the model call, the second before a call takes effect, and the third
+/// after its answer.
 const BEFORE_THE_EFFECT: Death = Death::Before(2);
 const AFTER_THE_EFFECT: Death = Death::Before(3);
 
@@ -21,7 +21,7 @@ fn stage() -> (Stage, Arc<World>) {
     (Stage::new(plain_agent(&world, 1)), world)
 }
 
-/// A run of `calls` that dies, and its second attempt.
+/// Plays a run of `calls` that crashes, and its second attempt.
 async fn dies(stage: &Stage, death: Death, calls: &[(&str, &str, Value)]) -> LoopOutcome {
     let run = RunId::mint();
     let wish = says(script(&[calls]));
@@ -100,7 +100,7 @@ async fn a_human_decides_about_a_call_of_unknown_outcome() {
 
 #[tokio::test]
 async fn a_sibling_that_was_answered_is_not_asked_about() {
-    // `b` needs longer than `a`, so that the third commit stores the answer of one of them.
+    // `b` takes longer than `a`, so that the third commit stores the answer of one of them.
     let (stage, world) = stage();
     let waits = dies(
         &stage,
@@ -119,7 +119,7 @@ async fn a_crash_asks_about_each_outcome_anew() {
     let first = questions(&waits)[0].clone();
     let wish = Wish::Answers([(first.clone(), decision(json!({"type": "approve"})))].into());
     let run = RunId::mint();
-    // The answer is delivered, the call is begun, and the process dies.
+    // The answer is delivered, the call is started, and the process crashes.
     stage.revives(Some(Death::Before(3)));
     assert!(stage.attempt(run, &wish).await.is_err());
     assert_eq!(world.happened("a"), 2);
@@ -132,7 +132,7 @@ async fn a_crash_asks_about_each_outcome_anew() {
     assert_eq!(world.happened("a"), 2);
 }
 
-/// A tool's own question, answered; then the process dies under the call. The question about its outcome.
+/// Answers a tool's own question and crashes while the call runs. Returns the question about its outcome.
 async fn confesses_and_dies(stage: &Stage) -> InterruptId {
     let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
     let run = RunId::mint();

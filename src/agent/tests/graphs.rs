@@ -1,4 +1,4 @@
-//! What an agent looks like from outside.
+//! Tests of the graph of an agent.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::cast::{World, agent_of, careful, careful_agent, plain_agent, roster};
 use crate::domain::graph::{Edge, Graph};
 
-/// Every edge leads from a node to a node, and no two nodes have one name.
+/// Returns whether every edge connects two nodes, and all names are unique.
 fn hangs_together(graph: &Graph) -> bool {
     let names: BTreeSet<&str> = graph.nodes.iter().map(|node| node.id.as_str()).collect();
     let ends = |edge: &Edge| names.contains(edge.source.as_str()) && names.contains(edge.target.as_str());

@@ -1,4 +1,4 @@
-//! Policies around the loop: in which order they act, and what passes through them.
+//! Tests of middleware: the order of hooks, and the values that pass through them.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use crate::tool::{CallOutcome, Halt, Scope};
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Writes down when it acts.
+/// Records its hooks.
 struct Probe(&'static str, Log);
 
 impl Probe {
@@ -64,7 +64,7 @@ impl Middleware for Probe {
     }
 }
 
-/// Asks the inner layers twice, and calls them again after failures.
+/// Calls the inner layers twice, and again after failures.
 struct Stubborn;
 
 #[async_trait]
@@ -86,7 +86,7 @@ impl Middleware for Stubborn {
     }
 }
 
-/// Writes something beside each answer of the model.
+/// Writes a field beside each answer of the model.
 #[derive(Default)]
 struct Scribe(Mutex<u32>);
 
@@ -107,7 +107,7 @@ impl Middleware for Scribe {
     }
 }
 
-/// Asks a human before each call of a tool, and at one moment of the loop.
+/// Asks a human before each tool call, and at one hook point.
 struct Doubtful(HookPoint);
 
 impl Doubtful {
@@ -143,7 +143,7 @@ impl Middleware for Doubtful {
     }
 }
 
-/// Ends the agent before the model is asked.
+/// Ends the agent before the first model call.
 struct Impatient;
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! Limits hold whatever the door, and whatever happens to the process.
+//! Property tests of limits: they hold for every way to delegate, and across crashes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::domain::run::Lineage;
 use crate::middleware::Middleware;
 use crate::middleware::limits::UsageLimits;
 
-/// What an agent does in one call.
+/// An action of an agent.
 #[derive(Debug, Clone)]
 enum Deed {
     Count,
-    /// Lets a subagent do this, through one of the doors.
+    /// Delegate these actions to a subagent, in one of the possible ways.
     Delegate(&'static str, Plot),
 }
 
-/// Steps of calls that run side by side.
+/// Steps of calls that run in parallel.
 type Plot = Vec<Vec<Deed>>;
 
 fn deed(below: u32) -> BoxedStrategy<Deed> {
@@ -57,7 +57,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     })
 }
 
-/// The plot as the scripted model reads it.
+/// Returns the plot as a script for the scripted model.
 fn scripted(plot: &Plot, place: &str) -> String {
     let call = |(at, deed): (usize, &Deed), step: usize| {
         let id = format!("{place}.{step}-{at}");
@@ -95,7 +95,7 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
     }
 }
 
-/// How many runs of a tree were under way at once at most: in all, and for one that delegates.
+/// Returns the maximum number of runs at the same time: in the whole tree, and below one run.
 fn most_at_once(stage: &Stage, children: &BTreeMap<RunId, Lineage>) -> (u64, u64) {
     let (mut now, mut by_parent, mut most) = (0_u64, BTreeMap::<RunId, u64>::new(), (0, 0));
     for (lane, fact) in stage.store.course() {

@@ -1,4 +1,4 @@
-//! A journal in memory. It holds what a database would hold, as JSON, and it dies on demand.
+//! A journal in memory, which stores JSON like a database and crashes on demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,14 +20,14 @@ use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::tool::budget::Meter;
 
-/// When a process dies, counted in commits, the first being 1.
+/// The crash of a process, by the number of the commit, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Death {
     /// This commit is not stored.
     Before(usize),
-    /// This commit is stored, and nothing happens after it.
+    /// This commit is the last thing that happens.
     After(usize),
-    /// The process is told to stop during this commit, and leaves in peace.
+    /// The process shuts down during this commit.
     Told(usize),
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Row {
     position: String,
 }
 
-/// What outlives a process.
+/// The data that survives a process.
 #[derive(Default)]
 pub(super) struct Store(Mutex<Disk>);
 
@@ -71,7 +71,7 @@ impl Store {
         (disk.death, disk.commits, disk.dead, disk.stop) = (death, 0, false, stop);
     }
 
-    /// How many commits this process has made.
+    /// Returns the number of commits of this process.
     pub(super) fn commits(&self) -> usize {
         self.disk().commits
     }
@@ -94,7 +94,7 @@ impl Store {
         here.map(|(_, fact)| serde_json::from_str(fact).unwrap()).collect()
     }
 
-    /// Everything that happened, in order.
+    /// Returns all events, in order.
     pub(super) fn course(&self) -> Vec<(Lane, Fact)> {
         self.disk()
             .facts
@@ -107,12 +107,12 @@ impl Store {
         self.disk().deltas
     }
 
-    /// The run in whose course the newest step of the lane was stored.
+    /// Returns the run that stored the newest step of the lane.
     pub(super) fn owner(&self, lane: Lane) -> Option<RunId> {
         Some(self.disk().lanes.get(&lane)?.last()?.run)
     }
 
-    /// A machine from what is stored and nothing else.
+    /// Loads a machine from the stored data.
     pub(super) fn machine(&self, lane: Lane) -> Machine {
         let rows = self.rows(lane);
         let mut machine = Machine::default();
@@ -148,7 +148,7 @@ impl Store {
         Ok(())
     }
 
-    /// Takes answers to whoever asked, in one transaction; doing it again changes nothing.
+    /// Delivers answers in one transaction; a repetition changes nothing.
     pub(super) fn deliver(&self, answers: &BTreeMap<InterruptId, Value>) -> Result<(), ExitReason> {
         let mut changed = BTreeMap::new();
         for (id, answer) in answers {
@@ -183,7 +183,7 @@ impl Store {
         }
     }
 
-    /// What tells a child to stop: the process does, or a client who cancels it.
+    /// Returns the token that cancels a child run: the process's, or that of a client's request.
     fn stop_of(&self, child: RunId) -> CancellationToken {
         let disk = self.disk();
         let stop = disk.stop.child_token();
@@ -193,7 +193,7 @@ impl Store {
         stop
     }
 
-    /// What a run has used, as far as it was stored.
+    /// Returns the stored usage of a run.
     pub(super) fn meter_of(&self, run: RunId) -> Arc<Meter> {
         let mut disk = self.disk();
         let used = disk.used.get(&run).copied().unwrap_or_default();
@@ -202,12 +202,12 @@ impl Store {
         meter
     }
 
-    /// What all runs have used, as far as it was stored.
+    /// Returns the stored usage of all runs.
     pub(super) fn used(&self) -> BTreeMap<RunId, Usage> {
         self.disk().used.clone()
     }
 
-    /// A client cancels a child that is not at work at the moment.
+    /// Cancels a parked child run, as a client does.
     pub(super) fn cancel(&self, child: RunId) {
         self.disk().cancelled.insert(child);
     }

@@ -1,4 +1,4 @@
-//! The loop over a journal in memory: in scenes, and cut at any commit.
+//! Tests of the loop with a journal in memory, and with crashes at any commit.
 
 mod cast;
 mod children;
@@ -32,7 +32,7 @@ use crate::tool::budget::{Budget, Meter};
 
 use memory::{Death, Memory, Store};
 
-/// A thread, its agent, and the server that crashes now and then.
+/// A thread with its agent, on a server that may crash.
 struct Stage {
     agent: Agent,
     store: Arc<Store>,
@@ -42,7 +42,7 @@ struct Stage {
     stop: Mutex<CancellationToken>,
 }
 
-/// What a run is asked to do.
+/// The input of a run.
 #[derive(Debug, Clone)]
 enum Wish {
     Input(Update),
@@ -62,7 +62,7 @@ impl Stage {
         }
     }
 
-    /// Runs to where it ends; the server is as good as new.
+    /// Runs until the end, without a crash.
     async fn runs(&self, wish: Wish) -> LoopOutcome {
         self.attempt(RunId::mint(), &wish).await.unwrap()
     }
@@ -75,14 +75,14 @@ impl Stage {
         self.runs(Wish::Answers(BTreeMap::from([(id.clone(), answer)]))).await
     }
 
-    /// A new process, which dies as `death` says.
+    /// Starts a new process, which crashes as `death` says.
     fn revives(&self, death: Option<Death>) {
         let stop = CancellationToken::new();
         *self.stop.lock().unwrap() = stop.clone();
         self.store.revive(death, stop);
     }
 
-    /// Begins a run, or begins it once more after a crash, as the server does.
+    /// Starts a run, or starts it again after a crash, as the server does.
     async fn attempt(&self, run: RunId, wish: &Wish) -> Result<LoopOutcome, ExitReason> {
         if let Wish::Answers(answers) = wish {
             self.store.deliver(answers)?;
@@ -153,7 +153,7 @@ impl Stage {
         }
     }
 
-    /// What the run and those below it may still use, given what was stored.
+    /// Returns the remaining budget of the run's tree, given the stored usage.
     fn budget(&self, run: RunId) -> Budget {
         let meter = self.store.meter_of(run);
         let whole = self.store.used().into_values().fold(Usage::default(), Usage::plus);
@@ -168,7 +168,7 @@ impl Stage {
         self.machine().state
     }
 
-    /// The texts of the results that the main agent's model got, in order.
+    /// Returns the texts of the tool results of the main agent, in order.
     fn results(&self) -> Vec<String> {
         let state = self.state();
         state
@@ -184,7 +184,7 @@ fn says(text: impl Into<String>) -> Wish {
     Wish::Input(Update::messages([Message::human(text.into())]))
 }
 
-/// A script for the scripted model: each step its calls as (id, tool, args); at last it says `done`.
+/// Returns a script for the scripted model: the calls of each step as (id, tool, args), and `done` at the end.
 fn script(steps: &[&[(&str, &str, Value)]]) -> String {
     let call = |(id, name, args): &(&str, &str, Value)| json!({"id": id, "name": name, "args": args});
     let mut steps: Vec<Value> = steps
@@ -195,7 +195,7 @@ fn script(steps: &[&[(&str, &str, Value)]]) -> String {
     json!({ "script": steps }).to_string()
 }
 
-/// The questions that a run waits for.
+/// Returns the open interrupts of a run.
 fn questions(ending: &LoopOutcome) -> Vec<InterruptId> {
     match ending {
         LoopOutcome::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),

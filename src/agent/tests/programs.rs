@@ -1,4 +1,4 @@
-//! Agents that are programs: what they stream, write on the way, ask, and leave behind when they fail.
+//! Tests of agents that are programs: streams, updates, interrupts and failures.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Runnable, Scope};
 
-/// Does what it is told, as an agent on another server does.
+/// A program that follows the instructions in its input, like an agent on another server.
 struct Obedient;
 
 #[async_trait]

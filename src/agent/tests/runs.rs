@@ -1,4 +1,4 @@
-//! How runs begin, stop, go on and fail.
+//! Tests of the start, end, resumption and failure of runs.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn before(nodes: &[&str]) -> Breakpoints {
     }
 }
 
-/// The nodes of the steps so far.
+/// Returns the nodes of the steps so far.
 fn nodes(stage: &Stage) -> Vec<String> {
     stage.store.rows(Lane::Main).into_iter().map(|row| row.node).collect()
 }
@@ -261,7 +261,7 @@ async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
 
 #[tokio::test]
 async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun() {
-    // `a` is answered at once; `b` is dropped on its way.
+    // `a` is answered at once; `b` is dropped while it runs.
     let (stage, world) = stage();
     let run = RunId::mint();
     let wish = says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]]));

@@ -35,13 +35,13 @@ const SECTIONS: [Section; 4] = [
         name: "auth",
         keys: &["provider"],
         idle: Some(("provider", &["anonymous"])),
-        instead: "whoever reaches the server may use it, so let something in front of it ask who is there",
+        instead: "anyone who can reach the server can use it, so authenticate clients in a proxy in front of it",
     },
     Section {
         name: "memories",
         keys: &["backend", "identifier", "agent_writable"],
         idle: None,
-        instead: "what outlasts a thread is kept in the Store",
+        instead: "data that outlives a thread is kept in the Store",
     },
     Section {
         name: "frontend",

@@ -62,11 +62,7 @@ fn main_agent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<Stri
     if let Some(runtime) = &runtime {
         match runtime.pointer("/model/model_id") {
             _ if agent.contains_key("model") => {
-                search.report_error(
-                    entry,
-                    "runtime",
-                    "goes without `model` only: both say which model it is",
-                );
+                search.report_error(entry, "runtime", "cannot be combined with `model`: both name the model");
             }
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
             None => {
@@ -89,7 +85,7 @@ fn main_agent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<Stri
                 search.report_error(
                     entry,
                     "backend.sandbox_config",
-                    "goes with `\"type\": \"sandbox\"` only",
+                    "is only allowed with `\"type\": \"sandbox\"`",
                 );
             }
             Some("sandbox") => {
@@ -101,7 +97,7 @@ fn main_agent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<Stri
         },
     }
     if agent.shift_remove("permissions").is_some() {
-        let text = "is not supported: whoever reaches the server may use the agent";
+        let text = "is not supported: anyone who can reach the server can use the agent";
         search.report_warning(entry, "permissions", text);
     }
     // These fields belong to the platform that hosted the agent before.

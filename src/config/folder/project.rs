@@ -41,13 +41,13 @@ pub(super) fn add(search: &mut Search<'_>, folder: &FolderEntry, list: &mut Vec<
             Some(twin) if twin < declared => {
                 search
                     .problems
-                    .push(entry.warning("is passed over: the agent declares a subagent of this name"));
+                    .push(entry.warning("is ignored: the agent declares a subagent of this name"));
                 continue;
             }
             Some(twin) => {
                 search
                     .problems
-                    .push(entry.warning("precedes another subagent of the same name"));
+                    .push(entry.warning("overrides another subagent of the same name"));
                 twin
             }
             None => list.len(),
@@ -64,7 +64,7 @@ pub(super) fn add(search: &mut Search<'_>, folder: &FolderEntry, list: &mut Vec<
 
 fn subagent(search: &mut Search<'_>, entry: &FolderEntry) -> Option<Map<String, Value>> {
     let mut pass_over = |entry: &FolderEntry, reason: String| {
-        search.problems.push(entry.warning(format!("is passed over: {reason}")));
+        search.problems.push(entry.warning(format!("is ignored: {reason}")));
         None
     };
     let file = entry.join("AGENTS.md");

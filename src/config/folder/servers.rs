@@ -43,10 +43,7 @@ pub(super) fn read(
         [] => return Some(()),
         [file] => file,
         [first, second, ..] => {
-            let message = format!(
-                "stands beside {}, and only one of them can hold the servers",
-                first.name()
-            );
+            let message = format!("is beside {}; only one of them can hold the servers", first.name());
             search.problems.push(second.problem(message));
             return None;
         }
@@ -57,7 +54,7 @@ pub(super) fn read(
         return None;
     };
     for key in object.keys() {
-        search.report_warning(file, key, "is not read: servers stand in `mcpServers`");
+        search.report_warning(file, key, "is not read: servers are declared in `mcpServers`");
     }
     for (name, entry) in servers {
         if let Some(server) = server(search, file, &name, entry, home) {
@@ -122,12 +119,12 @@ fn server(search: &mut Search<'_>, file: &FolderEntry, name: &str, entry: Value,
         (
             needed,
             !entry.contains_key(needed),
-            format!("must be given: the server is of the type `{kind}`"),
+            format!("must be given: the server has the type `{kind}`"),
         ),
         (
             other,
             entry.contains_key(other),
-            format!("goes with another `type` only: the server is of the type `{kind}`"),
+            format!("is only allowed with another `type`: the server has the type `{kind}`"),
         ),
     ] {
         if is_wrong {

@@ -1,4 +1,4 @@
-//! What is said about agents in the configuration, and what is wrong with it.
+//! Tests of agents in the configuration and of their problems.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Agents that are folders.
+//! Tests of agents in folders.
 
 use super::*;
 

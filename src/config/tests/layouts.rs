@@ -1,4 +1,4 @@
-//! Folders of agents as other programs lay them out.
+//! Tests of folders in the layouts of other programs.
 
 use super::*;
 use crate::definition::{ApprovalRule, SkillSource};
@@ -195,10 +195,10 @@ fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
         "\
 agents/t: error: has both deepagents.toml and agent.json, which are two layouts; keep one of them
 agents/u: error: has agent.json, but no AGENTS.md with the instructions
-agents/v/agent.json:2:12: error: is no JSON: expected ident
+agents/v/agent.json:2:12: error: is not JSON: expected ident
 agents/w/agent.json: error: tools: unknown key; allowed are: name, description, agent_id, model, runtime, backend, permissions, extras
 agents/w/agent.json: error: name: must be given
-agents/w/agent.json: error: runtime: goes without `model` only: both say which model it is
+agents/w/agent.json: error: runtime: cannot be combined with `model`: both name the model
 agents/w/agent.json: error: backend.type: must be `state` or `sandbox`
 agents/w/tools.json: error: tools[0].mcp_server_url: is no address: relative URL without a base
 agents/w/tools.json: error: tools[1]: must have a `name` and an `mcp_server_url`
@@ -336,13 +336,13 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
         "{said}"
     );
     for part in [
-        "agents/b: warning: precedes another subagent of the same name",
+        "agents/b: warning: overrides another subagent of the same name",
         "agents/blank/AGENTS.md: warning: is passed over: `name` must be a text that is not blank",
         "agents/broken/AGENTS.md: warning: is passed over: the settings at the top cannot be read as YAML",
         "agents/loose.md: warning: is passed over: a subagent is a folder",
         "agents/mute/AGENTS.md: warning: is passed over: `description` must be",
         "agents/odd/AGENTS.md: warning: is passed over: colour: unknown key",
-        "agents/own: warning: is passed over: the agent declares a subagent of this name",
+        "agents/own: warning: is ignored: the agent declares a subagent of this name",
         "agents/wrong: warning: is passed over: it has no AGENTS.md",
     ] {
         assert!(said.contains(part), "{part} is missing in\n{said}");
@@ -365,7 +365,7 @@ fn names_that_differ_by_capital_letters_only_are_refused() {
     assert!(
         place
             .complaints()
-            .contains("the subagents `Scout` and `scout` have one name but for capital letters")
+            .contains("the subagents `Scout` and `scout` differ only in case")
     );
 }
 
@@ -415,9 +415,9 @@ fn what_else_lies_in_a_folder_is_named() {
         place.complaints(),
         "\
 agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
-agents/w/memories: warning: is not read: what outlasts a thread is kept in the Store
+agents/w/memories: warning: is not read: data that outlives a thread is kept in the Store
 agents/w/notes.txt: warning: is not read
-agents/w/tools.json: warning: is not read: it goes with an agent.json
+agents/w/tools.json: warning: is not read: it belongs to an agent.json
 agents/x: error: has neither an AGENTS.md nor an agent.toml"
     );
 }
@@ -494,7 +494,7 @@ fn what_a_definition_names_is_relative_to_its_folder() {
     let loaded = place.load();
     assert_eq!(
         loaded.warnings.to_string(),
-        "agents/w/AGENTS.md:3:1: warning: memory[1]: there is no file `none.md`, so that nothing is remembered from it"
+        "agents/w/AGENTS.md:3:1: warning: memory[1]: there is no file `none.md`, so the agent starts without this memory"
     );
     let paths = |agent: &str| {
         loaded.config.agents[agent]

@@ -1,11 +1,11 @@
-//! The MCP servers of folders: `mcp.json`, `tools.json`.
+//! Tests of the MCP servers in folders: `mcp.json` and `tools.json`.
 
 use super::*;
 use crate::definition::mcp::{McpServerDefinition, McpTransport};
 
 const DEPLOY: &str = "[agent]\nname = \"w\"\nmodel = \"scripted:x\"\n";
 
-/// A folder `agents/w` with this `mcp.json`, in the layout of `deepagents.toml`.
+/// Returns a folder `agents/w` with this `mcp.json`, in the layout of `deepagents.toml`.
 fn with_servers(servers: &str) -> Place {
     let file = format!("{{\"mcpServers\": {servers}}}");
     Place::with(&[
@@ -60,8 +60,8 @@ fn mistakes_in_an_mcp_json_name_the_file_and_the_field() {
         "\
 agents/w/mcp.json: error: mcpServers.a: must be a table with a `command` or a `url`
 agents/w/mcp.json: error: mcpServers.b.type: must be `stdio`, `http` (also `streamable_http`) or `sse`
-agents/w/mcp.json: error: mcpServers.c.command: goes with another `type` only: the server is of the type `http`
-agents/w/mcp.json: error: mcpServers.d.url: must be given: the server is of the type `http`
+agents/w/mcp.json: error: mcpServers.c.command: is only allowed with another `type`: the server has the type `http`
+agents/w/mcp.json: error: mcpServers.d.url: must be given: the server has the type `http`
 agents/w/mcp.json: warning: mcpServers.e.timeout: is not supported and left out
 agents/w/mcp.json: error: g.headers.x: the environment variable ADJUTANT_UNSET is not set
 agents/w/mcp.json: error: e.url: must begin with http:// or https:// and name a host
@@ -82,8 +82,8 @@ agents/w/mcp.json: error: f.args: must be a list, not a text"
     assert_eq!(
         place.complaints(),
         "\
-agents/u/.mcp.json: error: stands beside mcp.json, and only one of them can hold the servers
-agents/v/mcp.json:1:1: error: is no JSON: EOF while parsing an object
+agents/u/.mcp.json: error: is beside mcp.json; only one of them can hold the servers
+agents/v/mcp.json:1:1: error: is not JSON: EOF while parsing an object
 agents/w/mcp.json: error: mcpServers: must be a table of servers by their names"
     );
 }

@@ -10,7 +10,7 @@ use crate::domain::Invalid;
 /// The maximum length of a path, in bytes.
 const MAX_PATH_BYTES: usize = 256;
 /// The maximum number of paths for one item.
-pub const MOST_PATHS: usize = 32;
+pub const MAX_PATHS: usize = 32;
 /// The maximum number of texts of one item: as many as the embedding providers accept in one request.
 pub const MAX_TEXTS: usize = 64;
 
@@ -70,8 +70,8 @@ impl TextPath {
     /// # Errors
     /// Returns the first invalid path, as an item of `field`.
     pub fn read_all(field: &str, texts: &[String]) -> Result<Vec<Self>, Invalid> {
-        if texts.len() > MOST_PATHS {
-            return Err(Invalid::new(field, format!("names more than {MOST_PATHS} fields")));
+        if texts.len() > MAX_PATHS {
+            return Err(Invalid::new(field, format!("names more than {MAX_PATHS} fields")));
         }
         let read = |(at, text): (usize, &String)| {
             Self::read(text).map_err(|reason| Invalid::new(format!("{field}[{at}]"), reason))

@@ -1,4 +1,4 @@
-//! What is said when two results of one step write the same thing: the later call wins, and its result tells.
+//! Notices for results of one step that write the same data: the later call wins, and its result says so.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::domain::field::Merge;
 use crate::domain::message::Content;
 use crate::domain::state::{Update, is_private};
 
-/// Adds a word to each result that writes over what an earlier one wrote.
+/// Adds a notice to each result that overwrites an earlier result's data.
 pub(super) fn report(writes: &mut [Update]) {
     let mut written = BTreeSet::new();
     for update in writes {
@@ -25,7 +25,7 @@ pub(super) fn report(writes: &mut [Update]) {
     }
 }
 
-/// What an update replaces rather than adds to.
+/// Returns the names of the data that an update replaces rather than appends to.
 fn targets(update: &Update) -> BTreeSet<String> {
     let replaced =
         |name: &&String| !is_private(name) && update.rules.get(*name).is_none_or(|rule| rule.merge == Merge::Last);

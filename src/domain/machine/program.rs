@@ -1,4 +1,4 @@
-//! The one step of an agent that is a program: it takes the whole state, and what it writes is the end of the run.
+//! The single step of an agent that is a program: it receives the whole state, and its result is the end of the run.
 
 use super::{
     CheckpointId, CheckpointSource, Entry, Interrupt, InterruptSource, Machine, Phase, Question, QuestionKind, TaskId,
@@ -6,7 +6,7 @@ use super::{
 };
 
 impl Machine {
-    /// Notes that the program is about to begin. Read back after a crash this means: its outcome is unknown.
+    /// Records that the program is about to start. Read back after a crash: its outcome is unknown.
     pub fn program_started(&mut self) {
         self.mark_work(true);
     }
@@ -17,7 +17,7 @@ impl Machine {
         }
     }
 
-    /// The node of the program.
+    /// Returns the node of the program.
     pub fn program_node(&self) -> &str {
         match &self.position.phase {
             Phase::Work { node, .. } => node,
@@ -25,13 +25,13 @@ impl Machine {
         }
     }
 
-    /// Whether the program was begun and nobody knows what came of it.
+    /// Returns whether the program was started and its outcome is unknown.
     pub fn program_was_started(&self) -> bool {
         matches!(self.position.phase, Phase::Work { begun: true, .. })
     }
 
-    /// The program asks humans, or somebody has to say what shall become of it. It is looked at again when all of it is
-    /// answered.
+    /// Records that the program raised interrupts, or that a human has to decide about an unknown outcome. It runs
+    /// again when all of them are answered.
     pub fn program_asked(&mut self, questions: Vec<Question>) -> Vec<Interrupt> {
         let is_unknown = |question: &Question| question.kind == QuestionKind::UnknownOutcome;
         self.mark_work(questions.iter().any(is_unknown));
@@ -40,27 +40,27 @@ impl Machine {
         self.ask(task, asker, questions)
     }
 
-    /// The program as one that asks.
+    /// Returns the program as the source of interrupts.
     pub fn program_source(&self) -> InterruptSource {
         InterruptSource::Hook(self.program_node().to_owned())
     }
 
-    /// Takes the answer about the unknown outcome of the program, if there is one: it holds for this outcome and no later
-    /// one.
+    /// Removes and returns the decision about the unknown outcome of the program, if there is one. It is valid for
+    /// this outcome only.
     pub fn take_program_decision(&mut self) -> Option<Value> {
         let is_verdict = |i: &Interrupt| i.question.kind == QuestionKind::UnknownOutcome && i.answer.is_some();
         let at = self.position.asked.iter().position(is_verdict)?;
         self.position.asked.remove(at).answer
     }
 
-    /// The program wrote `update` on its way, before what it comes to.
+    /// Records an update of the program before its result.
     pub fn program_wrote(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.state.apply(&update);
         let node = self.program_node().to_owned();
         self.append_entry(id, CheckpointSource::Loop, &node, vec![update])
     }
 
-    /// The program came to its end and writes `update`.
+    /// Records the result of the program.
     pub fn program_done(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
         self.clear_questions();
@@ -69,7 +69,7 @@ impl Machine {
         entry
     }
 
-    /// The task of the program: the same when it is run again.
+    /// Returns the task of the program, which is the same if it runs again.
     pub fn program_task(&self) -> TaskId {
         TaskId::of_step(self.head, self.program_node(), 0)
     }

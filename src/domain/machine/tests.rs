@@ -1,4 +1,4 @@
-//! Tables: each row of the loop's phases, the jumps, the questions and the fates of calls.
+//! Tables: the phases of the loop, jumps, interrupts and call statuses.
 
 use serde_json::{Map, json};
 
@@ -16,7 +16,7 @@ fn names(point: HookPoint, policies: [&str; 2]) -> Vec<String> {
         .collect()
 }
 
-/// Two policies with a hook at every moment.
+/// A plan of two middleware with a hook at every hook point.
 fn plan() -> Plan {
     Plan {
         before_agent: names(HookPoint::BeforeAgent, ["A", "B"]),
@@ -85,7 +85,7 @@ fn answered(call: &str) -> CallStatus {
     ))))
 }
 
-/// A machine that stands at `phase`, after these messages.
+/// Returns a machine at `phase`, after these messages.
 fn standing(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machine {
     let mut machine = Machine {
         head: Some(id()),
@@ -97,7 +97,7 @@ fn standing(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machin
     machine
 }
 
-/// A machine in its tool step, with these calls.
+/// Returns a machine in its tool step with these calls.
 fn in_tools(ids: &[&str]) -> Machine {
     let mut machine = standing(Phase::Model, [Message::human("do it")]);
     machine.model_done(&bare_plan(), calling(ids), Update::none(), id());

@@ -35,7 +35,7 @@ pub struct SubagentSummary {
     pub description: String,
     /// Detailed instructions, returned by the instructions tool.
     pub instructions: Option<String>,
-    /// Whether the subagent continues the caller's conversation.
+    /// True if the subagent continues the caller's conversation.
     pub is_fork: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct SubagentList {
     pub dialect: TaskDialect,
     /// The action for an unknown subagent name; the dialect's default if none.
     pub unknown: Option<UnknownSubagent>,
-    /// Whether the tool's description leaves the list of subagents out, since another text tells the model which to
+    /// True if the tool's description leaves the list of subagents out, since another text tells the model which to
     /// use.
     pub unlisted: bool,
     /// The description of the tool. `{available_agents}` is replaced by the list of subagents.
@@ -65,7 +65,7 @@ pub struct Subagents {
     task: Arc<Task>,
     instructions_tool: Option<Arc<InstructionsTool>>,
     prompt: Option<String>,
-    /// Whether the tool is offered but refuses every call.
+    /// True if the tool is offered but refuses every call.
     is_refusing: bool,
 }
 

@@ -26,7 +26,7 @@ fn list() -> SubagentList {
     }
 }
 
-/// A menu with a general-purpose subagent.
+/// A list of subagents with a general-purpose one.
 fn speaking(dialect: TaskDialect) -> SubagentList {
     let subagents = std::iter::once(card("general-purpose", "Does everything."))
         .chain(subagents())

@@ -26,7 +26,7 @@ fn saying(calls: Vec<ToolCall>) -> State {
     }
 }
 
-/// Makes the call through the policy; the innermost layer answers with `text`.
+/// Passes the call through the middleware; the innermost layer answers with `text`.
 async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
     let make = |call: ToolCall| {
         let answer = ToolOutput::message(Message::tool(&call, ToolStatus::Success, text));

@@ -85,7 +85,7 @@ impl Catalog {
                     skills.retain(|other| other.name != skill.name);
                     skills.push(skill);
                 }
-                Err(reason) => tracing::warn!(path, reason, "a skill is passed over"),
+                Err(reason) => tracing::warn!(path, reason, "a skill is ignored"),
             }
         }
         if is_empty {

@@ -33,7 +33,7 @@ async fn runs(policy: &Skills, point: HookPoint, state: &mut State) -> Update {
     reaction.update
 }
 
-/// The request that reaches the model.
+/// Returns the request that reaches the model.
 async fn request(policy: &Skills, state: &State) -> ModelRequest {
     let spec = |name: &str| {
         Arc::new(ToolSpec {
@@ -80,7 +80,7 @@ fn tools(request: &ModelRequest) -> Vec<&str> {
     request.tools.iter().map(|tool| tool.name.as_str()).collect()
 }
 
-/// What reading a file with `read_file` brings along; the state goes on with it.
+/// Records the result of reading a file with `read_file` in the state.
 fn reads(policy: &Skills, path: &str, status: ToolStatus, state: &mut State) {
     let args = Map::from_iter([("file_path".to_owned(), json!(path))]);
     let call = ToolCall::new(format!("r{path}"), READ_FILE, args);

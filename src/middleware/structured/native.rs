@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::super::reminder::ToolUseReminder;
-use super::{FAILURE, FIELD, OURS, has_answer};
+use super::{FAILURE, FIELD, SOURCE, has_answer};
 use crate::definition::builtins;
 use crate::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
@@ -43,7 +43,7 @@ impl NativeAnswer {
     /// The reason why it is invalid.
     fn read(&self, message: &Message) -> Result<Value, String> {
         let text = message.content.text();
-        self.fitting(serde_json::from_str(text.trim()).map_err(|error| format!("it is no JSON ({error})"))?)
+        self.fitting(serde_json::from_str(text.trim()).map_err(|error| format!("it is not JSON ({error})"))?)
     }
 
     /// Returns the schema.
@@ -122,7 +122,7 @@ impl Middleware for NativeAnswer {
                     "the model was told of the required form and did not keep to it",
                 );
                 ToolUseReminder {
-                    source: OURS,
+                    source: SOURCE,
                     text,
                     failure,
                 }

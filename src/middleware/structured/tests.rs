@@ -214,7 +214,7 @@ fn forms_are_named_by_title_or_by_a_hash_that_stays() {
     assert_eq!(names(either), ["A", "B"]);
 }
 
-/// What comes of calling the form with these arguments, when errors are handled so.
+/// Returns the outcome of calling the answer tool with these arguments and this handling of errors.
 async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, Halt> {
     let format = json!({"schema": finding(), "handle_errors": errors, "tool_message_content": "Kept."});
     let policy = StructuredOutput::new(&AnswerFormat::of(&format));

@@ -8,7 +8,7 @@ use crate::domain::message::{Message, Role};
 use crate::domain::state::Update;
 
 /// The maximum size of the messages before the answer, in bytes of JSON. If they are larger, only the answer is kept.
-const MOST_KEPT: usize = 1024 * 1024;
+const MAX_KEPT_BYTES: usize = 1024 * 1024;
 
 /// The messages that the agent wrote.
 pub(super) struct Transcript {
@@ -25,16 +25,16 @@ pub(super) struct Transcript {
 pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
     let messages = values.get("messages").and_then(Value::as_array);
     let messages = messages.ok_or("its final state has no `messages`")?;
-    let told = messages
+    let task = messages
         .iter()
         .position(|message| message.get("type").and_then(Value::as_str) == Some("human"));
-    let said = &messages[told.map_or(0, |at| at + 1)..];
-    let mut said: Vec<Message> = said
+    let replies = &messages[task.map_or(0, |at| at + 1)..];
+    let mut replies: Vec<Message> = replies
         .iter()
         .filter_map(|message| serde_json::from_value(message.clone()).ok())
         .collect();
-    let mut answer = match said.iter().rposition(Message::is_ai) {
-        Some(last) => said.drain(last..).next().unwrap_or_else(|| Message::ai("")),
+    let mut answer = match replies.iter().rposition(Message::is_ai) {
+        Some(last) => replies.drain(last..).next().unwrap_or_else(|| Message::ai("")),
         None => Message::ai(""),
     };
     // The calls were answered on the other server; here they would appear as open.
@@ -47,8 +47,8 @@ pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
         tool_calls.clear();
         invalid_tool_calls.clear();
     }
-    let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
-    let kept = if size > MOST_KEPT { vec![] } else { said };
+    let size = serde_json::to_string(&replies).map_or(usize::MAX, |text| text.len());
+    let kept = if size > MAX_KEPT_BYTES { vec![] } else { replies };
     let mut before = Update {
         messages: kept.into_iter().map(Arc::new).collect(),
         ..Update::none()
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn of_a_conversation_without_measure_only_the_answer_is_kept() {
-        let long = "x".repeat(MOST_KEPT);
+        let long = "x".repeat(MAX_KEPT_BYTES);
         let values = json!({"messages": [{"type": "ai", "content": long}, {"type": "ai", "content": "done"}]});
         let Transcript { before, answer } = transcript(&values).expect("an answer");
         assert_eq!(before.messages.len(), 0);

@@ -119,7 +119,9 @@ impl Runs {
             .await
             .map_err(|StartFailed { error, .. }| match &error {
                 PeerError::Refused { status: 409, .. } => ResolveError::Busy,
-                PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
+                PeerError::Refused { message, .. } if error.is_refusal() => {
+                    Invalid::new("answer", message.clone()).into()
+                }
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;
         let at = self.0.clock.now();

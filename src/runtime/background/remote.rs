@@ -282,7 +282,8 @@ impl Runs {
         };
         let work = RemoteWork::default().after(
             Ok(seen),
-            self.moment(record),
+            record.task.0,
+            self.0.clock.now(),
             self.0.registry.workshop.peers.poll_policy(),
         );
         let due_at = if has_come { Some(now) } else { work.due_at };
@@ -300,17 +301,13 @@ impl Runs {
         if !before.is_unchanged(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
-                self.moment(record),
+                record.task.0,
+                self.0.clock.now(),
                 self.0.registry.workshop.peers.poll_policy(),
             );
             self.write_down(record, after, Some(before.version)).await?;
         }
         Ok(seen)
-    }
-
-    /// A task and the present instant.
-    pub(in crate::runtime) fn moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
-        (record.task.0, self.0.clock.now())
     }
 
     /// Writes down what is known of a task from now on, whoever looks at it.
@@ -382,7 +379,7 @@ pub(in crate::runtime) async fn note_down(
         let used = before.at_least(told);
         if used != before {
             // Trees before tasks, as whoever begins one takes them.
-            ledger::tell(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            ledger::tell(tx, &record.ancestry.budget_scopes(), RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
@@ -495,7 +492,11 @@ pub(in crate::runtime) fn gone(run: String) -> TaskSnapshot {
 
 /// Why an agent there was of no use, in a sentence.
 pub(in crate::runtime) fn unavailable(record: &TaskRecord, place: &RemoteThread, error: &PeerError) -> String {
-    format!("The agent `{}` at {}: {error}.", record.graph_id, place.peer.place())
+    format!(
+        "The agent `{}` at {}: {error}.",
+        record.graph_id,
+        place.peer.display_url()
+    )
 }
 
 fn is_over(seen: Option<&TaskSnapshot>) -> bool {

@@ -91,7 +91,7 @@ pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLi
     if let Err(refused) = asker.budget.room_in_background(not_over) {
         return Ok(Err(limited(&refused)));
     }
-    Ok(ledger::room(tx, &ancestry.limited())
+    Ok(ledger::room(tx, &ancestry.budget_scopes())
         .await?
         .map_or(Ok(()), |refused| Err(limited(&refused))))
 }

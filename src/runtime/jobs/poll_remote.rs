@@ -96,7 +96,12 @@ impl Runs {
         if let Err(reason) = &seen {
             tracing::debug!(task = %record.task, reason, "a task on another server was not to be seen");
         }
-        Some(work.after(seen, self.moment(record), self.0.registry.workshop.peers.poll_policy()))
+        Some(work.after(
+            seen,
+            record.task.0,
+            self.0.clock.now(),
+            self.0.registry.workshop.peers.poll_policy(),
+        ))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {

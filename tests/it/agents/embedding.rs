@@ -122,9 +122,8 @@ async fn what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_serve
     alice.says(script().calls_all(calls).says("done")).await;
     let said = alice.transcript().await;
     assert!(
-        said[2].starts_with(
-            "task failed: The subagent `mute` failed (RunnableResultError): what it gave back has no `messages`"
-        ),
+        said[2]
+            .starts_with("task failed: The subagent `mute` failed (RunnableResultError): its result has no `messages`"),
         "{said:#?}"
     );
     assert!(

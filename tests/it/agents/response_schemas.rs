@@ -161,9 +161,8 @@ async fn what_a_program_gives_back_has_to_fit_the_form(server: TestServer) {
     let said = alice.transcript().await;
     assert_eq!(said[2], r#"spawn: {"summary":"said"}"#);
     assert_eq!(said[3], r#"spawn: {"summary":"Finding"}"#);
-    for (at, why) in [(4, "`/summary`: 7 is not of type"), (5, "it is no JSON")] {
-        let start =
-            "spawn failed: The subagent `filler` failed (StructuredOutputError): what it gave back does not fit: ";
+    for (at, why) in [(4, "`/summary`: 7 is not of type"), (5, "it is not JSON")] {
+        let start = "spawn failed: The subagent `filler` failed (StructuredOutputError): its result does not match: ";
         assert!(said[at].starts_with(start) && said[at].contains(why), "{}", said[at]);
     }
     assert_eq!(said[6..], ["spawn: plain words", "ai: done"]);

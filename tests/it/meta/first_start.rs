@@ -237,7 +237,7 @@ fn a_key_that_is_there_twice_is_named() {
     )]);
     let (_, said) = ends(folder.path(), &["check"]);
     assert!(
-        said.contains("adjutant.toml:3:1: error: the key `listen` is there twice"),
+        said.contains("adjutant.toml:3:1: error: the key `listen` is given twice"),
         "{said}"
     );
 }

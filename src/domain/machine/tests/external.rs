@@ -1,4 +1,4 @@
-//! What comes from outside the loop: input, writes, jumps of a client.
+//! Tests of changes from outside the loop: input, state updates and jumps.
 
 use serde_json::Map;
 
