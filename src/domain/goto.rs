@@ -86,7 +86,7 @@ impl Destination {
                 (Some(_), _) => {
                     return Err(Invalid::new(
                         field,
-                        "is another place: the loop of an agent stands at one node at a time",
+                        "is another node: an agent continues at one node at a time",
                     ));
                 }
             });

@@ -159,7 +159,7 @@ fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
     check(value).map_err(|exceeded| exceeded.of(""))?;
     let message = read_message(value)?;
     if message.role == Role::Remove {
-        return Err(Invalid::new("", "must not take a message away: there is none yet"));
+        return Err(Invalid::new("", "must not remove a message: there is none yet"));
     }
     let makes = |id: &str| before.iter().flat_map(Message::tool_calls).any(|call| call.id == id);
     match message.answers().filter(|id| !makes(id)) {
@@ -351,12 +351,12 @@ fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Inva
 
 /// Parses the path of a file and returns its normal form.
 fn read_path(path: &str) -> Result<String, Invalid> {
-    let clean = normalise(path).map_err(|why| Invalid::new("", format!("is no path of a file: {why}")))?;
+    let clean = normalise(path).map_err(|why| Invalid::new("", format!("is not a file path: {why}")))?;
     if clean == "/" {
-        return Err(Invalid::new("", "is no path of a file: it names none"));
+        return Err(Invalid::new("", "is not a file path: it is empty"));
     }
     if is_bundled(&clean) {
-        let reason = format!("cannot be written: what lies in {FOLDER} belongs to the definition of the agent");
+        let reason = format!("cannot be written: the files in {FOLDER} belong to the agent's definition");
         return Err(Invalid::new("", reason));
     }
     Ok(clean)

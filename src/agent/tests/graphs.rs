@@ -7,7 +7,7 @@ use super::cast::{World, agent_of, careful, careful_agent, plain_agent, roster};
 use crate::domain::graph::{Edge, Graph};
 
 /// Returns whether every edge connects two nodes, and all names are unique.
-fn hangs_together(graph: &Graph) -> bool {
+fn is_connected(graph: &Graph) -> bool {
     let names: BTreeSet<&str> = graph.nodes.iter().map(|node| node.id.as_str()).collect();
     let ends = |edge: &Edge| names.contains(edge.source.as_str()) && names.contains(edge.target.as_str());
     names.len() == graph.nodes.len() && graph.edges.iter().all(ends)
@@ -53,7 +53,7 @@ fn hooks_stand_in_the_order_in_which_they_run() {
     assert!(leads(decides, "tools") && leads(decides, &plan.before_model[0]) && leads(decides, &plan.after_agent[0]));
     assert!(leads("tools", &plan.before_model[0]));
     assert!(!leads(plan.after_agent.last().expect("a hook"), "__end__"));
-    assert!(hangs_together(&graph));
+    assert!(is_connected(&graph));
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_drawing_ends_even_if_subagents_multiply_without_end() {
         "{} nodes",
         whole.nodes.len()
     );
-    assert!(hangs_together(&whole));
+    assert!(is_connected(&whole));
     assert_eq!(agent.subagent_schemas(None, true).len(), 1_000);
     let deep = vec!["two"; 30].join("|");
     let found: Vec<String> = agent

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::cast::{COUNT, INQUIRE, World, agent_of};
-use super::{Stage, Wish, questions, script};
+use super::{RunInput, Stage, questions, script};
 use crate::agent::LoopOutcome;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{HookPoint, Jump};
@@ -274,7 +274,9 @@ async fn a_hook_that_jumps_to_the_end_spares_the_model_and_not_the_last_hooks() 
     stack.insert(0, Arc::new(Impatient));
     let (stage, _) = stage(stack);
     assert_eq!(
-        stage.runs(Wish::Input(Update::messages([Message::human("hi")]))).await,
+        stage
+            .runs(RunInput::Input(Update::messages([Message::human("hi")])))
+            .await,
         LoopOutcome::Done
     );
     assert_eq!(lines(&log), "A.before_agent B.before_agent B.after_agent A.after_agent");

@@ -22,13 +22,13 @@ use crate::tool::budget::Meter;
 
 /// The crash of a process, by the number of the commit, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Death {
+pub(super) enum Crash {
     /// This commit is not stored.
     Before(usize),
     /// This commit is the last thing that happens.
     After(usize),
     /// The process shuts down during this commit.
-    Told(usize),
+    ShutDown(usize),
 }
 
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ struct Disk {
     facts: Vec<(Lane, String)>,
     items: Vec<ItemChange>,
     deltas: usize,
-    death: Option<Death>,
+    crash: Option<Crash>,
     commits: usize,
     dead: bool,
     cancelled: BTreeSet<RunId>,
@@ -66,9 +66,9 @@ impl Store {
         self.0.lock().unwrap()
     }
 
-    pub(super) fn revive(&self, death: Option<Death>, stop: CancellationToken) {
+    pub(super) fn revive(&self, crash: Option<Crash>, stop: CancellationToken) {
         let mut disk = self.disk();
-        (disk.death, disk.commits, disk.dead, disk.stop) = (death, 0, false, stop);
+        (disk.crash, disk.commits, disk.dead, disk.stop) = (crash, 0, false, stop);
     }
 
     /// Returns the number of commits of this process.
@@ -132,16 +132,16 @@ impl Store {
     fn write(&self, change: impl FnOnce(&mut Disk)) -> Result<(), ExitReason> {
         let mut disk = self.disk();
         let this = disk.commits + 1;
-        if disk.dead || disk.death == Some(Death::Before(this)) {
+        if disk.dead || disk.crash == Some(Crash::Before(this)) {
             disk.dead = true;
             return Err(ExitReason::LeaseLost);
         }
         change(&mut disk);
         disk.commits = this;
-        if disk.death == Some(Death::Told(this)) {
+        if disk.crash == Some(Crash::ShutDown(this)) {
             disk.stop.cancel();
         }
-        if disk.death == Some(Death::After(this)) {
+        if disk.crash == Some(Crash::After(this)) {
             disk.dead = true;
             return Err(ExitReason::Fault(Failure::new("StorageError", "the process is dead")));
         }
@@ -296,18 +296,18 @@ impl Journal for Memory {
 
     fn publish_output(&self, _: String, _: String) {}
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
+    async fn child(&self, parent: &Machine, input: NewChildRun) -> Result<ChildAdmission, ExitReason> {
         tokio::task::yield_now().await;
-        if wish.lineage.depth > wish.max_depth {
-            return Ok(ChildAdmission::Refused(format!("not deeper than {}", wish.max_depth)));
+        if input.lineage.depth > input.max_depth {
+            return Ok(ChildAdmission::Refused(format!("not deeper than {}", input.max_depth)));
         }
         self.store.write(|disk| {
-            let lineage = serde_json::to_string(&wish.lineage).unwrap();
-            disk.children.entry(wish.id).or_insert((lineage, wish.order));
+            let lineage = serde_json::to_string(&input.lineage).unwrap();
+            disk.children.entry(input.id).or_insert((lineage, input.order));
             disk.put_position(self.lane, &parent.position);
             disk.note_usage(self.run);
         })?;
-        let (_, child) = self.find_child(wish.id).await?.unwrap();
+        let (_, child) = self.find_child(input.id).await?.unwrap();
         Ok(ChildAdmission::Admitted(Box::new(child)))
     }
 

@@ -30,7 +30,7 @@ use crate::domain::time::{ManualClock, Timestamp};
 use crate::tool::Scope;
 use crate::tool::budget::{Budget, Meter};
 
-use memory::{Death, Memory, Store};
+use memory::{Crash, Memory, Store};
 
 /// A thread with its agent, on a server that may crash.
 struct Stage {
@@ -44,10 +44,10 @@ struct Stage {
 
 /// The input of a run.
 #[derive(Debug, Clone)]
-enum Wish {
+enum RunInput {
     Input(Update),
     Answers(BTreeMap<InterruptId, Value>),
-    Onward,
+    Continue,
 }
 
 impl Stage {
@@ -63,8 +63,8 @@ impl Stage {
     }
 
     /// Runs until the end, without a crash.
-    async fn runs(&self, wish: Wish) -> LoopOutcome {
-        self.attempt(RunId::mint(), &wish).await.unwrap()
+    async fn runs(&self, input: RunInput) -> LoopOutcome {
+        self.attempt(RunId::mint(), &input).await.unwrap()
     }
 
     async fn hears(&self, text: impl Into<String>) -> LoopOutcome {
@@ -72,19 +72,20 @@ impl Stage {
     }
 
     async fn is_answered(&self, id: &InterruptId, answer: Value) -> LoopOutcome {
-        self.runs(Wish::Answers(BTreeMap::from([(id.clone(), answer)]))).await
+        self.runs(RunInput::Answers(BTreeMap::from([(id.clone(), answer)])))
+            .await
     }
 
-    /// Starts a new process, which crashes as `death` says.
-    fn revives(&self, death: Option<Death>) {
+    /// Starts a new process, which crashes as `crash` says.
+    fn restarts(&self, crash: Option<Crash>) {
         let stop = CancellationToken::new();
         *self.stop.lock().unwrap() = stop.clone();
-        self.store.revive(death, stop);
+        self.store.revive(crash, stop);
     }
 
     /// Starts a run, or starts it again after a crash, as the server does.
-    async fn attempt(&self, run: RunId, wish: &Wish) -> Result<LoopOutcome, ExitReason> {
-        if let Wish::Answers(answers) = wish {
+    async fn attempt(&self, run: RunId, input: &RunInput) -> Result<LoopOutcome, ExitReason> {
+        if let RunInput::Answers(answers) = input {
             self.store.deliver(answers)?;
         }
         let plan = Plan {
@@ -93,19 +94,19 @@ impl Stage {
         };
         let mut machine = self.store.machine(Lane::Main);
         let own = self.store.owner(Lane::Main) == Some(run);
-        let resumed = own || !matches!(wish, Wish::Input(_));
+        let resumed = own || !matches!(input, RunInput::Input(_));
         let mut pending = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
             attempt: 1,
             resumed,
         })];
-        match wish {
+        match input {
             _ if own => {}
-            Wish::Input(input) => {
+            RunInput::Input(input) => {
                 let ids = [CheckpointId::mint(), CheckpointId::mint()];
                 pending.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
             }
-            Wish::Answers(_) | Wish::Onward => machine.prepare_for_run(),
+            RunInput::Answers(_) | RunInput::Continue => machine.prepare_for_run(),
         }
         let lineage = Lineage::root(run, &self.agent.name);
         let journal = Memory::new(&self.store, Lane::Main, run, run);
@@ -180,8 +181,8 @@ impl Stage {
     }
 }
 
-fn says(text: impl Into<String>) -> Wish {
-    Wish::Input(Update::messages([Message::human(text.into())]))
+fn says(text: impl Into<String>) -> RunInput {
+    RunInput::Input(Update::messages([Message::human(text.into())]))
 }
 
 /// Returns a script for the scripted model: the calls of each step as (id, tool, args), and `done` at the end.
@@ -196,8 +197,8 @@ fn script(steps: &[&[(&str, &str, Value)]]) -> String {
 }
 
 /// Returns the open interrupts of a run.
-fn questions(ending: &LoopOutcome) -> Vec<InterruptId> {
-    match ending {
+fn questions(outcome: &LoopOutcome) -> Vec<InterruptId> {
+    match outcome {
         LoopOutcome::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),
         other => panic!("{other:?}"),
     }

@@ -337,13 +337,13 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
     );
     for part in [
         "agents/b: warning: overrides another subagent of the same name",
-        "agents/blank/AGENTS.md: warning: is passed over: `name` must be a text that is not blank",
-        "agents/broken/AGENTS.md: warning: is passed over: the settings at the top cannot be read as YAML",
-        "agents/loose.md: warning: is passed over: a subagent is a folder",
-        "agents/mute/AGENTS.md: warning: is passed over: `description` must be",
-        "agents/odd/AGENTS.md: warning: is passed over: colour: unknown key",
+        "agents/blank/AGENTS.md: warning: is ignored: `name` must be a text that is not blank",
+        "agents/broken/AGENTS.md: warning: is ignored: the settings at the top cannot be read as YAML",
+        "agents/loose.md: warning: is ignored: a subagent is a folder",
+        "agents/mute/AGENTS.md: warning: is ignored: `description` must be",
+        "agents/odd/AGENTS.md: warning: is ignored: colour: unknown key",
         "agents/own: warning: is ignored: the agent declares a subagent of this name",
-        "agents/wrong: warning: is passed over: it has no AGENTS.md",
+        "agents/wrong: warning: is ignored: it has no AGENTS.md",
     ] {
         assert!(said.contains(part), "{part} is missing in\n{said}");
     }
@@ -537,7 +537,7 @@ fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
         "error: agents.t.skills[3]: `link` leads out of the folder of the definition and is not followed",
         "warning: agents.t.skills[4]: `odd/Odd_Name/SKILL.md`: its `name` should be 1 to 64",
         "`odd/Odd_Name/SKILL.md` includes the tool `lookup`, which is not in `skill_tools`",
-        "`odd/broken/SKILL.md` is passed over: it must begin with settings",
+        "`odd/broken/SKILL.md` is ignored: it must begin with settings",
     ] {
         assert!(said.contains(part), "{part} is missing in\n{said}");
     }

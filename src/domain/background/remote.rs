@@ -163,7 +163,7 @@ impl RemoteWork {
                 if now.since(since) >= polling.patience {
                     let run = self.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
                     let error = format!(
-                        "{reason}, for {} seconds; it is not known what became of it",
+                        "{reason}, for {} seconds; its outcome is unknown",
                         polling.patience.as_secs()
                     );
                     work.seen = Some(TaskSnapshot {
