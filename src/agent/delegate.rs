@@ -260,9 +260,9 @@ impl Loop<'_> {
     /// # Errors
     /// The text for the model, if there is no such subagent, or if it cannot do the task in the requested form.
     fn resolve_subagent(&self, name: &str, order: &DelegatedTask) -> Result<ResolvedSubagent, String> {
-        let nobody = || format!("There is no subagent `{name}` here.");
-        let own = self.agent.model_loop().ok_or_else(nobody)?;
-        let registry = own.subagents.as_ref().ok_or_else(nobody)?;
+        let unknown = || format!("There is no subagent `{name}` here.");
+        let own = self.agent.model_loop().ok_or_else(unknown)?;
+        let registry = own.subagents.as_ref().ok_or_else(unknown)?;
         let depth = self.lineage.depth + 1 - self.base;
         let referenced = registry.referenced(name).cloned();
         let fork = own.forks.get(name);
@@ -283,7 +283,7 @@ impl Loop<'_> {
             return referenced
                 .map(ResolvedSubagent::Registered)
                 .or_else(|| here.map(ResolvedSubagent::OfParent))
-                .ok_or_else(nobody);
+                .ok_or_else(unknown);
         };
         if is_remote {
             return Err(format!(
@@ -306,7 +306,7 @@ impl Loop<'_> {
         referenced
             .map(ResolvedSubagent::Registered)
             .or_else(|| formed().map(ResolvedSubagent::OfParent))
-            .ok_or_else(nobody)
+            .ok_or_else(unknown)
     }
 
     /// Returns the subagent that executes `child`, `depth` delegations below the main agent.

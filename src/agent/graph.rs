@@ -22,10 +22,10 @@ impl Agent {
     /// Returns the loop of this agent as a graph. It includes the subagents of the next `levels` levels: their nodes
     /// are named like `researcher:model`, and they are connected to the tools that delegate to them.
     pub fn graph(&self, levels: u32) -> Graph {
-        let mut graph = self.own_loop();
+        let mut graph = self.loop_graph();
         let mut queue = self.subagents_below(&[], levels);
         while let Some((path, agent)) = queue.pop_front() {
-            let inner = agent.own_loop();
+            let inner = agent.loop_graph();
             if graph.nodes.len() + inner.nodes.len() > MAX_NODES {
                 break;
             }
@@ -49,7 +49,7 @@ impl Agent {
             .collect()
     }
 
-    fn own_loop(&self) -> Graph {
+    fn loop_graph(&self) -> Graph {
         let plan = &self.plan;
         let own = match &self.kind {
             AgentKind::ModelLoop(own) => own,
@@ -107,11 +107,11 @@ impl Agent {
             let with_output = !unseen.contains(&FieldVisibility::Output);
             let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
             let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
-            let shown = self
+            let public_fields = self
                 .fields()
                 .iter()
                 .filter(|field| with_output || !is_output_only(field.name));
-            properties.extend(shown.map(|field| (field.name.to_owned(), field.schema.clone())));
+            properties.extend(public_fields.map(|field| (field.name.to_owned(), field.schema.clone())));
             let declared = self
                 .declared
                 .iter()
@@ -174,8 +174,8 @@ fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
 }
 
 impl Graph {
-    fn node(&mut self, name: &str, note: Option<(&str, Value)>) {
-        let notes = note.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    fn node(&mut self, name: &str, entry: Option<(&str, Value)>) {
+        let notes = entry.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         self.nodes.push(Node {
             id: name.to_owned(),
             name: name.to_owned(),
@@ -212,7 +212,7 @@ impl Graph {
                 .chain([id.to_owned()])
                 .collect()
         };
-        let place = |id: &str| -> String {
+        let node_id = |id: &str| -> String {
             if matches!(id, START | END) {
                 within(callers, TOOLS)
             } else {
@@ -227,7 +227,7 @@ impl Graph {
             let mut notes = node.notes;
             notes.insert("lc_agent_name".to_owned(), json!(agent));
             self.nodes.push(Node {
-                id: place(&node.id),
+                id: node_id(&node.id),
                 name: node.name,
                 notes,
             });
@@ -235,8 +235,8 @@ impl Graph {
         self.edges.extend(inner.edges.into_iter().map(|edge| Edge {
             // Only some of the calls are delegated.
             conditional: edge.conditional || edge.source == START,
-            source: place(&edge.source),
-            target: place(&edge.target),
+            source: node_id(&edge.source),
+            target: node_id(&edge.target),
         }));
     }
 }

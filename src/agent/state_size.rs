@@ -112,7 +112,7 @@ mod tests {
 
     const QUARTER: usize = 8 * 1024 * 1024;
 
-    fn said(length: usize) -> Update {
+    fn answer_of(length: usize) -> Update {
         Update::messages([Message::ai("x".repeat(length))])
     }
 
@@ -123,17 +123,17 @@ mod tests {
         assert_eq!(state_size.check(&state), Ok(()));
         state_size.begin_step();
         for _ in 0..3 {
-            let writes = said(QUARTER);
+            let writes = answer_of(QUARTER);
             assert_eq!(state_size.admit(&state, &writes), Ok(()));
             state.apply(&writes);
         }
         // The results are pending until the step is over.
         let before = State::default();
-        assert!(state_size.admit(&before, &said(QUARTER)).is_err());
+        assert!(state_size.admit(&before, &answer_of(QUARTER)).is_err());
         state_size.begin_step();
-        assert!(state_size.admit(&state, &said(QUARTER)).is_err());
+        assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
         state.messages.truncate(1);
-        assert_eq!(state_size.admit(&state, &said(QUARTER)), Ok(()));
+        assert_eq!(state_size.admit(&state, &answer_of(QUARTER)), Ok(()));
     }
 
     #[test]
@@ -141,12 +141,12 @@ mod tests {
         let state_size = StateSize::default();
         let mut state = State::default();
         for _ in 0..3 {
-            let writes = said(QUARTER);
+            let writes = answer_of(QUARTER);
             state_size.record(&writes);
             state.apply(&writes);
             assert_eq!(state_size.check(&state), Ok(()));
         }
-        let writes = said(QUARTER);
+        let writes = answer_of(QUARTER);
         state_size.record(&writes);
         state.apply(&writes);
         assert_eq!(

@@ -174,8 +174,8 @@ impl Bundler {
 
     /// Returns the names in a folder in order, and whether each is a folder.
     fn entries(&mut self, field: &FieldPath, folder: &str) -> Option<Vec<(String, bool)>> {
-        let place = self.inside(field, folder)?;
-        let read = place.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let real_path = self.inside(field, folder)?;
+        let read = real_path.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let mut entries = match read {
             Ok(entries) => entries,
             Err(error) => {
@@ -193,14 +193,14 @@ impl Bundler {
 
     /// Reads a file; none if it is not a regular file or too large.
     fn file(&mut self, field: &FieldPath, path: &str) -> Option<File> {
-        let place = self.inside(field, path)?;
+        let real_path = self.inside(field, path)?;
         // Reading anything else, such as a pipe, might never end.
-        if !place.is_file() {
+        if !real_path.is_file() {
             self.error(field, format!("`{path}` must be a file"));
             return None;
         }
         let mut bytes = vec![];
-        let read = std::fs::File::open(&place).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes));
+        let read = std::fs::File::open(&real_path).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes));
         if let Err(error) = read {
             self.error(field, format!("`{path}` cannot be read: {error}"));
             return None;

@@ -39,7 +39,7 @@ impl Embedded {
         let message = "is also registered by the program; one of them needs another name";
         tools
             .chain(providers)
-            .map(|place| Diagnostic::error(FieldPath::of(place), message))
+            .map(|path| Diagnostic::error(FieldPath::of(path), message))
             .collect()
     }
 }

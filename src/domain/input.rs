@@ -341,9 +341,9 @@ fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Inva
     files
         .iter()
         .map(|(path, file)| {
-            let place = format!("files[{path:?}]");
-            let path = read_path(path).map_err(under(&place))?;
-            let file = read_file(file).map_err(under(&place))?;
+            let field = format!("files[{path:?}]");
+            let path = read_path(path).map_err(under(&field))?;
+            let file = read_file(file).map_err(under(&field))?;
             Ok((path, file.map(Arc::new)))
         })
         .collect()
@@ -427,8 +427,8 @@ fn unexpected(wanted: &str, value: &Value) -> Invalid {
     Invalid::new("", format!("must be {wanted}, not {kind}"))
 }
 
-/// Prepends `place` to the field of an error.
-pub(super) fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
+/// Prepends `field` to the field of an error.
+pub(super) fn under(field: &str) -> impl Fn(Invalid) -> Invalid {
     move |error| {
         let joint = if error.field.is_empty() || error.field.starts_with('[') {
             ""
@@ -436,7 +436,7 @@ pub(super) fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
             "."
         };
         Invalid {
-            field: format!("{place}{joint}{}", error.field),
+            field: format!("{field}{joint}{}", error.field),
             reason: error.reason,
         }
     }

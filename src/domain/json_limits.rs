@@ -239,14 +239,14 @@ pub fn without_nul(mut text: String) -> String {
 /// Returns the path of the first U+0000 in a value, as in `messages[0].content`. In a key it is replaced by U+FFFD.
 /// Like [`check`], it does not recurse.
 pub fn find_nul(value: &Value) -> Option<FieldPath> {
-    let mut place = FieldPath::default();
+    let mut path = FieldPath::default();
     let mut open = vec![(value, 0, None)];
     while let Some((value, depth, segment)) = open.pop() {
-        place.0.truncate(depth);
-        place.0.extend(segment);
-        let below = place.0.len();
+        path.0.truncate(depth);
+        path.0.extend(segment);
+        let below = path.0.len();
         match value {
-            Value::String(text) if text.contains('\0') => return Some(place),
+            Value::String(text) if text.contains('\0') => return Some(path),
             Value::Array(items) => {
                 let items = items.iter().enumerate().rev();
                 open.extend(items.map(|(at, item)| (item, below, Some(Segment::Index(at)))));
@@ -254,7 +254,7 @@ pub fn find_nul(value: &Value) -> Option<FieldPath> {
             Value::Object(fields) => {
                 let segment = |key: &String| Segment::Key(without_nul(key.clone()));
                 if let Some(key) = fields.keys().find(|key| key.contains('\0')) {
-                    return Some(place.then(segment(key)));
+                    return Some(path.then(segment(key)));
                 }
                 open.extend(
                     fields
@@ -343,9 +343,9 @@ mod tests {
 
     #[test]
     fn the_place_of_the_character_zero_is_told() {
-        let place = |text: &str| find_nul(&serde_json::from_str(text).unwrap()).map(|place| place.to_string());
-        assert_eq!(place(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
-        assert_eq!(place(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));
-        assert_eq!(place(r#"{"a": "fine"}"#), None);
+        let path = |text: &str| find_nul(&serde_json::from_str(text).unwrap()).map(|path| path.to_string());
+        assert_eq!(path(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
+        assert_eq!(path(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));
+        assert_eq!(path(r#"{"a": "fine"}"#), None);
     }
 }

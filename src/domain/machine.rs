@@ -360,7 +360,7 @@ impl Machine {
         self.position.reviewed.clear();
         self.clear_questions();
         let ends = answers.iter().any(|answer| answer.ends);
-        let shown = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
+        let logged = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
         let mut writes: Vec<Update> = answers
             .into_iter()
             .map(|answer| answer.writes.ruled(&plan.rules))
@@ -368,7 +368,7 @@ impl Machine {
         overwrites::report(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
         let mut entry = self.append_entry(id, CheckpointSource::Loop, TOOLS, writes);
-        entry.logged_writes = shown;
+        entry.logged_writes = logged;
         self.advance_to(
             plan,
             if ends {

@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn no_word_of_the_library_is_left() {
-        for (said, told) in [
+        for (message_of_serde, translated) in [
             (
                 "invalid type: sequence, expected a map",
                 "must be an object, not a list",
@@ -137,9 +137,9 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                for_toml(said).map(|words| for_json(&words)).as_deref(),
-                Some(told),
-                "{said}"
+                for_toml(message_of_serde).map(|words| for_json(&words)).as_deref(),
+                Some(translated),
+                "{message_of_serde}"
             );
         }
         assert_eq!(for_toml("must be an IANA name"), None);

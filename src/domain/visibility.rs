@@ -175,8 +175,8 @@ mod tests {
             Message::tool(&call, ToolStatus::Success, "dug"),
         ]);
         writes.fields.insert("notes".to_owned(), json!("secret"));
-        let happened = step(writes);
-        let shown = Visibility::ToolsOnly.visible_part(&happened).expect("something");
+        let event_of = step(writes);
+        let shown = Visibility::ToolsOnly.visible_part(&event_of).expect("something");
         let written = written(&shown);
         let text = serde_json::to_string(&written).expect("JSON");
         assert!(
@@ -184,7 +184,7 @@ mod tests {
             "{text}"
         );
         assert!(
-            Visibility::Status.visible_part(&happened).is_none() && Visibility::Full.visible_part(&happened).is_some()
+            Visibility::Status.visible_part(&event_of).is_none() && Visibility::Full.visible_part(&event_of).is_some()
         );
         let silent = step(Update::messages([Message::ai("secret")]));
         assert!(Visibility::ToolsOnly.visible_part(&silent).is_none());
@@ -199,8 +199,8 @@ mod tests {
             used: None,
         }));
         assert!(Visibility::Status.visible_part(&ended).is_some() && Visibility::Hidden.visible_part(&ended).is_none());
-        let told = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
-        assert!(Visibility::ToolsOnly.visible_part(&told).is_none());
+        let ended_event = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
+        assert!(Visibility::ToolsOnly.visible_part(&ended_event).is_none());
     }
 
     #[test]

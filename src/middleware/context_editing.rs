@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn settings_of_the_wrong_form_are_refused() {
-        let told = |settings: Value| {
+        let answer_errors = |settings: Value| {
             let settings = settings.as_object().cloned().unwrap_or_default();
             let findings = ContextEditing::default()
                 .configured(&settings)
@@ -134,13 +134,13 @@ mod tests {
                 .unwrap_or_default();
             findings.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(told(json!({"keep": 0, "trigger": 5})), [""; 0]);
+        assert_eq!(answer_errors(json!({"keep": 0, "trigger": 5})), [""; 0]);
         assert_eq!(
-            told(json!({"trigger": 0})),
+            answer_errors(json!({"trigger": 0})),
             ["trigger: must be a whole number of at least 1"]
         );
         assert_eq!(
-            told(json!({"kept": 1})),
+            answer_errors(json!({"kept": 1})),
             ["kept: unknown key; did you mean `keep`? allowed are: trigger, keep"]
         );
     }

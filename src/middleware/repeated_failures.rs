@@ -84,9 +84,9 @@ fn notice(tool: &str, times: usize) -> String {
 
 fn add_text(content: &mut Content, text: &str) {
     match content {
-        Content::Text(said) => {
-            said.push_str("\n\n");
-            said.push_str(text);
+        Content::Text(existing) => {
+            existing.push_str("\n\n");
+            existing.push_str(text);
         }
         Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": text})),
     }

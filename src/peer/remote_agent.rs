@@ -136,7 +136,7 @@ struct RemoteTurn {
     scope: Scope,
     /// The local run; the same after a crash.
     caller: RunId,
-    place: RemoteThread,
+    remote: RemoteThread,
     /// The key of the turn: it differs between turns, and is the same after a crash.
     key: String,
     /// The run on the other server, once it is known.
@@ -149,7 +149,7 @@ impl RemoteTurn {
     fn new(agent: RemoteAgent, scope: &Scope) -> Self {
         let caller = scope.subagent.unwrap_or(scope.run);
         Self {
-            place: remote_thread(agent.peer.clone(), caller),
+            remote: remote_thread(agent.peer.clone(), caller),
             key: format!("{caller}-{}", scope.program.asked),
             agent,
             scope: scope.clone(),
@@ -179,7 +179,7 @@ impl RemoteTurn {
         let run = if self.scope.answers.is_empty() {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
-                .place
+                .remote
                 .create_and_start(
                     &self.metadata(),
                     self.run_request(Some(order), &[]),
@@ -214,7 +214,7 @@ impl RemoteTurn {
     async fn send_answers(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
-            let runs = self.with_retries(|| self.place.runs()).await?;
+            let runs = self.with_retries(|| self.remote.runs()).await?;
             if let Some(begun) = runs.iter().find(|run| run.has_key(&self.key)) {
                 return Ok(begun.clone());
             }
@@ -248,7 +248,7 @@ impl RemoteTurn {
         loop {
             run = self.wait_for(run, stream).await?;
             let state = self.state().await?;
-            match self.with_retries(|| self.place.newest()).await? {
+            match self.with_retries(|| self.remote.newest()).await? {
                 Some(newer) if newer.run_id != run.run_id => run = newer,
                 Some(_) | None => return Ok((run, state)),
             }
@@ -256,13 +256,13 @@ impl RemoteTurn {
     }
 
     async fn state(&self) -> Result<PeerState, Failure> {
-        let state = self.with_retries(|| self.agent.peer.state(self.place.thread)).await?;
+        let state = self.with_retries(|| self.agent.peer.state(self.remote.thread)).await?;
         state.ok_or_else(|| self.failed("its thread was not found there"))
     }
 
     async fn start_run(&self, request: RemoteRunRequest) -> Result<PeerRun, StartFailed> {
         let patience = self.agent.peers.patience;
-        self.place.start_run(request, &self.key, patience).await
+        self.remote.start_run(request, &self.key, patience).await
     }
 
     fn start_failed(&self, failed: &StartFailed) -> Failure {
@@ -295,12 +295,15 @@ impl RemoteTurn {
     /// Returns the metadata for readers of the thread on the other server.
     fn metadata(&self) -> Map<String, Value> {
         let path = &self.scope.path;
-        let notes = [
+        let entries = [
             ("subagent_name", json!(path.last())),
             ("parent_thread_id", json!(self.scope.thread)),
             ("parent_agent_path", json!(path)),
         ];
-        notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+        entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
     }
 
     /// Waits until the run has ended. Its stream is read if there is a free slot; otherwise the run is polled.
@@ -311,19 +314,19 @@ impl RemoteTurn {
         if before.is_some_and(|before| before != id) {
             stream.restart();
         }
-        let mut looks = 0;
+        let mut polls = 0;
         while !run.status.is_final() {
             if let Ok(listener) = self.agent.peers.listeners.try_acquire() {
                 if self.listen(id, stream).await? {
-                    looks = 0;
+                    polls = 0;
                 }
                 drop(listener);
             }
-            let found = self.with_retries(|| peer.run(self.place.thread, id)).await?;
+            let found = self.with_retries(|| peer.run(self.remote.thread, id)).await?;
             run = found.ok_or_else(|| self.failed("its run was not found there"))?;
             if !run.status.is_final() {
-                looks += 1;
-                sleep(spread(BACKOFF.pause(looks), self.place.thread)).await;
+                polls += 1;
+                sleep(spread(BACKOFF.pause(polls), self.remote.thread)).await;
             }
         }
         Ok(run)
@@ -335,7 +338,7 @@ impl RemoteTurn {
         let Ok(mut response) = self
             .agent
             .peer
-            .listen(self.place.thread, run, stream.last_event())
+            .listen(self.remote.thread, run, stream.last_event())
             .await
         else {
             return Ok(false);
@@ -361,7 +364,7 @@ impl RemoteTurn {
 
     /// Returns the reason why the run failed.
     async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
-        let thread = self.with_retries(|| self.agent.peer.thread(self.place.thread)).await?;
+        let thread = self.with_retries(|| self.agent.peer.thread(self.remote.thread)).await?;
         let what = if status == RunStatus::Timeout {
             "its run took too long there"
         } else {
@@ -376,7 +379,7 @@ impl RemoteTurn {
     where
         F: Future<Output = Result<T, PeerError>>,
     {
-        self.place
+        self.remote
             .with_retries(self.agent.peers.patience, ask)
             .await
             .map_err(|error| self.unavailable(&error))
@@ -394,8 +397,8 @@ impl RemoteTurn {
 
     fn failed(&self, why: &str) -> Failure {
         let graph_id = &self.agent.graph_id;
-        let place = self.agent.peer.display_url();
-        Failure::new(CLASS, format!("The agent `{graph_id}` at {place}: {why}."))
+        let url = self.agent.peer.display_url();
+        Failure::new(CLASS, format!("The agent `{graph_id}` at {url}: {why}."))
     }
 
     fn failed_for_good(&self, error: &PeerError) -> Failure {
@@ -415,10 +418,10 @@ impl RemoteTurn {
         let known = *self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = match known {
             Some(run) => Some(run),
-            None => self.place.find(&self.key).await?.map(|run| run.run_id),
+            None => self.remote.find(&self.key).await?.map(|run| run.run_id),
         };
         match run {
-            Some(run) => self.agent.peer.cancel(self.place.thread, run).await.map(|_| true),
+            Some(run) => self.agent.peer.cancel(self.remote.thread, run).await.map(|_| true),
             None => Ok(!self.asked.load(Ordering::Relaxed)),
         }
     }
@@ -451,8 +454,8 @@ impl Drop for CancelGuard {
                     Ok(false) => {}
                     Err(error) => {
                         let run = turn.caller;
-                        let place = turn.agent.peer.display_url();
-                        tracing::warn!(%run, %place, %error, "could not cancel a run on another server");
+                        let url = turn.agent.peer.display_url();
+                        tracing::warn!(%run, %url, %error, "could not cancel a run on another server");
                     }
                 }
                 sleep(pause).await;

@@ -46,7 +46,7 @@ impl PeerRun {
 
     /// Returns whether the metadata has this entry.
     pub fn has_metadata(&self, key: &str, value: &str) -> bool {
-        self.metadata.as_ref().and_then(|notes| notes.get(key)?.as_str()) == Some(value)
+        self.metadata.as_ref().and_then(|metadata| metadata.get(key)?.as_str()) == Some(value)
     }
 }
 

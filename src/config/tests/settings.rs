@@ -43,9 +43,9 @@ fn the_page_of_all_settings_is_current() {
 
 #[test]
 fn every_section_of_the_configuration_is_on_the_page() {
-    let problems = Place::with(&[("adjutant.toml", "no_such_section = 1")]);
-    let told = problems.load_with(&problems.settings()).unwrap_err().to_string();
-    let allowed = told
+    let problems = Directory::with(&[("adjutant.toml", "no_such_section = 1")]);
+    let reported = problems.load_with(&problems.settings()).unwrap_err().to_string();
+    let allowed = reported
         .split_once("allowed are: ")
         .map(|(_, names)| names.lines().next().unwrap())
         .unwrap();

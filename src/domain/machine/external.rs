@@ -69,10 +69,10 @@ impl Machine {
     /// Jumps to a node of the loop. Interrupts of other nodes are dropped.
     pub fn jump_to(&mut self, plan: &Plan, place: &Destination) {
         match place {
-            Destination::Model(shown) => {
+            Destination::Model(messages) => {
                 self.clear_questions();
                 self.position.phase = Phase::Model;
-                self.position.model_input = shown.clone();
+                self.position.model_input = messages.clone();
             }
             Destination::Hook(point, next) => {
                 self.clear_questions();

@@ -15,11 +15,11 @@ pub(super) fn report(writes: &mut [Update]) {
         let twice: Vec<&String> = own.iter().filter(|name| written.contains(*name)).collect();
         if !twice.is_empty() {
             let names: Vec<String> = twice.into_iter().map(|name| format!("`{name}`")).collect();
-            let note = format!(
+            let notice = format!(
                 "Note: another call of the same message also wrote {}. This one's version stands.",
                 names.join(", ")
             );
-            add(update, &note);
+            add(update, &notice);
         }
         written.extend(own);
     }
@@ -33,14 +33,14 @@ fn targets(update: &Update) -> BTreeSet<String> {
     update.files.keys().cloned().chain(fields).collect()
 }
 
-fn add(update: &mut Update, note: &str) {
+fn add(update: &mut Update, notice: &str) {
     let Some(result) = update.messages.iter_mut().find(|message| message.answers().is_some()) else {
         return;
     };
     match &mut Arc::make_mut(result).content {
-        Content::Text(text) if text.is_empty() => note.clone_into(text),
-        Content::Text(text) => *text = format!("{text}\n\n{note}"),
-        Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": note})),
+        Content::Text(text) if text.is_empty() => notice.clone_into(text),
+        Content::Text(text) => *text = format!("{text}\n\n{notice}"),
+        Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": notice})),
     }
 }
 
@@ -73,14 +73,14 @@ mod tests {
 
     #[test]
     fn the_later_of_two_writes_to_one_field_says_so() {
-        let said = texts(vec![
+        let results = texts(vec![
             result("a", "x", Merge::Last),
             result("b", "y", Merge::Last),
             result("c", "x", Merge::Last),
         ]);
-        assert_eq!(said[..2], ["done", "done"]);
+        assert_eq!(results[..2], ["done", "done"]);
         assert_eq!(
-            said[2],
+            results[2],
             "done\n\nNote: another call of the same message also wrote `x`. This one's version stands."
         );
     }

@@ -71,15 +71,15 @@ async fn refused(args: Value) -> String {
 fn text_of(outcome: CallOutcome) -> String {
     match outcome {
         CallOutcome::Answer(answer) => answer.writes.messages[0].content.text(),
-        CallOutcome::Delegate(wish) => panic!("{wish:?}"),
+        CallOutcome::Delegate(delegation) => panic!("{delegation:?}"),
     }
 }
 
 #[tokio::test]
 async fn a_call_is_a_wish_to_delegate() {
-    let wish = wish("mailer", "write", None);
+    let delegation = delegation("mailer", "write", None);
     let call = task(json!({"description": "write", "subagent_type": "mailer"}));
-    assert_eq!(outcome(call).await, CallOutcome::Delegate(wish));
+    assert_eq!(outcome(call).await, CallOutcome::Delegate(delegation));
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
     })
 }
 
-fn wish(subagent: &str, description: &str, system_prompt: Option<&str>) -> Delegation {
+fn delegation(subagent: &str, description: &str, system_prompt: Option<&str>) -> Delegation {
     let order = DelegatedTask {
         description: description.to_owned(),
         system_prompt: system_prompt.map(str::to_owned),
@@ -154,14 +154,14 @@ async fn without_a_name_the_general_purpose_subagent_is_meant_where_the_name_may
     let policy = Subagents::new(&speaking(TaskDialect::Synaptic));
     let parameters = &policy.task.spec.parameters;
     assert_eq!(parameters["required"], json!(["description"]));
-    for (args, meant) in [
+    for (args, expected) in [
         (json!({"description": "x"}), "general-purpose"),
         (json!({"description": "x", "agent_type": "nobody"}), "general-purpose"),
         (json!({"description": "x", "agent_type": "mailer"}), "mailer"),
     ] {
         assert_eq!(
             outcome_of(&policy, task(args)).await,
-            CallOutcome::Delegate(wish(meant, "x", None))
+            CallOutcome::Delegate(delegation(expected, "x", None))
         );
     }
     assert!(
@@ -177,7 +177,7 @@ async fn a_dialect_may_be_strict_or_lenient_about_unknown_subagents() {
         unknown: Some(UnknownSubagent::Fallback),
         ..speaking(TaskDialect::Deepagents)
     };
-    let expected = CallOutcome::Delegate(wish("general-purpose", "x", None));
+    let expected = CallOutcome::Delegate(delegation("general-purpose", "x", None));
     assert_eq!(outcome_of(&Subagents::new(&lenient), call()).await, expected);
     let strict = SubagentList {
         unknown: Some(UnknownSubagent::Error),
@@ -195,7 +195,7 @@ async fn a_model_may_write_the_instructions_of_the_general_purpose_subagent_with
     let granted = outcome_of(&policy, call("general-purpose", "You count.")).await;
     assert_eq!(
         granted,
-        CallOutcome::Delegate(wish("general-purpose", "x", Some("You count.")))
+        CallOutcome::Delegate(delegation("general-purpose", "x", Some("You count.")))
     );
     for (who, prompt, reason) in [
         ("mailer", "You count.", "only the general-purpose"),
@@ -252,11 +252,11 @@ async fn long_instructions_are_read_on_demand() {
         INSTRUCTIONS_TOOL,
         json!({"task_name": "mailer"}).as_object().cloned().unwrap_or_default(),
     );
-    let told = guide
+    let read = guide
         .call(&Scope::sample(Timestamp(0)), &State::default(), &call)
         .await
         .expect("an outcome");
-    assert_eq!(text_of(told), "Say who, and why.");
+    assert_eq!(text_of(read), "Say who, and why.");
     assert!(Subagents::new(&speaking(TaskDialect::Sagents)).guide.is_none());
 }
 

@@ -222,11 +222,11 @@ impl Form {
     /// Returns the writes of a valid answer: the tool result, and the answer itself.
     fn writes(&self, call: &ToolCall) -> Update {
         let response = self.in_order(call.args.clone());
-        let shown: Vec<String> = response
+        let fields: Vec<String> = response
             .iter()
             .map(|(name, value)| format!("{name}={}", python(value)))
             .collect();
-        let standard = || format!("Returning structured response: {}", shown.join(" "));
+        let standard = || format!("Returning structured response: {}", fields.join(" "));
         let text = self.result_text.clone().unwrap_or_else(standard);
         let mut writes = Update::messages([Message::tool(call, ToolStatus::Success, text)]);
         writes.merge(Update::field(FIELD, Value::Object(response)));

@@ -240,7 +240,7 @@ async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, H
         .await
 }
 
-fn told(outcome: Result<CallOutcome, Halt>) -> String {
+fn error_text(outcome: Result<CallOutcome, Halt>) -> String {
     match outcome {
         Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),
         other => panic!("{other:?}"),
@@ -251,12 +251,12 @@ fn told(outcome: Result<CallOutcome, Halt>) -> String {
 async fn what_does_not_fit_is_met_as_the_format_says() {
     let wrong = || vec![ToolCall::new("a", "Finding", Map::new())];
     assert_eq!(
-        told(filled_in(json!("Both fields, please."), wrong()).await),
+        error_text(filled_in(json!("Both fields, please."), wrong()).await),
         "Both fields, please."
     );
     let twice = vec![answering("a"), answering("b")];
     assert_eq!(
-        told(filled_in(json!("Once, please."), twice.clone()).await),
+        error_text(filled_in(json!("Once, please."), twice.clone()).await),
         "Once, please."
     );
     for calls in [wrong(), twice] {
@@ -268,6 +268,6 @@ async fn what_does_not_fit_is_met_as_the_format_says() {
 #[tokio::test]
 async fn the_result_of_the_form_can_have_words_of_its_own() {
     for errors in [json!(true), json!(false), json!("No.")] {
-        assert_eq!(told(filled_in(errors, vec![answering("a")]).await), "Kept.");
+        assert_eq!(error_text(filled_in(errors, vec![answering("a")]).await), "Kept.");
     }
 }

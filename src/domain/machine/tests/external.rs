@@ -60,7 +60,7 @@ fn a_moment_without_hooks_is_passed_over() {
 
 #[test]
 fn what_policies_write_beside_an_answer_is_part_of_its_step() {
-    let mut machine = standing(Phase::Model, []);
+    let mut machine = machine_at(Phase::Model, []);
     let entry = machine.model_done(&bare_plan(), Message::ai("x"), Update::field("count", json!(1)), id());
     assert_eq!(entry.node.as_str(), MODEL);
     assert_eq!(entry.writes.len(), 1);
@@ -81,7 +81,7 @@ fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
         ("nobody", Phase::Ended),
     ];
     for (node, expected) in table {
-        let mut machine = standing(Phase::Model, [Message::ai("done")]);
+        let mut machine = machine_at(Phase::Model, [Message::ai("done")]);
         let head = machine.head;
         let entry = machine.apply_external(
             &plan(),
@@ -118,7 +118,7 @@ fn a_note_changes_the_state_and_not_the_place() {
 
 #[test]
 fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
-    let mut machine = standing(Phase::Ended, [calling(&["a"])]);
+    let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
     machine.jump_to(&plan(), &TO_TOOLS);
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
     machine.jump_to(&plan(), &Destination::Model(None));
@@ -138,7 +138,7 @@ fn who_is_sent_to_the_end_has_nothing_left_to_do() {
 
 #[test]
 fn what_the_model_is_shown_instead_holds_for_one_question() {
-    let mut machine = standing(Phase::Ended, [Message::ai("done")]);
+    let mut machine = machine_at(Phase::Ended, [Message::ai("done")]);
     machine.jump_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));
     assert_eq!(machine.position.model_input.as_ref().map(Vec::len), Some(1));
     machine.model_done(&plan(), Message::ai("done again"), Update::none(), id());
@@ -147,7 +147,7 @@ fn what_the_model_is_shown_instead_holds_for_one_question() {
 
 #[test]
 fn a_client_may_bring_calls_of_its_own() {
-    let mut machine = standing(Phase::Ended, [calling(&["a"])]);
+    let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
     let sent = vec![ToolCall::new("s", "lookup", Map::new())];
     machine.jump_to(
         &plan(),
@@ -164,7 +164,7 @@ fn a_client_may_bring_calls_of_its_own() {
 
 #[test]
 fn who_is_sent_elsewhere_leaves_the_questions_behind() {
-    let mut machine = standing(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
     machine.hook_asked(&plan(), vec![question()]);
     machine.jump_to(&plan(), &Destination::Model(None));
     machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
