@@ -188,7 +188,7 @@ impl Providers {
             return Ok(Arc::new(Scripted::new(model)));
         }
         let key = key(provider, config)?;
-        Ok(build::model(config, model, key, (self.http.clone(), self.limits)))
+        Ok(build::model(config, model, key, self.http.clone(), self.limits))
     }
 
     /// Returns the provider of a model name, the model's own name, and the configuration.

@@ -97,7 +97,9 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
 
 /// Returns the maximum number of runs at the same time: in the whole tree, and below one run.
 fn max_at_once(stage: &Stage, children: &BTreeMap<RunId, Lineage>) -> (u64, u64) {
-    let (mut now, mut by_parent, mut most) = (0_u64, BTreeMap::<RunId, u64>::new(), (0, 0));
+    let mut now = 0_u64;
+    let mut by_parent = BTreeMap::<RunId, u64>::new();
+    let mut most = (0, 0);
     for (lane, fact) in stage.store.course() {
         let Lane::Child(child) = lane else { continue };
         let own = by_parent.entry(children[&child].parent.unwrap()).or_default();

@@ -44,7 +44,8 @@ impl Catalog {
     /// Returns the skills in the order of their sources, and the errors. Of two skills with one name, the later one
     /// wins.
     pub(super) fn load(&self, state: &State) -> (Vec<Skill>, Vec<String>) {
-        let (mut skills, mut errors): (Vec<Skill>, Vec<String>) = (vec![], vec![]);
+        let mut skills: Vec<Skill> = vec![];
+        let mut errors = vec![];
         for source in &self.sources {
             match self.of_source(source, state) {
                 Ok(found) => {

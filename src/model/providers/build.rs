@@ -26,13 +26,14 @@ pub(super) fn model(
     config: &ProviderConfig,
     model: &str,
     key: Option<SecretString>,
-    (http, limits): (DynHttpClient, AnswerLimits),
+    http: DynHttpClient,
+    limits: AnswerLimits,
 ) -> Arc<dyn Model> {
     let protocol = config.kind.protocol();
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
@@ -46,21 +47,21 @@ pub(super) fn model(
                 .wire
                 .with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::GoogleGenAi => {
             let wire = gemini(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::Ollama => {
             let wire = ollama(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::Scripted => Arc::new(Scripted::new(model)),
     }
