@@ -60,7 +60,8 @@ impl Watch {
             return None;
         }
         // A change after this point is seen by the next poll.
-        (self.read, self.changing) = (Some(seen), None);
+        self.read = Some(seen);
+        self.changing = None;
         let loaded = load_from(&self.files.directory, &self.files.settings);
         if let Ok(loaded) = &loaded {
             self.files = loaded.config.files.clone();

@@ -68,7 +68,10 @@ impl Store {
 
     pub(super) fn revive(&self, crash: Option<Crash>, stop: CancellationToken) {
         let mut disk = self.disk();
-        (disk.crash, disk.commits, disk.dead, disk.stop) = (crash, 0, false, stop);
+        disk.crash = crash;
+        disk.commits = 0;
+        disk.dead = false;
+        disk.stop = stop;
     }
 
     /// Returns the number of commits of this process.

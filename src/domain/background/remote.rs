@@ -184,7 +184,7 @@ impl RemoteWork {
 mod tests {
     use super::*;
 
-    const LOOKS: PollPolicy = PollPolicy {
+    const POLLING: PollPolicy = PollPolicy {
         first: Duration::from_secs(1),
         longest: Duration::from_secs(8),
         patience: Duration::from_secs(100),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn after(work: &RemoteWork, seen: Result<TaskSnapshot, String>, at: i64) -> RemoteWork {
-        work.after(seen, (TASK, second(at)), &LOOKS)
+        work.after(seen, TASK, second(at), &POLLING)
     }
 
     #[test]

@@ -237,7 +237,7 @@ async fn long_instructions_are_read_on_demand() {
     let mut list = speaking(TaskDialect::Sagents);
     list.subagents[2].instructions = Some("Say who, and why.".to_owned());
     let policy = Subagents::new(&list);
-    let guide = policy.guide.clone().expect("there is something to read");
+    let guide = policy.instructions_tool.clone().expect("there is something to read");
     assert_eq!(
         guide.spec.parameters["properties"]["task_name"]["enum"],
         json!(["mailer"])
@@ -257,7 +257,11 @@ async fn long_instructions_are_read_on_demand() {
         .await
         .expect("an outcome");
     assert_eq!(text_of(read), "Say who, and why.");
-    assert!(Subagents::new(&speaking(TaskDialect::Sagents)).guide.is_none());
+    assert!(
+        Subagents::new(&speaking(TaskDialect::Sagents))
+            .instructions_tool
+            .is_none()
+    );
 }
 
 #[tokio::test]
