@@ -92,7 +92,7 @@ impl App {
             .context("could not open the vector index of the Store")?;
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
-        let around = config::surroundings(&config);
+        let around = config::validation_context(&config);
         let tool_names = around.tools.iter().cloned().chain(policy_tools().map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
         let client = remote::client().context("could not create the HTTP client for tools")?;
@@ -321,7 +321,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     };
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
-    let looks = PollPolicy {
+    let polling = PollPolicy {
         first: section.first_look(),
         longest: section.longest_look(),
         patience: section.background_patience(),
@@ -339,7 +339,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
             rules,
             headers,
             patience,
-            looks,
+            polling,
             answers,
         },
         spawn,

@@ -93,7 +93,7 @@ struct Buffer {
 #[derive(Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Whether the thread is writing the lines that it took last.
+    /// True if the thread is writing the lines that it took last.
     is_writing: bool,
 }
 

@@ -70,7 +70,7 @@ fn peers() -> Peers {
     let reach = PeerPolicy {
         rules: AddressRules::default(),
         patience: Duration::from_secs(1),
-        looks: PollPolicy::default(),
+        polling: PollPolicy::default(),
         answers: PeerAnswerLimits {
             max_bytes: 16 << 20,
             max_stream_bytes: 512 << 20,

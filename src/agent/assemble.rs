@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::roster::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
+use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
 use super::{Agent, AgentKind, Forks, ModelLoop, SharedState};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
@@ -18,20 +18,20 @@ use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;
 use crate::domain::machine::{HookPoint, Plan};
-use crate::middleware::addendum::PromptSuffix;
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
+use crate::middleware::dangling_calls::DanglingCalls;
 use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
 use crate::middleware::files::FileTools;
 use crate::middleware::limits::UsageLimits;
-use crate::middleware::ordered::PromptOverride;
-use crate::middleware::repair::DanglingCalls;
+use crate::middleware::prompt_override::PromptOverride;
+use crate::middleware::prompt_suffix::PromptSuffix;
 use crate::middleware::repeated_failures::RepeatedFailures;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::structured::native::NativeAnswer;
 use crate::middleware::todos::Todos;
-use crate::middleware::until;
+use crate::middleware::until_tool;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
@@ -176,7 +176,7 @@ impl AgentFactory {
 
     fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
         let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
-        let referred = |subagent: &SubagentDefinition| match subagent.location() {
+        let referenced = |subagent: &SubagentDefinition| match subagent.location() {
             Location::Local(graph_id) => Some(ReferencedAgent {
                 graph_id: graph_id.to_owned(),
                 limits: subagent.limits.clone(),
@@ -187,7 +187,7 @@ impl AgentFactory {
         };
         let agents = subagents
             .iter()
-            .filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
+            .filter_map(|subagent| Some((subagent.name.clone(), referenced(subagent)?)));
         let agents: BTreeMap<String, ReferencedAgent> = agents.collect();
         let visibility = subagents
             .iter()
@@ -296,7 +296,7 @@ impl AgentFactory {
             stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));
         }
         if let Some(until) = &draft.spec.until_tool {
-            stack.push(Arc::new(until::UntilToolMiddleware::new(
+            stack.push(Arc::new(until_tool::UntilToolMiddleware::new(
                 until.names().iter().map(|name| mcp::named(name)).collect(),
             )));
         }
@@ -442,12 +442,12 @@ fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
 
 /// The names of the hooks in running order: before in the order of the stack, after in reverse.
 pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules) -> Plan {
-    let names = |moment: HookPoint| {
-        let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
-        here.map(move |policy| format!("{}.{}", policy.name(), moment.word()))
+    let names = |point: HookPoint| {
+        let here = stack.iter().filter(move |policy| policy.hook_points().contains(&point));
+        here.map(move |policy| format!("{}.{}", policy.name(), point.word()))
             .collect::<Vec<_>>()
     };
-    let backwards = |moment| names(moment).into_iter().rev().collect();
+    let backwards = |point| names(point).into_iter().rev().collect();
     Plan {
         before_agent: names(HookPoint::BeforeAgent),
         before_model: names(HookPoint::BeforeModel),
@@ -468,7 +468,7 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentL
         is_fork: subagent.mode == SubagentMode::Fork,
     };
     SubagentList {
-        cards: subagents.iter().map(card).collect(),
+        subagents: subagents.iter().map(card).collect(),
         general: parent.general_subagent().map(str::to_owned),
         dialect: parent.task_dialect,
         unknown: parent.unknown_subagent,

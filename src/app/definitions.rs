@@ -15,7 +15,7 @@ pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
         graph_id: graph_id.clone(),
         place: config
             .files
-            .places
+            .definition_paths
             .get(graph_id)
             .cloned()
             .unwrap_or_else(|| "the configuration".to_owned()),
@@ -49,7 +49,7 @@ pub(super) async fn reload_on_change(
 ) -> Result<(), JoinError> {
     while soft.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
         let reading = tokio::task::spawn_blocking(move || {
-            let found = watch.look();
+            let found = watch.poll();
             (watch, found)
         });
         let (returned, found) = reading.await?;

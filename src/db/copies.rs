@@ -88,7 +88,7 @@ impl Copy {
                 column: "position",
                 id: &row.checkpoint_id,
             };
-            let position = cell.decode::<Position>(&row.position)?.detached();
+            let position = cell.decode::<Position>(&row.position)?.for_copy();
             self.remains = position.phase != Phase::Ended;
             row.position = encode(&position)?;
         }

@@ -163,7 +163,7 @@ fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
         source: CheckpointSource::Loop,
         node: "model".to_owned(),
         writes: vec![Update::messages([Message::human(text).with_id(text)])],
-        shown: vec![],
+        logged_writes: vec![],
     }
 }
 

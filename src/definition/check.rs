@@ -278,7 +278,7 @@ impl Check<'_> {
 
     fn steps(&mut self, field: &FieldPath, limit: Option<u32>) {
         if limit == Some(0) {
-            self.error(field, "must be a whole number from 1 up");
+            self.error(field, "must be a whole number of at least 1");
         }
     }
 
@@ -296,7 +296,7 @@ impl Check<'_> {
             ("children_at_once", limits.children_at_once),
         ];
         for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
-            self.error(&field.then(name), "must be a whole number from 1 up");
+            self.error(&field.then(name), "must be a whole number of at least 1");
         }
         if limits
             .wall_s

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::domain::path::below;
-pub use crate::domain::path::{FOLDER, is_enclosed};
+pub use crate::domain::path::{FOLDER, is_bundled};
 use crate::domain::state::{File, State};
 
 /// The largest such file, in bytes.
@@ -61,7 +61,7 @@ impl BundledFiles {
 
     /// The file that an agent with these files sees at an absolute path: one of them, or one of the thread's.
     pub fn file<'a>(&'a self, state: &'a State, path: &str) -> Option<&'a Arc<File>> {
-        if is_enclosed(path) {
+        if is_bundled(path) {
             self.0.get(path)
         } else {
             state.files.get(path)
@@ -70,11 +70,11 @@ impl BundledFiles {
 
     /// The paths that an agent with these files sees at and below an absolute path, in their order.
     pub fn paths<'a>(&'a self, state: &'a State, path: &str) -> impl Iterator<Item = &'a String> {
-        let is_own = is_enclosed(path);
+        let is_own = is_bundled(path);
         let path = path.to_owned();
         let files = if is_own { &self.0 } else { &state.files };
         let inside =
-            move |file: &&String| (**file == path || below(file, &path).is_some()) && is_enclosed(file) == is_own;
+            move |file: &&String| (**file == path || below(file, &path).is_some()) && is_bundled(file) == is_own;
         files.keys().filter(inside)
     }
 

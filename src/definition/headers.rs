@@ -30,7 +30,7 @@ pub fn check_headers(field: &FieldPath, headers: &Headers) -> Vec<Diagnostic> {
     for (name, value) in &headers.0 {
         let field = field.then(name);
         if !is_word(name, 128, "!#$%&'*+.^`|~") {
-            findings.push(Diagnostic::error(field.clone(), "is no name of a header"));
+            findings.push(Diagnostic::error(field.clone(), "is not a header name"));
         } else if is_reserved_header(name) {
             findings.push(Diagnostic::error(
                 field.clone(),

@@ -388,7 +388,7 @@ fn check_settings(field: &FieldPath, policy: &Policy, around: &ValidationContext
     if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
         findings.push(Diagnostic::error(
             FieldPath::of(["run_limit"]),
-            "must be a whole number from 1 up",
+            "must be a whole number of at least 1",
         ));
     }
     findings.into_iter().map(|finding| finding.under(field)).collect()

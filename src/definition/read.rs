@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use super::diagnostic::{Diagnostic, FieldPath, Segment};
 use super::strict::Strict;
-use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
-use crate::domain::plain_words::plain;
+use crate::domain::json_limits::{LimitExceeded, check, find_nul};
+use crate::domain::serde_messages::for_toml;
 
 /// How many things of the wrong shape are told at most. After each the rest is read again.
 const MOST_FINDINGS: usize = 100;
@@ -56,7 +56,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     let mut gaps = FieldMap::default();
     if let Err(exceeded) = check(&value) {
         let place = match exceeded {
-            LimitExceeded::Nul => place_of_nul(&value).unwrap_or_default(),
+            LimitExceeded::Nul => find_nul(&value).unwrap_or_default(),
             LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
         };
         findings.push(Diagnostic::error(place, exceeded.to_string()));
@@ -148,7 +148,7 @@ fn take_out(value: &mut Value, place: &FieldPath) -> bool {
 
 /// Says what is wrong in the words of configuration files.
 fn plain_words(field: &FieldPath, message: &str) -> String {
-    match plain(message) {
+    match for_toml(message) {
         Some(words) => words,
         None if field.is_secret() => "has the wrong form".to_owned(),
         None => message.to_owned(),

@@ -7,7 +7,7 @@ use super::compat::deprecated;
 use super::record::LARGEST_DEFINITION;
 use super::source::check_origin;
 use super::{AgentDefinition, Diagnostic, FieldPath, Severity, is_echo, read};
-use crate::domain::plain_words::in_json;
+use crate::domain::serde_messages::for_json;
 
 /// What came of reading a definition.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,7 +50,7 @@ pub fn judge(graph_id: &str, mut body: Value, around: &ValidationContext) -> Val
     // It came as JSON.
     findings
         .iter_mut()
-        .for_each(|finding| finding.message = in_json(&finding.message));
+        .for_each(|finding| finding.message = for_json(&finding.message));
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
     Validated {

@@ -20,7 +20,7 @@ use super::unknown_keys;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::domain::json_limits::{self, LimitExceeded};
-use crate::domain::plain_words::{in_json, plain};
+use crate::domain::serde_messages::{for_json, for_toml};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -128,7 +128,7 @@ pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
     let place = match exceeded {
         // What is no JSON is refused by whoever reads it next.
         LimitExceeded::Nul => match serde_json::from_slice(body) {
-            Ok(value) => json_limits::place_of_nul(&value),
+            Ok(value) => json_limits::find_nul(&value),
             Err(_) => return Ok(()),
         },
         LimitExceeded::Depth | LimitExceeded::Values => None,
@@ -151,7 +151,7 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
         serde_json::error::Category::Data => {
             let text = inner.to_string();
             let reason = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
-            let reason = plain(reason).map_or_else(|| reason.to_owned(), |words| in_json(&words));
+            let reason = for_toml(reason).map_or_else(|| reason.to_owned(), |words| for_json(&words));
             Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
         }
         serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {

@@ -62,6 +62,6 @@ impl Drop for Exchange {
         let took = self.begun.elapsed();
         self.metrics
             .traffic()
-            .answered(self.method.as_str(), route, self.status.as_u16(), took);
+            .record_response(self.method.as_str(), route, self.status.as_u16(), took);
     }
 }

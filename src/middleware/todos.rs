@@ -1,4 +1,4 @@
-//! Policy: the agent keeps a list of what it has to do.
+//! Middleware: the agent keeps a list of todos.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::model::ToolSpec;
 use crate::tool::literal::python;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
-/// The tool, and the field it writes.
+/// The name of the tool, and of the field that it writes.
 const TOOL: &str = "write_todos";
 const FIELD: &str = "todos";
 
@@ -26,14 +26,14 @@ const DESCRIPTION: &str = "Writes the list of what is to be done for the present
 
 const PROMPT: &str = "Plan work of several steps with `write_todos`, and keep the list true while you work.";
 
-/// The policy.
+/// The todo middleware.
 #[derive(Clone)]
 pub struct Todos {
     tool: Arc<WriteTodos>,
 }
 
 impl Todos {
-    /// The policy.
+    /// Creates the middleware.
     pub fn new() -> Self {
         Self {
             tool: Arc::new(WriteTodos { spec: Arc::new(spec()) }),

@@ -265,7 +265,7 @@ impl Assistants {
             .registry
             .agents()
             .of_graph(graph_id)
-            .map(|known| known.agent.drawing(levels))
+            .map(|known| known.agent.graph(levels))
     }
 
     /// What the state and the settings of this definition's agent look like. None without such a definition.

@@ -13,7 +13,7 @@ use super::children::AtWork;
 use super::run_context::{RunContext, fault};
 use super::{Report, interrupts, log_lines};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -492,11 +492,11 @@ impl Journal for LaneJournal {
         self.show(EventBody::Delta(delta));
     }
 
-    fn begin(&self, work: AgentWork) {
+    fn publish_start(&self, work: AgentWork) {
         self.show(EventBody::Begun(work));
     }
 
-    fn put_out(&self, call: String, text: String) {
+    fn publish_output(&self, call: String, text: String) {
         self.show(EventBody::Output { call, text });
     }
 
@@ -554,7 +554,7 @@ impl Journal for LaneJournal {
                     input: None,
                     journal,
                 };
-                Ok(ChildVerdict::Admitted(Box::new(child)))
+                Ok(ChildAdmission::Admitted(Box::new(child)))
             }
             ChildAdmission::Admitted(_) => match self.find_child(id).await? {
                 Some((_, child)) => Ok(ChildVerdict::Admitted(Box::new(child))),
@@ -596,7 +596,7 @@ impl Journal for LaneJournal {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
-                machine.reopen();
+                machine.prepare_for_run();
             }
             let stop = at_work.stop().clone();
             if is_to_stop {
@@ -625,7 +625,7 @@ impl Journal for LaneJournal {
         }))
     }
 
-    async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
+    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
         // Enlisted before the look, or who gives it up right after it would not be heard.
         let waits = self.run_context.parked.enter(child, CancellationToken::new());
         let read = || {

@@ -107,7 +107,7 @@ impl BudgetLedger {
                 .unwrap_or(i64::MAX)
                 .saturating_sub(share.under_way);
             let change = UsageChange { under_way, ..noted };
-            used.busy.covers(since, now);
+            used.busy.add(since, now);
             used.sum = used.sum.plus(change);
             trees::set(tx, tree.top, &used).await?;
             trees::add_to_share(tx, tree.top, self.share, &change).await?;
@@ -217,7 +217,7 @@ pub(super) async fn charge(
         let Some(mut used) = trees::lock(tx, tree.top).await? else {
             continue;
         };
-        used.busy.covers(since, now);
+        used.busy.add(since, now);
         used.sum = used.sum.plus(noted);
         if let Some(spending) = spending {
             let under_way = under_way(tx, tree, &used).await?;

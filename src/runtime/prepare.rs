@@ -93,7 +93,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
     }
     let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
     if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
-        let entry = machine.forked(CheckpointId::mint());
+        let entry = machine.fork(CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, &machine));
     }
     if let Some(command) = &run.request.command {
@@ -120,7 +120,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
             notes.extend(PendingWrite::input(&mut machine, &plan, input, ids));
         }
-        None => machine.reopen(),
+        None => machine.prepare_for_run(),
     }
     Ok(ReadyMachine {
         machine,
@@ -249,9 +249,9 @@ fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec
         .request
         .background
         .as_ref()
-        .map(TaskLineage::limited)
+        .map(TaskLineage::budget_scopes)
         .unwrap_or_default();
-    let has_others = known.agent.subagents().is_some_and(|roster| roster.refers());
+    let has_others = known.agent.subagents().is_some_and(|roster| roster.has_references());
     let begins_tasks = has_others
         || Builtin::tools_of(BACKGROUND)
             .first()
@@ -292,7 +292,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
 /// Returns whether a request continues what is in progress rather than beginning anew.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
-        Some(command) => command.goes_on(),
+        Some(command) => command.resumes(),
         None => request.input.is_none(),
     }
 }
@@ -331,17 +331,17 @@ fn obey(
     // No step follows on the end that could store where the run stands.
     let ends = place == Some(&Destination::End);
     if ends {
-        machine.go_to(plan, &Destination::End);
+        machine.jump_to(plan, &Destination::End);
     }
     if ends || update != Update::none() {
-        let entry = machine.noted(plan, update, CheckpointId::mint());
+        let entry = machine.append_update(plan, update, CheckpointId::mint());
         notes.push(PendingWrite::entry(entry, machine));
     }
-    machine.reopen();
+    machine.prepare_for_run();
     if let Some(place) = place {
-        machine.go_to(plan, place);
+        machine.jump_to(plan, place);
     }
-    place.is_none() && !command.goes_on()
+    place.is_none() && !command.resumes()
 }
 
 /// Reads the state of the thread at which the run begins.

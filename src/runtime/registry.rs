@@ -262,12 +262,12 @@ impl Registry {
         let DefinitionVersion {
             graph_id, definition, ..
         } = version;
-        let referred = definition
+        let referenced = definition
             .subagents
             .iter()
             .filter_map(|subagent| subagent.graph_id.clone());
         let around = ValidationContext {
-            agents: referred.collect(),
+            agents: referenced.collect(),
             ..self.around()
         };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();

@@ -65,9 +65,9 @@ pub(super) async fn write(
     // Nobody is named and nobody was at work: then nobody goes on because of it.
     let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
     let entry = if is_aside {
-        machine.noted(&plan, update, CheckpointId::mint())
+        machine.append_update(&plan, update, CheckpointId::mint())
     } else {
-        machine.written(&plan, CheckpointSource::Update, &node, update, CheckpointId::mint())
+        machine.apply_external(&plan, CheckpointSource::Update, &node, update, CheckpointId::mint())
     };
     let placed = NewCheckpoint {
         thread,
@@ -208,7 +208,7 @@ impl History {
             if !knows(plan, &last) {
                 return Err(StateWriteError::NoNode(last));
             }
-            let entry = machine.written(plan, CheckpointSource::Update, &last, update, CheckpointId::mint());
+            let entry = machine.apply_external(plan, CheckpointSource::Update, &last, update, CheckpointId::mint());
             steps.push((entry, machine.position.clone()));
         }
         let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;

@@ -125,7 +125,7 @@ impl Store {
     /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there that
     /// cannot be found.
     async fn draft(&self, wish: NewItem) -> Result<PreparedItem, StoreError> {
-        let ttl = match wish.stay {
+        let ttl = match wish.lifetime {
             ItemLifetime::AsConfigured => self.0.settings.default_ttl,
             ItemLifetime::Forever => None,
             ItemLifetime::For(ttl) => Some(ttl),

@@ -243,7 +243,7 @@ fn told(error: &reqwest::Error) -> String {
 fn headers(given: &BTreeMap<String, SecretString>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no name of a header"))?;
+        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
         let mut value = HeaderValue::from_str(value.expose_secret())
             .map_err(|_| format!("the header {name} has a value that headers cannot have"))?;
         value.set_sensitive(true);

@@ -214,7 +214,7 @@ impl Budget {
         let mut own = self.meter.counts();
         let mut all = whole.counts();
         let check = |of_tree, limits: &Limits, used: Usage, under_way| {
-            let exceeded = limits.broken_by(spending, &used, under_way);
+            let exceeded = limits.exceeded_by(spending, &used, under_way);
             exceeded.map_or(Ok(()), |(limit, value)| Err(LimitReached { limit, value, of_tree }))
         };
         let in_background = own.in_background;

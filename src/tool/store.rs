@@ -150,7 +150,7 @@ impl StoreTool {
                 let wish = NewItem {
                     address,
                     value,
-                    stay: ItemLifetime::default(),
+                    lifetime: ItemLifetime::default(),
                     indexing: Indexing::default(),
                 };
                 (

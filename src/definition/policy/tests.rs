@@ -100,7 +100,7 @@ fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
         "middleware[0].readonly: unknown key; did you mean `read_only`? allowed are: namespace, read_only",
         "middleware[1].sources[0]: `skills` is relative",
         "middleware[2].sources: must be given",
-        "middleware[3].run_limit: must be a whole number from 1 up",
+        "middleware[3].run_limit: must be a whole number of at least 1",
         "middleware[4].run_limit: must be ",
         "middleware[5]: `audit` is the program's and takes no settings",
         "middleware[6]: `UntilToolMiddleware` is for subagents",

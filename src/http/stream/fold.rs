@@ -169,7 +169,7 @@ mod tests {
             source: CheckpointSource::Loop,
             node: "model".to_owned(),
             writes: vec![Update::messages([Message::human(text).with_id(text)])],
-            shown: vec![],
+            logged_writes: vec![],
         })
     }
 

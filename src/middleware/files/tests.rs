@@ -26,7 +26,7 @@ fn saying(calls: Vec<ToolCall>) -> State {
     }
 }
 
-/// Makes the call through the policy; the innermost layer answers with `text`.
+/// Passes the call through the middleware; the innermost layer answers with `text`.
 async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
     let make = |call: ToolCall| {
         let answer = ToolOutput::message(Message::tool(&call, ToolStatus::Success, text));
@@ -102,8 +102,8 @@ async fn a_long_result_becomes_a_file_and_a_notice() {
 
 #[tokio::test]
 async fn file_tools_and_short_results_stay_as_they_are() {
-    let long = "x".repeat(LONGEST_RESULT + 1);
-    let short = "é".repeat(LONGEST_RESULT);
+    let long = "x".repeat(MAX_RESULT_CHARS + 1);
+    let short = "é".repeat(MAX_RESULT_CHARS);
     for (name, text) in [("read_file", &long), ("grep", &long), ("big", &short)] {
         let call = ToolCall::new("c", name, Map::new());
         let answer = through(&saying(vec![call.clone()]), call, text).await;
@@ -114,7 +114,7 @@ async fn file_tools_and_short_results_stay_as_they_are() {
 #[test]
 fn blocks_that_are_not_text_stay() {
     let image = json!({"type": "image", "base64": "aGk="});
-    let text = json!({"type": "text", "text": "x".repeat(LONGEST_RESULT + 1)});
+    let text = json!({"type": "text", "text": "x".repeat(MAX_RESULT_CHARS + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
     let shortened = shorten(ToolOutput::message(message), NOW);

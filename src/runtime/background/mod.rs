@@ -171,7 +171,7 @@ fn new_record(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> Task
         },
         notify: order.agent.notify_parent,
         watched: true,
-        told: None,
+        reported_run: None,
         created_at: scope.now(),
         remote: RemoteWork::default(),
     }

@@ -49,7 +49,9 @@ impl BackgroundTasks {
         let record = write.await.map_err(TaskError::text)?;
         match &record.remote {
             RemoteWork {
-                unwanted: true, seen, ..
+                cancel_requested: true,
+                seen,
+                ..
             } => {
                 return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
             }
@@ -88,7 +90,7 @@ impl BackgroundTasks {
                 .map_err(|error| unavailable(&record, &place, &error))?;
             let mine = scope.run.to_string();
             let waits = |run: &PeerRun| {
-                run.status == RunStatus::Pending && run.is_noted(PARENT_RUN, &mine) && !run.is_errand(&key)
+                run.status == RunStatus::Pending && run.has_metadata(PARENT_RUN, &mine) && !run.has_key(&key)
             };
             if runs.iter().any(waits) {
                 return Err(WAITS_ALREADY.to_owned());
@@ -172,7 +174,7 @@ impl BackgroundTasks {
             &record,
             RemoteWork {
                 seen: known,
-                unwanted: true,
+                cancel_requested: true,
                 due_at,
                 ..RemoteWork::default()
             },
@@ -272,7 +274,7 @@ impl BackgroundTasks {
         let now = self.core.clock.now();
         let has_come = seen.status.is_outcome();
         let seen = TaskSnapshot {
-            status: seen.status.untold(),
+            status: seen.status.unreported(),
             ..seen
         };
         let work =
@@ -289,7 +291,7 @@ impl BackgroundTasks {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
         let seen = seen.unwrap_or_else(|| gone(run));
-        if !before.is_known(&seen) {
+        if !before.is_unchanged(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
                 self.moment(record),
@@ -332,7 +334,7 @@ impl BackgroundTasks {
         let task = record.task;
         let dropped = RemoteWork {
             seen: Some(error),
-            unwanted: true,
+            cancel_requested: true,
             due_at: Some(now),
             ..RemoteWork::default()
         };
@@ -374,7 +376,7 @@ pub(in crate::runtime) async fn store_polled(
         let used = before.at_least(told);
         if used != before {
             // Trees before tasks, as whoever begins one takes them.
-            ledger::tell(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            ledger::tell(tx, &record.ancestry.budget_scopes(), RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
@@ -436,7 +438,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Ru
         .then(|| ("configurable".to_owned(), parent))
         .into_iter()
         .chain(steps);
-    RunOrder {
+    RemoteRunRequest {
         assistant_id: agent.graph_id.clone(),
         input: Some(json!({"messages": [{"role": "user", "content": order.text}]})),
         metadata,
@@ -445,7 +447,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Ru
         multitask_strategy: "reject",
         webhook: agent.webhook.clone(),
         config: config.collect::<Map<String, Value>>(),
-        ..RunOrder::default()
+        ..RemoteRunRequest::default()
     }
 }
 
@@ -455,15 +457,15 @@ pub(in crate::runtime) async fn stop(
     agent: &SubagentDefinition,
     patience: Duration,
 ) -> Result<Option<TaskSnapshot>, PeerError> {
-    place.stop().await?;
+    place.cancel_runs().await?;
     let began = Instant::now();
     loop {
-        let seen = place.look().await?;
+        let seen = place.snapshot().await?;
         match &seen {
             Some(waits) if waits.status == TaskStatus::Waiting => {
                 let key = format!("{}-over-{}", place.thread, waits.run);
                 place
-                    .give_up(agent.graph_id.as_deref().unwrap_or_default(), &key)
+                    .cancel_interrupts(agent.graph_id.as_deref().unwrap_or_default(), &key)
                     .await?;
                 return Ok(seen);
             }
@@ -484,7 +486,11 @@ pub(in crate::runtime) fn gone(run: String) -> TaskSnapshot {
 
 /// Returns a sentence that says why a remote agent could not be used.
 pub(in crate::runtime) fn unavailable(record: &TaskRecord, place: &RemoteThread, error: &PeerError) -> String {
-    format!("The agent `{}` at {}: {error}.", record.graph_id, place.peer.place())
+    format!(
+        "The agent `{}` at {}: {error}.",
+        record.graph_id,
+        place.peer.display_url()
+    )
 }
 
 fn is_over(seen: Option<&TaskSnapshot>) -> bool {

@@ -106,7 +106,7 @@ impl Interrupts {
             .map(|seen| seen.run.clone())
             .unwrap_or_default();
         let newest = runs.first().map(|run| run.run_id.to_string());
-        if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.is_errand(&key)) {
+        if newest.as_ref() != Some(&asked_by) && !runs.iter().any(|run| run.has_key(&key)) {
             return Err(ResolveError::Stale("answered, or dropped, where it was asked"));
         }
         let pending = all
@@ -117,20 +117,22 @@ impl Interrupts {
             (2.., Some(id)) => json!({id: answer}),
             (_, _) => resume(&[(found.interrupt.question.clone(), answer.clone())]),
         };
-        let order = RunOrder {
+        let order = RemoteRunRequest {
             assistant_id: agent.graph_id.clone().unwrap_or_default(),
             command: Some(json!({"resume": resume})),
             multitask_strategy: "reject",
             stream_mode: MODES.into(),
             stream_resumable: true,
-            ..RunOrder::default()
+            ..RemoteRunRequest::default()
         };
         let run = place
-            .order(order, (&key, PATIENCE))
+            .start_run(order, &key, PATIENCE)
             .await
-            .map_err(|NotBegun { error, .. }| match &error {
+            .map_err(|StartFailed { error, .. }| match &error {
                 PeerError::Refused { status: 409, .. } => ResolveError::Busy,
-                PeerError::Refused { said, .. } if error.is_refusal() => Invalid::new("answer", said.clone()).into(),
+                PeerError::Refused { message, .. } if error.is_refusal() => {
+                    Invalid::new("answer", message.clone()).into()
+                }
                 PeerError::Unreachable(_) | PeerError::Refused { .. } | PeerError::Misunderstood(_) => lost(&error),
             })?;
         let at = self.core.clock.now();
@@ -195,7 +197,7 @@ fn interrupts_of(record: &TaskRecord) -> Vec<InterruptRecord> {
         since,
         ..
     } = seen;
-    let is_open = *status == TaskStatus::Waiting && !record.remote.unwanted;
+    let is_open = *status == TaskStatus::Waiting && !record.remote.cancel_requested;
     let open = interrupts.iter().filter(|_| is_open).enumerate();
     let open =
         open.filter_map(|(at, asked)| open_interrupt(record, asked, (run, since.unwrap_or(record.created_at)), at));
@@ -210,7 +212,7 @@ fn open_interrupt(
     at: usize,
 ) -> Option<InterruptRecord> {
     let id = id_of(asked, record, at);
-    let question = passed_on(serde_json::from_value(asked.clone()).ok()?);
+    let question = to_question(serde_json::from_value(asked.clone()).ok()?);
     let task = TaskId(record.task.0);
     let asker = InterruptSource::Hook(MODEL.to_owned());
     Some(InterruptRecord {

@@ -78,7 +78,7 @@ impl JobHandler for CancelRemoteHandler {
         let is_over = match &ended {
             Ok(()) => true,
             Err(reason) => {
-                tracing::warn!(%run, agent = %work.agent, %reason, "could not have work stopped at another server");
+                tracing::warn!(%run, agent = %work.agent, %reason, "could not cancel a run on another server");
                 now.since(since) >= looks.patience
             }
         };

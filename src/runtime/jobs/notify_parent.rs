@@ -136,7 +136,7 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, context: &AdmissionContext) -> 
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
-        if record.notify && known.is_news(&seen) {
+        if record.notify && known.has_new_outcome(&seen) {
             news.push(News { record, known, seen });
         }
     }
@@ -173,7 +173,7 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
 fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
     let thread = record.task.to_string();
     let run = seen.run.clone();
-    BackgroundTask::begun(
+    BackgroundTask::started(
         &record.agent,
         TaskRun {
             thread,

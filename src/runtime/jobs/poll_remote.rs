@@ -103,7 +103,7 @@ impl BackgroundTasks {
         let (place, agent) = self.remote_thread_of_task(record).await?;
         let seen = match record.remote.unwanted {
             true => stop(&place, &agent, LOOKS_FOR).await,
-            false => place.look().await,
+            false => place.snapshot().await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
     }

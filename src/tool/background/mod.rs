@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
-use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskRun, TaskSnapshot, TaskStatus, cut};
+use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskRun, TaskSnapshot, TaskStatus, truncate};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
@@ -139,7 +139,7 @@ impl BackgroundTool {
         };
         let text = argument(call, "description");
         let run = scope.tasks.start(scope, BackgroundOrder { agent, text, call }).await?;
-        let task = BackgroundTask::begun(&agent.name, run, scope.now());
+        let task = BackgroundTask::started(&agent.name, run, scope.now());
         let text = format!(
             "Started the background task {} with `{}`. Its result comes by itself; do not wait for it.{}",
             task.task_id,
@@ -156,10 +156,10 @@ impl BackgroundTool {
         report.insert("status".to_owned(), seen.status.word().into());
         report.insert("thread_id".to_owned(), task.thread_id.clone().into());
         if let Some(result) = &seen.result {
-            report.insert("result".to_owned(), cut(result).into());
+            report.insert("result".to_owned(), truncate(result).into());
         }
         if let Some(error) = &seen.error {
-            report.insert("error".to_owned(), cut(error).into());
+            report.insert("error".to_owned(), truncate(error).into());
         }
         if !seen.interrupts.is_empty() {
             report.insert("interrupts".to_owned(), seen.asked().into());
@@ -181,7 +181,7 @@ impl BackgroundTool {
         };
         // An outcome from before that the state does not know is told with the news.
         let task = if seen.lost.is_none() {
-            task.seen(&seen, scope.now())
+            task.with_snapshot(&seen, scope.now())
         } else {
             task
         };
@@ -210,7 +210,7 @@ impl BackgroundTool {
             )
             .await?;
         let run_id = run.run;
-        let status = run.status.untold();
+        let status = run.status.unreported();
         let now = scope.now().to_second();
         let task = BackgroundTask {
             status,
@@ -240,7 +240,7 @@ impl BackgroundTool {
         };
         // How a task ended that was over before is still to be told, with its result.
         let task = if seen.status == TaskStatus::Cancelled {
-            task.seen(&seen, scope.now())
+            task.with_snapshot(&seen, scope.now())
         } else {
             task
         };

@@ -123,9 +123,8 @@ async fn an_update_of_a_program_is_validated(server: TestServer) {
     alice.says(script().calls_all(calls).says("done")).await;
     let said = alice.transcript().await;
     assert!(
-        said[2].starts_with(
-            "task failed: The subagent `mute` failed (RunnableResultError): what it gave back has no `messages`"
-        ),
+        said[2]
+            .starts_with("task failed: The subagent `mute` failed (RunnableResultError): its result has no `messages`"),
         "{said:#?}"
     );
     assert!(

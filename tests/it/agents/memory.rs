@@ -103,7 +103,7 @@ async fn a_run_without_the_context_for_its_memory_fails_with_the_key(server: Tes
     alice.says(script().calls(put("p1", "k", json!({}))).says("no")).await;
     let said = alice.transcript().await;
     assert!(
-        said[2].contains("the context of the run says nothing of `user_id`"),
+        said[2].contains("the context of the run has no `user_id`"),
         "{}",
         said[2]
     );

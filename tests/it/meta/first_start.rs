@@ -233,7 +233,7 @@ fn a_duplicate_key_is_named() {
     )]);
     let (_, said) = ends(folder.path(), &["check"]);
     assert!(
-        said.contains("adjutant.toml:3:1: error: the key `listen` is there twice"),
+        said.contains("adjutant.toml:3:1: error: the key `listen` is given twice"),
         "{said}"
     );
 }

@@ -577,10 +577,7 @@ async fn a_task_fails_when_its_server_stays_unreachable(server: TestServer) {
     has_run(&alice, 2).await;
     assert_eq!(the_task(&alice).await["status"], "error");
     let said = alice.transcript().await;
-    assert!(
-        said[4].contains("for 1 seconds; it is not known what became of it"),
-        "{said:#?}"
-    );
+    assert!(said[4].contains("for 1 seconds; its outcome is unknown"), "{said:#?}");
     peer.door.is(ProxyState::Open);
     peer.server.tools.let_go("lookup");
     eventually(async || there(&peer, &task).status().await == "idle").await;

@@ -178,7 +178,7 @@ impl V1Presenter {
     /// The frames that `event` becomes. `loaded` is what [`V1Presenter::needs`] asked for.
     pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
         let mut out = Vec::new();
-        let Some(event) = event.origin.visibility.shown(event) else {
+        let Some(event) = event.origin.visibility.visible_part(event) else {
             self.note_askers(event);
             return out;
         };
@@ -377,7 +377,7 @@ impl V1Presenter {
                 continue;
             }
             // Announced before this reader came, or by an earlier run.
-            let cached = shown.agent.is_whole && entry.shown.contains(&call);
+            let cached = shown.agent.is_whole && entry.logged_writes.contains(&call);
             if !cached {
                 self.call_written(shown, call, update, at, out);
             } else if self.modes.has(StreamMode::Updates) {

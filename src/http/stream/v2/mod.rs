@@ -116,7 +116,7 @@ impl V2Presenter {
 
     /// The frames that `event` becomes. `base` is the state at the checkpoint that [`V2Presenter::wants_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<V2Frame> {
-        let Some(event) = event.origin.visibility.shown(event) else {
+        let Some(event) = event.origin.visibility.visible_part(event) else {
             return vec![];
         };
         let event = &*event;
@@ -241,7 +241,7 @@ impl V2Presenter {
     fn calls_done(&self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         for (call, update) in entry.writes.iter().enumerate() {
             // The others were shown one by one, here or in an earlier run.
-            if !shown.agent.answered.contains(&call) && !entry.shown.contains(&call) {
+            if !shown.agent.answered.contains(&call) && !entry.logged_writes.contains(&call) {
                 let delegated = self.is_delegated(shown, update.messages.iter().find_map(|message| message.answers()));
                 tools::end(shown, call, update, delegated, out);
             }

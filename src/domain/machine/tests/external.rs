@@ -1,4 +1,4 @@
-//! What comes from outside the loop: input, writes, jumps of a client.
+//! Tests of changes from outside the loop: input, state updates and jumps.
 
 use serde_json::Map;
 
@@ -60,7 +60,7 @@ fn a_moment_without_hooks_is_passed_over() {
 
 #[test]
 fn what_policies_write_beside_an_answer_is_part_of_its_step() {
-    let mut machine = standing(Phase::Model, []);
+    let mut machine = machine_at(Phase::Model, []);
     let entry = machine.model_done(&bare_plan(), Message::ai("x"), Update::field("count", json!(1)), id());
     assert_eq!(entry.node.as_str(), MODEL);
     assert_eq!(entry.writes.len(), 1);
@@ -81,9 +81,9 @@ fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
         ("nobody", Phase::Ended),
     ];
     for (node, expected) in table {
-        let mut machine = standing(Phase::Model, [Message::ai("done")]);
+        let mut machine = machine_at(Phase::Model, [Message::ai("done")]);
         let head = machine.head;
-        let entry = machine.written(
+        let entry = machine.apply_external(
             &plan(),
             CheckpointSource::Update,
             node,
@@ -110,7 +110,7 @@ fn a_note_changes_the_state_and_not_the_place() {
     let mut machine = in_tools(&["a"]);
     let asked = machine.call_asked(0, vec![question()]).remove(0);
     let position = machine.position.clone();
-    machine.noted(&plan(), Update::field("x", json!(1)), id());
+    machine.append_update(&plan(), Update::field("x", json!(1)), id());
     assert_eq!(machine.state.fields["x"].clone(), json!(1));
     assert_eq!(&machine.position, &position);
     assert!(machine.resolve(&asked.id, json!("yes")));
@@ -118,12 +118,12 @@ fn a_note_changes_the_state_and_not_the_place() {
 
 #[test]
 fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
-    let mut machine = standing(Phase::Ended, [calling(&["a"])]);
-    machine.go_to(&plan(), &TO_TOOLS);
+    let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
+    machine.jump_to(&plan(), &TO_TOOLS);
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
-    machine.go_to(&plan(), &Destination::Model(None));
+    machine.jump_to(&plan(), &Destination::Model(None));
     assert_eq!(machine.next(&plan()), Step::AskModel);
-    machine.go_to(&plan(), &Destination::Hook(HookPoint::AfterModel, 0));
+    machine.jump_to(&plan(), &Destination::Hook(HookPoint::AfterModel, 0));
     assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
 }
 
@@ -131,25 +131,25 @@ fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
 fn who_is_sent_to_the_end_has_nothing_left_to_do() {
     let mut machine = in_tools(&["a"]);
     machine.call_asked(0, vec![question()]);
-    machine.go_to(&plan(), &Destination::End);
+    machine.jump_to(&plan(), &Destination::End);
     assert_eq!(machine.next(&plan()), Step::End);
     assert_eq!(machine.open_questions().count(), 0);
 }
 
 #[test]
 fn what_the_model_is_shown_instead_holds_for_one_question() {
-    let mut machine = standing(Phase::Ended, [Message::ai("done")]);
-    machine.go_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));
-    assert_eq!(machine.position.shown.as_ref().map(Vec::len), Some(1));
+    let mut machine = machine_at(Phase::Ended, [Message::ai("done")]);
+    machine.jump_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));
+    assert_eq!(machine.position.model_input.as_ref().map(Vec::len), Some(1));
     machine.model_done(&plan(), Message::ai("done again"), Update::none(), id());
-    assert_eq!(machine.position.shown, None);
+    assert_eq!(machine.position.model_input, None);
 }
 
 #[test]
 fn a_client_may_bring_calls_of_its_own() {
-    let mut machine = standing(Phase::Ended, [calling(&["a"])]);
+    let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
     let sent = vec![ToolCall::new("s", "lookup", Map::new())];
-    machine.go_to(
+    machine.jump_to(
         &plan(),
         &Destination::Tools {
             own: false,
@@ -158,15 +158,15 @@ fn a_client_may_bring_calls_of_its_own() {
     );
     assert_eq!(machine.call(0), Some(sent[0].clone()));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
-    machine.go_to(&plan(), &Destination::Tools { own: true, sent });
+    machine.jump_to(&plan(), &Destination::Tools { own: true, sent });
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0, 1]));
 }
 
 #[test]
 fn who_is_sent_elsewhere_leaves_the_questions_behind() {
-    let mut machine = standing(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
     machine.hook_asked(&plan(), vec![question()]);
-    machine.go_to(&plan(), &Destination::Model(None));
+    machine.jump_to(&plan(), &Destination::Model(None));
     machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
     assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
 }
@@ -174,9 +174,9 @@ fn who_is_sent_elsewhere_leaves_the_questions_behind() {
 #[test]
 fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(0, CallStatus::Started);
-    machine.set_fate(1, answered("b"));
-    machine.go_to(&plan(), &TO_TOOLS);
-    assert_eq!(machine.fate(0), Some(&CallStatus::Started));
+    machine.set_call_status(0, CallStatus::Started);
+    machine.set_call_status(1, answered("b"));
+    machine.jump_to(&plan(), &TO_TOOLS);
+    assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
 }

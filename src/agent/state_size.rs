@@ -1,7 +1,7 @@
-//! How large the state of a loop is, without looking at all of it at each step.
+//! The size of the state of a loop, without measuring all of it at each step.
 //!
-//! What is written is added up, so the sum is at least the size of the state: what is replaced or removed stays counted.
-//! Only when the sum exceeds what is allowed is the state measured anew.
+//! The sizes of all writes are summed up, so the sum is at least the size of the state: replaced and removed values
+//! stay counted. The state is measured again only when the sum exceeds the limit.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,25 +11,25 @@ use crate::domain::message::Message;
 use crate::domain::size::{self, SizeLimits};
 use crate::domain::state::{State, Update};
 
-/// The size of the state of one loop.
+/// The upper bound of the size of one loop's state.
 #[derive(Debug, Default)]
-pub struct Growth {
+pub struct StateSize {
     limits: SizeLimits,
     sums: Mutex<Sums>,
 }
 
 #[derive(Debug, Default)]
 struct Sums {
-    /// What the state holds at most; none before it was measured.
+    /// The maximum size of the committed state; none before it was measured.
     state: Option<usize>,
-    /// What the results of the step under way will write.
-    waiting: usize,
+    /// The size of the results that the current step will write.
+    pending: usize,
 }
 
 impl Sums {
-    /// Whether `more` has room in the state beside what waits to be written.
+    /// Returns whether `more` bytes fit into the state, in addition to the pending results.
     fn has_room(&mut self, state: &State, more: usize, most: usize) -> bool {
-        let needed = self.waiting.saturating_add(more);
+        let needed = self.pending.saturating_add(more);
         let known = self.state.unwrap_or(usize::MAX);
         if known.saturating_add(needed) > most {
             self.state = Some(size::of_state(state));
@@ -38,8 +38,8 @@ impl Sums {
     }
 }
 
-impl Growth {
-    /// Nothing is known of the state yet.
+impl StateSize {
+    /// Creates a counter for a state that was not measured yet.
     pub fn new(limits: SizeLimits) -> Self {
         Self {
             limits,
@@ -47,17 +47,17 @@ impl Growth {
         }
     }
 
-    /// A step begins whose results will be written together.
-    pub(super) fn step_begins(&self) {
+    /// Starts a step whose results are written together.
+    pub(super) fn begin_step(&self) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        let waiting = std::mem::take(&mut sums.waiting);
-        sums.state = sums.state.map(|known| known.saturating_add(waiting));
+        let pending = std::mem::take(&mut sums.pending);
+        sums.state = sums.state.map(|known| known.saturating_add(pending));
     }
 
-    /// Takes in what a result will write into `state`.
+    /// Counts a result that will be written into `state`.
     ///
     /// # Errors
-    /// When a file or the state would become too large; nothing is counted then.
+    /// If a file or the state would become too large; then nothing is counted.
     pub(super) fn admit(&self, state: &State, writes: &Update) -> Result<(), Invalid> {
         self.limits.check_files(writes)?;
         let most = self.limits.state;
@@ -70,25 +70,25 @@ impl Growth {
             );
             return Err(Invalid::new("the state", reason));
         }
-        sums.waiting += more;
+        sums.pending += more;
         Ok(())
     }
 
-    /// Notes what was written past [`Growth::admit`].
-    pub(super) fn note(&self, writes: &Update) {
+    /// Counts a write that was not checked by [`StateSize::admit`].
+    pub(super) fn record(&self, writes: &Update) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_update(writes);
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
 
-    /// The same for a message.
-    pub(super) fn note_message(&self, message: &Message) {
+    /// Counts a message that was not checked by [`StateSize::admit`].
+    pub(super) fn record_message(&self, message: &Message) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let more = size::of_message(message);
         sums.state = sums.state.map(|known| known.saturating_add(more));
     }
 
-    /// Whether the loop may go on with this state.
+    /// Checks the size of the state.
     ///
     /// # Errors
     /// The state is too large.
@@ -112,45 +112,45 @@ mod tests {
 
     const QUARTER: usize = 8 * 1024 * 1024;
 
-    fn said(length: usize) -> Update {
+    fn answer_of(length: usize) -> Update {
         Update::messages([Message::ai("x".repeat(length))])
     }
 
     #[test]
     fn results_of_one_step_count_together_and_what_was_removed_makes_room() {
-        let growth = Growth::default();
+        let state_size = StateSize::default();
         let mut state = State::default();
-        assert_eq!(growth.check(&state), Ok(()));
-        growth.step_begins();
+        assert_eq!(state_size.check(&state), Ok(()));
+        state_size.begin_step();
         for _ in 0..3 {
-            let writes = said(QUARTER);
-            assert_eq!(growth.admit(&state, &writes), Ok(()));
+            let writes = answer_of(QUARTER);
+            assert_eq!(state_size.admit(&state, &writes), Ok(()));
             state.apply(&writes);
         }
-        // They wait until the step is over.
+        // The results are pending until the step is over.
         let before = State::default();
-        assert!(growth.admit(&before, &said(QUARTER)).is_err());
-        growth.step_begins();
-        assert!(growth.admit(&state, &said(QUARTER)).is_err());
+        assert!(state_size.admit(&before, &answer_of(QUARTER)).is_err());
+        state_size.begin_step();
+        assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
         state.messages.truncate(1);
-        assert_eq!(growth.admit(&state, &said(QUARTER)), Ok(()));
+        assert_eq!(state_size.admit(&state, &answer_of(QUARTER)), Ok(()));
     }
 
     #[test]
     fn a_state_that_grew_by_what_models_say_stops_the_loop() {
-        let growth = Growth::default();
+        let state_size = StateSize::default();
         let mut state = State::default();
         for _ in 0..3 {
-            let writes = said(QUARTER);
-            growth.note(&writes);
+            let writes = answer_of(QUARTER);
+            state_size.record(&writes);
             state.apply(&writes);
-            assert_eq!(growth.check(&state), Ok(()));
+            assert_eq!(state_size.check(&state), Ok(()));
         }
-        let writes = said(QUARTER);
-        growth.note(&writes);
+        let writes = answer_of(QUARTER);
+        state_size.record(&writes);
         state.apply(&writes);
         assert_eq!(
-            growth.check(&state).map_err(|failure| failure.class),
+            state_size.check(&state).map_err(|failure| failure.class),
             Err("StateTooLargeError".to_owned())
         );
     }

@@ -1,4 +1,4 @@
-//! What is said when two results of one step write the same thing: the later call wins, and its result tells.
+//! Notices for results of one step that write the same data: the later call wins, and its result says so.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use crate::domain::field::Merge;
 use crate::domain::message::Content;
 use crate::domain::state::{Update, is_private};
 
-/// Adds a word to each result that writes over what an earlier one wrote.
-pub(super) fn tell(writes: &mut [Update]) {
+/// Adds a notice to each result that overwrites an earlier result's data.
+pub(super) fn report(writes: &mut [Update]) {
     let mut written = BTreeSet::new();
     for update in writes {
         let own = targets(update);
         let twice: Vec<&String> = own.iter().filter(|name| written.contains(*name)).collect();
         if !twice.is_empty() {
             let names: Vec<String> = twice.into_iter().map(|name| format!("`{name}`")).collect();
-            let note = format!(
+            let notice = format!(
                 "Note: another call of the same message also wrote {}. This one's version stands.",
                 names.join(", ")
             );
-            add(update, &note);
+            add(update, &notice);
         }
         written.extend(own);
     }
 }
 
-/// What an update replaces rather than adds to.
+/// Returns the names of the data that an update replaces rather than appends to.
 fn targets(update: &Update) -> BTreeSet<String> {
     let replaced =
         |name: &&String| !is_private(name) && update.rules.get(*name).is_none_or(|rule| rule.merge == Merge::Last);
@@ -33,14 +33,14 @@ fn targets(update: &Update) -> BTreeSet<String> {
     update.files.keys().cloned().chain(fields).collect()
 }
 
-fn add(update: &mut Update, note: &str) {
+fn add(update: &mut Update, notice: &str) {
     let Some(result) = update.messages.iter_mut().find(|message| message.answers().is_some()) else {
         return;
     };
     match &mut Arc::make_mut(result).content {
-        Content::Text(text) if text.is_empty() => note.clone_into(text),
-        Content::Text(text) => *text = format!("{text}\n\n{note}"),
-        Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": note})),
+        Content::Text(text) if text.is_empty() => notice.clone_into(text),
+        Content::Text(text) => *text = format!("{text}\n\n{notice}"),
+        Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": notice})),
     }
 }
 
@@ -67,20 +67,20 @@ mod tests {
     }
 
     fn texts(mut writes: Vec<Update>) -> Vec<String> {
-        tell(&mut writes);
+        report(&mut writes);
         writes.iter().map(|update| update.messages[0].content.text()).collect()
     }
 
     #[test]
     fn the_later_of_two_writes_to_one_field_says_so() {
-        let said = texts(vec![
+        let results = texts(vec![
             result("a", "x", Merge::Last),
             result("b", "y", Merge::Last),
             result("c", "x", Merge::Last),
         ]);
-        assert_eq!(said[..2], ["done", "done"]);
+        assert_eq!(results[..2], ["done", "done"]);
         assert_eq!(
-            said[2],
+            results[2],
             "done\n\nNote: another call of the same message also wrote `x`. This one's version stands."
         );
     }

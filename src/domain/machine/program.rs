@@ -1,4 +1,4 @@
-//! The one step of an agent that is a program: it takes the whole state, and what it writes is the end of the run.
+//! The single step of an agent that is a program: it receives the whole state, and its result is the end of the run.
 
 use super::{
     CheckpointId, CheckpointSource, Entry, Interrupt, InterruptSource, Machine, Phase, Question, QuestionKind, TaskId,
@@ -6,8 +6,8 @@ use super::{
 };
 
 impl Machine {
-    /// Notes that the program is about to begin. Read back after a crash this means: its outcome is unknown.
-    pub fn work_begins(&mut self) {
+    /// Records that the program is about to start. Read back after a crash: its outcome is unknown.
+    pub fn program_started(&mut self) {
         self.mark_work(true);
     }
 
@@ -17,61 +17,61 @@ impl Machine {
         }
     }
 
-    /// The node of the program.
-    pub fn work_node(&self) -> &str {
+    /// Returns the node of the program.
+    pub fn program_node(&self) -> &str {
         match &self.position.phase {
             Phase::Work { node, .. } => node,
             Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Ended => "",
         }
     }
 
-    /// Whether the program was begun and nobody knows what came of it.
-    pub fn work_was_begun(&self) -> bool {
+    /// Returns whether the program was started and its outcome is unknown.
+    pub fn program_was_started(&self) -> bool {
         matches!(self.position.phase, Phase::Work { begun: true, .. })
     }
 
-    /// The program asks humans, or somebody has to say what shall become of it. It is looked at again when all of it is
-    /// answered.
-    pub fn work_asked(&mut self, questions: Vec<Question>) -> Vec<Interrupt> {
+    /// Records that the program raised interrupts, or that a human has to decide about an unknown outcome. It runs
+    /// again when all of them are answered.
+    pub fn program_asked(&mut self, questions: Vec<Question>) -> Vec<Interrupt> {
         let is_unknown = |question: &Question| question.kind == QuestionKind::UnknownOutcome;
         self.mark_work(questions.iter().any(is_unknown));
-        let task = self.work_task();
-        let asker = self.work_asker();
+        let task = self.program_task();
+        let asker = self.program_source();
         self.ask(task, asker, questions)
     }
 
-    /// The program as one that asks.
-    pub fn work_asker(&self) -> InterruptSource {
-        InterruptSource::Hook(self.work_node().to_owned())
+    /// Returns the program as the source of interrupts.
+    pub fn program_source(&self) -> InterruptSource {
+        InterruptSource::Hook(self.program_node().to_owned())
     }
 
-    /// Takes the answer about the unknown outcome of the program, if there is one: it holds for this outcome and no later
-    /// one.
-    pub fn take_verdict_on_work(&mut self) -> Option<Value> {
+    /// Removes and returns the decision about the unknown outcome of the program, if there is one. It is valid for
+    /// this outcome only.
+    pub fn take_program_decision(&mut self) -> Option<Value> {
         let is_verdict = |i: &Interrupt| i.question.kind == QuestionKind::UnknownOutcome && i.answer.is_some();
         let at = self.position.asked.iter().position(is_verdict)?;
         self.position.asked.remove(at).answer
     }
 
-    /// The program wrote `update` on its way, before what it comes to.
-    pub fn work_wrote(&mut self, update: Update, id: CheckpointId) -> Entry {
+    /// Records an update of the program before its result.
+    pub fn program_wrote(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.state.apply(&update);
-        let node = self.work_node().to_owned();
-        self.enter(id, CheckpointSource::Loop, &node, vec![update])
+        let node = self.program_node().to_owned();
+        self.append_entry(id, CheckpointSource::Loop, &node, vec![update])
     }
 
-    /// The program came to its end and writes `update`.
-    pub fn work_done(&mut self, update: Update, id: CheckpointId) -> Entry {
+    /// Records the result of the program.
+    pub fn program_done(&mut self, update: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
-        self.forget_questions();
-        let entry = self.work_wrote(update, id);
+        self.clear_questions();
+        let entry = self.program_wrote(update, id);
         self.position.phase = Phase::Ended;
         entry
     }
 
-    /// The task of the program: the same when it is run again.
-    pub fn work_task(&self) -> TaskId {
-        TaskId::of_step(self.head, self.work_node(), 0)
+    /// Returns the task of the program, which is the same if it runs again.
+    pub fn program_task(&self) -> TaskId {
+        TaskId::of_step(self.head, self.program_node(), 0)
     }
 }
 
@@ -104,12 +104,12 @@ mod tests {
         let ids = [CheckpointId::mint(), CheckpointId::mint()];
         machine.begin(&plan, Update::messages([Message::human("go")]), ids);
         assert_eq!(machine.next(&plan), Step::Work);
-        assert!(!machine.work_was_begun());
-        machine.work_begins();
+        assert!(!machine.program_was_started());
+        machine.program_started();
         let stored = serde_json::to_value(&machine.position).expect("it can be stored");
         machine.position = serde_json::from_value::<Position>(stored).expect("it can be read");
-        assert!(machine.work_was_begun());
-        let entry = machine.work_done(Update::messages([Message::ai("done")]), CheckpointId::mint());
+        assert!(machine.program_was_started());
+        let entry = machine.program_done(Update::messages([Message::ai("done")]), CheckpointId::mint());
         assert_eq!(entry.node.as_str(), RUNNABLE);
         assert_eq!(machine.next(&plan), Step::End);
         assert_eq!(machine.state.messages.len(), 2);
@@ -133,16 +133,19 @@ mod tests {
             ..Machine::default()
         };
         let about = machine
-            .work_asked(vec![question(QuestionKind::UnknownOutcome)])
+            .program_asked(vec![question(QuestionKind::UnknownOutcome)])
             .remove(0)
             .id;
         assert_eq!(machine.next(&plan), Step::Park);
-        assert!(machine.work_was_begun());
+        assert!(machine.program_was_started());
         assert!(machine.resolve(&about, json!("again")));
-        assert_eq!(machine.take_verdict_on_work(), Some(json!("again")));
-        assert_eq!(machine.take_verdict_on_work(), None, "it holds once");
-        let own = machine.work_asked(vec![question(QuestionKind::Question)]).remove(0).id;
-        assert!(machine.resolve(&own, json!("this")) && !machine.work_was_begun());
+        assert_eq!(machine.take_program_decision(), Some(json!("again")));
+        assert_eq!(machine.take_program_decision(), None, "it holds once");
+        let own = machine
+            .program_asked(vec![question(QuestionKind::Question)])
+            .remove(0)
+            .id;
+        assert!(machine.resolve(&own, json!("this")) && !machine.program_was_started());
         let answers = machine.answers_to(&InterruptSource::Hook(RUNNABLE.to_owned()));
         assert_eq!(answers, [(question(QuestionKind::Question), json!("this"))]);
         assert_eq!(machine.next(&plan), Step::Work);
@@ -158,21 +161,21 @@ mod tests {
         let mut machine = Machine::default();
         let ids = [CheckpointId::mint(), CheckpointId::mint()];
         machine.begin(&plan, Update::messages([Message::human("go")]), ids);
-        assert_eq!(machine.work_task(), TaskId::of_step(machine.head, MODEL, 0));
+        assert_eq!(machine.program_task(), TaskId::of_step(machine.head, MODEL, 0));
         let two = || vec![question(QuestionKind::Question), question(QuestionKind::ToolApproval)];
-        let asked = machine.work_asked(two());
+        let asked = machine.program_asked(two());
         assert_eq!(asked.len(), 2);
         assert!(machine.resolve(&asked[1].id, json!("second")));
         assert_eq!(machine.next(&plan), Step::Park);
         assert!(machine.resolve(&asked[0].id, json!("first")));
         assert_eq!(machine.next(&plan), Step::Work);
         let given: Vec<Value> = machine
-            .answers_to(&machine.work_asker())
+            .answers_to(&machine.program_source())
             .into_iter()
             .map(|(_, answer)| answer)
             .collect();
         assert_eq!(given, [json!("first"), json!("second")]);
-        let again = machine.work_asked(two());
+        let again = machine.program_asked(two());
         assert!(
             again
                 .iter()
@@ -180,7 +183,7 @@ mod tests {
         );
         assert_eq!(machine.open_questions().count(), 2);
         assert_eq!(machine.position.questions, 4);
-        let on_the_way = machine.work_wrote(Update::messages([Message::ai("hm")]), CheckpointId::mint());
+        let on_the_way = machine.program_wrote(Update::messages([Message::ai("hm")]), CheckpointId::mint());
         assert_eq!(on_the_way.node, MODEL);
         assert_eq!(machine.position.taken, 0);
     }

@@ -1,4 +1,4 @@
-//! Whom an agent can delegate to.
+//! The subagents that an agent can delegate to.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -9,42 +9,44 @@ use super::Agent;
 use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
 
-/// The subagents of an agent. They all share it, so that nested delegation finds the same names at every depth.
+/// The subagents of an agent. Subagents share the registry, so that nested delegation finds the same names at every
+/// depth.
 pub struct SubagentRegistry {
-    /// How deep delegations may nest under the agent that has it.
+    /// The maximum depth of delegations below the agent.
     pub max_depth: u32,
     entries: BTreeMap<String, Entry>,
     agents: BTreeMap<String, ReferencedAgent>,
-    /// How much clients see of those who are not seen in full.
+    /// The visibility of subagents to clients, if it is not full.
     visibility: BTreeMap<String, Visibility>,
-    this: Weak<SubagentRegistry>,
+    weak_self: Weak<SubagentRegistry>,
 }
 
-/// A subagent that is another agent of this server, with a definition of its own.
+/// A subagent that is another agent of this server, with its own definition.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ReferencedAgent {
-    /// The key of its definition.
+    /// The key of the definition.
     pub graph_id: String,
-    /// What one delegation may use; what the agent itself says when absent.
+    /// The limits of one delegation; the agent's own if absent.
     pub limits: Option<Limits>,
-    /// How many steps one delegation may take; as many as the agent itself says when absent.
+    /// The step limit of one delegation; the agent's own if absent.
     pub step_limit: Option<u32>,
-    /// What a user interface shows while it works.
+    /// The text that user interfaces show while the subagent runs.
     pub display_text: Option<String>,
 }
 
-/// Builds a subagent, with the roster if it may delegate in its turn, and with another form of its result if one is given.
+/// A function that builds a subagent: with the registry if it may delegate, and with another response format if
+/// given.
 pub type Build = Box<dyn Fn(Option<Arc<SubagentRegistry>>, Option<&Value>) -> Agent + Send + Sync>;
 
-/// Builds a fork, with another form of its result if one is given.
+/// A function that builds a fork, with another response format if given.
 pub type BuildFork = Box<dyn Fn(Option<&Value>) -> Agent + Send + Sync>;
 
-/// The forks of an agent, by name. They are made of it, and built when first needed.
+/// The forks of an agent, by name. They are derived from the agent, and built when they are first needed.
 #[derive(Default)]
 pub struct Forks(BTreeMap<String, (BuildFork, OnceLock<Arc<Agent>>)>);
 
 impl Forks {
-    /// Forks that these functions build.
+    /// Creates the forks that these functions build.
     pub fn new(builders: impl IntoIterator<Item = (String, BuildFork)>) -> Self {
         Self(
             builders
@@ -54,14 +56,14 @@ impl Forks {
         )
     }
 
-    /// The fork of this name.
+    /// Returns the fork with this name.
     pub fn get(&self, name: &str) -> Option<Arc<Agent>> {
         self.0
             .get(name)
             .map(|(build, built)| Arc::clone(built.get_or_init(|| Arc::new(build(None)))))
     }
 
-    /// The same for one delegation whose result has this form.
+    /// Returns the fork for one delegation with this response format.
     pub fn in_form(&self, name: &str, format: &Value) -> Option<Arc<Agent>> {
         self.0.get(name).map(|(build, _)| Arc::new(build(Some(format))))
     }
@@ -69,19 +71,19 @@ impl Forks {
 
 struct Entry {
     build: Build,
-    /// Built when first needed: one that may delegate further, and one that may not.
-    nesting: OnceLock<Arc<Agent>>,
-    plain: OnceLock<Arc<Agent>>,
+    /// Built when first needed: with the registry, and without.
+    delegating: OnceLock<Arc<Agent>>,
+    leaf: OnceLock<Arc<Agent>>,
 }
 
 impl SubagentRegistry {
-    /// Whether any of the subagents is another agent of this server.
-    pub fn refers(&self) -> bool {
+    /// Returns whether any subagent is another agent of this server.
+    pub fn has_references(&self) -> bool {
         !self.agents.is_empty()
     }
 
-    /// A roster of subagents that are described with their parent, and of `agents`, which are not; with how much clients see
-    /// of those who are not seen in full.
+    /// Creates a registry of the subagents that are defined with their parent, and of `agents`, which have their own
+    /// definitions. `visibility` lists those that are not fully visible to clients.
     pub fn new(
         max_depth: u32,
         builders: impl IntoIterator<Item = (String, Build)>,
@@ -90,52 +92,52 @@ impl SubagentRegistry {
     ) -> Arc<Self> {
         let entry = |build| Entry {
             build,
-            nesting: OnceLock::new(),
-            plain: OnceLock::new(),
+            delegating: OnceLock::new(),
+            leaf: OnceLock::new(),
         };
         let entries = builders.into_iter().map(|(name, build)| (name, entry(build))).collect();
-        Arc::new_cyclic(|this| Self {
+        Arc::new_cyclic(|weak_self| Self {
             max_depth,
             entries,
             agents,
             visibility,
-            this: Weak::clone(this),
+            weak_self: Weak::clone(weak_self),
         })
     }
 
-    /// The names of those that are described with their parent.
+    /// Returns the names of the subagents that are defined with their parent.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// How much clients see of the subagent of this name.
+    /// Returns the visibility of the subagent with this name.
     pub fn visibility(&self, name: &str) -> Visibility {
         self.visibility.get(name).copied().unwrap_or_default()
     }
 
-    /// The agent of this server that goes by this name here.
-    pub fn referred(&self, name: &str) -> Option<&ReferencedAgent> {
+    /// Returns the referenced agent with this name.
+    pub fn referenced(&self, name: &str) -> Option<&ReferencedAgent> {
         self.agents.get(name)
     }
 
-    /// The subagent of this name that is described with its parent, as it is `depth` delegations below the agent at the top
-    /// of that description.
+    /// Returns the subagent with this name, if it is defined with its parent, for `depth` delegations below the top
+    /// of that definition.
     pub fn get(&self, name: &str, depth: u32) -> Option<Arc<Agent>> {
         let entry = self.entries.get(name)?;
         let agent = if depth < self.max_depth {
             entry
-                .nesting
-                .get_or_init(|| Arc::new((entry.build)(self.this.upgrade(), None)))
+                .delegating
+                .get_or_init(|| Arc::new((entry.build)(self.weak_self.upgrade(), None)))
         } else {
-            entry.plain.get_or_init(|| Arc::new((entry.build)(None, None)))
+            entry.leaf.get_or_init(|| Arc::new((entry.build)(None, None)))
         };
         Some(Arc::clone(agent))
     }
 
-    /// The same for one delegation whose result has this form.
+    /// Returns the subagent for one delegation with this response format.
     pub fn in_form(&self, name: &str, depth: u32, format: &Value) -> Option<Arc<Agent>> {
         let entry = self.entries.get(name)?;
-        let roster = (depth < self.max_depth).then(|| self.this.upgrade()).flatten();
-        Some(Arc::new((entry.build)(roster, Some(format))))
+        let registry = (depth < self.max_depth).then(|| self.weak_self.upgrade()).flatten();
+        Some(Arc::new((entry.build)(registry, Some(format))))
     }
 }

@@ -1,12 +1,11 @@
-//! What is wrong with the shape of a document, in the words of people who write such documents. The library that reads them
-//! speaks of its own types.
+//! Readable messages for the errors of serde, whose own texts name Rust types.
 //!
-//! Values are not repeated unless they stand for themselves, since they may be secret.
+//! Values are not repeated unless they are enum values, since they may be secret.
 
 use super::suggestion::suggestion;
 
-/// What the library says of a document, in the words of TOML; none if it is no complaint about a shape.
-pub fn plain(message: &str) -> Option<String> {
+/// Translates an error of serde to the terms of TOML; none if it is not about the type of a value.
+pub fn for_toml(message: &str) -> Option<String> {
     if let Some((word, known)) = unknown(message, "unknown field `") {
         return Some(format!("unknown key; {}", suggestion(word, known, "allowed are")));
     }
@@ -20,7 +19,7 @@ pub fn plain(message: &str) -> Option<String> {
         return Some(format!("`{name}` must be given"));
     }
     if let Some(name) = quoted(message, "duplicate field `") {
-        return Some(format!("`{name}` is there twice"));
+        return Some(format!("`{name}` is given twice"));
     }
     if message.starts_with("data did not match any variant") {
         return Some("has none of the forms that are allowed here".to_owned());
@@ -33,8 +32,8 @@ pub fn plain(message: &str) -> Option<String> {
     Some(format!("must be {}, not {}", thing(expected), thing(found)))
 }
 
-/// The same words for who writes JSON. What stands in backticks is quoted and stays as it is.
-pub fn in_json(words: &str) -> String {
+/// Translates a message for TOML to the terms of JSON. Text in backticks is quoted and stays the same.
+pub fn for_json(words: &str) -> String {
     let parts = words.split('`').enumerate().map(|(at, part)| match at % 2 {
         0 => part
             .replace("a table", "an object")
@@ -91,7 +90,7 @@ mod tests {
 
     #[test]
     fn no_word_of_the_library_is_left() {
-        for (said, told) in [
+        for (message_of_serde, translated) in [
             (
                 "invalid type: sequence, expected a map",
                 "must be an object, not a list",
@@ -126,7 +125,7 @@ mod tests {
                 "must be an object",
             ),
             ("missing field `thread_ids`", "`thread_ids` must be given"),
-            ("duplicate field `limit`", "`limit` is there twice"),
+            ("duplicate field `limit`", "`limit` is given twice"),
             (
                 "unknown variant `rase`, expected `raise` or `do_nothing`",
                 "`rase` is not allowed; did you mean `raise`? \
@@ -138,12 +137,12 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                plain(said).map(|words| in_json(&words)).as_deref(),
-                Some(told),
-                "{said}"
+                for_toml(message_of_serde).map(|words| for_json(&words)).as_deref(),
+                Some(translated),
+                "{message_of_serde}"
             );
         }
-        assert_eq!(plain("must be an IANA name"), None);
-        assert_eq!(in_json("`a table` is a table"), "`a table` is an object");
+        assert_eq!(for_toml("must be an IANA name"), None);
+        assert_eq!(for_json("`a table` is a table"), "`a table` is an object");
     }
 }

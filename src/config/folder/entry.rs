@@ -1,4 +1,4 @@
-//! A file or folder, and what people call it.
+//! A file or folder with its path for messages.
 
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -6,25 +6,25 @@ use std::path::{Path, PathBuf};
 use crate::config::problem::Problem;
 use crate::definition::Severity;
 
-/// The largest file that is read, in bytes.
-const LARGEST: u64 = 1024 * 1024;
+/// The maximum size of a file, in bytes.
+const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// A file or folder below the folder of all agents.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct FolderEntry {
     pub(super) real: PathBuf,
-    pub(super) shown: PathBuf,
-    /// Where links may lead; anywhere if it cannot be told.
+    pub(super) display_path: PathBuf,
+    /// The folder that links must not leave; none if it cannot be determined.
     root: Option<PathBuf>,
 }
 
-impl Place {
-    /// The folder of all agents.
-    pub(super) fn root(real: &Path, shown: &Path) -> Self {
+impl FolderEntry {
+    /// Creates the entry of the folder of all agents.
+    pub(super) fn root(real: &Path, display_path: &Path) -> Self {
         let root = real.canonicalize().ok();
         Self {
             real: real.to_path_buf(),
-            shown: shown.to_path_buf(),
+            display_path: display_path.to_path_buf(),
             root,
         }
     }
@@ -32,20 +32,20 @@ impl Place {
     pub(super) fn join(&self, name: &str) -> Self {
         Self {
             real: self.real.join(name),
-            shown: self.shown.join(name),
+            display_path: self.display_path.join(name),
             root: self.root.clone(),
         }
     }
 
     pub(super) fn name(&self) -> String {
-        self.shown
+        self.display_path
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default()
     }
 
     pub(super) fn stem(&self) -> String {
-        self.shown
+        self.display_path
             .file_stem()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default()
@@ -66,8 +66,8 @@ impl Place {
         self.problem(format!("cannot be read: {error}"))
     }
 
-    /// Whether links on the way lead to something within the folder of all agents.
-    pub(super) fn leads_within(&self) -> Result<(), Problem> {
+    /// Checks that links on the path stay within the folder of all agents.
+    pub(super) fn check_within_root(&self) -> Result<(), Problem> {
         let end = match self.real.canonicalize() {
             Ok(end) => end,
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -83,7 +83,7 @@ impl Place {
         }
     }
 
-    /// What lies in a folder, in the order of the names.
+    /// Returns the entries of a folder, in the order of the names.
     pub(super) fn entries(&self) -> Result<Vec<Self>, Problem> {
         let entries = self.real.read_dir().map_err(|error| self.unreadable(&error))?;
         let mut names: Vec<String> = entries
@@ -94,27 +94,27 @@ impl Place {
         Ok(names.iter().map(|name| self.join(name)).collect())
     }
 
-    /// The text of a file.
+    /// Reads the text of a file.
     pub(super) fn text(&self) -> Result<String, Problem> {
-        self.leads_within()?;
-        // Of anything else, a pipe for example, nobody knows when it ends.
+        self.check_within_root()?;
+        // Reading anything else, such as a pipe, might never end.
         if !self.real.is_file() {
             return Err(self.problem("must be a file"));
         }
         let mut text = String::new();
         let file = std::fs::File::open(&self.real).map_err(|error| self.unreadable(&error))?;
-        file.take(LARGEST + 1)
+        file.take(MAX_FILE_BYTES + 1)
             .read_to_string(&mut text)
             .map_err(|error| self.unreadable(&error))?;
-        if u64::try_from(text.len()).is_ok_and(|length| length > LARGEST) {
-            return Err(self.problem(format!("has more than {LARGEST} bytes")));
+        if u64::try_from(text.len()).is_ok_and(|length| length > MAX_FILE_BYTES) {
+            return Err(self.problem(format!("has more than {MAX_FILE_BYTES} bytes")));
         }
         Ok(text)
     }
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for FolderEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.shown.display().fmt(f)
+        self.display_path.display().fmt(f)
     }
 }

@@ -1,4 +1,4 @@
-//! What `adjutant check` says.
+//! The report of `adjutant check`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -7,8 +7,8 @@ use super::{LoadedConfig, Problems};
 use crate::definition::mcp::McpServerDefinition;
 use crate::definition::{AgentDefinition, Location, SubagentDefinition};
 
-/// The whole answer, and whether the configuration can be used.
-pub fn verdict(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
+/// Returns the report, and whether the configuration is valid.
+pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
     let mut text = String::new();
     let problems = match loaded {
         Ok(loaded) => {
@@ -51,7 +51,7 @@ fn describe(text: &mut String, loaded: &LoadedConfig) {
 
 fn describe_servers(text: &mut String, indent: &str, servers: &BTreeMap<String, McpServerDefinition>) {
     for (name, server) in servers {
-        // Arguments and addresses may hold secrets.
+        // Arguments and URLs may contain secrets.
         let kind = server
             .command
             .as_ref()

@@ -1,24 +1,24 @@
-//! Policy: who delegated may have written the instructions.
+//! Middleware: instructions from the delegating agent replace the subagent's own.
 //!
-//! They take the place of the standard ones; what other policies add to these stays.
+//! Only the definition's instructions are replaced; texts added by other middleware stay.
 
 use async_trait::async_trait;
 
 use super::{Middleware, ModelAnswer, NextModel};
 use crate::definition::SystemPrompt;
-use crate::domain::state::ORDERED_PROMPT;
+use crate::domain::state::DELEGATED_PROMPT;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
-/// The policy.
+/// The prompt override middleware.
 #[derive(Debug, Clone)]
 pub struct PromptOverride {
-    /// The instructions that are replaced.
+    /// The instructions to replace.
     standard: SystemPrompt,
 }
 
 impl PromptOverride {
-    /// Replaces `standard`, which begins the instructions of the agent.
+    /// Creates the middleware; `standard` is the beginning of the agent's instructions.
     pub fn new(standard: &SystemPrompt) -> Self {
         Self {
             standard: standard.clone(),
@@ -33,7 +33,11 @@ impl Middleware for PromptOverride {
     }
 
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
-        let ordered = next.state.fields.get(ORDERED_PROMPT).and_then(|prompt| prompt.as_str());
+        let ordered = next
+            .state
+            .fields
+            .get(DELEGATED_PROMPT)
+            .and_then(|prompt| prompt.as_str());
         if let Some(ordered) = ordered {
             request.system.begin_instead(&self.standard, ordered);
         }

@@ -1,6 +1,6 @@
-//! Policy: the agent works until a certain tool has succeeded, and that tool's result is its own.
+//! Middleware: the agent works until a certain tool succeeds, and returns that tool's result.
 //!
-//! A model that stops before is reminded, but not for ever.
+//! A model that stops earlier is reminded a limited number of times.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -15,17 +15,17 @@ use crate::domain::message::{Role, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::tool::{Halt, Scope};
 
-/// What marks a reminder as ours.
-const OURS: &str = "until_tool";
+/// The value that marks reminders of this middleware.
+const SOURCE: &str = "until_tool";
 
-/// The policy.
+/// The until-tool middleware.
 #[derive(Debug, Clone)]
 pub struct UntilToolMiddleware {
     tools: Vec<String>,
 }
 
 impl UntilToolMiddleware {
-    /// The work ends with the first success of one of `tools`.
+    /// Creates the middleware; the run ends with the first success of one of `tools`.
     pub fn new(tools: Vec<String>) -> Self {
         Self { tools }
     }
@@ -37,7 +37,7 @@ impl Middleware for UntilToolMiddleware {
         builtins::UNTIL
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::AfterModel]
     }
 
@@ -52,11 +52,11 @@ impl Middleware for UntilToolMiddleware {
             "the model stopped without calling the tool that its work has to end with",
         );
         ToolUseReminder {
-            source: OURS,
+            source: SOURCE,
             text,
             failure,
         }
-        .about(state)
+        .remind(state)
     }
 
     fn receive(&self, _: &Scope, _: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {

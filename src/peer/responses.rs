@@ -1,71 +1,71 @@
-//! What another server answers, as far as it is of use here. Whatever else it says is passed over.
+//! The responses of another server. Fields that are not needed are ignored.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::workplace::ERRAND;
+use super::remote_thread::RUN_KEY;
 use crate::domain::background::TaskSnapshot;
 use crate::domain::run::RunStatus;
 
-/// A thread there.
+/// A thread on another server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct PeerThread {
-    /// Identifies it.
+    /// The id.
     pub thread_id: Uuid,
-    /// `idle`, `busy`, `interrupted` or `error`.
+    /// The status: `idle`, `busy`, `interrupted` or `error`.
     #[serde(default)]
     pub status: String,
-    /// Why its last run failed, when it did: `{error, message}`, or a text.
+    /// The error of the last run, if it failed: `{error, message}`, or a text.
     #[serde(default)]
     pub error: Option<Value>,
 }
 
-/// A run there.
+/// A run on another server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct PeerRun {
-    /// Identifies it.
+    /// The id.
     pub run_id: Uuid,
-    /// What it is doing.
+    /// The status.
     pub status: RunStatus,
-    /// Notes on it.
+    /// The metadata.
     #[serde(default)]
     pub metadata: Option<Map<String, Value>>,
 }
 
 impl PeerRun {
-    /// How the work stands by this.
-    pub fn sight(&self) -> TaskSnapshot {
+    /// Returns the status of the run as a snapshot of its task.
+    pub fn snapshot(&self) -> TaskSnapshot {
         TaskSnapshot::of(self.run_id.to_string(), self.status.into())
     }
 
-    /// Whether it was begun from here under this key.
-    pub fn is_errand(&self, key: &str) -> bool {
-        self.is_noted(ERRAND, key)
+    /// Returns whether this server started the run with this key.
+    pub fn has_key(&self, key: &str) -> bool {
+        self.has_metadata(RUN_KEY, key)
     }
 
-    /// Whether it bears this note.
-    pub fn is_noted(&self, key: &str, value: &str) -> bool {
-        self.metadata.as_ref().and_then(|notes| notes.get(key)?.as_str()) == Some(value)
+    /// Returns whether the metadata has this entry.
+    pub fn has_metadata(&self, key: &str, value: &str) -> bool {
+        self.metadata.as_ref().and_then(|metadata| metadata.get(key)?.as_str()) == Some(value)
     }
 }
 
-/// Where a thread there stands.
+/// The state of a thread on another server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct PeerState {
-    /// The fields of its state: an object, but for a thread on which nothing happened.
+    /// The state's fields: an object, except for a thread without runs.
     #[serde(default)]
     pub values: Value,
-    /// What it asks humans.
+    /// The open interrupts.
     #[serde(default)]
     pub interrupts: Vec<PeerInterrupt>,
-    /// What comes next.
+    /// The next tasks.
     #[serde(default)]
     pub tasks: Vec<PeerTask>,
 }
 
 impl PeerState {
-    /// What it asks humans. Older servers tell it with their tasks only.
+    /// Returns the open interrupts, which older servers list under their tasks only.
     pub fn questions(&self) -> Vec<PeerInterrupt> {
         if self.interrupts.is_empty() {
             return self
@@ -78,27 +78,27 @@ impl PeerState {
     }
 }
 
-/// A task there.
+/// A next task of a thread.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct PeerTask {
-    /// Why it failed, when it did.
+    /// The error, if the task failed.
     #[serde(default)]
     pub error: Option<Value>,
-    /// What it asks humans.
+    /// The open interrupts of the task.
     #[serde(default)]
     pub interrupts: Vec<PeerInterrupt>,
 }
 
-/// A question there.
+/// An interrupt of a thread on another server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct PeerInterrupt {
-    /// Identifies it there; very old servers give none.
+    /// The id; very old servers send none.
     #[serde(default, alias = "interrupt_id")]
     pub id: Option<String>,
-    /// What is asked.
+    /// The value of the interrupt.
     #[serde(default)]
     pub value: Value,
-    /// JSON Schema of a valid answer, where the server tells it.
+    /// The JSON Schema of a valid answer, if the server sends one.
     #[serde(default)]
     pub response_schema: Option<Value>,
 }

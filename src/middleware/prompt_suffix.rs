@@ -1,6 +1,6 @@
-//! Policy: a text stands at the very end of the instructions.
+//! Middleware: appends a text to the end of the instructions.
 //!
-//! What stands before it is the same for several agents, so that providers can reuse what they have read of it.
+//! The instructions before it are the same for several agents, so that providers can cache them.
 
 use async_trait::async_trait;
 
@@ -9,7 +9,7 @@ use crate::definition::SystemPrompt;
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
-/// The policy. It has to be the innermost one that changes the instructions.
+/// The prompt suffix middleware. It must be the innermost one that changes the instructions.
 #[derive(Debug, Clone)]
 pub struct PromptSuffix(pub SystemPrompt);
 

@@ -1,4 +1,4 @@
-//! What clients do to a machine that no run moves: they write into its state, or send it elsewhere.
+//! Changes to a machine by clients while no run drives it: state updates and jumps.
 
 use super::{
     Call, CheckpointId, CheckpointSource, Entry, HookPoint, InterruptSource, MODEL, Machine, Phase, Plan, Position,
@@ -11,18 +11,18 @@ use crate::domain::interrupt::Action;
 use crate::domain::message::ToolCall;
 
 impl Machine {
-    /// Whether a call of the step under way is the work of `child`, and not answered.
+    /// Returns whether a call of the current step is delegated to `child` and has no result.
     pub fn waits_for(&self, child: RunId) -> bool {
         let Phase::Tools { calls } = &self.position.phase else {
             return false;
         };
         calls
             .iter()
-            .any(|call| matches!(call.fate, CallStatus::Delegated { child: of, .. } if of == child))
+            .any(|call| matches!(call.status, CallStatus::Delegated { child: of, .. } if of == child))
     }
 
-    /// Writes `update` from outside the loop, as if `node` had written it.
-    pub fn written(
+    /// Applies an update as if `node` had written it, and advances beyond that node.
+    pub fn apply_external(
         &mut self,
         plan: &Plan,
         source: CheckpointSource,
@@ -33,69 +33,69 @@ impl Machine {
         let update = update.ruled(&plan.rules);
         self.state.apply(&update);
         self.position = Position::default();
-        let entry = self.enter(id, source, node, vec![update]);
-        self.arrive_after(plan, node);
+        let entry = self.append_entry(id, source, node, vec![update]);
+        self.advance_after(plan, node);
         entry
     }
 
-    /// Writes `update` from outside the loop and stays where the run stands.
-    pub fn noted(&mut self, plan: &Plan, update: Update, id: CheckpointId) -> Entry {
+    /// Applies an update without changing the position.
+    pub fn append_update(&mut self, plan: &Plan, update: Update, id: CheckpointId) -> Entry {
         let update = update.ruled(&plan.rules);
         self.state.apply(&update);
-        self.enter(id, CheckpointSource::Update, START, vec![update])
+        self.append_entry(id, CheckpointSource::Update, START, vec![update])
     }
 
-    /// Begins a history of its own at an older checkpoint, and stands where that stands. A run that asks before it takes a step
-    /// needs a checkpoint at which its question waits.
-    pub fn forked(&mut self, id: CheckpointId) -> Entry {
-        self.enter(id, CheckpointSource::Fork, START, vec![])
+    /// Starts a new branch at an older checkpoint, with the same position. A run that raises an interrupt before its
+    /// first step needs a checkpoint of its own for it.
+    pub fn fork(&mut self, id: CheckpointId) -> Entry {
+        self.append_entry(id, CheckpointSource::Fork, START, vec![])
     }
 
-    /// Goes to where the loop goes after `node`.
-    fn arrive_after(&mut self, plan: &Plan, node: &str) {
+    /// Advances to the phase after `node`.
+    fn advance_after(&mut self, plan: &Plan, node: &str) {
         match node {
-            // What a program writes is the end of the run.
+            // The update of a program is the end of the run.
             _ if plan.program == Some(node) => self.position.phase = Phase::Ended,
-            START => self.arrive(plan, HookPoint::BeforeAgent, 0),
-            MODEL => self.arrive(plan, HookPoint::AfterModel, 0),
-            TOOLS => self.arrive(plan, HookPoint::BeforeModel, 0),
+            START => self.advance_to(plan, HookPoint::BeforeAgent, 0),
+            MODEL => self.advance_to(plan, HookPoint::AfterModel, 0),
+            TOOLS => self.advance_to(plan, HookPoint::BeforeModel, 0),
             _ => match plan.find(node) {
-                Some((moment, at)) => self.arrive(plan, moment, at + 1),
+                Some((point, at)) => self.advance_to(plan, point, at + 1),
                 None => self.position.phase = Phase::Ended,
             },
         }
     }
 
-    /// Goes straight to a place in the loop. Questions that are not asked there are left behind.
-    pub fn go_to(&mut self, plan: &Plan, place: &Destination) {
+    /// Jumps to a node of the loop. Interrupts of other nodes are dropped.
+    pub fn jump_to(&mut self, plan: &Plan, place: &Destination) {
         match place {
-            Destination::Model(shown) => {
-                self.forget_questions();
+            Destination::Model(messages) => {
+                self.clear_questions();
                 self.position.phase = Phase::Model;
-                self.position.shown = shown.clone();
+                self.position.model_input = messages.clone();
             }
-            Destination::Hook(moment, next) => {
-                self.forget_questions();
+            Destination::Hook(point, next) => {
+                self.clear_questions();
                 self.position.phase = Phase::Hooks {
-                    moment: *moment,
+                    point: *point,
                     next: *next,
                 };
             }
-            Destination::Tools { own, sent } => self.go_to_tools(plan, *own, sent),
+            Destination::Tools { own, sent } => self.jump_to_tools(plan, *own, sent),
             Destination::End => {
-                self.forget_questions();
+                self.clear_questions();
                 self.position.phase = Phase::Ended;
             }
         }
     }
 
-    fn go_to_tools(&mut self, plan: &Plan, own: bool, sent: &[ToolCall]) {
+    fn jump_to_tools(&mut self, plan: &Plan, own: bool, sent: &[ToolCall]) {
         self.position
             .asked
             .retain(|asked| own && matches!(asked.asker, InterruptSource::Call(_)));
         let before = std::mem::take(&mut self.position.phase);
         if own {
-            self.arrive_at_tools(plan);
+            self.advance_to_tools(plan);
         }
         if !sent.is_empty() {
             let mut calls = match std::mem::take(&mut self.position.phase) {
@@ -106,7 +106,8 @@ impl Machine {
             calls.extend(sent.iter().map(sent_call));
             self.position.phase = Phase::Tools { calls };
         }
-        // What has begun must not begin once more, as when a client's command is obeyed again after a crash.
+        // A call that was started must not start again, for example when a client's command is repeated after a
+        // crash.
         if let (Phase::Tools { calls: known }, Phase::Tools { calls }) = (before, &mut self.position.phase) {
             for call in calls {
                 if let Some(begun) = known.iter().find(|other| other.id == call.id) {
@@ -117,7 +118,7 @@ impl Machine {
     }
 }
 
-/// A call that a client brings: it says itself what runs, as no answer of the model does.
+/// Creates a call from a client's command. The call itself is stored, since no answer of the model contains it.
 fn sent_call(call: &ToolCall) -> Call {
     let action = Action {
         name: call.name.clone(),
@@ -126,6 +127,6 @@ fn sent_call(call: &ToolCall) -> Call {
     Call {
         id: call.id.clone(),
         edited: Some(action),
-        fate: CallStatus::Ready,
+        status: CallStatus::Ready,
     }
 }

@@ -1,4 +1,4 @@
-//! The transcript of a remote agent, read from the state of its thread.
+//! The messages of a remote agent, read from the state of its thread.
 
 use std::sync::Arc;
 
@@ -7,37 +7,37 @@ use serde_json::Value;
 use crate::domain::message::{Message, Role};
 use crate::domain::state::Update;
 
-/// How much of what was said on the way is kept, in bytes of JSON; of more, only the answer is.
-const MOST_KEPT: usize = 1024 * 1024;
+/// The maximum size of the messages before the answer, in bytes of JSON. If they are larger, only the answer is kept.
+const MAX_KEPT_BYTES: usize = 1024 * 1024;
 
-/// What the agent wrote.
+/// The messages that the agent wrote.
 pub(super) struct Transcript {
-    /// Before its answer.
+    /// The messages before the answer.
     pub(super) before: Update,
-    /// The last thing that its model said.
+    /// The last message of the agent's model.
     pub(super) answer: Message,
 }
 
-/// Reads what the agent wrote from the fields of its state.
+/// Reads the messages from the values of a state.
 ///
 /// # Errors
-/// Says why there is none.
+/// The reason why there is no answer.
 pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
     let messages = values.get("messages").and_then(Value::as_array);
     let messages = messages.ok_or("its final state has no `messages`")?;
-    let told = messages
+    let task = messages
         .iter()
         .position(|message| message.get("type").and_then(Value::as_str) == Some("human"));
-    let said = &messages[told.map_or(0, |at| at + 1)..];
-    let mut said: Vec<Message> = said
+    let replies = &messages[task.map_or(0, |at| at + 1)..];
+    let mut replies: Vec<Message> = replies
         .iter()
         .filter_map(|message| serde_json::from_value(message.clone()).ok())
         .collect();
-    let mut answer = match said.iter().rposition(Message::is_ai) {
-        Some(last) => said.drain(last..).next().unwrap_or_else(|| Message::ai("")),
+    let mut answer = match replies.iter().rposition(Message::is_ai) {
+        Some(last) => replies.drain(last..).next().unwrap_or_else(|| Message::ai("")),
         None => Message::ai(""),
     };
-    // Its calls were answered there; here they would be open.
+    // The calls were answered on the other server; here they would appear as open.
     if let Role::Ai {
         tool_calls,
         invalid_tool_calls,
@@ -47,8 +47,8 @@ pub(super) fn transcript(values: &Value) -> Result<Transcript, &'static str> {
         tool_calls.clear();
         invalid_tool_calls.clear();
     }
-    let size = serde_json::to_string(&said).map_or(usize::MAX, |text| text.len());
-    let kept = if size > MOST_KEPT { vec![] } else { said };
+    let size = serde_json::to_string(&replies).map_or(usize::MAX, |text| text.len());
+    let kept = if size > MAX_KEPT_BYTES { vec![] } else { replies };
     let mut before = Update {
         messages: kept.into_iter().map(Arc::new).collect(),
         ..Update::none()
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn of_a_conversation_without_measure_only_the_answer_is_kept() {
-        let long = "x".repeat(MOST_KEPT);
+        let long = "x".repeat(MAX_KEPT_BYTES);
         let values = json!({"messages": [{"type": "ai", "content": long}, {"type": "ai", "content": "done"}]});
         let Transcript { before, answer } = transcript(&values).expect("an answer");
         assert_eq!(before.messages.len(), 0);

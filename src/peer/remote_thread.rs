@@ -1,4 +1,4 @@
-//! A thread of another server on which work from here is done: the work is begun once, looked at, and stopped.
+//! A thread on another server that executes a task of this one: its runs are started once, polled and cancelled.
 
 use std::time::Duration;
 
@@ -6,29 +6,29 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use super::answers::{PeerInterrupt, PeerRun, PeerState, PeerThread};
-use super::client::{Peer, PeerError, PeerResult, RunOrder};
-use crate::domain::background::{LONGEST_RESULT, TaskSnapshot, TaskStatus};
+use super::client::{Peer, PeerError, PeerResult, RemoteRunRequest};
+use super::responses::{PeerInterrupt, PeerRun, PeerState, PeerThread};
+use crate::domain::background::{MAX_RESULT_CHARS, TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::limits::Usage;
 use crate::domain::machine::END;
 use crate::domain::run::RunStatus;
 use crate::domain::state::{State, Update};
 
-/// The note on a run by which it is found again.
-pub(super) const ERRAND: &str = "adjutant_errand";
-/// The pauses before something is tried or looked at again.
+/// The metadata key by which a run is found again.
+pub(super) const RUN_KEY: &str = "adjutant_errand";
+/// The pauses between attempts and between polls.
 pub(super) const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(200), Duration::from_secs(5));
-/// How many of the newest runs of a thread are looked through for one of ours.
-pub(super) const LOOKED_THROUGH: u32 = 20;
-/// How often a thread is looked at again that changes while it is looked at.
+/// The number of latest runs that are searched for one of this server.
+pub(super) const SEARCHED_RUNS: u32 = 20;
+/// The number of attempts to read a thread that changes meanwhile.
 const ATTEMPTS: u32 = 3;
-/// How much of what is no text is kept, in bytes of JSON: images of a result, questions.
-const MOST_KEPT: usize = 1024 * 1024;
-/// How much of an error is kept, in characters.
-const LONGEST_ERROR: usize = 2_000;
+/// The maximum size of media and questions that are stored, in bytes of JSON.
+const MAX_KEPT_BYTES: usize = 1024 * 1024;
+/// The maximum length of a stored error, in characters.
+const MAX_ERROR_CHARS: usize = 2_000;
 
-/// A thread of another server on which work from here is done. Its id was chosen here.
+/// A thread on another server for work of this one, whose id was chosen here.
 #[derive(Clone)]
 pub struct RemoteThread {
     /// The server.
@@ -37,16 +37,16 @@ pub struct RemoteThread {
     pub thread: Uuid,
 }
 
-/// Why work was not begun.
+/// The error of a run that was not started.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotBegun {
-    /// What came in between.
+pub struct StartFailed {
+    /// The cause.
     pub error: PeerError,
-    /// Whether it is certain that nothing was begun.
+    /// True if it is certain that no run was started.
     pub is_certain: bool,
 }
 
-impl From<PeerError> for NotBegun {
+impl From<PeerError> for StartFailed {
     fn from(error: PeerError) -> Self {
         Self {
             error,
@@ -56,37 +56,43 @@ impl From<PeerError> for NotBegun {
 }
 
 impl RemoteThread {
-    /// Makes the thread, unless it is there, and begins a run on it, unless one of this key was begun. What may pass is
-    /// waited for, but not longer than `patience`.
+    /// Creates the thread, unless it exists, and starts a run on it, unless one with this key exists. Transient
+    /// errors are retried for up to `patience`.
     ///
     /// # Errors
-    /// See [`NotBegun`].
-    pub async fn begin(
+    /// See [`StartFailed`].
+    pub async fn create_and_start(
         &self,
-        notes: &Map<String, Value>,
-        order: RunOrder,
-        (key, patience): (&str, Duration),
-    ) -> Result<PeerRun, NotBegun> {
-        self.patiently(patience, || self.peer.create_thread(self.thread, notes))
+        metadata: &Map<String, Value>,
+        order: RemoteRunRequest,
+        key: &str,
+        patience: Duration,
+    ) -> Result<PeerRun, StartFailed> {
+        self.with_retries(patience, || self.peer.create_thread(self.thread, metadata))
             .await?;
-        self.order(order, (key, patience)).await
+        self.start_run(order, key, patience).await
     }
 
-    /// Begins a run, unless one of this key was begun. What may pass is waited for, but not longer than `patience`.
+    /// Starts a run, unless one with this key exists. Transient errors are retried for up to `patience`.
     ///
     /// # Errors
-    /// See [`NotBegun`].
-    pub async fn order(&self, mut order: RunOrder, (key, patience): (&str, Duration)) -> Result<PeerRun, NotBegun> {
-        order.metadata.insert(ERRAND.to_owned(), key.into());
+    /// See [`StartFailed`].
+    pub async fn start_run(
+        &self,
+        mut order: RemoteRunRequest,
+        key: &str,
+        patience: Duration,
+    ) -> Result<PeerRun, StartFailed> {
+        order.metadata.insert(RUN_KEY.to_owned(), key.into());
         let since = Instant::now();
         let mut is_certain = true;
         let mut failures = 0;
         loop {
             let left = patience.saturating_sub(since.elapsed());
             let found = self
-                .patiently(left, || self.find(key))
+                .with_retries(left, || self.find(key))
                 .await
-                .map_err(|error| NotBegun { error, is_certain })?;
+                .map_err(|error| StartFailed { error, is_certain })?;
             if let Some(run) = found {
                 return Ok(run);
             }
@@ -95,10 +101,11 @@ impl RemoteThread {
                 Err(error) => {
                     is_certain &= error.is_refusal();
                     failures += 1;
-                    // Whether it began is not known, or the thread is busy, maybe with this very run: it is looked at again.
-                    let may_pass = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
-                    if !may_pass || since.elapsed() + BACKOFF.pause(failures) > patience {
-                        return Err(NotBegun { error, is_certain });
+                    // It is unknown whether the run was started, or the thread is busy, maybe with this very run:
+                    // search again.
+                    let is_transient = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
+                    if !is_transient || since.elapsed() + BACKOFF.pause(failures) > patience {
+                        return Err(StartFailed { error, is_certain });
                     }
                 }
             }
@@ -106,31 +113,31 @@ impl RemoteThread {
         }
     }
 
-    /// The run that was begun under this key.
+    /// Returns the run that was started with this key.
     ///
     /// # Errors
     /// See [`PeerError`].
     pub async fn find(&self, key: &str) -> PeerResult<Option<PeerRun>> {
-        Ok(self.runs().await?.into_iter().find(|run| run.is_errand(key)))
+        Ok(self.runs().await?.into_iter().find(|run| run.has_key(key)))
     }
 
-    /// The newest runs, the newest first.
+    /// Returns the latest runs, newest first.
     ///
     /// # Errors
     /// See [`PeerError`].
     pub async fn runs(&self) -> PeerResult<Vec<PeerRun>> {
-        self.peer.runs(self.thread, LOOKED_THROUGH).await
+        self.peer.runs(self.thread, SEARCHED_RUNS).await
     }
 
-    /// How the work stands: what the newest run came to. None if there is none.
+    /// Returns the status and the result of the newest run; none if there is no run.
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn look(&self) -> PeerResult<Option<TaskSnapshot>> {
+    pub async fn snapshot(&self) -> PeerResult<Option<TaskSnapshot>> {
         let mut newest = self.newest().await?;
         for _ in 0..ATTEMPTS {
             let Some(run) = newest else { return Ok(None) };
-            let seen = run.sight();
+            let seen = run.snapshot();
             let seen = match run.status {
                 RunStatus::Pending | RunStatus::Running => return Ok(Some(seen)),
                 RunStatus::Interrupted => {
@@ -147,9 +154,9 @@ impl RemoteThread {
                         ..seen
                     }
                 }
-                RunStatus::Success => came_to(seen, self.peer.state(self.thread).await?),
+                RunStatus::Success => with_result(seen, self.peer.state(self.thread).await?),
             };
-            // Somebody may have gone on with the thread since: then this is not what the run came to.
+            // Another client may have started a run since; then the state belongs to that run.
             newest = self.newest().await?;
             if newest.as_ref().is_some_and(|newest| newest.run_id == run.run_id) {
                 return Ok(Some(seen));
@@ -158,7 +165,7 @@ impl RemoteThread {
         Ok(newest.map(|run| TaskSnapshot::of(run.run_id.to_string(), TaskStatus::Running)))
     }
 
-    /// What was used there by all that was done; none if that cannot be seen.
+    /// Returns the usage of the whole thread; none if it is unknown.
     async fn used(&self) -> Option<Usage> {
         used_by(&self.peer.state(self.thread).await.ok()??)
     }
@@ -167,37 +174,37 @@ impl RemoteThread {
         Ok(self.peer.runs(self.thread, 1).await?.into_iter().next())
     }
 
-    /// Stops all that is at work or waits for its turn, the newest first.
+    /// Cancels all running and queued runs, newest first.
     ///
     /// # Errors
-    /// See [`PeerError`]; it may have been stopped in part then.
-    pub async fn stop(&self) -> PeerResult<()> {
+    /// See [`PeerError`]; some of the runs may have been cancelled then.
+    pub async fn cancel_runs(&self) -> PeerResult<()> {
         for run in self.runs().await?.into_iter().filter(|run| !run.status.is_final()) {
             self.peer.cancel(self.thread, run.run_id).await?;
         }
         Ok(())
     }
 
-    /// Gives up what the work waits for: nobody is asked any more.
+    /// Cancels the open interrupts of the thread: nobody has to answer them any more.
     ///
     /// # Errors
     /// See [`PeerError`].
-    pub async fn give_up(&self, graph_id: &str, key: &str) -> PeerResult<()> {
-        let order = RunOrder {
+    pub async fn cancel_interrupts(&self, graph_id: &str, key: &str) -> PeerResult<()> {
+        let order = RemoteRunRequest {
             assistant_id: graph_id.to_owned(),
             command: Some(json!({"goto": END})),
             multitask_strategy: "reject",
             stream_mode: vec!["values"],
-            ..RunOrder::default()
+            ..RemoteRunRequest::default()
         };
-        self.order(order, (key, Duration::ZERO))
+        self.start_run(order, key, Duration::ZERO)
             .await
             .map(drop)
             .map_err(|not_begun| not_begun.error)
     }
 
-    /// Asks until there is an answer, for as long as there is patience.
-    pub(super) async fn patiently<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> PeerResult<T>
+    /// Repeats a request until it succeeds, for as long as `patience` allows.
+    pub(super) async fn with_retries<T, F>(&self, patience: Duration, ask: impl Fn() -> F) -> PeerResult<T>
     where
         F: Future<Output = PeerResult<T>>,
     {
@@ -205,20 +212,20 @@ impl RemoteThread {
         let mut failures = 0;
         loop {
             let error = match ask().await {
-                Err(error) if error.may_pass() => error,
+                Err(error) if error.is_transient() => error,
                 answer => return answer,
             };
             failures += 1;
             if since.elapsed() + BACKOFF.pause(failures) > patience {
                 return Err(error);
             }
-            tracing::debug!(thread = %self.thread, place = %self.peer.place(), %error, "another server is out of reach");
+            tracing::debug!(thread = %self.thread, place = %self.peer.display_url(), %error, "another server is unreachable; retrying");
             sleep(spread(BACKOFF.pause(failures), self.thread)).await;
         }
     }
 }
 
-/// Why the last run on a thread failed, as far as the thread says.
+/// Returns the reason why the last run of a thread failed, if the thread states it.
 pub(super) fn failure(thread: &PeerThread) -> Option<String> {
     let error = thread.error.as_ref()?;
     let text = |value: &Value| value.as_str().map(str::to_owned);
@@ -228,11 +235,11 @@ pub(super) fn failure(thread: &PeerThread) -> Option<String> {
         error.get("message").and_then(text),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
-    (!parts.is_empty()).then(|| parts.join(": ").chars().take(LONGEST_ERROR).collect())
+    (!parts.is_empty()).then(|| parts.join(": ").chars().take(MAX_ERROR_CHARS).collect())
 }
 
-/// What a run that is done came to: a result, or questions.
-fn came_to(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
+/// Adds the result or the questions of a completed run to its snapshot.
+fn with_result(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
     let Some(state) = state else {
         let error = "The thread of the task was deleted there.".to_owned();
         return TaskSnapshot {
@@ -269,20 +276,20 @@ fn came_to(seen: TaskSnapshot, state: Option<PeerState>) -> TaskSnapshot {
         .extend(structured.map(|value| ("structured_response".to_owned(), value)));
     let mut final_state = State::default();
     final_state.apply(&update);
-    // One more than is told, so that it is seen that there is more.
+    // One extra character, to detect that the text was truncated.
     let result = final_state
         .conclusion()
-        .map(|text| text.chars().take(LONGEST_RESULT + 1).collect());
+        .map(|text| text.chars().take(MAX_RESULT_CHARS + 1).collect());
     let mut media = final_state.media();
-    if size(&media) > MOST_KEPT {
+    if size(&media) > MAX_KEPT_BYTES {
         media = vec![
-            json!({"type": "text", "text": "(What is no text is too large to be passed on; see it on its server.)"}),
+            json!({"type": "text", "text": "(The media are too large to be passed on; see them on the other server.)"}),
         ];
     }
     TaskSnapshot { result, media, ..seen }
 }
 
-/// What was used by all that was done on a thread, as far as its messages tell.
+/// Returns the usage of a thread, as far as its messages report it.
 fn used_by(state: &PeerState) -> Option<Usage> {
     let messages = state.values.get("messages")?.as_array()?;
     let count = |kind: &str| {
@@ -310,7 +317,7 @@ fn used_by(state: &PeerState) -> Option<Usage> {
     })
 }
 
-/// The questions, as they are kept here.
+/// Returns the questions in the form in which they are stored.
 fn kept_questions(questions: Vec<PeerInterrupt>) -> Vec<Value> {
     let kept = |short: bool| -> Vec<Value> {
         let one = |asked: &PeerInterrupt| match short {
@@ -322,7 +329,11 @@ fn kept_questions(questions: Vec<PeerInterrupt>) -> Vec<Value> {
         questions.iter().map(one).collect()
     };
     let whole = kept(false);
-    if size(&whole) > MOST_KEPT { kept(true) } else { whole }
+    if size(&whole) > MAX_KEPT_BYTES {
+        kept(true)
+    } else {
+        whole
+    }
 }
 
 fn size(values: &[Value]) -> usize {
@@ -347,7 +358,7 @@ mod tests {
         let said = json!([{"type": "text", "text": "the text"}, image]);
         let values =
             json!({"values": {"messages": [{"type": "human", "content": "do"}, {"type": "ai", "content": said}]}});
-        let seen = came_to(done(), Some(state(values)));
+        let seen = with_result(done(), Some(state(values)));
         assert_eq!(seen.status, TaskStatus::Success);
         assert_eq!(seen.result.as_deref(), Some("the text"));
         assert_eq!(seen.media.clone(), vec![image]);
@@ -357,23 +368,23 @@ mod tests {
         };
         assert_eq!(seen.used, Some(used));
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": "Which?"}]});
-        let seen = came_to(done(), Some(state(asks)));
+        let seen = with_result(done(), Some(state(asks)));
         assert_eq!(seen.status, TaskStatus::Waiting);
         assert_eq!(seen.asked(), vec![json!({"id": "q1", "value": "Which?"})]);
-        assert_eq!(came_to(done(), None).status, TaskStatus::Error);
+        assert_eq!(with_result(done(), None).status, TaskStatus::Error);
     }
 
     #[test]
     fn what_is_too_large_is_not_kept_whole() {
-        let large = "x".repeat(MOST_KEPT);
+        let large = "x".repeat(MAX_KEPT_BYTES);
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": large}]});
-        let seen = came_to(done(), Some(state(asks)));
+        let seen = with_result(done(), Some(state(asks)));
         assert!(size(&seen.interrupts) < 1000 && seen.interrupts[0]["id"] == "q1");
         let image = json!({"type": "image", "data": large});
         let values = json!({"values": {"messages": [{"type": "ai", "content": [image]}]}});
-        assert!(size(&came_to(done(), Some(state(values))).media) < 1000);
+        assert!(size(&with_result(done(), Some(state(values))).media) < 1000);
         let values = json!({"values": {"messages": [{"type": "ai", "content": large}]}});
-        let result = came_to(done(), Some(state(values))).result.expect("a result");
-        assert_eq!(result.chars().count(), LONGEST_RESULT + 1);
+        let result = with_result(done(), Some(state(values))).result.expect("a result");
+        assert_eq!(result.chars().count(), MAX_RESULT_CHARS + 1);
     }
 }

@@ -1,7 +1,7 @@
-//! Policy: no call stays without a result.
+//! Middleware: every call has a result.
 //!
-//! A call that was never answered (its run was stopped, or a new message came instead of an approval) would make the
-//! next question to the model invalid: providers want a result for each call.
+//! A call without a result would make the next model request invalid. That happens if the run was cancelled, or if a
+//! new message was sent instead of a decision.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::domain::message::{Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope};
 
-/// The policy.
+/// The middleware that adds missing results.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct DanglingCalls;
 
@@ -24,7 +24,7 @@ impl Middleware for DanglingCalls {
         builtins::REPAIR
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent]
     }
 
@@ -33,7 +33,7 @@ impl Middleware for DanglingCalls {
     }
 }
 
-/// The conversation anew with a result for each call, if one lacks any.
+/// Returns the conversation with a result for each call, if one is missing.
 fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
     let missing: Vec<Vec<Message>> = (0..messages.len()).map(|at| missing_results(messages, at)).collect();
     if missing.iter().all(Vec::is_empty) {
@@ -42,7 +42,7 @@ fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
     let mut anew = vec![Arc::new(Message::new(Role::Remove, "").with_id(REMOVE_ALL))];
     let mut waiting: Vec<Arc<Message>> = vec![];
     for (message, missing) in messages.iter().zip(missing) {
-        // Results follow their answer directly; those of our making come after the ones that are there.
+        // Results directly follow their answer; added ones come after the existing ones.
         if message.answers().is_none() {
             anew.append(&mut waiting);
         }
@@ -56,10 +56,10 @@ fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
     })
 }
 
-/// Results for the calls of the message at `at` that nobody answered.
+/// Returns results for the calls of the message at `at` that have none.
 fn missing_results(messages: &[Arc<Message>], at: usize) -> Vec<Message> {
     let message = &messages[at];
-    // Providers may number calls anew in each answer: a result belongs to the nearest answer before it.
+    // Providers may reuse ids in later answers: a result belongs to the nearest answer before it.
     let calls_again = |other: &Arc<Message>, id: &str| other.tool_calls().iter().any(|call| call.id == id);
     let is_open = |id: &str| {
         let later = messages[at + 1..].iter().take_while(|other| !calls_again(other, id));

@@ -1,13 +1,11 @@
-//! An agent on another server, as a program here.
+//! A remote agent: a program that has its work done on another server.
 //!
-//! One turn of it is a run there: its order, or the answers to what it asked. Thread and run are found again
-//! by ids that follow from the run here: a server that dies meanwhile comes back to the run that is under way, and no second
-//! one is begun. What the other server makes of the time of its own death is its affair; here it is waited for with
-//! patience.
+//! One turn is one run there, with the task as input, or with the answers to its questions. The ids of thread and run
+//! are derived from the local run, so that after a crash the run is found again and no second one is started. While
+//! the other server is down, requests are retried until the configured patience is over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::FutureExt;
@@ -15,10 +13,10 @@ use serde_json::{Map, Value, json};
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::answers::{PeerRun, PeerState};
-use super::client::{Peer, PeerError, Peers, RunOrder};
+use super::client::{Peer, PeerError, Peers, RemoteRunRequest};
 use super::question::{self, is_asked};
-use super::workplace::{BACKOFF, NotBegun, RemoteThread, failure};
+use super::remote_thread::{BACKOFF, RemoteThread, StartFailed, failure};
+use super::responses::{PeerRun, PeerState};
 use crate::definition::AfterCrash;
 use crate::domain::backoff::spread;
 use crate::domain::foreign::{admit_answer, admit_update};
@@ -38,14 +36,14 @@ mod transcript;
 use stream::RemoteMessages;
 use transcript::{Transcript, transcript};
 
-/// The class of most errors.
+/// The class of most failures.
 const CLASS: &str = "RemoteAgentError";
-/// How often it is tried to tell the other server that work is not wanted any more.
+/// The number of attempts to cancel a run on the other server.
 const CANCEL_ATTEMPTS: u32 = 6;
-/// How often answers are taken there that are not wanted.
-const REFUSALS: u32 = 3;
+/// The number of times that refused answers are sent again.
+const MAX_REFUSALS: u32 = 3;
 
-/// An agent on another server: a program that has the work done there.
+/// An agent on another server, as a program.
 #[derive(Clone)]
 pub struct RemoteAgent {
     peers: Peers,
@@ -55,7 +53,7 @@ pub struct RemoteAgent {
 }
 
 impl RemoteAgent {
-    /// The agent `graph_id` of this server, which may take so many steps.
+    /// Creates the agent `graph_id` of this server, with a limit of steps.
     pub fn new(peers: Peers, peer: Peer, graph_id: &str, step_limit: Option<u32>) -> Self {
         Self {
             peers,
@@ -68,7 +66,7 @@ impl RemoteAgent {
 
 #[async_trait]
 impl Runnable for RemoteAgent {
-    /// The run there is found again, and no second one is begun.
+    /// The run on the other server is found again, so no second one is started.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::Repeat
     }
@@ -78,12 +76,12 @@ impl Runnable for RemoteAgent {
     }
 
     async fn run(&self, scope: &Scope, state: State) -> Result<Update, Halt> {
-        // Like a model, it counts each time when it is asked, and the tokens that it says it used.
+        // Each execution counts like a model call, with the tokens that the other server reports.
         scope.budget.claim(Spending::ModelCall, scope.now()).await?;
         let order = state.messages.iter().rev().find(|message| message.is_human());
         let order = order.map(|message| message.content.text()).unwrap_or_default();
         let turn = Arc::new(RemoteTurn::new(self.clone(), scope));
-        let ended = turn.take(order, RemoteMessages::new(Arc::clone(&scope.program))).await;
+        let ended = turn.run(order, RemoteMessages::new(Arc::clone(&scope.program))).await;
         let result = match ended {
             Ok(TurnResult::Done(result)) => result,
             Ok(TurnResult::Questions(questions)) => return Err(Halt::Ask(questions)),
@@ -105,19 +103,19 @@ impl Runnable for RemoteAgent {
     }
 }
 
-/// What the agent wrote before its answer, if it is within the limits of what comes from outside.
+/// Returns the messages before the answer, unless they exceed the limits for JSON from outside.
 fn admitted(scope: &Scope, mut before: Update) -> Update {
     match admit_update(&mut before) {
         Ok(()) => before,
         Err(exceeded) => {
-            tracing::warn!(agent = %scope.agent, run = %scope.run, %exceeded, "what a remote agent wrote was left out");
+            tracing::warn!(agent = %scope.agent, run = %scope.run, %exceeded, "messages of a remote agent exceed the limits and are dropped");
             Update::none()
         }
     }
 }
 
-/// Where a run from here has its work done.
-pub fn workplace(peer: Peer, run: RunId) -> RemoteThread {
+/// Returns the thread on the other server for a local run.
+pub fn remote_thread(peer: Peer, run: RunId) -> RemoteThread {
     RemoteThread {
         peer,
         thread: Uuid::new_v5(&run.0, b"thread"),
@@ -126,24 +124,24 @@ pub fn workplace(peer: Peer, run: RunId) -> RemoteThread {
 
 /// The result of a turn.
 enum TurnResult {
-    /// It is done.
+    /// The turn is complete.
     Done(Box<Transcript>),
-    /// Humans have to answer these first.
+    /// Humans have to answer these questions first.
     Questions(Vec<Question>),
 }
 
-/// One turn: a run there.
+/// One turn: one run on the other server.
 struct RemoteTurn {
     agent: RemoteAgent,
     scope: Scope,
-    /// The run that has the work done; the same when it is run again after a crash.
+    /// The local run; the same after a crash.
     caller: RunId,
-    place: RemoteThread,
-    /// What tells one turn from the next, and is the same when the turn is taken again after a crash.
+    remote: RemoteThread,
+    /// The key of the turn: it differs between turns, and is the same after a crash.
     key: String,
-    /// The run there, once it is known.
+    /// The run on the other server, once it is known.
     run: Mutex<Option<Uuid>>,
-    /// Whether one was asked for: it may begin after the answer is not waited for any more.
+    /// True if a run was requested, which may start even if its response is not awaited.
     asked: AtomicBool,
 }
 
@@ -151,7 +149,7 @@ impl RemoteTurn {
     fn new(agent: RemoteAgent, scope: &Scope) -> Self {
         let caller = scope.subagent.unwrap_or(scope.run);
         Self {
-            place: workplace(agent.peer.clone(), caller),
+            remote: remote_thread(agent.peer.clone(), caller),
             key: format!("{caller}-{}", scope.program.asked),
             agent,
             scope: scope.clone(),
@@ -161,8 +159,8 @@ impl RemoteTurn {
         }
     }
 
-    /// Has the work done, or goes on waiting for it. Whoever stops waiting for good has it stopped there as well.
-    async fn take(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
+    /// Runs the turn, or continues to wait for it. If the caller gives up for good, the remote run is cancelled.
+    async fn run(self: Arc<Self>, order: String, mut stream: RemoteMessages) -> Result<TurnResult, Failure> {
         let mut guard = CancelGuard {
             turn: Arc::clone(&self),
             is_due: None,
@@ -171,7 +169,7 @@ impl RemoteTurn {
         let working = self.work(order, &mut stream);
         let ended = match time_left {
             None => working.await,
-            Some((time, _)) => timeout(time, working).await.unwrap_or_else(|_| Err(self.out_of_time())),
+            Some((time, _)) => timeout(time, working).await.unwrap_or_else(|_| Err(self.timed_out())),
         };
         guard.is_due = Some(ended.is_err());
         ended
@@ -181,12 +179,17 @@ impl RemoteTurn {
         let run = if self.scope.answers.is_empty() {
             self.asked.store(true, Ordering::Relaxed);
             let begun = self
-                .place
-                .begin(&self.notes(), self.order(Some(order), &[]), self.key())
+                .remote
+                .create_and_start(
+                    &self.metadata(),
+                    self.run_request(Some(order), &[]),
+                    &self.key,
+                    self.agent.peers.patience,
+                )
                 .await;
-            begun.map_err(|not_begun| self.not_begun(&not_begun))?
+            begun.map_err(|failed| self.start_failed(&failed))?
         } else {
-            self.answered(stream).await?
+            self.send_answers(stream).await?
         };
         let (run, state) = self.outcome(run, stream).await?;
         match run.status {
@@ -199,25 +202,25 @@ impl RemoteTurn {
         let questions = state.questions();
         if !questions.is_empty() {
             return Ok(TurnResult::Questions(
-                questions.into_iter().map(question::passed_on).collect(),
+                questions.into_iter().map(question::to_question).collect(),
             ));
         }
         let result = transcript(&state.values).map_err(|why| self.failed(why))?;
         Ok(TurnResult::Done(Box::new(result)))
     }
 
-    /// Takes the answers there; returns the run that goes on with them. A question that is not asked there any more was
-    /// settled there: then it is gone on with whatever came of that.
-    async fn answered(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
+    /// Sends the answers and returns the run that continues. Questions that are no longer open were answered on the
+    /// other server; then its newest run is the result.
+    async fn send_answers(&self, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let mut refusals = 0;
         loop {
-            let runs = self.patiently(|| self.place.runs()).await?;
-            if let Some(begun) = runs.iter().find(|run| run.is_errand(&self.key)) {
+            let runs = self.with_retries(|| self.remote.runs()).await?;
+            if let Some(begun) = runs.iter().find(|run| run.has_key(&self.key)) {
                 return Ok(begun.clone());
             }
             let newest = runs.into_iter().next();
             if let Some(run) = newest.clone().filter(|run| !run.status.is_final()) {
-                // Somebody there was quicker.
+                // Another client has continued the thread.
                 self.wait_for(run, stream).await?;
                 continue;
             }
@@ -227,25 +230,25 @@ impl RemoteTurn {
             let answers = answers.filter(|(question, answer)| *answer != answered_remotely() && is_open(question));
             let answers: Vec<_> = answers.cloned().collect();
             if answers.is_empty() {
-                return newest.ok_or_else(|| self.failed("its run is not known there any more"));
+                return newest.ok_or_else(|| self.failed("its run was not found there"));
             }
             self.asked.store(true, Ordering::Relaxed);
-            match self.place.order(self.order(None, &answers), self.key()).await {
+            match self.start_run(self.run_request(None, &answers)).await {
                 Ok(run) => return Ok(run),
-                // What was asked may have been settled in between.
-                Err(not_begun) if not_begun.error.is_refusal() && refusals < REFUSALS => refusals += 1,
-                Err(not_begun) => return Err(self.not_begun(&not_begun)),
+                // The question may have been answered there in the meantime.
+                Err(failed) if failed.error.is_refusal() && refusals < MAX_REFUSALS => refusals += 1,
+                Err(failed) => return Err(self.start_failed(&failed)),
             }
         }
     }
 
-    /// What the work came to once nothing is at work there any more, and where the thread stands then. Somebody there may
-    /// have gone on with what this run came to.
+    /// Waits until no run is active and returns the last run with the thread's state. Another client may have
+    /// continued the thread after this run.
     async fn outcome(&self, mut run: PeerRun, stream: &mut RemoteMessages) -> Result<(PeerRun, PeerState), Failure> {
         loop {
             run = self.wait_for(run, stream).await?;
             let state = self.state().await?;
-            match self.patiently(|| self.place.newest()).await? {
+            match self.with_retries(|| self.remote.newest()).await? {
                 Some(newer) if newer.run_id != run.run_id => run = newer,
                 Some(_) | None => return Ok((run, state)),
             }
@@ -253,29 +256,29 @@ impl RemoteTurn {
     }
 
     async fn state(&self) -> Result<PeerState, Failure> {
-        let state = self.patiently(|| self.agent.peer.state(self.place.thread)).await?;
-        state.ok_or_else(|| self.failed("its thread is gone there"))
+        let state = self.with_retries(|| self.agent.peer.state(self.remote.thread)).await?;
+        state.ok_or_else(|| self.failed("its thread was not found there"))
     }
 
-    /// What tells this turn from others, and for how long it is tried to begin it.
-    fn key(&self) -> (&str, Duration) {
-        (&self.key, self.agent.peers.patience)
+    async fn start_run(&self, request: RemoteRunRequest) -> Result<PeerRun, StartFailed> {
+        let patience = self.agent.peers.patience;
+        self.remote.start_run(request, &self.key, patience).await
     }
 
-    fn not_begun(&self, not_begun: &NotBegun) -> Failure {
-        self.asked.store(!not_begun.is_certain, Ordering::Relaxed);
-        self.lost(&not_begun.error)
+    fn start_failed(&self, failed: &StartFailed) -> Failure {
+        self.asked.store(!failed.is_certain, Ordering::Relaxed);
+        self.unavailable(&failed.error)
     }
 
-    /// A run there, with what it is told first or the answers to what it asked.
-    fn order(&self, told: Option<String>, answers: &[(Question, Value)]) -> RunOrder {
-        let mut metadata = self.notes();
+    /// Returns the request for a run, with its input or with the answers to the questions.
+    fn run_request(&self, input: Option<String>, answers: &[(Question, Value)]) -> RemoteRunRequest {
+        let mut metadata = self.metadata();
         let levels = self.scope.budget.floor().saturating_sub(self.scope.depth);
         metadata.insert(LEVELS.to_owned(), levels.into());
         let steps = self.agent.step_limit.into_iter().chain(self.scope.step_limit).min();
-        RunOrder {
+        RemoteRunRequest {
             assistant_id: self.agent.graph_id.to_string(),
-            input: told.map(|told| json!({"messages": [{"role": "user", "content": told}]})),
+            input: input.map(|text| json!({"messages": [{"role": "user", "content": text}]})),
             command: (!answers.is_empty()).then(|| json!({"resume": question::resume(answers)})),
             metadata,
             stream_mode: vec!["messages-tuple"],
@@ -285,22 +288,25 @@ impl RemoteTurn {
                 .map(|limit| ("recursion_limit".to_owned(), limit.into()))
                 .into_iter()
                 .collect(),
-            ..RunOrder::default()
+            ..RemoteRunRequest::default()
         }
     }
 
-    /// What those read who look at the thread there.
-    fn notes(&self) -> Map<String, Value> {
+    /// Returns the metadata for readers of the thread on the other server.
+    fn metadata(&self) -> Map<String, Value> {
         let path = &self.scope.path;
-        let notes = [
+        let entries = [
             ("subagent_name", json!(path.last())),
             ("parent_thread_id", json!(self.scope.thread)),
             ("parent_agent_path", json!(path)),
         ];
-        notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+        entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
     }
 
-    /// Waits until the run is over. It is listened to if there is room, and else looked at now and then.
+    /// Waits until the run has ended. Its stream is read if there is a free slot; otherwise the run is polled.
     async fn wait_for(&self, mut run: PeerRun, stream: &mut RemoteMessages) -> Result<PeerRun, Failure> {
         let peer = &self.agent.peer;
         let id = run.run_id;
@@ -308,31 +314,31 @@ impl RemoteTurn {
         if before.is_some_and(|before| before != id) {
             stream.restart();
         }
-        let mut looks = 0;
+        let mut polls = 0;
         while !run.status.is_final() {
             if let Ok(listener) = self.agent.peers.listeners.try_acquire() {
                 if self.listen(id, stream).await? {
-                    looks = 0;
+                    polls = 0;
                 }
                 drop(listener);
             }
-            let found = self.patiently(|| peer.run(self.place.thread, id)).await?;
-            run = found.ok_or_else(|| self.failed("its run is not known there any more"))?;
+            let found = self.with_retries(|| peer.run(self.remote.thread, id)).await?;
+            run = found.ok_or_else(|| self.failed("its run was not found there"))?;
             if !run.status.is_final() {
-                looks += 1;
-                sleep(spread(BACKOFF.pause(looks), self.place.thread)).await;
+                polls += 1;
+                sleep(spread(BACKOFF.pause(polls), self.remote.thread)).await;
             }
         }
         Ok(run)
     }
 
-    /// Passes on what the run tells until it has nothing more to tell, or nothing arrives for too long: then it is looked
-    /// whether the run is at work. False if nothing was heard at all.
+    /// Reads the stream of the run until it ends, or until nothing arrives for too long; then the run is polled.
+    /// Returns false if nothing was received.
     async fn listen(&self, run: Uuid, stream: &mut RemoteMessages) -> Result<bool, Failure> {
         let Ok(mut response) = self
             .agent
             .peer
-            .listen(self.place.thread, run, stream.last_event())
+            .listen(self.remote.thread, run, stream.last_event())
             .await
         else {
             return Ok(false);
@@ -356,34 +362,34 @@ impl RemoteTurn {
         Ok(has_received)
     }
 
-    /// Why the run failed.
+    /// Returns the reason why the run failed.
     async fn reason(&self, status: RunStatus) -> Result<String, Failure> {
-        let thread = self.patiently(|| self.agent.peer.thread(self.place.thread)).await?;
+        let thread = self.with_retries(|| self.agent.peer.thread(self.remote.thread)).await?;
         let what = if status == RunStatus::Timeout {
             "its run took too long there"
         } else {
             "its run failed there"
         };
-        let told = thread.and_then(|thread| failure(&thread));
-        Ok(told.map_or_else(|| what.to_owned(), |told| format!("{what} with {told}")))
+        let reason_given = thread.and_then(|thread| failure(&thread));
+        Ok(reason_given.map_or_else(|| what.to_owned(), |reason_given| format!("{what} with {reason_given}")))
     }
 
-    /// Asks until there is an answer, for as long as the owner has patience.
-    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
+    /// Repeats a request until it succeeds, for as long as the configured patience allows.
+    async fn with_retries<T, F>(&self, ask: impl Fn() -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, PeerError>>,
     {
-        self.place
-            .patiently(self.agent.peers.patience, ask)
+        self.remote
+            .with_retries(self.agent.peers.patience, ask)
             .await
-            .map_err(|error| self.lost(&error))
+            .map_err(|error| self.unavailable(&error))
     }
 
-    /// That the other server is of no use, or was not for too long.
-    fn lost(&self, error: &PeerError) -> Failure {
-        let is_given_up = error.may_pass() || matches!(error, PeerError::Refused { status: 409, .. });
+    /// Creates the failure for a request that failed for good.
+    fn unavailable(&self, error: &PeerError) -> Failure {
+        let is_given_up = error.is_transient() || matches!(error, PeerError::Refused { status: 409, .. });
         if is_given_up {
-            self.given_up(error)
+            self.failed_for_good(error)
         } else {
             self.failed(&error.to_string())
         }
@@ -391,47 +397,47 @@ impl RemoteTurn {
 
     fn failed(&self, why: &str) -> Failure {
         let graph_id = &self.agent.graph_id;
-        let place = self.agent.peer.place();
-        Failure::new(CLASS, format!("The agent `{graph_id}` at {place}: {why}."))
+        let url = self.agent.peer.display_url();
+        Failure::new(CLASS, format!("The agent `{graph_id}` at {url}: {why}."))
     }
 
-    fn given_up(&self, error: &PeerError) -> Failure {
+    fn failed_for_good(&self, error: &PeerError) -> Failure {
         self.failed(&format!(
             "{error}, for {} seconds (the setting `[peers] patience_s`)",
             self.agent.peers.patience.as_secs()
         ))
     }
 
-    fn out_of_time(&self) -> Failure {
-        let failure = self.failed("it had not come to an end when its time (`wall_s`) was over");
+    fn timed_out(&self) -> Failure {
+        let failure = self.failed("it did not finish within its time limit (`wall_s`)");
         Failure::new(LIMIT_EXCEEDED, failure.message)
     }
 
-    /// Has the run cancelled there, if there is one. False if one was asked for that cannot be seen yet.
+    /// Cancels the remote run, if there is one. Returns false if a run was requested but does not exist yet.
     async fn cancel(&self) -> Result<bool, PeerError> {
         let known = *self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = match known {
             Some(run) => Some(run),
-            None => self.place.find(&self.key).await?.map(|run| run.run_id),
+            None => self.remote.find(&self.key).await?.map(|run| run.run_id),
         };
         match run {
-            Some(run) => self.agent.peer.cancel(self.place.thread, run).await.map(|_| true),
+            Some(run) => self.agent.peer.cancel(self.remote.thread, run).await.map(|_| true),
             None => Ok(!self.asked.load(Ordering::Relaxed)),
         }
     }
 }
 
-/// Has the run there cancelled when it is dropped and the work is not wanted any more.
+/// Cancels the remote run when dropped, unless it is still wanted.
 struct CancelGuard {
     turn: Arc<RemoteTurn>,
-    /// Whether the work is not wanted; not known while it is waited for.
+    /// True if the run has to be cancelled; none while it is awaited.
     is_due: Option<bool>,
 }
 
 impl Drop for CancelGuard {
     fn drop(&mut self) {
         let scope = &self.turn.scope;
-        // A server that leaves only stops waiting.
+        // On shutdown the remote run continues, and the next process waits for it.
         let is_due = self
             .is_due
             .unwrap_or_else(|| scope.stop.is_cancelled() && !scope.program.leave.is_cancelled());
@@ -448,8 +454,8 @@ impl Drop for CancelGuard {
                     Ok(false) => {}
                     Err(error) => {
                         let run = turn.caller;
-                        let place = turn.agent.peer.place();
-                        tracing::warn!(%run, %place, %error, "could not have work stopped at another server");
+                        let url = turn.agent.peer.display_url();
+                        tracing::warn!(%run, %url, %error, "could not cancel a run on another server");
                     }
                 }
                 sleep(pause).await;

@@ -1,4 +1,4 @@
-//! The work of an agent that is a program: begun, and written down when it comes to its end.
+//! The execution of an agent that is a program.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::answer::AnswerStream;
 use super::calls::{UNKNOWN_OUTCOME, unknown_outcome};
-use super::driver::{PendingWrites, StepError, changed, mint_answer_id, next_step, with_ids};
+use super::driver::{PendingWrites, StepError, definition_changed, mint_answer_id, next_step, with_ids};
 use super::journal::PendingWrite;
 use super::{AgentProgram, Loop};
 use crate::definition::AfterCrash;
@@ -25,89 +25,93 @@ use crate::middleware::structured::native::NativeAnswer;
 use crate::tool::program::{ProgramOutput, ProgramScope};
 use crate::tool::{Halt, Scope};
 
-/// The decision about work that may have been begun before the server died.
+/// The decision about a program that may have been started before the server stopped.
 enum Restart {
-    /// It is begun again.
+    /// The program is run again.
     Run,
-    /// This is its result.
+    /// The result is this update.
     Result(Update),
-    /// Its outcome is unknown, and it is not begun again.
+    /// The outcome is unknown, and the program is not run again.
     Lost(Failure),
-    /// Somebody has to decide.
+    /// A human has to decide.
     Ask,
 }
 
-/// The output of a program that is at work.
+/// The output of a running program.
 struct WorkOutput<'a> {
-    /// The stream of its answer, if it has one: a remote agent.
+    /// The stream of the answer, for a remote agent.
     answer: Option<AnswerStream<'a>>,
     /// The writes before its result.
     writes: Update,
 }
 
 impl Loop<'_> {
-    /// Runs the program of this agent to its end, or until it waits for somebody.
-    pub(super) async fn work(&self, machine: &mut Machine, notes: &mut PendingWrites) -> Result<(), StepError> {
+    /// Runs the program of this agent until it ends or waits.
+    pub(super) async fn run_program(
+        &self,
+        machine: &mut Machine,
+        pending: &mut PendingWrites,
+    ) -> Result<(), StepError> {
         let Some(program) = self.agent.program() else {
-            return Err(changed("it is no program any more"));
+            return Err(definition_changed("it is not a program any more"));
         };
         let mut writes = Update::none();
         let update = match self.decide_restart(machine, program.runnable.after_crash()) {
             Restart::Result(update) => update,
             Restart::Lost(failure) => return Err(Halt::Fail(failure).into()),
             Restart::Ask => {
-                let interrupts = machine.work_asked(vec![unknown_outcome(&self.as_call())]);
-                notes.push(PendingWrite::asked(machine, interrupts));
+                let interrupts = machine.program_asked(vec![unknown_outcome(&self.as_call())]);
+                pending.push(PendingWrite::asked(machine, interrupts));
                 return Ok(());
             }
-            Restart::Run => match self.run(machine, notes, program, &mut writes).await? {
+            Restart::Run => match self.run(machine, pending, program, &mut writes).await? {
                 Err(Halt::Ask(questions)) if !questions.is_empty() => {
-                    let interrupts = machine.work_asked(questions);
-                    notes.push(PendingWrite::asked(machine, interrupts));
+                    let interrupts = machine.program_asked(questions);
+                    pending.push(PendingWrite::asked(machine, interrupts));
                     return Ok(());
                 }
                 update => update?,
             },
         };
-        let update = self.checked(program, update).map_err(Halt::Fail)?;
+        let update = self.check_result(program, update).map_err(Halt::Fail)?;
         if !writes.is_empty() {
             self.check_fields(&writes).map_err(Halt::Fail)?;
-            let entry = machine.work_wrote(with_ids(writes).ruled(&self.plan.rules), CheckpointId::mint());
-            notes.push(PendingWrite::entry(entry, machine));
+            let entry = machine.program_wrote(with_ids(writes).ruled(&self.plan.rules), CheckpointId::mint());
+            pending.push(PendingWrite::entry(entry, machine));
         }
-        let entry = machine.work_done(with_ids(update).ruled(&self.plan.rules), CheckpointId::mint());
-        notes.push(PendingWrite::entry(entry, machine));
+        let entry = machine.program_done(with_ids(update).ruled(&self.plan.rules), CheckpointId::mint());
+        pending.push(PendingWrite::entry(entry, machine));
         Ok(())
     }
 
-    /// What to do first, in view of what happened before.
+    /// Returns what to do first, depending on what happened before.
     fn decide_restart(&self, machine: &mut Machine, after_crash: AfterCrash) -> Restart {
-        if let Some(verdict) = machine.take_verdict_on_work() {
-            return decided(&verdict);
+        if let Some(decision) = machine.take_program_decision() {
+            return restart_after_decision(&decision);
         }
         match after_crash {
-            AfterCrash::Ask if machine.work_was_begun() => Restart::Ask,
-            AfterCrash::Fail if machine.work_was_begun() => Restart::Lost(unknown()),
+            AfterCrash::Ask if machine.program_was_started() => Restart::Ask,
+            AfterCrash::Fail if machine.program_was_started() => Restart::Lost(unknown()),
             AfterCrash::Repeat | AfterCrash::Ask | AfterCrash::Fail => Restart::Run,
         }
     }
 
-    /// Runs the program. That it begins is durable first, where it matters.
+    /// Runs the program. If it cannot be repeated, its start is committed first.
     async fn run(
         &self,
         machine: &mut Machine,
-        notes: &mut PendingWrites,
+        pending: &mut PendingWrites,
         program: &AgentProgram,
         writes: &mut Update,
     ) -> Result<Result<Update, Halt>, StepError> {
         let repeats = program.runnable.after_crash() == AfterCrash::Repeat;
         if repeats {
-            self.flush(machine, notes).await?;
+            self.flush(machine, pending).await?;
         } else {
-            machine.work_begins();
-            self.journal.commit(machine, std::mem::take(notes)).await?;
+            machine.program_started();
+            self.journal.commit(machine, std::mem::take(pending)).await?;
         }
-        self.journal.begin(match program.remote {
+        self.journal.publish_start(match program.remote {
             Some(_) => AgentWork::Model,
             None => AgentWork::Program,
         });
@@ -118,10 +122,11 @@ impl Loop<'_> {
             writes: Update::none(),
         };
         let work = AssertUnwindSafe(program.runnable.run(&scope, machine.state.clone())).catch_unwind();
-        let work = output.take_while(receiver, work);
+        let work = output.record_while(receiver, work);
         let work = self.scope.stop.run_until_cancelled(work);
         let work = async {
-            // A server that leaves waits for work whose outcome nobody would know otherwise.
+            // A server that shuts down waits for a program that cannot be repeated, since its outcome would be
+            // unknown.
             if repeats {
                 self.leave.run_until_cancelled(work).await.flatten()
             } else {
@@ -135,35 +140,35 @@ impl Loop<'_> {
                 self.scope.budget.in_time(self.scope.now(), work).await
             }
         };
-        let result = match self.with_progress(machine, notes, limited).await? {
+        let result = match self.with_progress(machine, pending, limited).await? {
             Ok(Some(Ok(result))) => result,
             Ok(Some(Err(_))) => {
                 tracing::error!(agent = %self.scope.agent, run = %self.scope.run, "the program of a subagent panicked");
-                Err(Failure::new("RunnablePanicError", "the program of the subagent broke off").into())
+                Err(Failure::new("RunnablePanicError", "the program of the subagent panicked").into())
             }
             Ok(None) => Err(Halt::Stopped),
             Err(late) => Err(late.into()),
         };
-        notes.extend(output.end(&result, self.leave.is_cancelled()));
+        pending.extend(output.end(&result, self.leave.is_cancelled()));
         *writes = output.writes;
         Ok(result)
     }
 
     fn program_scope(&self, machine: &Machine, program: &AgentProgram, own: ProgramScope) -> Scope {
         Scope {
-            task: Some(machine.work_task()),
+            task: Some(machine.program_task()),
             form: program.form.as_ref().map(NativeAnswer::schema),
             program: Arc::new(own),
-            ..self.scope.answered(machine.answers_to(&machine.work_asker()))
+            ..self.scope.answered(machine.answers_to(&machine.program_source()))
         }
     }
 
-    /// The stream of the answer of a remote agent.
+    /// Returns the stream for the answer of a remote agent.
     fn answer_stream(&self, machine: &Machine, program: &AgentProgram) -> Option<AnswerStream<'_>> {
         let remote = program.remote.as_ref()?;
         let head = AnswerHead {
             message: mint_answer_id(),
-            task: machine.work_task(),
+            task: machine.program_task(),
             step: next_step(machine),
             provider: "agent".to_owned(),
             model: remote.graph_id.clone(),
@@ -171,7 +176,7 @@ impl Loop<'_> {
         Some(AnswerStream::new(head, self.journal))
     }
 
-    /// The work as a call, for those who are asked about it.
+    /// Returns the program's execution in the form of a tool call, for questions to humans.
     fn as_call(&self) -> ToolCall {
         ToolCall::new(
             self.lineage.cause.clone().unwrap_or_default(),
@@ -180,7 +185,7 @@ impl Loop<'_> {
         )
     }
 
-    /// Refuses fields that a program must not write.
+    /// Validates that the program writes no reserved fields.
     fn check_fields(&self, update: &Update) -> Result<(), Failure> {
         if let Some(field) = update.fields.keys().find(|field| is_private(field)) {
             return Err(wrong_result(&format!(
@@ -195,19 +200,15 @@ impl Loop<'_> {
         })
     }
 
-    /// What the program wrote, if it may write that.
-    fn checked(&self, program: &AgentProgram, mut update: Update) -> Result<Update, Failure> {
+    /// Validates the result of the program.
+    fn check_result(&self, program: &AgentProgram, mut update: Update) -> Result<Update, Failure> {
         if update.messages.is_empty() {
             return Err(wrong_result("has no `messages`"));
         }
         self.check_fields(&update)?;
         if let Some(form) = &program.form {
-            let unfit = |problem: String| {
-                Failure::new(
-                    structured::FAILURE,
-                    format!("what it gave back does not fit: {problem}"),
-                )
-            };
+            let unfit =
+                |problem: String| Failure::new(structured::FAILURE, format!("its result does not match: {problem}"));
             let response = form.of_program(&update).map_err(unfit)?;
             update.fields.insert(structured::FIELD.to_owned(), response);
         }
@@ -223,8 +224,12 @@ impl Loop<'_> {
 }
 
 impl WorkOutput<'_> {
-    /// Does `work`, and takes what the program gives out meanwhile.
-    async fn take_while<T>(&mut self, mut receiver: mpsc::Receiver<ProgramOutput>, work: impl Future<Output = T>) -> T {
+    /// Runs `work` and records the output of the program meanwhile.
+    async fn record_while<T>(
+        &mut self,
+        mut receiver: mpsc::Receiver<ProgramOutput>,
+        work: impl Future<Output = T>,
+    ) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {
             tokio::select! {
@@ -252,8 +257,8 @@ impl WorkOutput<'_> {
         }
     }
 
-    /// Ends the stream of the answer as the work ended; returns what there is to remember of it.
-    fn end(&mut self, result: &Result<Update, Halt>, is_leaving: bool) -> Option<PendingWrite> {
+    /// Ends the stream of the answer; returns the event to store, if any.
+    fn end(&mut self, result: &Result<Update, Halt>, is_shutting_down: bool) -> Option<PendingWrite> {
         let mut answer = self.answer.take()?;
         let broken = match result {
             Ok(update) => {
@@ -266,23 +271,23 @@ impl WorkOutput<'_> {
                 answer.end();
                 return None;
             }
-            // Who leaves only has the answer asked for anew, by the next process.
-            Err(Halt::Stopped) if is_leaving => return None,
-            Err(Halt::Stopped) => answer.break_off(false),
-            Err(Halt::Fail(_)) => answer.break_off(true),
+            // On shutdown nothing is stored: the next process asks for the answer again.
+            Err(Halt::Stopped) if is_shutting_down => return None,
+            Err(Halt::Stopped) => answer.abort(false),
+            Err(Halt::Fail(_)) => answer.abort(true),
         };
         broken.map(PendingWrite::Fact)
     }
 }
 
-/// The result of a program is none.
+/// Creates the failure for an invalid result.
 fn wrong_result(how: &str) -> Failure {
-    Failure::new("RunnableResultError", format!("what it gave back {how}"))
+    Failure::new("RunnableResultError", format!("its result {how}"))
 }
 
-/// What a human decided about work of unknown outcome.
-fn decided(verdict: &Value) -> Restart {
-    let decisions = serde_json::from_value(verdict.clone()).map(|Decisions { decisions }| decisions);
+/// Returns the decision of a human about an unknown outcome.
+fn restart_after_decision(decision: &Value) -> Restart {
+    let decisions = serde_json::from_value(decision.clone()).map(|Decisions { decisions }| decisions);
     match decisions.unwrap_or_default().into_iter().next() {
         Some(Decision::Approve | Decision::Edit { .. }) => Restart::Run,
         Some(Decision::Respond { message }) => Restart::Result(Update::messages([Message::ai(message)])),

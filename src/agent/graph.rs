@@ -1,4 +1,4 @@
-//! What an agent looks like from outside: its loop as a graph, the schemas of its state.
+//! The public description of an agent: its loop as a graph, and the schemas of its state.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,43 +12,44 @@ use crate::domain::graph::{Edge, Graph, Node, Schemas};
 use crate::domain::input::is_output_only;
 use crate::domain::machine::{MODEL, RUNNABLE, START, TOOLS};
 
-/// Where a drawing ends.
+/// The node at which a graph ends.
 const END: &str = "__end__";
-/// How many nodes a drawing has at most, and how many subagents a list. Subagents that delegate to each other multiply
+/// The maximum number of nodes of a graph, and of listed subagents. Subagents that delegate to each other multiply
 /// with every level.
-const MOST: usize = 1_000;
+const MAX_NODES: usize = 1_000;
 
 impl Agent {
-    /// The loop of this agent as a graph, and within it the loops of the subagents of the next `levels` levels: their
-    /// nodes are named `researcher:model`, they begin at the tools that delegate to them and lead back there.
-    pub fn drawing(&self, levels: u32) -> Graph {
-        let mut graph = self.own_loop();
-        let mut queue = self.called(&[], levels);
+    /// Returns the loop of this agent as a graph. It includes the subagents of the next `levels` levels: their nodes
+    /// are named like `researcher:model`, and they are connected to the tools that delegate to them.
+    pub fn graph(&self, levels: u32) -> Graph {
+        let mut graph = self.loop_graph();
+        let mut queue = self.subagents_below(&[], levels);
         while let Some((path, agent)) = queue.pop_front() {
-            let inner = agent.own_loop();
-            if graph.nodes.len() + inner.nodes.len() > MOST {
+            let inner = agent.loop_graph();
+            if graph.nodes.len() + inner.nodes.len() > MAX_NODES {
                 break;
             }
-            graph.take_in(inner, &path);
-            queue.extend(agent.called(&path, levels));
+            graph.merge_subagent(inner, &path);
+            queue.extend(agent.subagents_below(&path, levels));
         }
         graph
     }
 
-    /// The subagents of this agent, which is at `path` itself, with their own paths; none below this many levels.
-    fn called(&self, path: &[String], levels: u32) -> VecDeque<(Vec<String>, Arc<Agent>)> {
+    /// Returns the subagents of this agent with their paths. `path` is the agent's own; levels below `levels` are
+    /// left out.
+    fn subagents_below(&self, path: &[String], levels: u32) -> VecDeque<(Vec<String>, Arc<Agent>)> {
         let level = u32::try_from(path.len()).unwrap_or(u32::MAX).saturating_add(1);
-        let Some(roster) = self.subagents().filter(|_| level <= levels) else {
+        let Some(registry) = self.subagents().filter(|_| level <= levels) else {
             return VecDeque::new();
         };
         let below = |name: &str| path.iter().cloned().chain([name.to_owned()]).collect();
-        roster
+        registry
             .names()
-            .filter_map(|name| Some((below(name), roster.get(name, level)?)))
+            .filter_map(|name| Some((below(name), registry.get(name, level)?)))
             .collect()
     }
 
-    fn own_loop(&self) -> Graph {
+    fn loop_graph(&self) -> Graph {
         let plan = &self.plan;
         let own = match &self.kind {
             AgentKind::ModelLoop(own) => own,
@@ -89,7 +90,7 @@ impl Agent {
             graph.edge(decides, TOOLS, true);
             graph.edge(TOOLS, round, true);
         }
-        // A hook may answer every call itself, and then the model goes on.
+        // A hook may answer every call itself; the model continues then.
         if has_tools && decides != MODEL {
             graph.edge(decides, round, true);
         }
@@ -100,17 +101,17 @@ impl Agent {
         graph
     }
 
-    /// What goes into this agent and comes out of it.
+    /// Returns the schemas of the agent's input, output and state.
     pub fn schemas(&self) -> Schemas {
         let object = |title: &str, unseen: &[FieldVisibility]| {
             let with_output = !unseen.contains(&FieldVisibility::Output);
             let messages = json!({"title": "Messages", "type": "array", "items": {"$ref": "#/$defs/Message"}});
             let mut properties = Map::from_iter([("messages".to_owned(), messages)]);
-            let shown = self
+            let public_fields = self
                 .fields()
                 .iter()
                 .filter(|field| with_output || !is_output_only(field.name));
-            properties.extend(shown.map(|field| (field.name.to_owned(), field.schema.clone())));
+            properties.extend(public_fields.map(|field| (field.name.to_owned(), field.schema.clone())));
             let declared = self
                 .declared
                 .iter()
@@ -122,7 +123,7 @@ impl Agent {
         };
         let title = |part: &str| format!("{}{part}", self.name);
         let context = self.context().map(|context| context.schema().clone());
-        // The context is also known as `configurable`.
+        // Clients also know the context as `configurable`.
         let config = context
             .clone()
             .unwrap_or_else(|| json!({"title": title("Configurable"), "type": "object", "properties": {}}));
@@ -135,33 +136,34 @@ impl Agent {
         }
     }
 
-    /// The subagents with their schemas: of one level, or of all if `recurse`; of this namespace alone, if it is given.
+    /// Returns the subagents with their schemas: one level, or all levels if `recurse`; only this namespace, if
+    /// given.
     pub fn subagent_schemas(&self, namespace: Option<&str>, recurse: bool) -> Vec<(String, Schemas)> {
         let levels = if recurse { u32::MAX } else { 1 };
         let mut found = vec![];
-        let mut queue = self.called(&[], levels);
+        let mut queue = self.subagents_below(&[], levels);
         while let Some((path, agent)) = queue.pop_front() {
             let full = path.join("|");
-            if found.len() == MOST {
+            if found.len() == MAX_NODES {
                 break;
             }
             match namespace {
                 Some(wanted) if wanted == full => return vec![(full, agent.schemas())],
-                // Only below what it begins with can the wanted one be.
+                // The wanted subagent can only be below a prefix of its path.
                 Some(wanted) if !wanted.strip_prefix(&full).is_some_and(|rest| rest.starts_with('|')) => continue,
                 Some(_) => {}
                 None => found.push((full, agent.schemas())),
             }
-            queue.extend(agent.called(&path, levels));
+            queue.extend(agent.subagents_below(&path, levels));
         }
         found
     }
 }
 
-/// The graph of an agent that is a program.
+/// Returns the graph of an agent that is a program.
 fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
     let mut graph = Graph::default();
-    // A remote agent is counted like a model, and shows the policy that does so.
+    // A remote agent counts like a model, so the graph shows the policy that counts.
     let policies = program.remote.as_ref().map(|_| ("__middleware", json!([COUNTED])));
     graph.node(START, None);
     graph.node(node, policies);
@@ -172,8 +174,8 @@ fn program_graph(node: &'static str, program: &AgentProgram) -> Graph {
 }
 
 impl Graph {
-    fn node(&mut self, name: &str, note: Option<(&str, Value)>) {
-        let notes = note.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    fn node(&mut self, name: &str, entry: Option<(&str, Value)>) {
+        let notes = entry.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         self.nodes.push(Node {
             id: name.to_owned(),
             name: name.to_owned(),
@@ -189,7 +191,7 @@ impl Graph {
         });
     }
 
-    /// Leads from `first` through all of `rest`; returns where that ends.
+    /// Connects `first` with all of `rest` in a row; returns the last node.
     fn chain<'a>(&mut self, first: &'a str, rest: &'a [String]) -> &'a str {
         let mut last = first;
         for next in rest {
@@ -199,8 +201,8 @@ impl Graph {
         last
     }
 
-    /// Takes in the loop of the subagent at this path.
-    fn take_in(&mut self, inner: Graph, path: &[String]) {
+    /// Adds the loop of the subagent at this path.
+    fn merge_subagent(&mut self, inner: Graph, path: &[String]) {
         let Some((agent, callers)) = path.split_last() else {
             return;
         };
@@ -210,7 +212,7 @@ impl Graph {
                 .chain([id.to_owned()])
                 .collect()
         };
-        let place = |id: &str| -> String {
+        let node_id = |id: &str| -> String {
             if matches!(id, START | END) {
                 within(callers, TOOLS)
             } else {
@@ -225,7 +227,7 @@ impl Graph {
             let mut notes = node.notes;
             notes.insert("lc_agent_name".to_owned(), json!(agent));
             self.nodes.push(Node {
-                id: place(&node.id),
+                id: node_id(&node.id),
                 name: node.name,
                 notes,
             });
@@ -233,8 +235,8 @@ impl Graph {
         self.edges.extend(inner.edges.into_iter().map(|edge| Edge {
             // Only some of the calls are delegated.
             conditional: edge.conditional || edge.source == START,
-            source: place(&edge.source),
-            target: place(&edge.target),
+            source: node_id(&edge.source),
+            target: node_id(&edge.target),
         }));
     }
 }

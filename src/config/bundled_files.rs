@@ -1,7 +1,7 @@
-//! The files beside definitions that belong to them: folders of skills, files of memory.
+//! The files that belong to a definition and are stored beside it: folders of skills, and memory files.
 //!
-//! Of a folder of skills only the skills are read, that is the folders in it with a `SKILL.md`. Nothing is read outside
-//! the folder of the definition, wherever links lead; names that begin with a dot are passed over.
+//! Of a folder of skills only the skills are read: the folders with a `SKILL.md`. Nothing outside the folder of the
+//! definition is read, wherever links lead. Names that begin with a dot are ignored.
 
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,13 @@ use crate::definition::skill::{self, Skill};
 use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Named, source_problem};
 use crate::domain::state::{Encoding, File};
 
-/// How deep the folders of a skill are followed.
-const DEEPEST: usize = 8;
+/// The maximum depth of the folders in a skill.
+const MAX_DEPTH: usize = 8;
 
-/// Adds to a definition the files in `folder` that it names. The fields of the findings are relative to the definition.
-pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnostic> {
-    let mut enclosing = Enclosing {
+/// Adds the files in `folder` that a definition names to the definition. The fields of the diagnostics are relative
+/// to the definition.
+pub(super) fn bundle_files(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnostic> {
+    let mut enclosing = Bundler {
         root: folder.to_path_buf(),
         files: BundledFiles::default(),
         findings: vec![],
@@ -36,8 +37,8 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnos
     enclosing.findings
 }
 
-/// The folders and files in `folder` that a definition names, whether they are there or not.
-pub(super) fn places(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
+/// Returns the folders and files in `folder` that a definition names, whether they exist or not.
+pub(super) fn paths(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
     let named = agent.named().into_iter().filter(|named| is_on_disk(&named.path));
     named.map(|named| folder.join(named.path)).collect()
 }
@@ -46,13 +47,13 @@ fn is_on_disk(path: &str) -> bool {
     is_relative(path) && source_problem(path).is_none()
 }
 
-struct Enclosing {
+struct Bundler {
     root: PathBuf,
     files: BundledFiles,
     findings: Vec<Diagnostic>,
 }
 
-impl Enclosing {
+impl Bundler {
     fn error(&mut self, field: &FieldPath, message: impl Into<String>) {
         self.findings.push(Diagnostic::error(field.clone(), message));
     }
@@ -94,10 +95,10 @@ impl Enclosing {
         let path = format!("{folder}/{}", skill::FILE);
         let Some(file) = self.file(field, &path) else { return };
         if file.encoding == Encoding::Base64 {
-            return self.warn(field, format!("`{path}` is passed over: it is no text"));
+            return self.warn(field, format!("`{path}` is ignored: it is not text"));
         }
         match Skill::read(&seen(&path), &file.content) {
-            Err(reason) => return self.warn(field, format!("`{path}` is passed over: it {reason}")),
+            Err(reason) => return self.warn(field, format!("`{path}` is ignored: it {reason}")),
             Ok((skill, oddities)) => {
                 oddities
                     .into_iter()
@@ -114,13 +115,13 @@ impl Enclosing {
             }
         }
         self.keep(field, &path, file);
-        self.folder(field, folder, DEEPEST);
+        self.folder(field, folder, MAX_DEPTH);
     }
 
-    /// Keeps what lies in the folder of a skill beside its `SKILL.md`.
+    /// Adds the files in the folder of a skill, besides its `SKILL.md`.
     fn folder(&mut self, field: &FieldPath, folder: &str, depth: usize) {
         if depth == 0 {
-            return self.warn(field, format!("`{folder}` lies too deep and is left out"));
+            return self.warn(field, format!("`{folder}` is nested too deeply and is left out"));
         }
         for (name, is_folder) in self.entries(field, folder).unwrap_or_default() {
             let path = format!("{folder}/{name}");
@@ -138,7 +139,7 @@ impl Enclosing {
         match self.root.join(path).try_exists() {
             Ok(false) => self.warn(
                 field,
-                format!("there is no file `{path}`, so that nothing is remembered from it"),
+                format!("there is no file `{path}`, so the agent starts without this memory"),
             ),
             Ok(true) | Err(_) => match self.file(field, path) {
                 Some(File {
@@ -157,7 +158,7 @@ impl Enclosing {
         }
         let before = (self.files.len() <= MOST, self.files.bytes() <= LARGEST);
         self.files.add(path, file);
-        // Told once, by the file that is one too many.
+        // Reported once: by the first file beyond the limit.
         if before.0 && self.files.len() > MOST {
             self.error(
                 field,
@@ -171,10 +172,10 @@ impl Enclosing {
         }
     }
 
-    /// The names in a folder, in their order, and which of them are folders.
+    /// Returns the names in a folder in order, and whether each is a folder.
     fn entries(&mut self, field: &FieldPath, folder: &str) -> Option<Vec<(String, bool)>> {
-        let place = self.inside(field, folder)?;
-        let read = place.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>);
+        let real_path = self.inside(field, folder)?;
+        let read = real_path.read_dir().and_then(Iterator::collect::<Result<Vec<_>, _>>);
         let mut entries = match read {
             Ok(entries) => entries,
             Err(error) => {
@@ -190,16 +191,16 @@ impl Enclosing {
         Some(named)
     }
 
-    /// A file, unless it is none or too large.
+    /// Reads a file; none if it is not a regular file or too large.
     fn file(&mut self, field: &FieldPath, path: &str) -> Option<File> {
-        let place = self.inside(field, path)?;
-        // Of anything else, a pipe for example, nobody knows when it ends.
-        if !place.is_file() {
+        let real_path = self.inside(field, path)?;
+        // Reading anything else, such as a pipe, might never end.
+        if !real_path.is_file() {
             self.error(field, format!("`{path}` must be a file"));
             return None;
         }
         let mut bytes = vec![];
-        let read = std::fs::File::open(&place).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes));
+        let read = std::fs::File::open(&real_path).and_then(|file| file.take(LARGEST_FILE + 1).read_to_end(&mut bytes));
         if let Err(error) = read {
             self.error(field, format!("`{path}` cannot be read: {error}"));
             return None;
@@ -224,7 +225,7 @@ impl Enclosing {
         })
     }
 
-    /// Where a path leads, if that is within the folder of the definition.
+    /// Returns the real path of a file, if it is within the folder of the definition.
     fn inside(&mut self, field: &FieldPath, path: &str) -> Option<PathBuf> {
         let ends = self
             .root

@@ -1,4 +1,4 @@
-//! The stream of an agent on another server: the messages that it says, passed on piece by piece.
+//! The stream of a remote agent: publishes its messages piece by piece.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::domain::message::Content;
 use crate::net::sse::PeerFrame;
 use crate::tool::program::ProgramScope;
 
-/// The messages of one turn, as far as they were received.
+/// The messages of one turn that were received so far.
 pub(super) struct RemoteMessages {
     program: Arc<ProgramScope>,
-    /// The id of the last event that was passed on.
+    /// The id of the last event that was processed.
     last_event: Option<String>,
-    /// How many bytes were received.
+    /// The number of bytes received.
     received: usize,
 }
 
@@ -28,23 +28,23 @@ impl RemoteMessages {
         }
     }
 
-    /// Counts bytes that were received. False if they are more than `most` together.
+    /// Counts received bytes. Returns false if the sum exceeds `most`.
     pub(super) fn receives(&mut self, bytes: usize, most: usize) -> bool {
         self.received = self.received.saturating_add(bytes);
         self.received <= most
     }
 
-    /// The id of the event up to which everything was passed on.
+    /// Returns the id of the last event that was processed.
     pub(super) fn last_event(&self) -> Option<&str> {
         self.last_event.as_deref()
     }
 
-    /// Another run is listened to, whose stream begins anew.
+    /// Prepares for the stream of another run.
     pub(super) fn restart(&mut self) {
         self.last_event = None;
     }
 
-    /// Passes on what an event says, if it says anything.
+    /// Publishes the content of an event, if it has any.
     pub(super) async fn pass_on(&mut self, frame: PeerFrame) {
         if frame.id.is_some() {
             self.last_event = frame.id;
@@ -58,7 +58,7 @@ impl RemoteMessages {
         let Some((message, pieces)) = pair.first().and_then(pieces) else {
             return;
         };
-        // Clients learn of a message also when this event has nothing of it to show.
+        // Publish the message even if this event has no visible content.
         self.program.stream(&message, None).await;
         for chunk in pieces {
             self.program.stream(&message, Some(chunk)).await;
@@ -66,8 +66,8 @@ impl RemoteMessages {
     }
 }
 
-/// The message that pieces belong to, and the pieces: text, and calls. None for what no model says. A model that does not
-/// stream comes in one piece.
+/// Returns the id of a message with its text and call pieces; none for a message that is not a model's. A message
+/// that is not streamed is one piece.
 fn pieces(message: &Value) -> Option<(String, Vec<Chunk>)> {
     let calls = match message.get("type")?.as_str()? {
         "AIMessageChunk" => "tool_call_chunks",
