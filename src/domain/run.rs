@@ -288,7 +288,7 @@ pub struct Command {
 
 impl Command {
     /// Returns whether the command resumes runs that wait.
-    pub fn goes_on(&self) -> bool {
+    pub fn resumes(&self) -> bool {
         !self.cancelled.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 }

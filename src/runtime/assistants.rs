@@ -260,7 +260,7 @@ impl Assistants {
     }
 
     /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
-    pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
+    pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
         self.core
             .registry
             .agents()

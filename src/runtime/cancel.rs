@@ -138,7 +138,7 @@ impl Dispatcher {
         self.core
             .metrics
             .work()
-            .run_was_ended(run_context.run.lineage.agent(), log_lines::ROLLED_BACK);
+            .run_ended_without_worker(run_context.run.lineage.agent(), log_lines::ROLLED_BACK);
         let log = Arc::clone(&run_context.log);
         let now = self.core.clock.now();
         let last = log.is_open().then(|| log.reserve(1));

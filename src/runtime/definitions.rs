@@ -389,7 +389,7 @@ impl Definitions {
         let mut sources = registry.sources.lock().await;
         let is_known = sources.are_of(&files);
         if !is_known {
-            self.core.metrics.work().knows(files.labels());
+            self.core.metrics.work().set_known_names(files.labels());
             registry.store_files(&mut sources, files).await?;
         }
         // They were found good just now.

@@ -204,7 +204,7 @@ impl Dispatcher {
             self.core
                 .metrics
                 .work()
-                .run_began(run.lineage.agent(), self.core.clock.now().since(run.due_at));
+                .run_started(run.lineage.agent(), self.core.clock.now().since(run.due_at));
         }
         let this = Arc::clone(self);
         let id = run.id;
@@ -312,7 +312,7 @@ impl Dispatcher {
             Arc::clone(&known.agent)
         };
         let driving = Loop {
-            growth: Growth::new(self.core.sizes),
+            state_size: Growth::new(self.core.sizes),
             agent: &agent,
             plan,
             lineage: &run.lineage,
@@ -333,7 +333,7 @@ impl Dispatcher {
         match driven {
             Ok(LoopOutcome::Done | LoopOutcome::Failed(_) | LoopOutcome::Parked(_) | LoopOutcome::Paused) => {}
             Err(ExitReason::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
-            Err(ExitReason::Away) => self.give_back(run_context).await,
+            Err(ExitReason::Unavailable) => self.give_back(run_context).await,
             Err(ExitReason::Fault(failure)) => self.fail(run_context, &machine, failure).await,
             Err(ExitReason::Cancelled) => self.cancelled(run_context, &machine, &journal).await,
         }
@@ -348,7 +348,7 @@ impl Dispatcher {
         }
         match fault(run_context.run.id, error) {
             ExitReason::Fault(failure) => self.fail(run_context, &Machine::default(), failure).await,
-            ExitReason::Away | ExitReason::LeaseLost | ExitReason::Cancelled => self.give_back(run_context).await,
+            ExitReason::Unavailable | ExitReason::LeaseLost | ExitReason::Cancelled => self.give_back(run_context).await,
         }
     }
 

@@ -321,7 +321,7 @@ impl LaneJournal {
         let work = self.run_context.core.metrics.work();
         work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
-        events.iter().for_each(|event| work.happened(event, age));
+        events.iter().for_each(|event| work.record_event(event, age));
         if self.origin.lane == Lane::Main {
             let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
             ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
@@ -451,7 +451,7 @@ impl Journal for LaneJournal {
             .iter()
             .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
         let fault = |error: DbError| {
-            self.run_context.core.metrics.work().commit_lost("database");
+            self.run_context.core.metrics.work().commit_failed("database");
             fault(self.run_context.run.id, &error)
         };
         let rest = match ends {
@@ -466,7 +466,7 @@ impl Journal for LaneJournal {
         let first = batch.first;
         let begun = Instant::now();
         let Some(stored) = self.store(batch).await.map_err(fault)? else {
-            self.run_context.core.metrics.work().commit_lost("lease");
+            self.run_context.core.metrics.work().commit_failed("lease");
             return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
@@ -487,8 +487,8 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    fn say(&self, delta: Delta) {
-        self.run_context.core.metrics.work().said(&self.origin, &delta);
+    fn publish(&self, delta: Delta) {
+        self.run_context.core.metrics.work().record_delta(&self.origin, &delta);
         self.show(EventBody::Delta(delta));
     }
 
@@ -500,7 +500,7 @@ impl Journal for LaneJournal {
         self.show(EventBody::Output { call, text });
     }
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
         let run_context = Arc::clone(&self.run_context);
         let now = self.run_context.core.clock.now();
         let head = parent.head.map(|head| (head, parent.position.clone()));
@@ -537,7 +537,7 @@ impl Journal for LaneJournal {
             .map_err(|error| fault(self.run_context.run.id, &error))?
             .ok_or(ExitReason::LeaseLost)?;
         match admitted {
-            ChildAdmission::Refused(reason) => Ok(ChildVerdict::Refused(reason)),
+            ChildAdmission::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
             ChildAdmission::Admitted(run) if run.created_at == now => {
                 let stop = at_work.stop().clone();
                 let meter = Arc::new(Meter::new(Usage::default(), now));
@@ -557,7 +557,7 @@ impl Journal for LaneJournal {
                 Ok(ChildAdmission::Admitted(Box::new(child)))
             }
             ChildAdmission::Admitted(_) => match self.find_child(id).await? {
-                Some((_, child)) => Ok(ChildVerdict::Admitted(Box::new(child))),
+                Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
                 None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
             },
         }
@@ -643,7 +643,7 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         let thread = self.run_context.run.thread;
         let read = || {
             self.run_context.core.db.read(move |tx| {

@@ -221,7 +221,7 @@ pub(super) async fn charge(
         used.sum = used.sum.plus(noted);
         if let Some(spending) = spending {
             let under_way = under_way(tx, tree, &used).await?;
-            if let Some((limit, value)) = tree.limits.broken_by(spending, &usage_of(&used), under_way) {
+            if let Some((limit, value)) = tree.limits.exceeded_by(spending, &usage_of(&used), under_way) {
                 return Err(ChargeError::Exceeded(exceeded(limit, value)));
             }
         }

@@ -216,7 +216,7 @@ impl RuntimeHandles {
     /// Returns an error when an agent of a file cannot be assembled, or the database fails.
     pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.ground.files);
-        parts.metrics.work().knows(files.labels());
+        parts.metrics.work().set_known_names(files.labels());
         let dispatcher = Arc::new(Dispatcher::new(parts));
         let core = Arc::clone(&dispatcher.core);
         core.registry.open(files).await?;

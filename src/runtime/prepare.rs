@@ -188,7 +188,7 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
     let now = run_context.core.clock.now();
     let (again, resumes) = (
         run_context.run.attempt > 1,
-        run_context.run.request.command.as_ref().is_some_and(Command::goes_on),
+        run_context.run.request.command.as_ref().is_some_and(Command::resumes),
     );
     let (spent, (before, first)) = if again || resumes {
         let read = run_context.core.db.read(move |tx| {

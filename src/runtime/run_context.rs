@@ -50,7 +50,7 @@ impl RunContext {
 pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
     tracing::error!(%run, %error, "the database failed under a run");
     if error.is_transient() || matches!(error, DbError::Closed) {
-        return ExitReason::Away;
+        return ExitReason::Unavailable;
     }
     ExitReason::Fault(Failure::new(
         "StorageError",

@@ -223,15 +223,15 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
         Some(Value::Object(before)) if goes_on(new_run) && context.is_empty() && !before.is_empty() => {
             let mut config = config.clone();
             config.insert("configurable".to_owned(), before.clone().into());
-            assistant.laid_under(&config, before)
+            assistant.as_defaults_for(&config, before)
         }
-        Some(_) | None => assistant.laid_under(config, context),
+        Some(_) | None => assistant.as_defaults_for(config, context),
     }
 }
 
 /// Returns whether a request continues what waits on its thread.
 fn goes_on(new_run: &NewRun) -> bool {
-    new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::goes_on)
+    new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes)
 }
 
 /// Returns the run of a request.
@@ -373,7 +373,7 @@ pub(in crate::runtime) fn check_ahead(
     let settings = resolved
         .assistant
         .settings
-        .laid_under(&new_run.request.config, &new_run.request.context);
+        .as_defaults_for(&new_run.request.config, &new_run.request.context);
     match known.agent.context() {
         Some(schema) if !context.has_checked_context(0, &known.digest, &settings.context) => {
             schema.check(&settings.context)

@@ -7,7 +7,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::definition::SubagentDefinition;
 use crate::domain::remote_run::RemoteRun;
 use crate::domain::run::{AssignedAgent, Run};
-use crate::peer::{RemoteThread, delegate};
+use crate::peer::{RemoteThread, remote_agent};
 use crate::runtime::BackgroundTasks;
 
 /// Stores, before it begins, that the work of a subagent is done on the server at `url`, if there is one.

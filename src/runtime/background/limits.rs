@@ -98,7 +98,7 @@ pub(super) async fn again(tx: &mut Tx<'_>, parent: &TaskParent, ancestry: &TaskL
     let not_over = count(db::background::not_over(tx, parent.thread).await?);
     let room = parent.budget.room_in_background(not_over);
     room.map_err(|exceeded| limited(&exceeded))?;
-    match ledger::room(tx, &ancestry.limited()).await? {
+    match ledger::room(tx, &ancestry.budget_scopes()).await? {
         Some(exceeded) => Err(limited(&exceeded)),
         None => Ok(()),
     }

@@ -17,8 +17,8 @@ use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, T
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::answers::PeerRun;
-use crate::peer::{NotBegun, PeerError, RemoteThread, RunOrder};
+use crate::peer::responses::PeerRun;
+use crate::peer::{StartFailed, PeerError, RemoteThread, RemoteRunRequest};
 use crate::runtime::{BackgroundTasks, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
@@ -65,9 +65,9 @@ impl BackgroundTasks {
         let request = request(scope, order, &record);
         let notes = notes(scope, order);
         let patience = BEGINS_WITHIN.min(self.core.registry.workshop.peers.patience());
-        match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
-            Ok(run) => self.store_started(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        match place.create_and_start(&notes, request, &record.task.to_string(), patience).await {
+            Ok(run) => self.store_started(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 Err(self.store_not_started(scope, &record, reason, is_certain).await)
             }
@@ -119,9 +119,9 @@ impl BackgroundTasks {
             UpdateStrategy::Enqueue => "enqueue",
         };
         let patience = BEGINS_WITHIN.min(self.core.registry.workshop.peers.patience());
-        match place.order(request, (&key, patience)).await {
-            Ok(run) => self.store_started(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        match place.start_run(request, &key, patience).await {
+            Ok(run) => self.store_started(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
                 self.note(
@@ -144,7 +144,7 @@ impl BackgroundTasks {
     /// Polls a task on another server. Returns the last known state if the server is out of reach.
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
-            Ok((place, _)) => match timeout(LOOKS_FOR, place.look()).await {
+            Ok((place, _)) => match timeout(LOOKS_FOR, place.snapshot()).await {
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -278,7 +278,7 @@ impl BackgroundTasks {
             ..seen
         };
         let work =
-            RemoteWork::default().after(Ok(seen), self.moment(record), self.core.registry.workshop.peers.looks());
+            RemoteWork::default().after(Ok(seen), self.moment(record), self.core.registry.workshop.peers.poll_policy());
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
         self.core.jobs.has_tasks(true);
@@ -295,7 +295,7 @@ impl BackgroundTasks {
             let after = before.after(
                 Ok(seen.clone()),
                 self.moment(record),
-                self.core.registry.workshop.peers.looks(),
+                self.core.registry.workshop.peers.poll_policy(),
             );
             self.write_down(record, after, Some(before.version)).await?;
         }
@@ -419,7 +419,7 @@ async fn go_on(
 }
 
 /// Returns the request for a run on the other server.
-fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RunOrder {
+fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RemoteRunRequest {
     let agent = order.agent;
     let mut metadata = notes(scope, order);
     // Two servers whose agents have each other work would go on without end.

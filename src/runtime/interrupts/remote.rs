@@ -20,7 +20,7 @@ use crate::domain::interrupt::{Interrupt, InterruptSource, answered_remotely};
 use crate::domain::machine::MODEL;
 use crate::domain::run::{Resume, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::{NotBegun, PeerError, RunOrder, is_asked, passed_on, resume};
+use crate::peer::{StartFailed, PeerError, RemoteRunRequest, is_asked, passed_on, resume};
 use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
 use crate::runtime::background::MODES;
@@ -156,7 +156,7 @@ impl Interrupts {
             asked_at: found.created_at,
             at,
         };
-        let noted = self.tasks.note(&record, record.remote.answered(answered)).await;
+        let noted = self.tasks.note(&record, record.remote.with_answer(answered)).await;
         noted.map_err(ResolveError::Elsewhere)?;
         Ok(RunId(run.run_id))
     }

@@ -200,7 +200,7 @@ fn new_notifying_run(
     let mut messages = vec![];
     for News { known, seen, .. } in news {
         messages.push(json!(known.notification(seen)));
-        tasks.insert(known.task_id.clone(), json!(known.seen(seen, now)));
+        tasks.insert(known.task_id.clone(), json!(known.with_snapshot(seen, now)));
     }
     let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();
     let metadata = Map::from_iter([("background_tasks".to_owned(), json!(ids))]);

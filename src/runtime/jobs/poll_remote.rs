@@ -96,12 +96,12 @@ impl BackgroundTasks {
         if let Err(reason) = &seen {
             tracing::debug!(task = %record.task, reason, "a task on another server was not to be seen");
         }
-        Some(work.after(seen, self.moment(record), self.core.registry.workshop.peers.looks()))
+        Some(work.after(seen, self.moment(record), self.core.registry.workshop.peers.poll_policy()))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
         let (place, agent) = self.remote_thread_of_task(record).await?;
-        let seen = match record.remote.unwanted {
+        let seen = match record.remote.cancel_requested {
             true => stop(&place, &agent, LOOKS_FOR).await,
             false => place.snapshot().await,
         };

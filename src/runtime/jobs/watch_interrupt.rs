@@ -75,7 +75,7 @@ impl Interrupts {
             return Ok(JobOutcome::Done);
         };
         let is_answered = match self.tasks.remote_thread_of_run(&work).await {
-            Ok((place, _)) => match timeout(LEASE / 2, place.look()).await {
+            Ok((place, _)) => match timeout(LEASE / 2, place.snapshot()).await {
                 Ok(Ok(seen)) => is_answered_remotely(&open, seen.as_ref()),
                 Ok(Err(error)) => out_of_reach(&work, &error.to_string()),
                 Err(_) => out_of_reach(&work, "it took too long"),
@@ -87,7 +87,7 @@ impl Interrupts {
         }
         // The longer an interrupt has been open, the less often it is polled.
         let now = self.core.clock.now();
-        let looks = self.core.registry.workshop.peers.looks();
+        let looks = self.core.registry.workshop.peers.poll_policy();
         let pause = now.since(newest).clamp(looks.first, looks.longest);
         Ok(JobOutcome::Again(now.plus(spread(pause, child.0))))
     }

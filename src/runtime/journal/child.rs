@@ -38,7 +38,7 @@ pub(super) async fn admit(
         None => None,
         Some(graph_id) => match registry.agents().of_graph(graph_id) {
             Some(known) => {
-                if let Some(refusal) = wish.refused_by(&known.agent) {
+                if let Some(refusal) = wish.incompatibility(&known.agent) {
                     return Ok(ChildAdmission::Refused(refusal));
                 }
                 let graph_id = graph_id.clone();
