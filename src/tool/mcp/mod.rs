@@ -1,8 +1,12 @@
 //! Tools of MCP servers: programs that this process starts (stdio), and servers behind HTTP.
 //!
 //! Each server has a task that connects to it, lists its tools, and reconnects when the connection is lost. The tools
-//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. Only the part of the
-//! protocol that tools need is implemented. The set of servers may change at any time.
+//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
+//! change at any time.
+//!
+//! `rmcp` speaks the protocol, over transports of this module. Those of `rmcp` itself bound neither the depth nor the
+//! number of values of a message, neither its silence nor its rate, follow a server's `retry: 0` without end, and kill a
+//! program without its group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -20,7 +24,7 @@ mod connection;
 mod http;
 mod message;
 mod outcome;
-mod pending;
+mod pace;
 mod server;
 mod sse;
 mod stdio;
@@ -74,7 +78,7 @@ impl McpEnvironment {
         let spawn = &self.spawn;
         let stop = self.soft.child_token();
         let endpoint = self.endpoint(name, definition)?;
-        let server = McpServer::new(name, definition, (endpoint, self.limits), Arc::clone(spawn));
+        let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(spawn));
         let server = Arc::new(server);
         spawn(Box::pin(Arc::clone(&server).run(stop.clone())));
         let replaced = old.map(|old| {

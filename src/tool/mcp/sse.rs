@@ -1,160 +1,172 @@
 //! The older transport *HTTP with SSE*: one event stream carries all answers, and its first event names the address to
 //! which messages are posted.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
-use async_trait::async_trait;
-use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap};
-use reqwest::{Client, Response, StatusCode, Url};
-use serde_json::Value;
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::{Response, StatusCode, Url};
+use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::service::RoleClient;
+use rmcp::transport::Transport;
+use tokio::sync::Semaphore;
 
-use super::connection::{Connection, ConnectionError, ServerEvents};
-use super::http::too_long;
+use super::McpLimits;
+use super::connection::{ConnectionError, Signals, abandoned};
+use super::http::{Address, MAX_REPLIES, POST_TIMEOUT, too_long};
 use super::message::{self, Incoming};
-use super::pending::PendingRequests;
-use super::{McpLimits, SpawnServer};
+use super::pace::Pace;
 use crate::domain::json_limits::read_foreign;
 use crate::net::sse::Frames;
 
-/// The timeout of a POST; its answer comes over the stream.
-const POST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// A connection with an open event stream and the address for messages.
-pub(super) struct SseConnection(Arc<Shared>);
-
-struct Shared {
-    client: Client,
-    post: Url,
-    /// The headers of every message. They may contain secrets.
-    headers: HeaderMap,
-    pending: PendingRequests,
-    events: ServerEvents,
+/// An open event stream, and the address for messages.
+pub(super) struct SseTransport {
+    messages: Arc<Messages>,
+    stream: Stream,
+    pace: Pace,
+    signals: Arc<Signals>,
 }
 
-impl SseConnection {
-    /// Opens the stream at `url` and waits for the address for messages.
+/// The address for messages.
+struct Messages {
+    address: Address,
+    replies: Semaphore,
+}
+
+impl SseTransport {
+    /// Opens the stream of a server and waits for the address for messages.
     pub(super) async fn open(
-        (client, url, headers): (Client, Url, HeaderMap),
+        mut address: Address,
         limits: McpLimits,
-        spawn: &SpawnServer,
+        signals: &Arc<Signals>,
     ) -> Result<Self, ConnectionError> {
-        let get = client
-            .get(url.clone())
-            .headers(headers.clone())
+        let get = address
+            .client
+            .get(address.url.clone())
+            .headers(address.headers.clone())
             .header(ACCEPT, "text/event-stream");
         let response = get
             .send()
             .await
             .map_err(|_| ConnectionError::Unreachable("no connection".to_owned()))?;
-        let max_message = limits.max_message_bytes;
-        if response.status() != StatusCode::OK {
-            return Err(ConnectionError::InvalidAnswer(format!(
-                "it answered with status {}",
-                response.status().as_u16()
-            )));
-        }
+        check_status(&response, |status| status == StatusCode::OK)?;
         let mut stream = Stream {
             response,
             frames: Frames::up_to(usize::MAX),
-            max_message,
+            events: VecDeque::new(),
+            max_message: limits.max_message_bytes,
         };
-        let mut events = stream.next(|| {}).await?.into_iter();
-        let post = events.next().and_then(|path| url.join(path.trim()).ok());
+        let path = stream.next(|| {}).await?;
         // The headers may contain secrets, so they are sent to this origin only.
-        let post = post.filter(|post| post.origin() == url.origin());
-        let post =
-            post.ok_or_else(|| ConnectionError::InvalidAnswer("it does not name the address for messages".to_owned()))?;
-        let shared = Shared {
-            client,
-            post,
-            headers,
-            pending: PendingRequests::new(limits.pieces),
-            events: ServerEvents::default(),
+        address.url = address_for_messages(&address.url, &path)
+            .ok_or_else(|| ConnectionError::InvalidAnswer("it does not name the address for messages".to_owned()))?;
+        let messages = Messages {
+            address,
+            replies: Semaphore::new(MAX_REPLIES),
         };
-        let shared = Arc::new(shared);
-        spawn(Box::pin(Arc::clone(&shared).read(stream, events.collect())));
-        Ok(Self(shared))
+        Ok(Self {
+            messages: Arc::new(messages),
+            stream,
+            pace: Pace::new(),
+            signals: Arc::clone(signals),
+        })
     }
 }
 
-impl Drop for SseConnection {
-    fn drop(&mut self) {
-        self.0.events.closed.cancel();
-    }
+fn address_for_messages(stream: &Url, path: &str) -> Option<Url> {
+    let url = stream.join(path.trim()).ok()?;
+    (url.origin() == stream.origin()).then_some(url)
 }
 
-#[async_trait]
-impl Connection for SseConnection {
-    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError> {
-        let pending = self.0.pending.register(id);
-        // The stream may have ended before the request was registered.
-        if self.0.events.closed.is_cancelled() {
-            return Err(ConnectionError::Closed);
+fn check_status(response: &Response, is_expected: impl Fn(StatusCode) -> bool) -> Result<(), ConnectionError> {
+    let status = response.status();
+    if is_expected(status) {
+        return Ok(());
+    }
+    let problem = format!("it answered with status {}", status.as_u16());
+    Err(ConnectionError::InvalidAnswer(problem))
+}
+
+impl Transport<RoleClient> for SseTransport {
+    type Error = ConnectionError;
+
+    fn send(
+        &mut self,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
+        let messages = Arc::clone(&self.messages);
+        async move {
+            let text = message::write(&message)?;
+            let abandoned = abandoned(&message).unwrap_or_default();
+            match message {
+                ClientJsonRpcMessage::Request(_) => {
+                    let posted = abandoned.run_until_cancelled(messages.post(text)).await;
+                    posted.unwrap_or(Ok(()))
+                }
+                ClientJsonRpcMessage::Notification(_) => {
+                    // A notification has no answer, and its failure no consequence.
+                    let _ = messages.post(text).await;
+                    Ok(())
+                }
+                ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_) => {
+                    if let Ok(_permit) = messages.replies.try_acquire() {
+                        let _ = messages.post(text).await;
+                    }
+                    Ok(())
+                }
+            }
         }
-        let response = self.0.post(message).await?;
-        if !response.status().is_success() {
-            return Err(ConnectionError::InvalidAnswer(format!(
-                "it answered with status {}",
-                response.status().as_u16()
-            )));
+    }
+
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        loop {
+            self.pace.wait().await;
+            let Ok(event) = self.stream.next(|| self.signals.data_arrived()).await else {
+                self.signals.closed.cancel();
+                return None;
+            };
+            let Ok(message) = read_foreign(event.as_bytes()) else {
+                self.pace.count();
+                continue;
+            };
+            match message::read(message) {
+                Incoming::Answer(_, answer) => return Some(answer),
+                Incoming::Request(request) => {
+                    self.pace.count();
+                    return Some(request);
+                }
+                Incoming::ToolsChanged => {
+                    self.pace.count();
+                    self.signals.tools_changed.notify_one();
+                }
+                Incoming::Other => self.pace.count(),
+            }
         }
-        pending.answer().await
     }
 
-    async fn notify(&self, message: Value) {
-        // A notification has no answer, and its failure no consequence.
-        let _ = self.0.post(&message).await;
-    }
-
-    fn events(&self) -> &ServerEvents {
-        &self.0.events
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.signals.closed.cancel();
+        Ok(())
     }
 }
 
-impl Shared {
-    async fn post(&self, message: &Value) -> Result<Response, ConnectionError> {
-        let post = self.client.post(self.post.clone()).headers(self.headers.clone());
-        // The text of the error may contain the URL, which may contain a secret.
+impl Messages {
+    /// Posts a message. Its answer comes over the stream.
+    async fn post(&self, text: String) -> Result<(), ConnectionError> {
+        let address = &self.address;
+        let post = address
+            .client
+            .post(address.url.clone())
+            .headers(address.headers.clone());
         let sent = post
             .header(CONTENT_TYPE, "application/json")
-            .body(message.to_string())
+            .body(text)
             .timeout(POST_TIMEOUT)
             .send()
             .await;
-        sent.map_err(|_| ConnectionError::Closed)
-    }
-
-    /// Handles the events of the stream until it ends or the connection is dropped.
-    async fn read(self: Arc<Self>, mut stream: Stream, mut events: Vec<String>) {
-        loop {
-            for event in events {
-                self.handle(&event).await;
-            }
-            match self
-                .events
-                .closed
-                .run_until_cancelled(stream.next(|| self.pending.data_arrived()))
-                .await
-            {
-                Some(Ok(next)) => events = next,
-                Some(Err(_)) | None => break,
-            }
-        }
-        self.events.closed.cancel();
-        self.pending.fail_all();
-    }
-
-    async fn handle(&self, event: &str) {
-        let Ok(message) = read_foreign(event.as_bytes()) else {
-            return;
-        };
-        match message::read(&message) {
-            Incoming::Answer(id, result) => self.pending.answer(id, result.map_err(ConnectionError::Refused)),
-            Incoming::Request(answer) => drop(self.post(&answer).await),
-            Incoming::ToolsChanged => self.events.changed.notify_one(),
-            Incoming::Other => {}
-        }
+        // The text of the error may contain the URL, which may contain a secret.
+        let response = sent.map_err(|_| ConnectionError::Closed)?;
+        check_status(&response, |status| status.is_success())
     }
 }
 
@@ -163,26 +175,25 @@ struct Stream {
     response: Response,
     /// Without a limit of its own, so that a too long event ends the stream instead of being skipped.
     frames: Frames,
+    /// The events that were read and not returned.
+    events: VecDeque<String>,
     max_message: usize,
 }
 
 impl Stream {
-    /// Returns the data of the next events, at least one; calls `data_arrived` for each piece.
-    async fn next(&mut self, data_arrived: impl Fn()) -> Result<Vec<String>, ConnectionError> {
+    /// Returns the data of the next event; calls `data_arrived` for each piece. The future may be dropped at any time.
+    async fn next(&mut self, data_arrived: impl Fn()) -> Result<String, ConnectionError> {
         loop {
-            let chunk = self
-                .response
-                .chunk()
-                .await
-                .map_err(|_| ConnectionError::Closed)?
-                .ok_or(ConnectionError::Closed)?;
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            let chunk = self.response.chunk().await.map_err(|_| ConnectionError::Closed)?;
+            let chunk = chunk.ok_or(ConnectionError::Closed)?;
             data_arrived();
             let frames = self.frames.take(&chunk);
+            self.events.extend(frames.into_iter().map(|frame| frame.data));
             if self.frames.pending() > self.max_message {
                 return Err(too_long(self.max_message));
-            }
-            if !frames.is_empty() {
-                return Ok(frames.into_iter().map(|frame| frame.data).collect());
             }
         }
     }
