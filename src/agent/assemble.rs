@@ -381,7 +381,8 @@ impl AgentFactory {
         if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(PromptSuffix(text.clone())));
         }
-        let repeated = RepeatedFailures::new(draft.spec.limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
+        let limits = draft.spec.limits.clone().unwrap_or_default();
+        let repeated = RepeatedFailures::new(limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(UsageLimits));
         let forks = self.forks(&draft, &model);
@@ -400,7 +401,7 @@ impl AgentFactory {
         Agent {
             name: draft.spec.name,
             plan: plan(&stack, draft.spec.recursion_limit, rules),
-            limits: draft.spec.limits,
+            limits,
             declared,
             is_fork,
             shares: draft.shares,

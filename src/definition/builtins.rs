@@ -55,9 +55,9 @@ pub struct Builtin {
 pub enum Listing {
     /// It is listed by name, or switched on by a field.
     Listed {
-        /// The field that says what the settings say.
-        field: &'static str,
-        /// Its settings.
+        /// The field that has the same meaning as the settings, if there is one.
+        field: Option<&'static str>,
+        /// The settings that become fields of the definition. If there are none, the policy reads its settings itself.
         settings: &'static [&'static str],
         /// Those of them that must be given.
         required: &'static [&'static str],
@@ -84,7 +84,7 @@ pub static BUILTINS: [Builtin; 15] = [
         tools: &["write_todos"],
         state_fields: &["todos"],
         listing: Listing::Listed {
-            field: "todos",
+            field: Some("todos"),
             settings: &[],
             required: &[],
         },
@@ -94,7 +94,7 @@ pub static BUILTINS: [Builtin; 15] = [
         name: STORE,
         tools: &["store_get", "store_search", "store_put", "store_delete"],
         listing: Listing::Listed {
-            field: "store",
+            field: Some("store"),
             settings: &["namespace", "read_only"],
             required: &[],
         },
@@ -104,7 +104,7 @@ pub static BUILTINS: [Builtin; 15] = [
         name: SKILLS,
         state_fields: &["skills_metadata", "pinned_skills"],
         listing: Listing::Listed {
-            field: "skills",
+            field: Some("skills"),
             settings: &["sources", "tools"],
             required: &["sources"],
         },
@@ -113,7 +113,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: MEMORY,
         listing: Listing::Listed {
-            field: "memory",
+            field: Some("memory"),
             settings: &["sources"],
             required: &["sources"],
         },
@@ -122,7 +122,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: APPROVAL,
         listing: Listing::Listed {
-            field: "interrupt_on",
+            field: Some("interrupt_on"),
             settings: &["interrupt_on"],
             required: &["interrupt_on"],
         },
@@ -132,7 +132,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: UNTIL,
         listing: Listing::Listed {
-            field: "until_tool",
+            field: Some("until_tool"),
             settings: &["tools"],
             required: &["tools"],
         },
@@ -141,7 +141,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: MODEL_CALLS,
         listing: Listing::Listed {
-            field: "limits.model_calls",
+            field: Some("limits.model_calls"),
             settings: &["run_limit"],
             required: &["run_limit"],
         },
@@ -150,7 +150,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: TOOL_CALLS,
         listing: Listing::Listed {
-            field: "limits.tool_calls",
+            field: Some("limits.tool_calls"),
             settings: &["run_limit"],
             required: &["run_limit"],
         },
@@ -231,12 +231,17 @@ impl Builtin {
             .filter(|builtin| matches!(builtin.listing, Listing::Listed { .. }))
     }
 
-    /// The field of a definition that says what the settings of the policy of this name say.
+    /// The field of a definition that has the same meaning as the policy of this name.
     pub fn field(name: &str) -> Option<&'static str> {
         match Self::find(name)?.listing {
-            Listing::Listed { field, .. } => Some(field),
+            Listing::Listed { field, .. } => field,
             Listing::Always(_) | Listing::Implied => None,
         }
+    }
+
+    /// The policy that brings along the tool of this name.
+    pub fn with_tool(tool: &str) -> Option<&'static Self> {
+        BUILTINS.iter().find(|builtin| builtin.tools.contains(&tool))
     }
 
     /// The tools that the policy of this name brings along.
@@ -257,7 +262,7 @@ pub fn policy_tools() -> impl Iterator<Item = &'static str> {
 
 /// Whether a policy of the server brings along a tool of this name.
 pub fn is_policy_tool(name: &str) -> bool {
-    policy_tools().any(|tool| tool == name)
+    Builtin::with_tool(name).is_some()
 }
 
 /// Whether a field of the state belongs to the server.

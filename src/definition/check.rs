@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::answer;
-use super::builtins::{Builtin, STORE, SUBAGENTS, TODOS, is_policy_tool, is_standard_field};
+use super::builtins::{Builtin, Listing, SUBAGENTS, is_policy_tool, is_standard_field};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
@@ -190,13 +190,18 @@ fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
         || reference.tool.is_none() && tools.iter().any(|name| name.starts_with(&all))
 }
 
-/// The field that switches a tool of the server on, if it is one for that alone.
-fn switch_of(tool: &str) -> Option<&'static str> {
-    let switched = [TODOS, STORE];
-    let policy = switched
-        .into_iter()
-        .find(|name| Builtin::tools_of(name).contains(&tool))?;
-    Builtin::field(policy)
+/// The reason why a tool that comes with the server cannot be listed among the declared tools.
+fn unlisted(builtin: &Builtin, tool: &str) -> String {
+    match builtin.listing {
+        Listing::Listed { field: Some(field), .. } => {
+            format!("`{tool}` is not declared but switched on: `{field} = true`")
+        }
+        Listing::Listed { field: None, .. } => {
+            let policy = builtin.name;
+            format!("`{tool}` is not declared but comes with the policy `{policy}`, which `middleware` can list")
+        }
+        Listing::Always(_) | Listing::Implied => format!("`{tool}` comes with the server and is not listed"),
+    }
 }
 
 struct Check<'a> {
@@ -260,11 +265,8 @@ impl Check<'_> {
             let field = field.then(at);
             if !seen.insert(tool) {
                 self.warn(&field, format!("`{tool}` is listed twice"));
-            } else if let Some(switch) = switch_of(tool) {
-                let message = format!("`{tool}` is not declared but switched on: `{switch} = true`");
-                self.error(&field, message);
-            } else if is_policy_tool(tool) {
-                self.error(&field, format!("`{tool}` comes with the server and is not listed"));
+            } else if let Some(builtin) = Builtin::with_tool(tool) {
+                self.error(&field, unlisted(builtin, tool));
             } else if let Some(reference) = McpReference::read(tool) {
                 let problem = reference.problem(&self.servers);
                 problem.into_iter().for_each(|problem| self.error(&field, problem));

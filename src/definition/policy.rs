@@ -364,7 +364,8 @@ pub(super) fn name_problem(name: &str, around: &ValidationContext) -> Option<Str
         return Some("must have a `name`, which is a text".to_owned());
     }
     let listed = Builtin::listed().map(|builtin| builtin.name);
-    let known = listed.chain(around.middleware.keys().map(String::as_str));
+    let registered = around.middleware.keys().map(String::as_str);
+    let known = listed.chain(registered.filter(|name| !Builtin::is_listed(name)));
     Some(format!(
         "there is no policy `{name}`; {}",
         suggestion(name, known, "there are")
@@ -372,9 +373,10 @@ pub(super) fn name_problem(name: &str, around: &ValidationContext) -> Option<Str
 }
 
 fn check_settings(field: &FieldPath, policy: &Policy, around: &ValidationContext) -> Vec<Diagnostic> {
-    let listing = Builtin::find(&policy.name).map(|builtin| &builtin.listing);
-    let Some(Listing::Listed { settings, required, .. }) = listing else {
-        return check_registered(field, policy, around);
+    let (settings, required) = match Builtin::find(&policy.name).map(|builtin| &builtin.listing) {
+        Some(Listing::Listed { settings, required, .. }) if !settings.is_empty() => (*settings, *required),
+        // The policy reads its settings itself.
+        Some(_) | None => return check_registered(field, policy, around),
     };
     let mut findings = read::<Settings>(Value::Object(policy.settings.clone())).findings;
     for key in policy.settings.keys().filter(|key| !settings.contains(&key.as_str())) {
