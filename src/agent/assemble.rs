@@ -271,10 +271,7 @@ impl AgentFactory {
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
-            stack.push(Arc::new(FileTools::new(
-                draft.workspace(),
-                FileRules::new(&draft.spec.permissions),
-            )));
+            stack.push(Arc::new(FileTools::new(draft.workspace(), &draft.spec)));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);

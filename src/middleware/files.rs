@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
-use crate::definition::FileRules;
 use crate::definition::builtins;
+use crate::definition::{AgentSpec, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
@@ -35,9 +35,12 @@ pub struct FileTools {
 }
 
 impl FileTools {
-    /// File tools over `workspace`, that do what `rules` allow.
-    pub fn new(workspace: Arc<dyn FileWorkspace>, rules: FileRules) -> Self {
-        Self { workspace, rules }
+    /// Creates the file tools of the agent `spec`, over `workspace`.
+    pub fn new(workspace: Arc<dyn FileWorkspace>, spec: &AgentSpec) -> Self {
+        Self {
+            workspace,
+            rules: FileRules::new(&spec.permissions),
+        }
     }
 }
 

@@ -261,7 +261,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
-    use crate::definition::{FileRules, builtins};
+    use crate::definition::{AgentDefinition, builtins};
     use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
     use crate::tool::files::StateFiles;
@@ -273,7 +273,10 @@ mod tests {
             Arc::new(todos::Todos::new()),
             Arc::new(store::StoreAccess::new(template, false)),
             Arc::new(background::BackgroundWork::new(vec![])),
-            Arc::new(files::FileTools::new(Arc::new(StateFiles), FileRules::default())),
+            Arc::new(files::FileTools::new(
+                Arc::new(StateFiles),
+                &AgentDefinition::default().spec("a"),
+            )),
         ];
         for policy in policies {
             let tools = policy.contribution().tools;

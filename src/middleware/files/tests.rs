@@ -4,6 +4,7 @@ use futures::FutureExt;
 use serde_json::{Map, json};
 
 use super::*;
+use crate::definition::AgentDefinition;
 use crate::domain::message::{Role, ToolStatus};
 use crate::tool::Scope;
 use crate::tool::files::StateFiles;
@@ -39,7 +40,7 @@ async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
         scope: &scope,
         state,
     };
-    let policy = FileTools::new(Arc::new(StateFiles), FileRules::default());
+    let policy = FileTools::new(Arc::new(StateFiles), &AgentDefinition::default().spec("a"));
     match policy.wrap_tool_call(call.clone(), next).await {
         Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
         other => panic!("{other:?}"),
