@@ -114,9 +114,12 @@ pub trait Middleware: Send + Sync {
     }
 }
 
-/// The policies of the server that an agent has where its definition lists them, with their settings there.
+/// Returns the policies of the server that read the settings with which a definition lists them.
 pub fn listed() -> Vec<Arc<dyn Middleware>> {
-    vec![Arc::new(context_editing::ContextEditing::default())]
+    vec![
+        Arc::new(context_editing::ContextEditing::default()),
+        Arc::new(todos::Todos::new()),
+    ]
 }
 
 /// Reads the settings of a policy.

@@ -24,6 +24,7 @@ fn busy_tools(base: &str) -> String {
 on_both_engines! {
     a_call_is_made_again_with_its_key_as_often_as_the_tool_allows,
     results_far_back_are_left_out_of_what_the_model_is_sent_and_stay_in_the_state,
+    the_text_about_planning_can_be_set_where_the_policy_is_listed,
     wrong_arguments_are_named_field_by_field_and_nothing_is_called,
     a_failing_tool_is_reported_and_its_siblings_go_on,
     a_tool_whose_failure_ends_the_run_ends_it,
@@ -81,6 +82,34 @@ async fn results_far_back_are_left_out_of_what_the_model_is_sent_and_stay_in_the
     let bob = server.human("mindful").await;
     bob.says(script()).await;
     assert_eq!(bob.transcript().await[3], "ai: LAST_TOOL<<found otters and much more>>");
+}
+
+async fn the_text_about_planning_can_be_set_where_the_policy_is_listed(server: TestServer) {
+    let agent =
+        |name: &str, listed: &str| format!("[agents.{name}]\nmodel = \"scripted:x\"\nmiddleware = [{listed}]\n");
+    let planner = agent(
+        "planner",
+        r#"{ name = "TodoListMiddleware", system_prompt = "Plan only when asked." }"#,
+    );
+    let standard = agent("standard", r#""TodoListMiddleware""#);
+    server.is_configured_with(&format!("{planner}{standard}")).await;
+    let instructions = async |name: &str| {
+        let alice = server.human(name).await;
+        alice.says(script().turn(json!({"echo_system": true}))).await;
+        alice.transcript().await[1].clone()
+    };
+    let own = instructions("planner").await;
+    assert!(
+        own.contains("Plan only when asked.") && !own.contains("Plan work of several steps"),
+        "{own}"
+    );
+    assert!(instructions("standard").await.contains("Plan work of several steps"));
+
+    let listed = json!([{"name": "TodoListMiddleware", "system_promt": "x"}]);
+    let wrong = json!({"model": "scripted:x", "middleware": listed});
+    let refused = server.client().put("/agents/wrong", wrong).await;
+    let problem = "unknown key; did you mean `system_prompt`?";
+    assert!(refused.refused(422).contains(problem));
 }
 
 async fn wrong_arguments_are_named_field_by_field_and_nothing_is_called(server: TestServer) {
