@@ -32,6 +32,8 @@ const FOLDER: &str = "/large_tool_results";
 pub struct FileTools {
     workspace: Arc<dyn FileWorkspace>,
     rules: FileRules,
+    /// The maximum length of a result that stays in the conversation, in characters.
+    max_result_chars: usize,
 }
 
 impl FileTools {
@@ -40,6 +42,7 @@ impl FileTools {
         Self {
             workspace,
             rules: FileRules::new(&spec.permissions),
+            max_result_chars: LONGEST_RESULT,
         }
     }
 }
@@ -69,7 +72,7 @@ impl Middleware for FileTools {
     }
 
     fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
-        shorten(answer, scope.now())
+        shorten(answer, self.max_result_chars, scope.now())
     }
 }
 
@@ -89,10 +92,10 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
 }
 
 /// Moves the texts of an answer that are too long for a conversation into files, and leaves notices in their places.
-fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
+fn shorten(mut answer: ToolOutput, max_chars: usize, now: Timestamp) -> ToolOutput {
     let mut files = vec![];
     for message in &mut answer.writes.messages {
-        if let Some((path, text)) = too_long(message) {
+        if let Some((path, text)) = too_long(message, max_chars) {
             *message = Arc::new(noticed(message, &path, &text));
             files.push((path, Some(Arc::new(File::text(text, now)))));
         }
@@ -101,15 +104,15 @@ fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
     answer
 }
 
-/// Where the text of `message` goes, if it is too long.
-fn too_long(message: &Message) -> Option<(String, String)> {
+/// Returns the path of the file for the text of `message` and the text, if it is too long.
+fn too_long(message: &Message, max_chars: usize) -> Option<(String, String)> {
     let call = message.answers()?;
     if message.name.as_deref().is_some_and(|name| NAMES.contains(&name)) {
         return None;
     }
     let text = message.content.text();
     // Bytes first: most results are short, and counting bytes costs nothing.
-    if text.len() <= LONGEST_RESULT || text.chars().count() <= LONGEST_RESULT {
+    if text.len() <= max_chars || text.chars().count() <= max_chars {
         return None;
     }
     let safe = |letter: char| {
