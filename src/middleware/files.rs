@@ -19,8 +19,8 @@ use crate::domain::time::Timestamp;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope};
 
-/// The longest result, in characters, that stays in the conversation.
-const LONGEST_RESULT: usize = 80_000;
+/// The estimated number of characters of a token.
+const CHARS_PER_TOKEN: usize = 4;
 /// How many lines a preview shows of the beginning and of the end.
 const PREVIEW_LINES: usize = 5;
 /// How many characters of a line a preview shows.
@@ -42,7 +42,9 @@ impl FileTools {
         Self {
             workspace,
             rules: FileRules::new(&spec.permissions),
-            max_result_chars: LONGEST_RESULT,
+            max_result_chars: usize::try_from(spec.tool_token_limit_before_evict)
+                .unwrap_or(usize::MAX)
+                .saturating_mul(CHARS_PER_TOKEN),
         }
     }
 }
