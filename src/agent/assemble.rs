@@ -1,4 +1,4 @@
-//! From definitions to agents. *The* list that fixes the order of the policies stands here.
+//! Builds agents from definitions. The list that fixes the order of the policies is here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -46,13 +46,13 @@ mod program;
 use draft::Draft;
 pub use known::{Agents, RegisteredAgent};
 
-/// How deep delegations nest when nobody says otherwise: subagents do not delegate.
+/// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
 
-/// What agents are made of. Cheap to clone.
+/// The factory of agents. Cheap to clone.
 #[derive(Clone)]
 pub struct AgentFactory {
-    /// Where models come from.
+    /// The providers of models.
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
@@ -64,20 +64,20 @@ pub struct AgentFactory {
     pub servers: McpServers,
     /// Other servers, where agents may work that are subagents here.
     pub peers: Peers,
-    /// What goes for all agents with a certain model.
+    /// The settings for all agents with a certain model.
     pub profiles: Arc<HarnessProfiles>,
 }
 
-/// A definition, and who is behind it.
+/// A definition and its source.
 #[derive(Clone)]
 struct Source {
     graph_id: String,
     definition: Arc<AgentDefinition>,
-    /// Whether it is the owner of the server, who may name any address.
+    /// Whether the owner of the server wrote it, who may name any address.
     is_owners: bool,
 }
 
-/// How an agent may delegate.
+/// The delegations of an agent.
 #[derive(Clone)]
 struct Delegating {
     roster: Arc<SubagentRegistry>,
@@ -87,7 +87,7 @@ struct Delegating {
 }
 
 impl Delegating {
-    /// The same for a fork: it sees what its caller sees, and delegates nothing.
+    /// Returns the delegations of a fork: it sees the same subagents as its caller, and every call is refused.
     fn refusing(&self) -> Self {
         Self {
             policy: Arc::new(self.policy.refusing()),
@@ -97,7 +97,7 @@ impl Delegating {
 }
 
 impl AgentFactory {
-    /// Models from these providers, agents of those servers, and nothing else yet.
+    /// Creates a factory with these providers and remote servers, and nothing else.
     pub fn new(providers: Providers, peers: Peers) -> Self {
         Self {
             providers: Arc::new(providers),
@@ -110,7 +110,7 @@ impl AgentFactory {
         }
     }
 
-    /// Assembles the agent of a definition.
+    /// Builds the agent of a definition.
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
@@ -248,7 +248,7 @@ impl AgentFactory {
             ordered_prompt: true,
             delegations,
             addendum: None,
-            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            // Its work ends with its result, so it could not be notified of the end of a task.
             background: vec![],
         };
         let model = self.providers.model(&draft.spec.model);
@@ -258,7 +258,7 @@ impl AgentFactory {
         }
     }
 
-    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is asked, so that the other
+    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the other
     /// agents can work.
     fn check_model(&self, name: &str) -> Result<(), ModelError> {
         match self.providers.model(name) {
@@ -267,7 +267,7 @@ impl AgentFactory {
         }
     }
 
-    /// The policies of an agent but for those that have to know its tools. First in the list is outermost.
+    /// Returns the policies of an agent but for those that depend on its tools. The first is outermost.
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
@@ -283,7 +283,7 @@ impl AgentFactory {
         if draft.spec.todos {
             stack.push(Arc::new(Todos::new()));
         }
-        // A template that is none was refused when the configuration was read.
+        // Invalid templates were refused when the configuration was read.
         if let Some(reach) = draft.spec.store.reach()
             && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
         {
@@ -306,12 +306,12 @@ impl AgentFactory {
         stack.extend(draft.knowledge());
         for listed in &draft.spec.middleware {
             if let Some(own) = self.policies.get(&listed.name) {
-                // What is wrong with settings was refused when the definition was read.
+                // Invalid settings were refused when the definition was read.
                 let configured = own.configured(&listed.settings).ok().flatten();
                 put(&mut stack, &configured.unwrap_or_else(|| Arc::clone(own)));
             }
         }
-        // What is listed is innermost, in the order of the list.
+        // Listed policies are innermost, in the order of the list.
         stack.sort_by_key(|policy| {
             draft
                 .spec
@@ -323,7 +323,7 @@ impl AgentFactory {
         stack
     }
 
-    /// The forks of an agent, which are made of it.
+    /// Returns the forks of an agent, which are built from it.
     fn forks(&self, caller: &Draft, model: &Result<Arc<dyn Model>, ModelError>) -> Forks {
         let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
         let forks = own
@@ -343,7 +343,7 @@ impl AgentFactory {
         }))
     }
 
-    /// Puts an agent together.
+    /// Builds an agent.
     fn build(&self, draft: Draft, model: Result<Arc<dyn Model>, ModelError>) -> Agent {
         let declared: Vec<&String> = draft.spec.tools.iter().chain(&draft.spec.skill_tools).collect();
         let own: Vec<Arc<dyn Tool>> = declared
@@ -423,14 +423,14 @@ impl AgentFactory {
     }
 }
 
-/// The rules of an agent that has background tasks.
+/// Returns the rules of an agent that has background tasks.
 fn with_tasks(declared: &Rules) -> Rules {
     let mut rules = BTreeMap::clone(declared);
     rules.insert(background::FIELD.to_owned(), background::RULE);
     Arc::new(rules)
 }
 
-/// Adds a registered policy: in the place of the one that has its name, else innermost.
+/// Adds a registered policy: in the place of the one with its name, else innermost.
 fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
     match stack.iter_mut().find(|policy| policy.name() == own.name()) {
         Some(place) => *place = Arc::clone(own),
@@ -438,7 +438,7 @@ fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
     }
 }
 
-/// The names of the hooks in running order: before in the order of the stack, after in reverse.
+/// Returns the names of the hooks in running order: before in the order of the stack, after in reverse.
 pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules) -> Plan {
     let names = |moment: HookPoint| {
         let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
@@ -457,7 +457,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
     }
 }
 
-/// How the subagents are offered to the agent that has them.
+/// Returns the list of subagents for the agent that has them.
 fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentList {
     let card = |subagent: &SubagentDefinition| SubagentSummary {
         name: subagent.name.clone(),

@@ -15,7 +15,7 @@ use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
 
-/// How many steps a run may take when nobody says otherwise: what the field's harness binds to its agents.
+/// The default of the maximum number of steps of a run: that of the reference implementation.
 pub const STEP_LIMIT: u32 = 9_999;
 
 /// Defines the three forms of an agent with the fields that they share, so that a shared field is written once:
@@ -350,7 +350,7 @@ impl SubagentDefinition {
     }
 }
 
-/// Where file tools work.
+/// The place where file tools work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Workspace {
@@ -361,7 +361,7 @@ pub enum Workspace {
     None,
 }
 
-/// What an ordinary message does to a question that waits for its answer.
+/// The effect of an ordinary message on a pending interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnPendingInterrupt {
@@ -372,12 +372,12 @@ pub enum OnPendingInterrupt {
     Reject,
 }
 
-/// Whether a field says what it would say if it were left out.
+/// Returns whether a field has its default value.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whom an entry of the `context` reaches.
+/// The agents that see an entry of the `context`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ContextScoping {
@@ -389,7 +389,7 @@ pub enum ContextScoping {
 }
 
 impl ContextScoping {
-    /// Whether the entry `key` reaches `agent`.
+    /// Returns whether `agent` sees the entry `key`.
     pub fn reaches(self, key: &str, agent: &str) -> bool {
         match (self, key.split_once(':')) {
             (Self::Prefix, Some((name, _))) => name == agent,
@@ -409,7 +409,7 @@ pub enum UntilTool {
 }
 
 impl UntilTool {
-    /// Their names.
+    /// Returns the names.
     pub fn names(&self) -> &[String] {
         match self {
             Self::One(name) => std::slice::from_ref(name),

@@ -1,4 +1,4 @@
-//! What makes no sense in a definition, although it has the right shape.
+//! Checks definitions that have the right shape.
 //!
 //! Everything is told at once, each with the field it concerns. Nothing is looked up here: which tools are declared
 //! and which providers exist, the caller says.
@@ -35,7 +35,7 @@ pub const DEEPEST: u32 = 32;
 /// Descriptions of subagents shorter than this say too little to choose by.
 const SHORT_DESCRIPTION: usize = 20;
 
-/// What a definition may refer to.
+/// The names that a definition may refer to.
 #[derive(Debug, Clone, Default)]
 pub struct ValidationContext {
     /// The declared tools.
@@ -50,7 +50,7 @@ pub struct ValidationContext {
     pub middleware: BTreeMap<String, RegisteredPolicy>,
     /// The agents of this server, besides the one that is looked at.
     pub agents: BTreeSet<String>,
-    /// What definitions may use that clients bring.
+    /// The names that definitions of clients may use.
     pub clients: ClientRules,
 }
 
@@ -60,18 +60,18 @@ pub struct RegisteredPolicy {
     check: Option<Arc<CheckSettings>>,
 }
 
-/// Says what is wrong with settings; none when the policy takes none at all.
+/// Checks settings; returns `None` if the policy takes no settings.
 type CheckSettings = dyn Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync;
 
 impl RegisteredPolicy {
-    /// One whose settings `check` judges; it returns none when the policy takes none at all.
+    /// Creates a policy whose settings `check` checks; it returns `None` if the policy takes no settings.
     pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync + 'static) -> Self {
         Self {
             check: Some(Arc::new(check)),
         }
     }
 
-    /// What is wrong with these settings; none when the policy takes none at all.
+    /// Checks these settings; returns `None` if the policy takes no settings.
     pub fn check(&self, settings: &Map<String, Value>) -> Option<Vec<Diagnostic>> {
         self.check.as_ref().and_then(|check| check(settings))
     }
@@ -83,7 +83,7 @@ impl fmt::Debug for RegisteredPolicy {
     }
 }
 
-/// Checks the definition of an agent. The fields of the findings are relative to it.
+/// Checks the definition of an agent. The fields of the diagnostics are relative to it.
 pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &ValidationContext) -> Vec<Diagnostic> {
     let mut check = Check::new(around);
     check.servers.extend(agent.mcp_servers.keys().cloned());
@@ -155,7 +155,7 @@ pub fn check_model(field: &FieldPath, model: &str, around: &ValidationContext) -
     check.findings
 }
 
-/// Why `text` is no address that can be called; `None` when it is one.
+/// Returns the reason why `text` is not an address that can be called.
 pub fn address_problem(text: &str) -> Option<String> {
     match url::Url::parse(text) {
         Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
@@ -164,7 +164,7 @@ pub fn address_problem(text: &str) -> Option<String> {
     }
 }
 
-/// Whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
+/// Returns whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
 pub fn is_word(word: &str, most: usize, more: &str) -> bool {
     (1..=most).contains(&word.len())
         && word
@@ -172,14 +172,14 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
-/// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
+/// Returns whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
 pub(super) fn is_known_tool(name: &str, around: &ValidationContext) -> bool {
     is_policy_tool(name)
         || around.tools.contains(name)
         || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
 }
 
-/// Whether a rule about `tool` concerns one of `tools`, as far as can be told before the tools of MCP servers are known.
+/// Returns whether a rule about `tool` concerns one of `tools`, as far as that is known without the lists of MCP servers.
 fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
     let Some(reference) = McpReference::read(tool) else {
         return tools.contains(tool);
@@ -399,7 +399,7 @@ impl Check<'_> {
         }
     }
 
-    /// Where subagents are defined, when not here.
+    /// Checks subagents that are defined elsewhere.
     fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
         let mut agents = self.around.agents.clone();
         agents.insert(graph_id.to_owned());
@@ -435,7 +435,7 @@ impl Check<'_> {
         self.not_blank(&field.then("display_text"), subagent.display_text.as_deref());
     }
 
-    /// What a subagent says about its tools, seen with all that it has.
+    /// Checks the rules of a subagent about its tools; `subagent` and `parent` are resolved.
     fn tools_of(
         &mut self,
         field: &FieldPath,
@@ -476,14 +476,14 @@ impl Check<'_> {
         }
     }
 
-    /// The form of the answer of an agent with these tools, which is told in `field`.
+    /// Checks the form of the answer of the agent in `field`, which has these tools.
     fn answer(&mut self, field: &FieldPath, format: Option<&Value>, tools: &BTreeSet<&str>) {
         let field = field.then("response_format");
         let found = format.map(|format| answer::check(&field, format, |name| tools.contains(name)));
         self.findings.extend(found.unwrap_or_default());
     }
 
-    /// What is said in `field` about single tools of an agent that has these.
+    /// Checks excluded tools and descriptions of tools, of an agent that has these tools.
     fn changed_tools(
         &mut self,
         field: &FieldPath,
@@ -509,7 +509,7 @@ impl Check<'_> {
         }
     }
 
-    /// A schema that arguments of tools and contexts can have: a valid one, of an object.
+    /// Checks a schema of arguments or contexts: a valid one, of an object.
     fn schema(&mut self, field: &FieldPath, schema: &Value) {
         if schema.get("type").and_then(Value::as_str) != Some("object") {
             return self.error(

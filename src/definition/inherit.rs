@@ -1,4 +1,4 @@
-//! What a subagent has from its parent, beyond what every subagent has.
+//! Inheritance: the parts that a subagent has from its parent, beyond what every subagent has.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::policy::name_problem;
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 
-/// What a subagent has from its parent.
+/// The parts that a subagent has from its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Inherit {
@@ -16,7 +16,7 @@ pub struct Inherit {
     pub prompt: bool,
     /// Whether it has its parent's memory, before its own.
     pub memory: bool,
-    /// Which of its parent's policies it has, before its own.
+    /// The policies of its parent that it has, before its own.
     pub middleware: InheritedPolicies,
     /// Whether it has its parent's tools besides those that it names.
     pub tools: bool,
@@ -49,7 +49,7 @@ fn is_true(truth: &bool) -> bool {
     *truth
 }
 
-/// Which of its parent's policies a subagent has.
+/// The policies of its parent that a subagent has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "must be true, false or a list of names of policies")]
 pub enum InheritedPolicies {
@@ -75,7 +75,7 @@ impl InheritedPolicies {
 }
 
 impl AgentDefinition {
-    /// The policies that a subagent may have from it.
+    /// Returns the policies that a subagent may inherit.
     fn inheritable(&self) -> Vec<Policy> {
         let is_listed = self.middleware.iter().any(|policy| policy.name == TODOS);
         let todos = (self.todos && !is_listed).then(|| Policy::named(TODOS));
@@ -84,7 +84,7 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// The same with what it has from its parent in its own fields.
+    /// Returns the subagent with everything that it inherits in its own fields.
     pub(super) fn inheriting(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.clone();
         let blocked = std::mem::take(&mut subagent.block_middleware);
@@ -136,7 +136,7 @@ impl SubagentDefinition {
         subagent
     }
 
-    /// Whether one of its fields says what this policy would be told.
+    /// Returns whether one of its fields has the same meaning as this policy.
     fn says(&self, policy: &str) -> bool {
         match policy {
             STORE => self.store.is_some(),
@@ -148,7 +148,7 @@ impl SubagentDefinition {
     }
 }
 
-/// What is wrong with what is inherited in `field`, where it stands beside what is blocked.
+/// Checks what the agent in `field` inherits and blocks.
 pub(super) fn check(
     field: &FieldPath,
     (inherit, blocked): (&Inherit, &[String]),

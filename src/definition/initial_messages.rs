@@ -20,7 +20,7 @@ impl SubagentDefinition {
             .collect()
     }
 
-    /// What is wrong with them; `field` is where the subagent stands.
+    /// Checks the messages; `field` is the field of the subagent.
     pub(super) fn check_initial(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let list = field.then(FIELD);
         let wrong = read_initial(&self.initial_messages).err();

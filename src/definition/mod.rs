@@ -1,4 +1,4 @@
-//! What a file or a request may say about an agent, and about a tool.
+//! Definitions of agents and tools, in files and requests.
 //!
 //! | To see | Open |
 //! |---|---|

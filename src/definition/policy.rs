@@ -1,7 +1,7 @@
 //! The policies of an agent that a definition lists by name, in their order.
 //!
-//! What a stock policy is told there could as well be said in a field; [`AgentDefinition::resolved`] puts it into that
-//! field, so that everything behind a definition knows one form.
+//! The settings of a built-in policy could as well be given in a field; [`AgentDefinition::resolved`] puts them into that
+//! field, so that all other code knows one form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,14 +24,14 @@ use crate::domain::limits::Limits;
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// A stock policy, or one that the embedding program has registered.
+    /// The name of a built-in policy, or of one that the embedding program has registered.
     pub name: String,
-    /// What a stock policy is told.
+    /// The settings.
     pub settings: Map<String, Value>,
 }
 
 impl Policy {
-    /// The policy of this name without settings.
+    /// Creates the policy of this name without settings.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -55,7 +55,7 @@ impl Serialize for Policy {
 }
 
 impl<'de> Deserialize<'de> for Policy {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Listed;
 
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
-/// The settings of all stock policies; each has some of them.
+/// The settings of all built-in policies; each has some of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Settings {
@@ -96,7 +96,7 @@ struct Settings {
     run_limit: u64,
 }
 
-/// The fields that say what listed policies are told.
+/// The values of fields that listed policies set.
 #[derive(Debug, Default)]
 struct Said {
     todos: bool,
@@ -110,7 +110,7 @@ struct Said {
 }
 
 impl Said {
-    /// What these policies are told. What is wrong in it is left out, since a check has told it.
+    /// Reads the settings of these policies. Invalid ones are left out, since a check has reported them.
     fn by(policies: &[Policy]) -> Self {
         let mut said = Self::default();
         for policy in policies {
@@ -165,8 +165,8 @@ fn listed<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
 }
 
 impl AgentDefinition {
-    /// The same definition in one form: what listed policies are told, and what subagents inherit, stands in the fields
-    /// that say it.
+    /// Returns the definition in one form: the settings of listed policies, and everything that subagents inherit, are in the fields
+    /// of the same meaning.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut agent = self.clone();
@@ -185,7 +185,7 @@ impl AgentDefinition {
         agent
     }
 
-    /// What is wrong with the policies that are listed.
+    /// Checks the listed policies.
     pub(super) fn check_policies(&self, around: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
@@ -217,7 +217,7 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// The same in one form, within a parent that is.
+    /// Returns the subagent in one form, within a parent that is resolved.
     pub(super) fn resolved(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.inheriting(parent);
         let said = Said::by(&subagent.middleware);
@@ -231,7 +231,7 @@ impl SubagentDefinition {
         subagent
     }
 
-    /// What is wrong with the policies that are listed.
+    /// Checks the listed policies.
     pub(super) fn check_policies(&self, field: &FieldPath, around: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
@@ -301,8 +301,8 @@ pub(super) fn take_away(subagent: &mut SubagentDefinition, names: &[String]) {
     }
 }
 
-/// What is wrong with listed policies; `given` tells of which policies a field says what the
-/// settings would say.
+/// Checks listed policies; `given` lists the policies for which a field is set that has the same meaning as the
+/// settings.
 pub(super) fn check(
     list: &FieldPath,
     policies: &[Policy],
@@ -330,7 +330,7 @@ pub(super) fn check(
     findings
 }
 
-/// The files and folders that listed policies name.
+/// Returns the files and folders that listed policies name.
 pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
     let mut all = vec![];
     for (at, policy) in policies.iter().enumerate() {
@@ -352,7 +352,7 @@ pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
     all
 }
 
-/// Why nothing of this name can be listed; `None` when it can.
+/// Returns the reason why no policy of this name can be listed.
 pub(super) fn name_problem(name: &str, around: &ValidationContext) -> Option<String> {
     if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
         return Some(format!("`{name}` is not listed: it {why}"));
@@ -396,7 +396,7 @@ fn check_settings(field: &FieldPath, policy: &Policy, around: &ValidationContext
     findings.into_iter().map(|finding| finding.under(field)).collect()
 }
 
-/// What is wrong with the settings of a policy that was registered.
+/// Checks the settings of a registered policy.
 fn check_registered(field: &FieldPath, policy: &Policy, around: &ValidationContext) -> Vec<Diagnostic> {
     let registered = around.middleware.get(&policy.name);
     let checked = registered.and_then(|registered| registered.check(&policy.settings));
@@ -410,7 +410,7 @@ fn check_registered(field: &FieldPath, policy: &Policy, around: &ValidationConte
     }
 }
 
-/// What is wrong with the sources of skills or memory.
+/// Checks the sources of skills or memory.
 fn check_sources(policy: &Policy) -> Vec<Diagnostic> {
     let field = FieldPath::of(["sources"]);
     let said = Said::by(std::slice::from_ref(policy));

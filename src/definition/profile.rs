@@ -1,4 +1,4 @@
-//! What goes for all agents that think with a certain model: harness profiles.
+//! Harness profiles: settings for all agents with a certain model.
 //!
 //! The key of a profile is a provider (`openai`) or one of its models (`openai:gpt-5`); where both are given, the model's
 //! stands over the provider's. Each agent, also each subagent, has the profile of its own model. What a definition says
@@ -16,13 +16,13 @@ use super::model_settings::check_settings;
 use super::policy::{self, name_problem};
 use super::{AgentDefinition, Location, Policy, SubagentDefinition, SubagentMode};
 
-/// What goes for all agents that think with a certain model.
+/// The settings for all agents with a certain model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HarnessProfile {
-    /// What stands behind the agent's own instructions.
+    /// The text after the agent's own instructions.
     pub base_system_prompt: Option<String>,
-    /// What stands behind that.
+    /// The text after that.
     pub system_prompt_suffix: Option<String>,
     /// The descriptions of tools, in the place of their own.
     pub tool_description_overrides: BTreeMap<String, String>,
@@ -32,21 +32,21 @@ pub struct HarnessProfile {
     pub excluded_middleware: Vec<String>,
     /// Policies that they have besides.
     pub extra_middleware: Vec<Policy>,
-    /// What becomes of the general-purpose subagent of a main agent with this model.
+    /// The changes to the general-purpose subagent of a main agent with this model.
     pub general_purpose_subagent: GeneralProfile,
     /// Provider settings (`temperature`, …) for all questions to this model.
     pub model_settings: Map<String, Value>,
 }
 
-/// What becomes of the general-purpose subagent.
+/// Changes to the general-purpose subagent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GeneralProfile {
-    /// Whether there may be one.
+    /// Whether it is allowed.
     pub enabled: Option<bool>,
-    /// What it is for.
+    /// The description.
     pub description: Option<String>,
-    /// Its instructions.
+    /// The instructions.
     pub system_prompt: Option<String>,
 }
 
@@ -162,7 +162,7 @@ impl HarnessProfile {
         policy::add(subagent, &extra);
     }
 
-    /// The same for a main agent.
+    /// Applies the profile to a main agent.
     fn dress_main(&self, agent: &mut AgentDefinition) {
         let mut own = SubagentDefinition {
             system_prompt: std::mem::take(&mut agent.system_prompt),
@@ -191,7 +191,7 @@ impl HarnessProfile {
         (agent.limits, agent.middleware) = (own.limits, own.middleware);
     }
 
-    /// What makes no sense in the profile of this key. The fields of the findings are relative to it.
+    /// Checks the profile of this key. The fields of the diagnostics are relative to it.
     pub fn check(&self, key: &str, around: &ValidationContext) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];

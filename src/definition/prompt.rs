@@ -10,9 +10,9 @@ use super::AgentDefinition;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::record::LARGEST_DEFINITION;
 
-/// How many blocks the instructions of one agent may have.
+/// The maximum number of blocks of the instructions of one agent.
 const MOST_BLOCKS: usize = 64;
-/// How many markers a provider takes in one request.
+/// The maximum number of markers in one request.
 pub const MOST_MARKERS: usize = 4;
 
 /// The instructions of an agent.
@@ -29,7 +29,7 @@ pub enum SystemPrompt {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PromptBlock {
-    /// What it is; instructions are text.
+    /// The kind of the block.
     #[serde(rename = "type")]
     pub kind: BlockKind,
     /// The text.
@@ -39,7 +39,7 @@ pub struct PromptBlock {
     pub cache_control: Option<CacheControl>,
 }
 
-/// What a block of instructions can be.
+/// The kind of a block of instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockKind {
@@ -52,24 +52,24 @@ pub enum BlockKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CacheControl {
-    /// How it is kept.
+    /// The kind of caching.
     #[serde(rename = "type")]
     pub kind: CacheKind,
-    /// For how long; five minutes when absent.
+    /// The duration; five minutes when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<CacheTtl>,
 }
 
-/// How a provider keeps what is marked.
+/// The kind of caching of a marked prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheKind {
-    /// For a while.
+    /// For a limited time.
     #[default]
     Ephemeral,
 }
 
-/// For how long a provider keeps what is marked.
+/// The duration for which a provider caches a marked prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CacheTtl {
     /// Five minutes.
@@ -102,7 +102,7 @@ impl From<&str> for PromptBlock {
 }
 
 impl SystemPrompt {
-    /// Whether it says nothing.
+    /// Returns whether all texts are blank.
     pub fn is_blank(&self) -> bool {
         self.parts().is_empty()
     }
@@ -121,7 +121,7 @@ impl SystemPrompt {
         self.parts().join("\n\n")
     }
 
-    /// Its blocks; a text is one.
+    /// Returns the blocks; a text is one block.
     pub fn blocks(&self) -> Vec<PromptBlock> {
         match self {
             Self::Text(text) if text.trim().is_empty() => vec![],
@@ -171,7 +171,7 @@ impl SystemPrompt {
         }
     }
 
-    /// What makes no sense; `field` is where it stands.
+    /// Checks the instructions in `field`.
     fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Self::Blocks(blocks) = self else { return vec![] };
         let blank = blocks
@@ -207,7 +207,7 @@ impl SystemPrompt {
 }
 
 impl AgentDefinition {
-    /// What is wrong with the instructions in it.
+    /// Checks the instructions of the agent and its subagents.
     pub(super) fn check_prompts(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let general = self.general_purpose_subagent.system_prompt.as_ref();
@@ -225,7 +225,7 @@ impl AgentDefinition {
 }
 
 impl<'de> Deserialize<'de> for SystemPrompt {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Prompt;
 

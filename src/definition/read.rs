@@ -1,4 +1,4 @@
-//! Reading a value into a type, telling everything that has the wrong shape and not only the first such thing.
+//! Reads a value into a type and reports everything that has the wrong shape, not only the first mistake.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -8,26 +8,26 @@ use super::strict::Strict;
 use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
 use crate::domain::plain_words::plain;
 
-/// How many things of the wrong shape are told at most. After each the rest is read again.
+/// The maximum number of mistakes that are reported. After each the rest is read again.
 const MOST_FINDINGS: usize = 100;
 
-/// What came of reading.
+/// The result of reading.
 #[derive(Debug)]
 pub struct Parsed<T> {
-    /// What could be read; the fields with a wrong shape have their default. `None` when nothing could.
+    /// The value; fields with a wrong shape have their default. `None` if nothing could be read.
     pub value: Option<T>,
-    /// What had the wrong shape.
+    /// The mistakes.
     pub findings: Vec<Diagnostic>,
-    /// Which list elements were left out.
+    /// The list elements that were left out.
     pub gaps: FieldMap,
 }
 
-/// Which elements of lists were left out while reading, so that places in the value can be traced to the source.
+/// The elements of lists that were left out while reading, so that places in the value can be traced to the source.
 #[derive(Debug, Default)]
 pub struct FieldMap(Vec<(FieldPath, usize)>);
 
 impl FieldMap {
-    /// The place in the source of a place in the value that was read.
+    /// Returns the place in the source of a place in the value that was read.
     pub fn source_of(&self, field: &FieldPath) -> FieldPath {
         let mut source = FieldPath::default();
         for segment in &field.0 {
@@ -105,7 +105,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     }
 }
 
-/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
+/// Returns whether a diagnostic about `field` would only repeat that it, or an element of it, could not be read.
 pub fn is_echo(field: &FieldPath, unread: &[Diagnostic]) -> bool {
     unread.iter().any(|earlier| {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
@@ -146,7 +146,7 @@ fn take_out(value: &mut Value, place: &FieldPath) -> bool {
     }
 }
 
-/// Says what is wrong in the words of configuration files.
+/// Words a message in the terms of configuration files.
 fn plain_words(field: &FieldPath, message: &str) -> String {
     match plain(message) {
         Some(words) => words,

@@ -1,6 +1,6 @@
 //! Subagents that are agents of their own, defined elsewhere: on this server, or on another one.
 //!
-//! They work in the background, on threads of their own, unless `async = false` makes them synchronous delegates.
+//! Such agents work in the background, on threads of their own, unless `async = false` makes them synchronous delegates.
 
 use std::collections::BTreeSet;
 
@@ -33,14 +33,14 @@ const NOT_MAKING: [&str; 17] = [
     "notify_parent",
 ];
 
-/// Where a subagent is defined.
+/// The place where a subagent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location<'a> {
     /// In its parent's definition.
     Inside,
-    /// It is the agent of this `graph_id` on this server.
+    /// The agent of this `graph_id` on this server.
     Local(&'a str),
-    /// It is the agent of this `graph_id` on the server at this address.
+    /// The agent of this `graph_id` on the server at this address.
     Remote {
         /// The agent.
         graph_id: &'a str,
@@ -50,7 +50,7 @@ pub enum Location<'a> {
 }
 
 impl SubagentDefinition {
-    /// Where it is defined.
+    /// Returns the place where it is defined.
     pub fn location(&self) -> Location<'_> {
         match (&self.graph_id, &self.url) {
             (None, _) => Location::Inside,
@@ -59,12 +59,12 @@ impl SubagentDefinition {
         }
     }
 
-    /// Whether it works in the background.
+    /// Returns whether it works in the background.
     pub fn is_background(&self) -> bool {
         self.graph_id.is_some() && self.in_background != Some(false)
     }
 
-    /// It as the agent sees it that may hand it work in the background; none if it does not work there.
+    /// Returns its description for the agent that may start background tasks; `None` if it does not work in the background.
     pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
         let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
         Some(BackgroundAgent {
@@ -80,7 +80,7 @@ impl SubagentDefinition {
         })
     }
 
-    /// What makes no sense about where it is defined; `field` is where it stands.
+    /// Checks the place where it is defined; `field` is the field of the subagent.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
             Location::Inside => self.only_elsewhere(field),
@@ -108,7 +108,7 @@ impl SubagentDefinition {
         findings
     }
 
-    /// That there is no such agent on this server.
+    /// Reports an agent that does not exist on this server.
     fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Diagnostic> {
         let Location::Local(graph_id) = self.location() else {
             return None;
@@ -149,7 +149,7 @@ impl SubagentDefinition {
             .collect()
     }
 
-    /// Those of them that are given although the other agent's own definition says it.
+    /// Reports fields that belong into the definition of the other agent.
     fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
         let more = [
             ("runnable", self.runnable.is_some()),
@@ -187,7 +187,7 @@ impl SubagentDefinition {
     }
 }
 
-/// What must not be in an address, which everybody may read.
+/// Reports the parts that an address must not have, since everybody may read it.
 fn secret_problem(url: &str) -> Option<String> {
     let url = url::Url::parse(url).ok()?;
     let has_secret = !url.username().is_empty() || url.password().is_some() || url.query().is_some();
@@ -226,7 +226,7 @@ impl AgentDefinition {
             .collect()
     }
 
-    /// That a background subagent has the name of the general-purpose one, so that the model would know two of that name.
+    /// Reports a background subagent with the name of the general-purpose subagent: the model would see two of that name.
     pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);

@@ -1,4 +1,4 @@
-//! What a definition may say about what the embedding program has registered: programs, by their names.
+//! References to programs that the embedding program has registered.
 
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
@@ -6,7 +6,7 @@ use super::remote::wrong;
 use super::{AgentDefinition, SubagentDefinition};
 
 impl AgentDefinition {
-    /// What is wrong with the names of programs in it.
+    /// Checks the names of programs.
     pub(super) fn check_registered(&self, around: &ValidationContext) -> Vec<Diagnostic> {
         let mut findings = vec![];
         for (at, subagent) in self.subagents.iter().enumerate() {

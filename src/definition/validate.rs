@@ -1,4 +1,4 @@
-//! Reads the definition of an agent and says all that is to be said about it.
+//! Reads and validates the definition of an agent.
 
 use serde_json::Value;
 
@@ -9,16 +9,16 @@ use super::source::check_origin;
 use super::{AgentDefinition, Diagnostic, FieldPath, Severity, is_echo, read};
 use crate::domain::plain_words::in_json;
 
-/// What came of reading a definition.
+/// The result of validating a definition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Validated {
-    /// The definition; only if it can be used.
+    /// The definition, if it can be used.
     pub definition: Option<AgentDefinition>,
-    /// Mistakes and oddities, each with its field.
+    /// Errors and warnings.
     pub findings: Vec<Diagnostic>,
 }
 
-/// Judges a definition that did not come from a file. A file's definition meets the same checks.
+/// Validates a definition that did not come from a file. Definitions in files meet the same checks.
 pub fn judge(graph_id: &str, mut body: Value, around: &ValidationContext) -> Validated {
     let size = serde_json::to_vec(&body).map_or(usize::MAX, |json| json.len());
     if size > LARGEST_DEFINITION {

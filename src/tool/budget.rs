@@ -138,7 +138,7 @@ struct TreeBudget {
 pub struct LimitReached {
     /// The name of the limit.
     pub limit: &'static str,
-    /// Its value.
+    /// The value.
     pub value: String,
     /// Whether the limit is that of the whole tree.
     pub of_tree: bool,

@@ -68,7 +68,7 @@ pub struct Scope {
     pub question: Option<Arc<Question>>,
     /// All the questions that it asked together before, each with its answer.
     pub answers: Arc<[(Question, Value)]>,
-    /// What a program is given besides.
+    /// The further context of a program.
     pub program: Arc<ProgramScope>,
 }
 

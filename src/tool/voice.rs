@@ -1,4 +1,4 @@
-//! What tools and policies tell clients while they work: the stream mode `custom`, and pieces of results.
+//! Progress of tools and policies for clients: the stream mode `custom`, and pieces of results.
 
 use std::sync::Arc;
 
@@ -7,22 +7,22 @@ use tokio::sync::{Mutex, mpsc};
 
 use crate::domain::json_limits;
 
-/// How many words may wait until the loop has passed them on. Who tells more waits.
+/// The maximum number of events that wait until the loop has passed them on. Further senders wait.
 const UNHEARD: usize = 64;
 
-/// Tells the clients of a run something. Each agent of a run has its own; clones are handles of the same.
+/// Sends progress to the clients of a run. Each agent of a run has its own; clones are handles of the same.
 ///
-/// Clients get it in the order in which it was told and before the result of whoever told it. A step that a crash makes the
-/// server repeat tells it again.
+/// Clients receive events in the order in which they were sent, and before the result of their sender. A step that a crash
+/// makes the server repeat sends them again.
 #[derive(Clone)]
 pub struct ProgressSink(Arc<Line>);
 
-/// What is told.
+/// An event of progress.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProgressEvent {
     /// Any JSON. It is stored before clients see it.
     Custom(Value),
-    /// A piece of what a call will come to. It is not stored: the result supersedes it.
+    /// A piece of the result of a call. It is not stored: the result supersedes it.
     Output {
         /// The call's id.
         call: String,
@@ -47,9 +47,9 @@ impl Default for ProgressSink {
 }
 
 impl ProgressSink {
-    /// Tells clients `value`, any JSON. Waits while too much is told at once.
+    /// Sends `value`, any JSON. Waits while too many events are waiting.
     ///
-    /// What exceeds the limits of JSON from outside is not told, since it could not be read back from the log.
+    /// A value that exceeds the limits of JSON from outside is left out, since it could not be read back from the log.
     pub async fn tell(&self, mut value: Value) {
         match json_limits::admit(&mut value) {
             Ok(()) => self.say(ProgressEvent::Custom(value)).await,
@@ -57,8 +57,8 @@ impl ProgressSink {
         }
     }
 
-    /// Tells clients, who may want to show it at once, the next piece of the text that the call of this id will come to.
-    /// Waits while too much is told at once.
+    /// Sends the next piece of the text of the result of the call of this id, for clients that show it at once.
+    /// Waits while too many events are waiting.
     pub async fn tell_output(&self, call: &str, text: impl Into<String>) {
         self.say(ProgressEvent::Output {
             call: call.to_owned(),
@@ -72,12 +72,12 @@ impl ProgressSink {
         let _ = self.0.mouth.send(word).await;
     }
 
-    /// Waits for the next word.
+    /// Waits for the next event.
     pub async fn heard(&self) -> Option<ProgressEvent> {
         self.0.ear.lock().await.recv().await
     }
 
-    /// What was told and not heard yet.
+    /// Returns the events that wait.
     pub fn unheard(&self) -> Vec<ProgressEvent> {
         let Ok(mut ear) = self.0.ear.try_lock() else {
             return vec![];

@@ -1,4 +1,4 @@
-//! What makes no sense as a name.
+//! Checks names.
 
 use super::super::{AgentDefinition, ContextScoping, FieldPath};
 use super::{Check, is_word};
@@ -9,7 +9,7 @@ const LONGEST: usize = 128;
 /// Words that stand where a `graph_id` stands in the addresses of the API.
 const RESERVED: [&str; 2] = ["search", "validate"];
 
-/// Why no agent can have this `graph_id`; `None` when one can.
+/// Returns the reason why no agent can have this `graph_id`.
 pub(super) fn graph_id_problem(graph_id: &str) -> Option<String> {
     // What begins with a period is a way through folders for some clients, and hidden on some disks.
     if !is_word(graph_id, LONGEST, ".") || graph_id.starts_with('.') {
@@ -43,7 +43,7 @@ impl Check<'_> {
     }
 }
 
-/// Why an agent can not be called so. Blank names are told by those who need one.
+/// Returns the reason why an agent cannot have this name. Blank names are reported elsewhere.
 fn problem(name: &str, scoping: ContextScoping) -> Option<String> {
     if name.chars().count() > LONGEST {
         return Some(format!("must have at most {LONGEST} characters"));

@@ -1,4 +1,4 @@
-//! What makes no sense in the policies that are listed, inherited and blocked, and in how a subagent begins.
+//! Checks the policies that are listed, inherited and blocked, and the mode of subagents.
 
 use super::super::builtins::APPROVAL;
 use super::super::{AgentDefinition, FieldPath, SubagentDefinition, SubagentMode, inherit, permission, policy};
@@ -37,7 +37,7 @@ impl Check<'_> {
         }
     }
 
-    /// A fork is its caller but for a name, an order and a few words more.
+    /// Checks a fork, which has everything from its caller but its name, its task and some text.
     fn mode(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
         if subagent.mode != SubagentMode::Fork {
             return;

@@ -1,11 +1,11 @@
-//! What makes no sense in what an agent knows: its skills, their tools, its memory.
+//! Checks the skills, their tools, and the memory of an agent.
 
 use super::super::mcp::{ToolNames, named};
 use super::super::source::{check_paths, check_skills};
 use super::super::{AgentDefinition, FieldPath, SkillSource, SubagentDefinition};
 use super::Check;
 
-/// What an agent, or a subagent, knows.
+/// The skills and the memory of an agent or a subagent.
 pub(super) struct Knowledge<'a> {
     skills: &'a [SkillSource],
     skill_tools: &'a [String],

@@ -1,4 +1,4 @@
-//! How the model sees the tools for work in the background.
+//! The specifications of the tools for background tasks.
 
 use serde_json::{Value, json};
 
