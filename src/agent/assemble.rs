@@ -40,11 +40,11 @@ use crate::tool::mcp::McpServers;
 use crate::tool::{ArgumentCheck, Runnable, Tool, Toolbox};
 
 mod draft;
-mod known;
 mod program;
+mod registered;
 
 use draft::Draft;
-pub use known::{Agents, RegisteredAgent};
+pub use registered::{Agents, RegisteredAgent};
 
 /// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
@@ -79,14 +79,14 @@ struct Source {
 
 /// The delegations of an agent.
 #[derive(Clone)]
-struct Delegating {
-    roster: Arc<SubagentRegistry>,
+struct Delegations {
+    registry: Arc<SubagentRegistry>,
     policy: Arc<Subagents>,
-    /// The subagents that are forks of whoever calls them.
+    /// The subagents that are forks of their caller.
     forks: Arc<[SubagentDefinition]>,
 }
 
-impl Delegating {
+impl Delegations {
     /// Returns the delegations of a fork: it sees the same subagents as its caller, and every call is refused.
     fn refusing(&self) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl AgentFactory {
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
-    pub fn known(
+    pub fn register(
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
@@ -126,20 +126,17 @@ impl AgentFactory {
             is_owners: provenance.file().is_some(),
         };
         let agent = Arc::new(self.main_agent(&source, true, None)?);
-        let workshop = self.clone();
+        let factory = self.clone();
         let full = Arc::clone(&agent);
         let is_owners = source.is_owners;
         let build = move |delegates: bool, format: Option<&Value>| {
             // Its models were there when it was first built.
-            workshop
+            factory
                 .main_agent(&source, delegates, format)
                 .map_or_else(|_| Arc::clone(&full), Arc::new)
         };
         Ok(Arc::new(RegisteredAgent::new(
-            graph_id,
-            (definition, is_owners),
-            agent,
-            build,
+            graph_id, definition, is_owners, agent, build,
         )))
     }
 
@@ -154,14 +151,14 @@ impl AgentFactory {
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
-        let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
+        let delegations = has_roster.then(|| self.delegations(source, subagents, depth));
         let draft = Draft {
             spec: definition.spec(graph_id),
             servers: McpOwner::Agent(graph_id.clone()),
             shares: SharedState::default(),
-            ordered_prompt: false,
+            prompt_is_replaceable: false,
             delegations,
-            addendum: None,
+            fork_prompt: None,
             background: definition
                 .subagents
                 .iter()
@@ -174,8 +171,8 @@ impl AgentFactory {
         Ok(self.build(draft.in_form(format), model))
     }
 
-    fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
-        let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
+    fn delegations(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegations {
+        let policy = Arc::new(Subagents::new(&subagent_list(&source.definition, &subagents)));
         let referred = |subagent: &SubagentDefinition| match subagent.location() {
             Location::Local(graph_id) => Some(ReferencedAgent {
                 graph_id: graph_id.to_owned(),
@@ -204,36 +201,40 @@ impl AgentFactory {
             .into_iter()
             .filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
-            let workshop = self.clone();
+            let factory = self.clone();
             let source = source.clone();
             let policy = Arc::clone(&policy);
             let forks = Arc::clone(&below);
             let name = subagent.name.clone();
-            let build: Build = Box::new(move |roster, format| {
+            let build: Build = Box::new(move |registry, format| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
-                    return workshop.remote_agent(&subagent, graph_id, url, source.is_owners);
+                    return factory.remote_agent(&subagent, graph_id, url, source.is_owners);
                 }
                 let policy = Arc::clone(&policy);
                 let forks = Arc::clone(&forks);
-                let delegations = roster.map(|roster| Delegating { roster, policy, forks });
+                let delegations = registry.map(|registry| Delegations {
+                    registry,
+                    policy,
+                    forks,
+                });
                 let formed = || SubagentDefinition {
                     response_format: format.cloned(),
                     ..subagent.clone()
                 };
                 let subagent = if format.is_some() { &formed() } else { &subagent };
-                workshop.subagent(&source, subagent, delegations)
+                factory.subagent(&source, subagent, delegations)
             });
             (name, build)
         });
         let builders: Vec<(String, Build)> = builders.collect();
-        Delegating {
-            roster: SubagentRegistry::new(depth, builders, agents, visibility),
+        Delegations {
+            registry: SubagentRegistry::new(depth, builders, agents, visibility),
             policy,
             forks,
         }
     }
 
-    fn subagent(&self, source: &Source, subagent: &SubagentDefinition, delegations: Option<Delegating>) -> Agent {
+    fn subagent(&self, source: &Source, subagent: &SubagentDefinition, delegations: Option<Delegations>) -> Agent {
         let parent = &*source.definition;
         if let Some(name) = &subagent.runnable {
             return self.program(parent, subagent, name);
@@ -245,9 +246,9 @@ impl AgentFactory {
                 files: subagent.inherit.files,
                 fields: subagent.inherit.state,
             },
-            ordered_prompt: true,
+            prompt_is_replaceable: true,
             delegations,
-            addendum: None,
+            fork_prompt: None,
             // Its work ends with its result, so it could not be notified of the end of a task.
             background: vec![],
         };
@@ -289,12 +290,12 @@ impl AgentFactory {
         {
             stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
         }
-        if draft.ordered_prompt {
+        if draft.prompt_is_replaceable {
             stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));
         }
         if let Some(until) = &draft.spec.until_tool {
             stack.push(Arc::new(until::UntilToolMiddleware::new(
-                until.names().iter().map(|name| mcp::named(name)).collect(),
+                until.names().iter().map(|name| mcp::model_tool_name(name)).collect(),
             )));
         }
         if let Some(format) = draft.spec.response_format.as_ref().map(AnswerFormat::of) {
@@ -325,19 +326,19 @@ impl AgentFactory {
 
     /// Returns the forks of an agent, which are built from it.
     fn forks(&self, caller: &Draft, model: &Result<Arc<dyn Model>, ModelError>) -> Forks {
-        let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
+        let own = caller.delegations.as_ref().filter(|_| caller.fork_prompt.is_none());
         let forks = own
             .into_iter()
             .flat_map(|delegations| delegations.forks.iter().cloned());
         Forks::new(forks.map(|fork| {
-            let workshop = self.clone();
+            let factory = self.clone();
             let name = fork.name.clone();
             let caller = caller.clone();
             let model = model.clone();
             let build = move |format: Option<&Value>| {
-                let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
+                let own = fork.model.as_ref().map(|name| factory.providers.model(name));
                 let model = own.unwrap_or_else(|| model.clone());
-                workshop.build(caller.forked(&fork).in_form(format), model)
+                factory.build(caller.forked(&fork).in_form(format), model)
             };
             (name, Box::new(build) as BuildFork)
         }))
@@ -360,22 +361,22 @@ impl AgentFactory {
             .for_each(|prompt| system_prompt.add(prompt));
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
-            .hiding(ToolNames::of(&draft.spec.skill_tools))
+            .with_hidden(ToolNames::of(&draft.spec.skill_tools))
             .with_sources(self.servers.sources(declared.into_iter(), &draft.servers))
-            .excluding(draft.spec.excluded_tools.iter().map(|name| mcp::named(name)))
-            .describing(
+            .without(draft.spec.excluded_tools.iter().map(|name| mcp::model_tool_name(name)))
+            .with_descriptions(
                 draft
                     .spec
                     .tool_description_overrides
                     .iter()
-                    .map(|(name, text)| (mcp::named(name), text.clone())),
+                    .map(|(name, text)| (mcp::model_tool_name(name), text.clone())),
             );
         let files = FileRules::new(&draft.spec.permissions);
-        if files.may_ask() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+        if files.may_interrupt() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             let approval = Approval::new(by_model_name(&draft.spec.interrupt_on), toolbox.clone());
             stack.push(Arc::new(approval.with_files(files)));
         }
-        if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
+        if let Some(text) = draft.fork_prompt.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(PromptSuffix(text.clone())));
         }
         let limits = draft.spec.limits.clone().unwrap_or_default();
@@ -383,7 +384,7 @@ impl AgentFactory {
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(UsageLimits));
         let forks = self.forks(&draft, &model);
-        let is_fork = draft.addendum.is_some();
+        let is_fork = draft.fork_prompt.is_some();
         let checks: HashMap<_, _> = toolbox
             .specs()
             .iter()
@@ -416,7 +417,7 @@ impl AgentFactory {
                 subagents: draft
                     .delegations
                     .filter(|_| !is_fork)
-                    .map(|delegations| delegations.roster),
+                    .map(|delegations| delegations.registry),
                 forks,
             })),
         }
@@ -458,7 +459,7 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
 }
 
 /// Returns the list of subagents for the agent that has them.
-fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentList {
+fn subagent_list(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentList {
     let card = |subagent: &SubagentDefinition| SubagentSummary {
         name: subagent.name.clone(),
         description: subagent.description.clone(),

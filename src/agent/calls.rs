@@ -307,7 +307,7 @@ impl Loop<'_> {
         loop {
             let next = tokio::select! {
                 biased;
-                Some(word) = self.scope.voice.heard() => {
+                Some(word) = self.scope.progress.recv() => {
                     self.pass_on(machine, notes, word).await?;
                     continue;
                 }

@@ -19,7 +19,7 @@ impl Loop<'_> {
         loop {
             tokio::select! {
                 biased;
-                Some(word) = self.scope.voice.heard() => self.pass_on(machine, notes, word).await?,
+                Some(word) = self.scope.progress.recv() => self.pass_on(machine, notes, word).await?,
                 done = &mut work => {
                     self.note_unheard(notes);
                     return Ok(done);
@@ -47,8 +47,8 @@ impl Loop<'_> {
     /// Notes what was told and not heard yet.
     pub(super) fn note_unheard(&self, notes: &mut PendingWrites) {
         self.scope
-            .voice
-            .unheard()
+            .progress
+            .drain()
             .into_iter()
             .for_each(|word| self.note(notes, word));
     }

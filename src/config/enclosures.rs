@@ -10,10 +10,10 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
+use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, agent_path, is_relative};
 use crate::definition::mcp::ToolNames;
 use crate::definition::skill::{self, Skill};
-use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Named, source_problem};
+use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, NamedSource, source_problem};
 use crate::domain::state::{Encoding, File};
 
 /// How deep the folders of a skill are followed.
@@ -26,7 +26,11 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnos
         files: BundledFiles::default(),
         findings: vec![],
     };
-    for Named { field, path, tools } in agent.named().into_iter().filter(|named| is_on_disk(&named.path)) {
+    for NamedSource { field, path, tools } in agent
+        .named_sources()
+        .into_iter()
+        .filter(|named| is_on_disk(&named.path))
+    {
         match tools {
             Some(tools) => enclosing.skills(&field, &path, &tools),
             None => enclosing.memory(&field, &path),
@@ -38,7 +42,10 @@ pub(super) fn enclose(agent: &mut AgentDefinition, folder: &Path) -> Vec<Diagnos
 
 /// The folders and files in `folder` that a definition names, whether they are there or not.
 pub(super) fn places(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
-    let named = agent.named().into_iter().filter(|named| is_on_disk(&named.path));
+    let named = agent
+        .named_sources()
+        .into_iter()
+        .filter(|named| is_on_disk(&named.path));
     named.map(|named| folder.join(named.path)).collect()
 }
 
@@ -96,7 +103,7 @@ impl Enclosing {
         if file.encoding == Encoding::Base64 {
             return self.warn(field, format!("`{path}` is passed over: it is no text"));
         }
-        match Skill::read(&seen(&path), &file.content) {
+        match Skill::read(&agent_path(&path), &file.content) {
             Err(reason) => return self.warn(field, format!("`{path}` is passed over: it {reason}")),
             Ok((skill, oddities)) => {
                 oddities
@@ -126,7 +133,7 @@ impl Enclosing {
             let path = format!("{folder}/{name}");
             if is_folder {
                 self.folder(field, &path, depth - 1);
-            } else if !self.files.contains(&seen(&path))
+            } else if !self.files.contains(&agent_path(&path))
                 && let Some(file) = self.file(field, &path)
             {
                 self.keep(field, &path, file);
@@ -152,7 +159,7 @@ impl Enclosing {
     }
 
     fn keep(&mut self, field: &FieldPath, path: &str, file: File) {
-        if self.files.contains(&seen(path)) {
+        if self.files.contains(&agent_path(path)) {
             return;
         }
         let before = (self.files.len() <= MOST, self.files.bytes() <= LARGEST);

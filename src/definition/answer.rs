@@ -18,7 +18,7 @@ pub enum AnswerStrategy {
     Auto,
     /// The form is offered as a tool that the model has to call in the end.
     Tool,
-    /// The provider is told of the form, and the text of the answer is the JSON.
+    /// The provider gets the schema, and the text of the answer is the JSON.
     Provider,
 }
 
@@ -26,9 +26,9 @@ pub enum AnswerStrategy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "must be true, false or the text that the model is told")]
 pub enum HandleErrors {
-    /// `true`: the model is told what is wrong and answers again; `false`: the run fails.
+    /// `true`: the model reads what is wrong and answers again; `false`: the run fails.
     Switch(bool),
-    /// The model is told this instead.
+    /// The model reads this text instead.
     Say(String),
 }
 
@@ -60,11 +60,11 @@ impl Default for AnswerFormat {
     }
 }
 
-/// No key of a JSON Schema: what has it says more than the schema.
+/// Not a key of a JSON Schema: a table with this key is more than the schema.
 const SCHEMA: &str = "schema";
 
 impl AnswerFormat {
-    /// The form that a definition asks for. What is wrong with it was told by [`check`].
+    /// Reads the form in a definition. [`check`] has reported invalid ones.
     pub fn of(value: &Value) -> Self {
         if value.get(SCHEMA).is_none() && value.get("strategy").is_none() {
             return Self {
@@ -208,7 +208,7 @@ pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Diagno
 mod tests {
     use super::*;
 
-    fn told(value: Value) -> Vec<String> {
+    fn reported(value: Value) -> Vec<String> {
         let findings = check(&FieldPath::of(["response_format"]), &value, |name| name == "ls");
         findings.iter().map(ToString::to_string).collect()
     }
@@ -220,7 +220,7 @@ mod tests {
             json!({"schema": schema, "strategy": "tool", "tool_message_content": "Kept.", "handle_errors": "No."});
         let provider = json!({"schema": schema, "strategy": "provider", "strict": true});
         for good in [schema.clone(), strategies.clone(), provider, json!({"schema": schema})] {
-            assert_eq!(told(good), [""; 0]);
+            assert_eq!(reported(good), [""; 0]);
         }
         assert_eq!(AnswerFormat::of(&schema).schema, schema);
         let format = AnswerFormat::of(&strategies);
@@ -233,7 +233,7 @@ mod tests {
     fn alternatives_need_no_type_of_their_own_and_may_be_references() {
         let union = json!({"anyOf": [{"$ref": "#/$defs/A"}, {"title": "B", "type": "object"}],
             "$defs": {"A": {"title": "A", "type": "object"}}});
-        assert_eq!(told(union.clone()), [""; 0]);
+        assert_eq!(reported(union.clone()), [""; 0]);
         let names: Vec<_> = AnswerFormat::of(&union)
             .alternatives()
             .iter()
@@ -297,10 +297,10 @@ mod tests {
             ),
         ];
         for (value, expected) in cases {
-            let told = told(value);
+            let reported = reported(value);
             assert!(
-                told.iter().any(|line| line.starts_with(expected)),
-                "{expected}: {told:#?}"
+                reported.iter().any(|line| line.starts_with(expected)),
+                "{expected}: {reported:#?}"
             );
         }
     }

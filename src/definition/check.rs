@@ -1,7 +1,7 @@
 //! Checks definitions that have the right shape.
 //!
-//! Everything is told at once, each with the field it concerns. Nothing is looked up here: which tools are declared
-//! and which providers exist, the caller says.
+//! Everything is reported at once, each with its field. Nothing is looked up here: the caller provides the declared tools
+//! and the providers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -84,8 +84,8 @@ impl fmt::Debug for RegisteredPolicy {
 }
 
 /// Checks the definition of an agent. The fields of the diagnostics are relative to it.
-pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &ValidationContext) -> Vec<Diagnostic> {
-    let mut check = Check::new(around);
+pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &ValidationContext) -> Vec<Diagnostic> {
+    let mut check = Check::new(context);
     check.servers.extend(agent.mcp_servers.keys().cloned());
     let top = FieldPath::default();
     if let Some(problem) = names::graph_id_problem(graph_id) {
@@ -137,20 +137,24 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &ValidationC
         &resolved.interrupt_on,
         &toolset::approvable(&resolved),
     );
-    let changed = (agent.excluded_tools.as_slice(), &agent.tool_description_overrides);
-    check.changed_tools(&top, changed, &toolset::approvable(&resolved));
+    check.changed_tools(
+        &top,
+        &agent.excluded_tools,
+        &agent.tool_description_overrides,
+        &toolset::approvable(&resolved),
+    );
     check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
     check
         .findings
-        .extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
+        .extend(agent.check_registered(context).into_iter().chain(agent.check_prompts()));
     check.findings
 }
 
-/// Checks the name of a model, which stands in `field`.
-pub fn check_model(field: &FieldPath, model: &str, around: &ValidationContext) -> Vec<Diagnostic> {
-    let mut check = Check::new(around);
+/// Checks the name of a model in `field`.
+pub fn check_model(field: &FieldPath, model: &str, context: &ValidationContext) -> Vec<Diagnostic> {
+    let mut check = Check::new(context);
     check.model(field, model);
     check.findings
 }
@@ -173,10 +177,10 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
 }
 
 /// Returns whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
-pub(super) fn is_known_tool(name: &str, around: &ValidationContext) -> bool {
+pub(super) fn is_known_tool(name: &str, context: &ValidationContext) -> bool {
     is_policy_tool(name)
-        || around.tools.contains(name)
-        || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
+        || context.tools.contains(name)
+        || McpReference::read(name).is_some_and(|reference| reference.problem(&context.mcp_servers).is_none())
 }
 
 /// Returns whether a rule about `tool` concerns one of `tools`, as far as that is known without the lists of MCP servers.
@@ -205,17 +209,17 @@ fn unlisted(builtin: &Builtin, tool: &str) -> String {
 }
 
 struct Check<'a> {
-    around: &'a ValidationContext,
+    context: &'a ValidationContext,
     /// The MCP servers whose tools can be named here.
     servers: BTreeSet<String>,
     findings: Vec<Diagnostic>,
 }
 
 impl<'a> Check<'a> {
-    fn new(around: &'a ValidationContext) -> Self {
+    fn new(context: &'a ValidationContext) -> Self {
         Self {
-            around,
-            servers: around.mcp_servers.clone(),
+            context,
+            servers: context.mcp_servers.clone(),
             findings: Vec::new(),
         }
     }
@@ -248,8 +252,8 @@ impl Check<'_> {
         }
         match model.split_once(':') {
             Some((provider, name)) if !provider.is_empty() && !name.is_empty() => {
-                if !self.around.providers.contains(provider) {
-                    let known = self.around.providers.iter().map(String::as_str);
+                if !self.context.providers.contains(provider) {
+                    let known = self.context.providers.iter().map(String::as_str);
                     let known = suggestion(provider, known, "known are");
                     let way_out = format!("a section `[providers.{provider}]` with its `kind` adds one");
                     self.error(field, format!("there is no provider `{provider}`; {known}; {way_out}"));
@@ -270,8 +274,8 @@ impl Check<'_> {
             } else if let Some(reference) = McpReference::read(tool) {
                 let problem = reference.problem(&self.servers);
                 problem.into_iter().for_each(|problem| self.error(&field, problem));
-            } else if !self.around.tools.contains(tool) {
-                let known = self.around.tools.iter().map(String::as_str);
+            } else if !self.context.tools.contains(tool) {
+                let known = self.context.tools.iter().map(String::as_str);
                 let known = suggestion(tool, known, "declared are");
                 self.error(&field, format!("there is no tool `{tool}`; {known}"));
             }
@@ -395,13 +399,13 @@ impl Check<'_> {
             }
             descriptions.entry(description).or_insert(at);
             self.subagent(&field, subagent, agent);
-            self.tools_of(&field, subagent, (&resolved.subagents[at], resolved));
+            self.tools_of(&field, subagent, &resolved.subagents[at], resolved);
         }
     }
 
     /// Checks subagents that are defined elsewhere.
     fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
-        let mut agents = self.around.agents.clone();
+        let mut agents = self.context.agents.clone();
         agents.insert(graph_id.to_owned());
         for (at, subagent) in agent.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
@@ -440,7 +444,8 @@ impl Check<'_> {
         &mut self,
         field: &FieldPath,
         own: &SubagentDefinition,
-        (subagent, parent): (&SubagentDefinition, &AgentDefinition),
+        subagent: &SubagentDefinition,
+        parent: &AgentDefinition,
     ) {
         if let Some(rules) = &subagent.interrupt_on {
             // Those of its parent may concern tools that it does not have.
@@ -452,8 +457,12 @@ impl Check<'_> {
             self.approvals(&field.then("interrupt_on"), &rules, &tools);
         }
         let tools = toolset::of_subagent(subagent, parent);
-        let changed = (subagent.excluded_tools.as_slice(), &subagent.tool_description_overrides);
-        self.changed_tools(field, changed, &tools);
+        self.changed_tools(
+            field,
+            &subagent.excluded_tools,
+            &subagent.tool_description_overrides,
+            &tools,
+        );
         self.answer(field, subagent.response_format.as_ref(), &tools);
         self.until(&field.then("until_tool"), subagent, parent);
     }
@@ -487,7 +496,8 @@ impl Check<'_> {
     fn changed_tools(
         &mut self,
         field: &FieldPath,
-        (excluded, described): (&[String], &BTreeMap<String, String>),
+        excluded: &[String],
+        described: &BTreeMap<String, String>,
         tools: &BTreeSet<&str>,
     ) {
         let names = described

@@ -100,7 +100,7 @@ impl Check<'_> {
     }
 
     fn model(&mut self, field: &FieldPath, model: &str) {
-        // What is missing is told by another check.
+        // Another check reports a missing model.
         if !model.trim().is_empty() {
             self.name(field.clone(), model, "models");
         }

@@ -28,7 +28,7 @@ pub struct BundledFiles(BTreeMap<String, Arc<File>>);
 impl BundledFiles {
     /// Adds the file at this path relative to the definition's folder.
     pub fn add(&mut self, relative: &str, file: File) {
-        self.0.insert(seen(relative), Arc::new(file));
+        self.0.insert(agent_path(relative), Arc::new(file));
     }
 
     /// Returns whether there are no files.
@@ -116,7 +116,7 @@ impl BundledFiles {
 
 /// Returns the path at which agents see a file: a path that begins with `/` is in the thread's files, any other relative to
 /// the definition's folder.
-pub fn seen(named: &str) -> String {
+pub fn agent_path(named: &str) -> String {
     let clean: Vec<&str> = named
         .split(['/', '\\'])
         .filter(|part| !part.is_empty() && *part != ".")
@@ -142,7 +142,7 @@ mod tests {
             ("/skills/base/", "/skills/base"),
             ("/", "/"),
         ] {
-            assert_eq!(seen(named), at);
+            assert_eq!(agent_path(named), at);
         }
     }
 

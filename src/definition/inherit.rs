@@ -89,7 +89,7 @@ impl SubagentDefinition {
         let mut subagent = self.clone();
         let blocked = std::mem::take(&mut subagent.block_middleware);
         let inherit = subagent.inherit.clone();
-        // What it shares stays said there; all else is put into its own fields.
+        // Shared parts stay in `inherit`; all else is put into its own fields.
         subagent.inherit = Inherit {
             files: inherit.files,
             state: inherit.state,
@@ -100,7 +100,7 @@ impl SubagentDefinition {
             subagent.system_prompt = parent.system_prompt.clone();
             subagent.system_prompt.append(&self.system_prompt);
         }
-        // The field says what the policy is told; a blocked policy is not had from the parent, whoever names it.
+        // The field has the settings of the policy. A blocked policy is not inherited, whether by its field or by name.
         if inherit.memory && !is_blocked(MEMORY) {
             subagent.memory = parent.memory.iter().chain(&self.memory).cloned().collect();
         }
@@ -127,7 +127,7 @@ impl SubagentDefinition {
         if is_blocked(APPROVAL) && subagent.interrupt_on.is_none() {
             subagent.interrupt_on = Some(Default::default());
         }
-        let is_own = |name: &str| self.middleware.iter().any(|policy| policy.name == name) || self.says(name);
+        let is_own = |name: &str| self.middleware.iter().any(|policy| policy.name == name) || self.sets(name);
         let wanted = |policy: &Policy| {
             inherit.middleware.includes(&policy.name) && !is_blocked(&policy.name) && !is_own(&policy.name)
         };
@@ -137,7 +137,7 @@ impl SubagentDefinition {
     }
 
     /// Returns whether one of its fields has the same meaning as this policy.
-    fn says(&self, policy: &str) -> bool {
+    fn sets(&self, policy: &str) -> bool {
         match policy {
             STORE => self.store.is_some(),
             SKILLS => !self.skills.is_empty(),
@@ -151,9 +151,10 @@ impl SubagentDefinition {
 /// Checks what the agent in `field` inherits and blocks.
 pub(super) fn check(
     field: &FieldPath,
-    (inherit, blocked): (&Inherit, &[String]),
+    inherit: &Inherit,
+    blocked: &[String],
     parent: &AgentDefinition,
-    around: &ValidationContext,
+    context: &ValidationContext,
 ) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if let InheritedPolicies::Named(names) = &inherit.middleware {
@@ -168,7 +169,7 @@ pub(super) fn check(
         }
     }
     for (at, name) in blocked.iter().enumerate() {
-        let problem = name_problem(name, around).map(|problem| problem.replace("is not listed", "cannot be blocked"));
+        let problem = name_problem(name, context).map(|problem| problem.replace("is not listed", "cannot be blocked"));
         findings.extend(problem.map(|problem| Diagnostic::error(field.then("block_middleware").then(at), problem)));
     }
     findings

@@ -69,7 +69,7 @@ pub struct McpServerDefinition {
     pub disabled_tools: Vec<String>,
     /// Seconds to wait for the result of a call.
     pub timeout_s: f64,
-    /// Seconds to wait until the server is there and has told its tools.
+    /// Seconds to wait until the server is connected and has listed its tools.
     pub start_timeout_s: f64,
     /// The handling of a call that was started before a crash.
     pub after_crash: AfterCrash,
@@ -228,7 +228,7 @@ impl McpFilter {
     }
 
     /// Returns whether the filter allows the tool of this name. Patterns may name it with its server, too.
-    pub fn admits(&self, server: &str, tool: &str) -> bool {
+    pub fn allows(&self, server: &str, tool: &str) -> bool {
         let names = [tool.to_owned(), format!("{server}_{tool}"), model_name(server, tool)];
         let is_in = |set: &GlobSet| names.iter().any(|name| set.is_match(name));
         self.allowed.as_ref().is_none_or(is_in) && !is_in(&self.disabled)
@@ -260,7 +260,7 @@ pub enum McpOwner {
 
 impl McpOwner {
     /// Returns the owners whose servers this owner can name, in the order in which a server is looked up.
-    pub fn outwards(&self) -> Vec<Self> {
+    pub fn lookup_order(&self) -> Vec<Self> {
         let mut all = vec![self.clone()];
         if let Self::Subagent(agent, _) = self {
             all.push(Self::Agent(agent.clone()));
@@ -307,17 +307,16 @@ impl AgentDefinition {
 
     /// Returns the servers that are defined here, with their fields.
     pub fn servers_mut(&mut self) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
-        let below = self
-            .subagents
-            .iter_mut()
-            .enumerate()
-            .flat_map(|(at, subagent)| placed(FieldPath::of(["subagents"]).then(at), &mut subagent.mcp_servers));
-        placed(FieldPath::default(), &mut self.mcp_servers).chain(below)
+        let below =
+            self.subagents.iter_mut().enumerate().flat_map(|(at, subagent)| {
+                with_fields(FieldPath::of(["subagents"]).then(at), &mut subagent.mcp_servers)
+            });
+        with_fields(FieldPath::default(), &mut self.mcp_servers).chain(below)
     }
 }
 
 /// Returns servers with their fields; `holder` is the field of their agent.
-fn placed(
+fn with_fields(
     holder: FieldPath,
     servers: &mut BTreeMap<String, McpServerDefinition>,
 ) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
@@ -408,7 +407,7 @@ pub fn model_name(server: &str, tool: &str) -> String {
 }
 
 /// Returns the name under which models know the tool of this name in a definition.
-pub fn named(name: &str) -> String {
+pub fn model_tool_name(name: &str) -> String {
     McpReference::read(name).map_or_else(|| name.to_owned(), McpReference::model_name)
 }
 
@@ -427,7 +426,7 @@ impl ToolNames {
         for name in names {
             match McpReference::read(name) {
                 Some(McpReference { server, tool: None }) => all.starts.insert(format!("{server}__")),
-                Some(_) | None => all.single.insert(named(name)),
+                Some(_) | None => all.single.insert(model_tool_name(name)),
             };
         }
         all
@@ -444,7 +443,7 @@ impl ToolNames {
     }
 
     /// Returns whether a tool may be in both sets.
-    pub fn meets(&self, others: &Self) -> bool {
+    pub fn overlaps(&self, others: &Self) -> bool {
         self.single.iter().any(|name| others.contains(name))
             || others.single.iter().any(|name| self.contains(name))
             || !self.starts.is_disjoint(&others.starts)
@@ -453,7 +452,10 @@ impl ToolNames {
 
 /// Returns rules about tools by the names that models use.
 pub fn by_model_name<T: Clone>(rules: &BTreeMap<String, T>) -> BTreeMap<String, T> {
-    rules.iter().map(|(name, rule)| (named(name), rule.clone())).collect()
+    rules
+        .iter()
+        .map(|(name, rule)| (model_tool_name(name), rule.clone()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -519,8 +521,8 @@ mod tests {
             ("web/*", true),
             ("dig", false),
         ] {
-            assert_eq!(some.meets(&names(&[other])), meets, "{other}");
-            assert_eq!(names(&[other]).meets(&some), meets, "{other}");
+            assert_eq!(some.overlaps(&names(&[other])), meets, "{other}");
+            assert_eq!(names(&[other]).overlaps(&some), meets, "{other}");
         }
         assert!(ToolNames::default().is_empty() && !some.is_empty());
     }
@@ -532,7 +534,7 @@ mod tests {
             let filter = McpFilter::of(&server);
             ["read_file", "read_dir", "write"]
                 .into_iter()
-                .filter(|tool| filter.admits("fs", tool))
+                .filter(|tool| filter.allows("fs", tool))
                 .collect::<Vec<_>>()
         };
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
@@ -566,10 +568,10 @@ mod tests {
         let subagent = McpOwner::Subagent("a".to_owned(), "b".to_owned());
         let agent = McpOwner::Agent("a".to_owned());
         assert_eq!(
-            subagent.outwards(),
+            subagent.lookup_order(),
             [subagent.clone(), agent.clone(), McpOwner::Everyone]
         );
-        assert_eq!(agent.outwards(), [agent.clone(), McpOwner::Everyone]);
+        assert_eq!(agent.lookup_order(), [agent.clone(), McpOwner::Everyone]);
     }
 
     #[test]

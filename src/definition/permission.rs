@@ -83,12 +83,12 @@ impl FileRules {
     }
 
     /// Returns whether a rule may require approval.
-    pub fn may_ask(&self) -> bool {
+    pub fn may_interrupt(&self) -> bool {
         self.0.iter().any(|rule| rule.mode == PermissionMode::Interrupt)
     }
 
     /// Returns the decision about `operation` on `path`, which is normalised, and the pattern that matches.
-    fn deciding(&self, operation: FileOperation, path: &str) -> Option<(PermissionMode, &str)> {
+    fn decision(&self, operation: FileOperation, path: &str) -> Option<(PermissionMode, &str)> {
         let relative = path.trim_start_matches('/');
         let rules = self.0.iter().filter(|rule| rule.operations.contains(&operation));
         rules
@@ -104,7 +104,7 @@ impl FileRules {
     /// # Errors
     /// The text for the model, which names the rule.
     pub fn check(&self, operation: FileOperation, path: &str) -> Result<(), String> {
-        match self.deciding(operation, path) {
+        match self.decision(operation, path) {
             Some((PermissionMode::Deny, pattern)) => {
                 let word = operation.word();
                 Err(format!(
@@ -117,11 +117,11 @@ impl FileRules {
 
     /// Returns whether a human has to approve this call of a file tool. One that reaches many files has to be approved if one of
     /// them may be meant.
-    pub fn asks_about(&self, call: &ToolCall) -> bool {
+    pub fn needs_approval_of(&self, call: &ToolCall) -> bool {
         let argument = |name: &str| call.args.get(name).and_then(|value| value.as_str());
         let exact = |operation, path: Option<&str>| {
             let path = path.and_then(|path| normalise(path).ok());
-            path.and_then(|path| self.deciding(operation, &path))
+            path.and_then(|path| self.decision(operation, &path))
                 .is_some_and(|(mode, _)| mode == PermissionMode::Interrupt)
         };
         let many = |operation, path: Option<&str>| match path.map(normalise) {
@@ -244,9 +244,9 @@ mod tests {
             {"operations": ["read", "write"], "paths": ["/ask/**"], "mode": "interrupt"},
         ]));
         let asks = |name: &str, args: Value| {
-            rules.asks_about(&ToolCall::new("c", name, args.as_object().cloned().unwrap_or_default()))
+            rules.needs_approval_of(&ToolCall::new("c", name, args.as_object().cloned().unwrap_or_default()))
         };
-        assert!(rules.may_ask());
+        assert!(rules.may_interrupt());
         for (name, args) in [
             ("write_file", json!({"file_path": "/ask/x"})),
             ("edit_file", json!({"file_path": "ask/x"})),
@@ -297,10 +297,10 @@ mod tests {
         ];
         for (value, expected) in cases {
             let permissions: Vec<Permission> = serde_json::from_value(value).expect("rules");
-            let told = check(&FieldPath::of(["p"]), &permissions);
+            let reported = check(&FieldPath::of(["p"]), &permissions);
             assert!(
-                told.len() == 1 && told[0].to_string().starts_with(expected),
-                "{expected}: {told:?}"
+                reported.len() == 1 && reported[0].to_string().starts_with(expected),
+                "{expected}: {reported:?}"
             );
         }
     }

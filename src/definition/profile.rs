@@ -140,7 +140,7 @@ impl HarnessProfile {
         }
     }
 
-    /// Adds to a subagent what the profile of its model says.
+    /// Applies the profile of its model to a subagent.
     fn dress(&self, subagent: &mut SubagentDefinition, has_base: bool) {
         let base = self.base_system_prompt.as_deref().filter(|_| has_base);
         let added = [base, self.system_prompt_suffix.as_deref()];
@@ -156,7 +156,7 @@ impl HarnessProfile {
             &subagent.model_settings.take().unwrap_or_default(),
         );
         subagent.model_settings = Some(settings);
-        policy::take_away(subagent, &self.excluded_middleware);
+        policy::remove(subagent, &self.excluded_middleware);
         let wanted = |policy: &&Policy| !self.excluded_middleware.contains(&policy.name);
         let extra: Vec<Policy> = self.extra_middleware.iter().filter(wanted).cloned().collect();
         policy::add(subagent, &extra);
@@ -192,12 +192,12 @@ impl HarnessProfile {
     }
 
     /// Checks the profile of this key. The fields of the diagnostics are relative to it.
-    pub fn check(&self, key: &str, around: &ValidationContext) -> Vec<Diagnostic> {
+    pub fn check(&self, key: &str, context: &ValidationContext) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
         let provider = key.split(':').next().unwrap_or_default();
-        if !around.providers.contains(provider) || key.ends_with(':') {
-            let known = suggestion(provider, around.providers.iter().map(String::as_str), "known are");
+        if !context.providers.contains(provider) || key.ends_with(':') {
+            let known = suggestion(provider, context.providers.iter().map(String::as_str), "known are");
             let message = format!("`{key}` must be a provider or `provider:model-name`; {known}");
             findings.push(Diagnostic::error(top.clone(), message));
         }
@@ -225,18 +225,19 @@ impl HarnessProfile {
         let excluded = excluded.map(|(at, tool)| (top.then("excluded_tools").then(at), tool));
         for (field, tool) in described
             .chain(excluded)
-            .filter(|(_, tool)| !is_known_tool(tool, around))
+            .filter(|(_, tool)| !is_known_tool(tool, context))
         {
-            let known = suggestion(tool, around.tools.iter().map(String::as_str), "declared are");
+            let known = suggestion(tool, context.tools.iter().map(String::as_str), "declared are");
             findings.push(Diagnostic::error(field, format!("there is no tool `{tool}`; {known}")));
         }
         for (at, name) in self.excluded_middleware.iter().enumerate() {
-            let problem = name_problem(name, around).map(|told| told.replace("is not listed", "cannot be excluded"));
+            let problem =
+                name_problem(name, context).map(|reported| reported.replace("is not listed", "cannot be excluded"));
             let field = top.then("excluded_middleware").then(at);
             findings.extend(problem.map(|problem| Diagnostic::error(field, problem)));
         }
         let list = top.then("extra_middleware");
-        findings.extend(policy::check(&list, &self.extra_middleware, &[], around));
+        findings.extend(policy::check(&list, &self.extra_middleware, &[], context));
         let until = self.extra_middleware.iter().position(|policy| policy.name == UNTIL);
         let message = "is about one subagent, and not about a model";
         findings.extend(until.map(|at| Diagnostic::error(list.then(at), message)));
@@ -269,7 +270,7 @@ mod tests {
         agent.resolved()
     }
 
-    fn around() -> ValidationContext {
+    fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
         ValidationContext {
             tools: set("lookup"),
@@ -310,14 +311,14 @@ mod tests {
             {"name": "a", "description": "Does this.", "system_prompt": "a", "model": "lab:small"},
             {"name": "b", "description": "Does that.", "system_prompt": "b", "todos": true},
             {"name": "c", "description": "Goes on.", "system_prompt": "c", "mode": "fork"}]})));
-        let told: Vec<(String, bool)> = agent
+        let reported: Vec<(String, bool)> = agent
             .subagents
             .iter()
             .map(|one| (one.system_prompt.text(), one.todos))
             .collect();
         let expected =
             [("a\n\nsmall", true), ("b\n\nbig", false), ("c", false)].map(|(text, todos)| (text.to_owned(), todos));
-        assert_eq!(told[1..], expected);
+        assert_eq!(reported[1..], expected);
         assert!(!agent.todos);
         let list: Vec<&str> = agent.subagents[1]
             .middleware
@@ -347,9 +348,9 @@ mod tests {
             all.applied(agent(own)).delegates()[0].system_prompt.text(),
             "Mine.\n\nend"
         );
-        let told = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
+        let reported = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
         let base = profiles(json!({"lab": {"base_system_prompt": "base"}}));
-        assert_eq!(base.applied(agent(told)).delegates()[0].system_prompt.text(), "own");
+        assert_eq!(base.applied(agent(reported)).delegates()[0].system_prompt.text(), "own");
         assert_eq!(
             base.applied(agent(json!({"model": "lab:x"}))).delegates()[0]
                 .system_prompt
@@ -362,14 +363,14 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_in_a_profile_is_told_where_it_stands() {
-        let told = |key: &str, value: Value| -> Vec<String> {
+        let reported = |key: &str, value: Value| -> Vec<String> {
             let profile: HarnessProfile = serde_json::from_value(value).expect("a profile");
-            profile.check(key, &around()).iter().map(ToString::to_string).collect()
+            profile.check(key, &context()).iter().map(ToString::to_string).collect()
         };
         let good = json!({"excluded_tools": ["lookup", "ls", "execute"], "tool_description_overrides": {"task": "Hand over."},
             "excluded_middleware": ["TodoListMiddleware"], "system_prompt_suffix": "x"});
-        assert_eq!(told("lab", good.clone()), [""; 0]);
-        assert_eq!(told("lab:any/model:7b", good), [""; 0]);
+        assert_eq!(reported("lab", good.clone()), [""; 0]);
+        assert_eq!(reported("lab:any/model:7b", good), [""; 0]);
         for (key, value, expected) in [
             (
                 "lob",
@@ -408,10 +409,10 @@ mod tests {
                 "base_system_prompt: must not be blank",
             ),
         ] {
-            let told = told(key, value);
+            let reported = reported(key, value);
             assert!(
-                told.len() == 1 && told[0].starts_with(expected),
-                "{expected}: {told:#?}"
+                reported.len() == 1 && reported[0].starts_with(expected),
+                "{expected}: {reported:#?}"
             );
         }
     }

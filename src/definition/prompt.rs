@@ -256,23 +256,23 @@ mod tests {
     use super::*;
     use crate::definition::ClientRules;
     use crate::definition::check::ValidationContext;
-    use crate::definition::judge;
+    use crate::definition::validate;
 
     fn findings(body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = ValidationContext {
+        let context = ValidationContext {
             providers,
             clients: ClientRules::everything(),
             ..ValidationContext::default()
         };
-        judge("a", body, &around)
+        validate("a", body, &context)
             .findings
             .iter()
             .map(ToString::to_string)
             .collect()
     }
 
-    fn told(prompt: Value) -> Vec<String> {
+    fn reported(prompt: Value) -> Vec<String> {
         findings(json!({"model": "scripted:x", "system_prompt": prompt}))
     }
 
@@ -284,7 +284,7 @@ mod tests {
     fn blocks_are_read_and_written_as_they_are() {
         let value = json!([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
             {"type": "text", "text": "b"}]);
-        assert_eq!(told(value.clone()), [""; 0]);
+        assert_eq!(reported(value.clone()), [""; 0]);
         assert_eq!(serde_json::to_value(prompt(value.clone())).ok(), Some(value));
         assert_eq!(serde_json::to_value(prompt(json!("a"))).ok(), Some(json!("a")));
     }
@@ -333,13 +333,13 @@ mod tests {
             ),
         ];
         for (value, expected) in cases {
-            let told = told(value);
+            let reported = reported(value);
             assert!(
-                told.len() == 1 && told[0].starts_with(expected),
-                "{expected}: {told:#?}"
+                reported.len() == 1 && reported[0].starts_with(expected),
+                "{expected}: {reported:#?}"
             );
         }
-        assert_eq!(told(marked(4)), [""; 0]);
+        assert_eq!(reported(marked(4)), [""; 0]);
     }
 
     #[test]

@@ -176,15 +176,15 @@ mod tests {
         number: u32,
     }
 
-    fn told(value: Value) -> Vec<String> {
+    fn reported(value: Value) -> Vec<String> {
         read::<Outer>(value).findings.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_list_is_no_table() {
-        let told = told(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
+        let reported = reported(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
         assert_eq!(
-            told,
+            reported,
             [
                 "inner: must be a table, not a list",
                 "list[1]: must be a table, not a list"
@@ -206,10 +206,10 @@ mod tests {
     #[test]
     fn what_cannot_be_kept_is_refused_where_it_stands() {
         assert_eq!(
-            told(json!({"list": [{}, {"a\0": 1}]}))[0],
+            reported(json!({"list": [{}, {"a\0": 1}]}))[0],
             "list[1].\"a\u{fffd}\": contains the character U+0000, which cannot be stored"
         );
-        assert!(told(json!({"word": "a\0"}))[0].starts_with("word: contains"));
+        assert!(reported(json!({"word": "a\0"}))[0].starts_with("word: contains"));
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl AgentDefinition {
 mod tests {
     use super::*;
 
-    fn told(text: Value) -> Vec<String> {
+    fn reported(text: Value) -> Vec<String> {
         let subagent: SubagentDefinition = serde_json::from_value(text).expect("a subagent");
         let agents = BTreeSet::from(["writer".to_owned()]);
         let findings = subagent.check_location(&FieldPath::default(), &agents);
@@ -260,25 +260,31 @@ mod tests {
         let inside = json!({"url": "http://a.b", "headers": {"x": "y"}, "async": true, "webhook": "http://a.b",
             "update_strategy": "enqueue", "notify_parent": false});
         assert_eq!(
-            told(inside),
+            reported(inside),
             ["url", "headers", "async", "webhook", "update_strategy", "notify_parent"]
         );
         let made = json!({"graph_id": "writer", "model": "a:b", "tools": [], "system_prompt": "x", "todos": true});
-        assert_eq!(told(made), ["system_prompt", "model", "tools", "todos"]);
+        assert_eq!(reported(made), ["model", "tools", "system_prompt", "todos"]);
         let delegate = json!({"graph_id": "writer", "async": false, "webhook": "http://a.b", "notify_parent": true});
-        assert_eq!(told(delegate), ["webhook", "notify_parent"]);
-        assert_eq!(told(json!({"graph_id": "writer", "headers": {"x": "y"}})), ["headers"]);
+        assert_eq!(reported(delegate), ["webhook", "notify_parent"]);
         assert_eq!(
-            told(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})),
+            reported(json!({"graph_id": "writer", "headers": {"x": "y"}})),
+            ["headers"]
+        );
+        assert_eq!(
+            reported(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})),
             ["url", "webhook"]
         );
         for url in ["https://me:hush@a.b", "https://me@a.b", "https://a.b/?key=hush"] {
-            assert_eq!(told(json!({"graph_id": "any", "url": url})), ["url"], "{url}");
+            assert_eq!(reported(json!({"graph_id": "any", "url": url})), ["url"], "{url}");
         }
-        assert_eq!(told(json!({"graph_id": "any", "url": "https://a.b/below/"})), [""; 0]);
-        assert_eq!(told(json!({"graph_id": "writre"})), ["graph_id"]);
         assert_eq!(
-            told(json!({"graph_id": "writer", "update_strategy": "enqueue"})),
+            reported(json!({"graph_id": "any", "url": "https://a.b/below/"})),
+            [""; 0]
+        );
+        assert_eq!(reported(json!({"graph_id": "writre"})), ["graph_id"]);
+        assert_eq!(
+            reported(json!({"graph_id": "writer", "update_strategy": "enqueue"})),
             [""; 0]
         );
     }

@@ -7,22 +7,22 @@ use super::{AgentDefinition, SubagentDefinition};
 
 impl AgentDefinition {
     /// Checks the names of programs.
-    pub(super) fn check_registered(&self, around: &ValidationContext) -> Vec<Diagnostic> {
+    pub(super) fn check_registered(&self, context: &ValidationContext) -> Vec<Diagnostic> {
         let mut findings = vec![];
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
-            findings.extend(subagent.check_runnable(&field, around));
+            findings.extend(subagent.check_runnable(&field, context));
         }
         findings
     }
 }
 
 impl SubagentDefinition {
-    fn check_runnable(&self, field: &FieldPath, around: &ValidationContext) -> Vec<Diagnostic> {
+    fn check_runnable(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
         let mut findings = vec![];
-        if !around.runnables.contains(name) {
-            let known = suggestion(name, around.runnables.iter().map(String::as_str), "registered are");
+        if !context.runnables.contains(name) {
+            let known = suggestion(name, context.runnables.iter().map(String::as_str), "registered are");
             let message = format!("there is no program `{name}`; {known}");
             findings.push(Diagnostic::error(field.then("runnable"), message));
         }
@@ -44,9 +44,9 @@ mod tests {
 
     use crate::definition::ClientRules;
     use crate::definition::check::{RegisteredPolicy, ValidationContext};
-    use crate::definition::judge;
+    use crate::definition::validate;
 
-    fn around() -> ValidationContext {
+    fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
         ValidationContext {
             providers: set("scripted"),
@@ -59,7 +59,7 @@ mod tests {
 
     fn findings(subagent: serde_json::Value) -> Vec<String> {
         let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
-        judge("a", body, &around())
+        validate("a", body, &context())
             .findings
             .iter()
             .map(ToString::to_string)

@@ -49,8 +49,8 @@ impl SkillSource {
     }
 
     /// Returns the path at which agents see it.
-    pub fn seen(&self) -> String {
-        enclosed::seen(self.path())
+    pub fn agent_path(&self) -> String {
+        enclosed::agent_path(self.path())
     }
 
     /// Returns the label for the model: the given one, or the last part of the path.
@@ -93,7 +93,7 @@ impl<'de> Deserialize<'de> for SkillSource {
 
 /// A file or folder that a definition names.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Named {
+pub struct NamedSource {
     /// The field that names it.
     pub field: FieldPath,
     /// The path, as it is written.
@@ -103,12 +103,12 @@ pub struct Named {
 }
 
 /// Returns the entries of one list of files or folders.
-pub(super) fn named<'a>(
+pub(super) fn entries<'a>(
     list: &FieldPath,
     paths: impl Iterator<Item = &'a str>,
     tools: Option<&[String]>,
-) -> Vec<Named> {
-    let entry = |(at, path): (usize, &str)| Named {
+) -> Vec<NamedSource> {
+    let entry = |(at, path): (usize, &str)| NamedSource {
         field: list.then(at),
         path: path.to_owned(),
         tools: tools.map(<[String]>::to_vec),
@@ -118,27 +118,31 @@ pub(super) fn named<'a>(
 
 impl AgentDefinition {
     /// Returns the files and folders that the definition and its subagents name as skills and memory.
-    pub fn named(&self) -> Vec<Named> {
-        let mut all = of_fields(&FieldPath::default(), (&self.skills, &self.skill_tools), &self.memory);
-        all.extend(policy::named(&FieldPath::of(["middleware"]), &self.middleware));
+    pub fn named_sources(&self) -> Vec<NamedSource> {
+        let mut all = of_fields(&FieldPath::default(), &self.skills, &self.skill_tools, &self.memory);
+        all.extend(policy::named_sources(&FieldPath::of(["middleware"]), &self.middleware));
         let general = FieldPath::of(["general_purpose_subagent"]).then("middleware");
-        all.extend(policy::named(&general, &self.general_purpose_subagent.middleware));
+        all.extend(policy::named_sources(
+            &general,
+            &self.general_purpose_subagent.middleware,
+        ));
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
             all.extend(of_fields(
                 &field,
-                (&subagent.skills, &subagent.skill_tools),
+                &subagent.skills,
+                &subagent.skill_tools,
                 &subagent.memory,
             ));
-            all.extend(policy::named(&field.then("middleware"), &subagent.middleware));
+            all.extend(policy::named_sources(&field.then("middleware"), &subagent.middleware));
         }
         all
     }
 }
 
-fn of_fields(field: &FieldPath, (skills, tools): (&[SkillSource], &[String]), memory: &[String]) -> Vec<Named> {
-    let mut all = named(&field.then("skills"), skills.iter().map(SkillSource::path), Some(tools));
-    all.extend(named(&field.then("memory"), memory.iter().map(String::as_str), None));
+fn of_fields(field: &FieldPath, skills: &[SkillSource], tools: &[String], memory: &[String]) -> Vec<NamedSource> {
+    let mut all = entries(&field.then("skills"), skills.iter().map(SkillSource::path), Some(tools));
+    all.extend(entries(&field.then("memory"), memory.iter().map(String::as_str), None));
     all
 }
 
@@ -171,7 +175,7 @@ pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<I
         let place = field.then(at);
         if let Some(problem) = source_problem(path) {
             findings.push(Diagnostic::error(place, problem));
-        } else if !seen.insert(enclosed::seen(path)) {
+        } else if !seen.insert(enclosed::agent_path(path)) {
             findings.push(Diagnostic::warning(place, format!("`{path}` is listed twice")));
         }
     }
@@ -202,10 +206,10 @@ pub fn source_problem(path: &str) -> Option<String> {
 /// Checks that the definition of a client names no files on the server's disk and defines no MCP servers.
 pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
     let on_disk = agent
-        .named()
+        .named_sources()
         .into_iter()
         .filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
-    let told = on_disk.map(|Named { field, path, .. }| {
+    let reported = on_disk.map(|NamedSource { field, path, .. }| {
         let message = format!(
             "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
              thread's files, which begin with /"
@@ -218,7 +222,7 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
         .servers_mut()
         .map(|(field, _)| Diagnostic::error(field, message))
         .collect::<Vec<_>>();
-    told.chain(servers).collect()
+    reported.chain(servers).collect()
 }
 
 #[cfg(test)]
@@ -236,7 +240,7 @@ mod tests {
         let sources = sources(json!(["skills/", "/skills/team", {"path": "own", "label": "Mine"}]));
         let labels: Vec<String> = sources.iter().map(SkillSource::label).collect();
         assert_eq!(labels, ["skills", "team", "Mine"]);
-        assert_eq!(sources[2].seen(), "/.agent/own");
+        assert_eq!(sources[2].agent_path(), "/.agent/own");
     }
 
     #[test]

@@ -89,7 +89,7 @@ pub enum AfterCrash {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// The model is told.
+    /// The model reads it as an error result.
     #[default]
     Report,
     /// The run ends.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{HookResult, Middleware, ModelAnswer, NextModel};
 use crate::definition::BundledFiles;
 use crate::definition::builtins;
-use crate::definition::enclosed::{is_enclosed, seen};
+use crate::definition::enclosed::{agent_path, is_enclosed};
 use crate::domain::machine::HookPoint;
 use crate::domain::state::{Encoding, State, Update};
 use crate::model::ModelRequest;
@@ -45,7 +45,7 @@ pub struct Memory {
 impl Memory {
     /// The files that `named` names among the thread's files and those of the definition.
     pub fn new(named: &[String], enclosed: Arc<BundledFiles>, can_write: bool) -> Self {
-        let paths: Vec<String> = named.iter().map(|path| seen(path)).collect();
+        let paths: Vec<String> = named.iter().map(|path| agent_path(path)).collect();
         let origin = enclosed.fingerprint(paths.iter().map(String::as_str));
         Self {
             paths,

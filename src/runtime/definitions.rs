@@ -12,7 +12,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
     AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
-    StoredDiagnostic, VERSIONS_KEPT, Validated, judge,
+    StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
 };
 use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
@@ -65,7 +65,7 @@ impl Registry {
     /// Takes over what files and clients define.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.workshop.known(
+            let made = self.workshop.register(
                 &agent.graph_id,
                 &agent.definition,
                 &Provenance::File(agent.place.clone()),
@@ -235,7 +235,7 @@ impl Runs {
         may_be_changed(&sources, graph_id)?;
         let known = registry
             .workshop
-            .known(graph_id, &definition, &Provenance::Client)
+            .register(graph_id, &definition, &Provenance::Client)
             .map_err(|error| {
                 let finding = Diagnostic::error(FieldPath::default(), error.to_string());
                 DefinitionError::Unusable(vec![finding.into()])
@@ -300,7 +300,7 @@ impl Runs {
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
     pub fn judge_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut judgement = judge(graph_id, body, &self.0.registry.around());
+        let mut judgement = validate(graph_id, body, &self.0.registry.around());
         let peers = &self.0.registry.workshop.peers;
         let webhooks = &self.0.webhooks;
         let mut forbidden: Vec<Diagnostic> = vec![];
@@ -410,7 +410,7 @@ impl Runs {
         let provenance = Provenance::File(agent.place.clone());
         let made = registry
             .workshop
-            .known(&agent.graph_id, &agent.definition, &provenance)
+            .register(&agent.graph_id, &agent.definition, &provenance)
             .err();
         let unmade = made.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));
         let mistakes = found

@@ -343,7 +343,7 @@ impl Worker {
         } = opening;
         let journal = LaneJournal::main(Arc::clone(desk), segment, (stop.clone(), Some(budget.clone())));
         let agent = if run.levels() == Some(0) {
-            known.alone()
+            known.without_delegations()
         } else {
             Arc::clone(&known.agent)
         };

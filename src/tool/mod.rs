@@ -1,7 +1,7 @@
 //! Tools, and programs that work in the place of a model.
 //!
 //! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
-//! starts a run, never commits, and speaks to clients only through [`Scope::voice`]: what it wants of the server, or wants to be
+//! starts a run, never commits, and speaks to clients only through [`Scope::progress`]: what it wants of the server, or wants to be
 //! remembered, it returns.
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
@@ -30,18 +30,18 @@ pub mod items;
 pub mod literal;
 pub mod mcp;
 pub mod program;
+pub mod progress;
 pub mod remote;
 pub mod scope;
 pub mod slots;
 pub mod store;
-pub mod voice;
 
 pub use arguments::ArgumentCheck;
 pub use items::Items;
 pub use program::Runnable;
+pub use progress::{ProgressEvent, ProgressSink};
 pub use scope::Scope;
 pub use slots::CallSlots;
-pub use voice::{ProgressEvent, ProgressSink};
 
 /// A tool.
 #[async_trait]
@@ -105,21 +105,21 @@ impl Delegation {
 
     /// Sets the form of the result (`response_format`), in the place of the subagent's own.
     #[must_use]
-    pub fn in_form(mut self, format: Option<Value>) -> Self {
+    pub fn with_response_format(mut self, format: Option<Value>) -> Self {
         self.order.response_format = format;
         self
     }
 
     /// Sets the instructions, in the place of the subagent's own, unless they are blank.
     #[must_use]
-    pub fn instructed(mut self, system_prompt: Option<String>) -> Self {
+    pub fn with_system_prompt(mut self, system_prompt: Option<String>) -> Self {
         self.order.system_prompt = system_prompt.filter(|prompt| !prompt.trim().is_empty());
         self
     }
 
     /// Adds messages before the work, after those with which the subagent begins anyway.
     #[must_use]
-    pub fn beginning_with(mut self, messages: impl IntoIterator<Item = Message>) -> Self {
+    pub fn with_initial_messages(mut self, messages: impl IntoIterator<Item = Message>) -> Self {
         self.order.initial_messages.extend(messages);
         self
     }
@@ -191,7 +191,7 @@ impl Toolbox {
 
     /// Hides these tools from the model until something else mentions them.
     #[must_use]
-    pub fn hiding(self, hidden: ToolNames) -> Self {
+    pub fn with_hidden(self, hidden: ToolNames) -> Self {
         Self { hidden, ..self }
     }
 
@@ -203,7 +203,7 @@ impl Toolbox {
 
     /// Leaves out the tools of these names, whatever their source.
     #[must_use]
-    pub fn excluding(self, names: impl Iterator<Item = String>) -> Self {
+    pub fn without(self, names: impl Iterator<Item = String>) -> Self {
         Self {
             excluded: names.collect(),
             ..self
@@ -212,14 +212,14 @@ impl Toolbox {
 
     /// Replaces the descriptions of these tools.
     #[must_use]
-    pub fn describing(self, descriptions: impl Iterator<Item = (String, String)>) -> Self {
+    pub fn with_descriptions(self, descriptions: impl Iterator<Item = (String, String)>) -> Self {
         Self {
             described: descriptions.collect(),
             ..self
         }
     }
 
-    fn passing(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
+    fn from_sources(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
         let there = self.sources.iter().flat_map(|source| source.tools());
         there.filter(|tool| !self.tools.contains_key(&tool.spec().name))
     }
@@ -230,7 +230,7 @@ impl Toolbox {
             return None;
         }
         let stays = self.tools.get(name).cloned();
-        stays.or_else(|| self.passing().find(|tool| tool.spec().name == name))
+        stays.or_else(|| self.from_sources().find(|tool| tool.spec().name == name))
     }
 
     /// Returns the specifications of all current tools for the model, in their order.
@@ -239,7 +239,7 @@ impl Toolbox {
             .specs
             .iter()
             .cloned()
-            .chain(self.passing().map(|tool| Arc::clone(tool.spec())));
+            .chain(self.from_sources().map(|tool| Arc::clone(tool.spec())));
         let there = all.filter(|spec| !self.excluded.contains(&spec.name));
         let described = |spec: Arc<ToolSpec>| match self.described.get(&spec.name) {
             Some(text) => Arc::new(ToolSpec {
@@ -308,9 +308,9 @@ mod tests {
     fn a_tool_that_is_excluded_is_not_there_and_one_that_is_described_anew_is_seen_so_whoever_brings_it() {
         let sources = ["passes", "goes"].map(|name| Arc::new(Passing(name)) as Arc<dyn ToolSource>);
         let toolbox = Toolbox::new([named("stays"), named("leaves")]).with_sources(sources.to_vec());
-        let toolbox = toolbox.excluding(["leaves", "goes"].map(str::to_owned).into_iter());
+        let toolbox = toolbox.without(["leaves", "goes"].map(str::to_owned).into_iter());
         let anew = ["stays", "passes"].map(|name| (name.to_owned(), format!("How {name}.")));
-        let toolbox = toolbox.describing(anew.into_iter());
+        let toolbox = toolbox.with_descriptions(anew.into_iter());
         let seen: Vec<String> = toolbox
             .specs()
             .iter()

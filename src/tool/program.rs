@@ -16,7 +16,7 @@ use crate::tool::{Halt, Scope};
 /// The maximum number of outputs of a program that wait until the loop has taken them. A program that has more waits.
 const CAPACITY: usize = 64;
 
-/// A subagent that is a program. One can serve several subagents; [`Scope::agent`] tells as which it works.
+/// A subagent that is a program. One can serve several subagents; [`Scope::agent`] is the name of the current one.
 ///
 /// An async function is one, too:
 ///
@@ -34,7 +34,7 @@ const CAPACITY: usize = 64;
 #[async_trait]
 pub trait Runnable: Send + Sync {
     /// Returns the handling of work that was under way when the server died: it is run again, a human is asked (the
-    /// default, since it may have had effects), or its caller is told that it failed.
+    /// default, since it may have had effects), or it is an error result for its caller.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::default()
     }
@@ -48,10 +48,10 @@ pub trait Runnable: Send + Sync {
     /// Does the work. The last message of `state` is the order; its files and fields are those that the caller shares.
     ///
     /// The update is written into the state and, as with every subagent, passed on to the caller where it is shared.
-    /// It has to hold at least one message. The caller reads `structured_response` if it is set, else the last thing that
-    /// the subagent said. With [`Scope::form`] set one of the two has to fit it, the text as JSON.
+    /// The update has to hold at least one message. The caller reads `structured_response` if it is set, else the last
+    /// message of the subagent. With [`Scope::form`] set one of the two has to fit it, the text as JSON.
     ///
-    /// The future is dropped when the run is told to stop, and, if the work may be repeated, when the server stops.
+    /// The future is dropped when the run has to stop, and, if the work may be repeated, when the server stops.
     ///
     /// # Errors
     /// [`Halt::Fail`] is an error result for the caller. [`Halt::Ask`] parks the run: it is begun anew, with

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Delegating, SharedState};
-use crate::definition::enclosed::seen;
+use super::{Delegations, SharedState};
+use crate::definition::enclosed::agent_path;
 use crate::definition::mcp::McpOwner;
 use crate::definition::{self, AgentSpec, BundledFiles, SkillSource, SubagentDefinition, SystemPrompt};
 use crate::domain::background::BackgroundAgent;
@@ -22,10 +22,10 @@ pub(super) struct Draft {
     pub(super) servers: McpOwner,
     pub(super) shares: SharedState,
     /// Whether a delegation may replace the instructions.
-    pub(super) ordered_prompt: bool,
-    pub(super) delegations: Option<Delegating>,
+    pub(super) prompt_is_replaceable: bool,
+    pub(super) delegations: Option<Delegations>,
     /// The text at the end of the instructions, if it is a fork.
-    pub(super) addendum: Option<SystemPrompt>,
+    pub(super) fork_prompt: Option<SystemPrompt>,
     /// The agents that work for it in the background.
     pub(super) background: Vec<BackgroundAgent>,
 }
@@ -35,8 +35,8 @@ impl Draft {
     pub(super) fn forked(&self, fork: &SubagentDefinition) -> Self {
         Self {
             spec: fork.fork_spec(&self.spec),
-            delegations: self.delegations.as_ref().map(Delegating::refusing),
-            addendum: Some(fork.system_prompt.clone()),
+            delegations: self.delegations.as_ref().map(Delegations::refusing),
+            fork_prompt: Some(fork.system_prompt.clone()),
             // Its work ends with its result, so it could not be notified of the end of a task.
             background: vec![],
             ..self.clone()
@@ -55,8 +55,8 @@ impl Draft {
             .spec
             .skills
             .iter()
-            .map(SkillSource::seen)
-            .chain(self.spec.memory.iter().map(|path| seen(path)));
+            .map(SkillSource::agent_path)
+            .chain(self.spec.memory.iter().map(|path| agent_path(path)));
         let paths: Vec<String> = named.collect();
         Arc::new(self.spec.enclosed.only(paths.iter().map(String::as_str)))
     }
@@ -78,7 +78,7 @@ impl Draft {
         let mut policies: Vec<Arc<dyn Middleware>> = vec![];
         if !self.spec.skills.is_empty() {
             let skills = Skills::new(&self.spec.skills, Arc::clone(&own), &self.spec.skill_tools);
-            let folders = self.spec.skills.iter().map(SkillSource::seen).collect();
+            let folders = self.spec.skills.iter().map(SkillSource::agent_path).collect();
             let alone: Arc<dyn FileWorkspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
             policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
         }

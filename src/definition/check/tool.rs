@@ -13,8 +13,8 @@ const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Checks the definition of a tool. The fields of the findings are relative to it.
 pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Diagnostic> {
-    let around = ValidationContext::default();
-    let mut check = Check::new(&around);
+    let context = ValidationContext::default();
+    let mut check = Check::new(&context);
     let top = FieldPath::default();
     check
         .findings

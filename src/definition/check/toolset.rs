@@ -48,7 +48,7 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
 }
 
 /// Returns the tools that the policies of an agent bring along: those that a field switches on, and those that it lists
-/// and that no field stands for.
+/// and that have no field.
 fn of_policies(spec: &AgentSpec) -> BTreeSet<&'static str> {
     let mut tools: BTreeSet<&str> = spec.store.tools().iter().copied().collect();
     if spec.todos {

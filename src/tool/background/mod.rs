@@ -1,4 +1,4 @@
-//! Work in the background: the tools by which an agent hands work to another one, looks how it stands, adds to it, and
+//! Background tasks: the tools with which an agent starts work of another agent, reads its status, adds to it, and
 //! stops it.
 //!
 //! The tools write what they learn into the state, under [`FIELD`](crate::domain::background::FIELD). What really happens is
@@ -42,7 +42,7 @@ pub trait Tasks: Send + Sync {
     /// The reason for the model.
     async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
 
-    /// Stops a task, and says how it stood then: a task that was over already stays what it was.
+    /// Stops a task and returns its status; a task that was over already keeps its status.
     ///
     /// # Errors
     /// The reason for the model.
@@ -179,7 +179,7 @@ impl BackgroundTool {
             let first = json!({"type": "text", "text": text});
             Content::Blocks(std::iter::once(first).chain(seen.media.clone()).collect())
         };
-        // An outcome from before that the state does not know is told with the news.
+        // An earlier outcome that is not in the state is reported together with the new one.
         let task = if seen.lost.is_none() {
             task.seen(&seen, scope.now())
         } else {
@@ -238,7 +238,7 @@ impl BackgroundTool {
         } else {
             format!("The background task {id} was over before: {status}. Nothing was cancelled.")
         };
-        // How a task ended that was over before is still to be told, with its result.
+        // The outcome of a task that was over before still has to be reported, with its result.
         let task = if seen.status == TaskStatus::Cancelled {
             task.seen(&seen, scope.now())
         } else {
@@ -309,7 +309,7 @@ fn note(seen: &TaskSnapshot) -> Option<&'static str> {
     }
 }
 
-/// Stands in where nobody can work in the background.
+/// The background tasks of a server without any.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTasks;
 

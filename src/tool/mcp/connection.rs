@@ -29,7 +29,8 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct Connection {
     service: RunningService<RoleClient, Client>,
     signals: Arc<Signals>,
-    limits: PieceLimits,
+    /// The time limits for arriving data; `None` if the transport keeps them itself.
+    limits: Option<PieceLimits>,
     spawn: SpawnServer,
 }
 
@@ -77,7 +78,7 @@ impl ClientHandler for Client {
 #[derive(Clone)]
 struct Abandoned(CancellationToken);
 
-/// Returns the token of a request that is cancelled when nobody waits for the answer.
+/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more.
 pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationToken> {
     let ClientJsonRpcMessage::Request(request) = message else {
         return None;
@@ -91,7 +92,7 @@ impl Connection {
     pub(super) async fn initialize<T>(
         transport: T,
         signals: Arc<Signals>,
-        limits: PieceLimits,
+        limits: Option<PieceLimits>,
         spawn: SpawnServer,
     ) -> Result<Self, ConnectionError>
     where
@@ -143,7 +144,10 @@ impl Connection {
 
 /// Waits until nothing has arrived for too long. All requests share the connection, so any data shows that the server
 /// is working.
-async fn silence(limits: PieceLimits, mut arrivals: watch::Receiver<()>) -> SilenceLimit {
+async fn silence(limits: Option<PieceLimits>, mut arrivals: watch::Receiver<()>) -> SilenceLimit {
+    let Some(limits) = limits else {
+        return std::future::pending().await;
+    };
     let mut limit = limits.first;
     while let Ok(Ok(())) = timeout(limit.time, arrivals.changed()).await {
         limit = limits.between;
@@ -252,11 +256,11 @@ mod tests {
         let limits = PieceLimits::of_others(Duration::from_secs(10), Duration::from_secs(20));
         let signals = Signals::default();
         let begun = Instant::now();
-        assert_eq!(silence(limits, signals.arrived.subscribe()).await, limits.first);
+        assert_eq!(silence(Some(limits), signals.arrived.subscribe()).await, limits.first);
         assert_eq!(begun.elapsed().as_secs(), 10);
         let arrivals = signals.arrived.subscribe();
         signals.data_arrived();
-        assert_eq!(silence(limits, arrivals).await, limits.between);
+        assert_eq!(silence(Some(limits), arrivals).await, limits.between);
         assert_eq!(begun.elapsed().as_secs(), 30);
     }
 }

@@ -154,7 +154,6 @@ impl Server {
                 self.signals.closed.cancel();
             }
         })?;
-        self.signals.data_arrived();
         if let (None, Some(session)) = (self.session(), response.head().headers().get(SESSION)) {
             let mut session = session.clone();
             session.set_sensitive(true);
@@ -168,7 +167,7 @@ impl Server {
         if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
             return self.answer_in_stream(id, response).await;
         }
-        let body = self.read(response, self.limits.max_message_bytes).await?;
+        let body = read(response, self.limits.max_message_bytes).await?;
         let message =
             read_foreign(&body).map_err(|error| ConnectionError::InvalidAnswer(format!("the answer {error}")))?;
         match message::read(message) {
@@ -184,7 +183,6 @@ impl Server {
         let mut frames = Frames::up_to(max);
         let mut length = 0;
         while let Some(chunk) = response.next().await? {
-            self.signals.data_arrived();
             length += chunk.len();
             if length > max {
                 return Err(too_long(max));
@@ -219,25 +217,24 @@ impl Server {
             return ConnectionError::SessionExpired;
         }
         // Only the first characters are shown, each of at most four bytes.
-        let body = self.read(response, MAX_ERROR_CHARS * 4).await.unwrap_or_default();
+        let body = read(response, MAX_ERROR_CHARS * 4).await.unwrap_or_default();
         let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.address.headers);
         let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
         ConnectionError::InvalidAnswer(format!("it answered with status {}: {excerpt}", status.as_u16()))
     }
+}
 
-    /// Reads a body up to `max` bytes. A longer body is an error, unless the response itself is one.
-    async fn read(&self, mut response: PieceReader, max: usize) -> Result<Vec<u8>, ConnectionError> {
-        let is_whole = response.head().status() == StatusCode::OK;
-        let mut body = Vec::new();
-        while let Some(chunk) = response.next().await? {
-            self.signals.data_arrived();
-            body.extend_from_slice(&chunk);
-            if body.len() > max {
-                return if is_whole { Err(too_long(max)) } else { Ok(body) };
-            }
+/// Reads a body up to `max` bytes. A longer body is an error, unless the response itself is one.
+async fn read(mut response: PieceReader, max: usize) -> Result<Vec<u8>, ConnectionError> {
+    let is_whole = response.head().status() == StatusCode::OK;
+    let mut body = Vec::new();
+    while let Some(chunk) = response.next().await? {
+        body.extend_from_slice(&chunk);
+        if body.len() > max {
+            return if is_whole { Err(too_long(max)) } else { Ok(body) };
         }
-        Ok(body)
     }
+    Ok(body)
 }
 
 pub(super) fn too_long(max: usize) -> ConnectionError {

@@ -132,7 +132,7 @@ mod tests {
         let sampling = json!({"method": "sampling/createMessage", "id": 1, "params": {"messages": []}});
         assert_eq!(
             seen(sampling),
-            json!({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage"})
+            json!({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": null})
         );
         assert_eq!(
             seen(json!({"method": "notifications/tools/list_changed"})),

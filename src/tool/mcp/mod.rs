@@ -4,9 +4,9 @@
 //! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
 //! change at any time.
 //!
-//! `rmcp` speaks the protocol, over transports of this module. Those of `rmcp` itself bound neither the depth nor the
-//! number of values of a message, neither its silence nor its rate, follow a server's `retry: 0` without end, and kill a
-//! program without its group.
+//! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
+//! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a
+//! program without the programs that it has started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -107,7 +107,7 @@ impl McpEnvironment {
 #[derive(Clone, Default)]
 pub struct McpServers {
     /// `None` if MCP servers are not supported.
-    ground: Option<Arc<McpEnvironment>>,
+    environment: Option<Arc<McpEnvironment>>,
     running: Arc<RwLock<BTreeMap<(McpOwner, String), RunningServer>>>,
 }
 
@@ -132,9 +132,9 @@ impl RunningServer {
 
 impl McpServers {
     /// Creates an empty set of servers.
-    pub fn new(ground: McpEnvironment) -> Self {
+    pub fn new(environment: McpEnvironment) -> Self {
         Self {
-            ground: Some(Arc::new(ground)),
+            environment: Some(Arc::new(environment)),
             running: Arc::default(),
         }
     }
@@ -144,10 +144,12 @@ impl McpServers {
     /// # Errors
     /// The field of a definition that is invalid.
     pub fn verify(&self, wanted: &OwnedServers) -> Result<(), Invalid> {
-        let Some(ground) = &self.ground else { return Ok(()) };
+        let Some(environment) = &self.environment else {
+            return Ok(());
+        };
         wanted
             .iter()
-            .try_for_each(|((_, name), definition)| ground.endpoint(name, definition).map(drop))
+            .try_for_each(|((_, name), definition)| environment.endpoint(name, definition).map(drop))
     }
 
     /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
@@ -157,7 +159,9 @@ impl McpServers {
     /// The field of a definition that is invalid; nothing changes then.
     pub fn replace(&self, wanted: &OwnedServers) -> Result<bool, Invalid> {
         self.verify(wanted)?;
-        let Some(ground) = &self.ground else { return Ok(false) };
+        let Some(environment) = &self.environment else {
+            return Ok(false);
+        };
         let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
         let mut changed = false;
         running.retain(|key, old| {
@@ -173,7 +177,7 @@ impl McpServers {
                 continue;
             }
             changed = true;
-            let new = ground.start(&key.1, definition, running.remove(key))?;
+            let new = environment.start(&key.1, definition, running.remove(key))?;
             running.insert(key.clone(), new);
         }
         Ok(changed)
@@ -212,7 +216,7 @@ impl McpServers {
         }
         let source = |(name, only): (&str, Option<BTreeSet<String>>)| -> Arc<dyn ToolSource> {
             let keys = owner
-                .outwards()
+                .lookup_order()
                 .into_iter()
                 .map(|owner| (owner, name.to_owned()))
                 .collect();

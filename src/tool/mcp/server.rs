@@ -206,7 +206,7 @@ impl McpServer {
     /// Opens a connection, initialises it and lists the tools.
     async fn connect(self: &Arc<Self>) -> Result<Arc<Connection>, ConnectionError> {
         let signals = Arc::<Signals>::default();
-        let pieces = self.limits.pieces;
+        let pieces = Some(self.limits.pieces);
         let spawn = Arc::clone(&self.spawn);
         let connection = match &self.endpoint {
             Endpoint::Program(program) => {
@@ -215,7 +215,7 @@ impl McpServer {
             }
             Endpoint::Http(address) => {
                 let transport = HttpTransport::new(address.clone(), self.limits, &signals);
-                Connection::initialize(transport, signals, pieces, spawn).await?
+                Connection::initialize(transport, signals, None, spawn).await?
             }
             Endpoint::Sse(address) => {
                 let transport = SseTransport::open(address.clone(), self.limits, &signals).await?;
@@ -238,7 +238,7 @@ impl McpServer {
             let listed = page.get("tools").and_then(Value::as_array);
             let listed = listed.ok_or_else(|| ConnectionError::InvalidAnswer("`tools` is not a list".to_owned()))?;
             let described = listed.iter().filter_map(|tool| McpTool::from_listing(self, tool));
-            let admitted = described.filter(|tool| self.filter.admits(&self.name, &tool.name));
+            let admitted = described.filter(|tool| self.filter.allows(&self.name, &tool.name));
             tools.extend(admitted.map(Arc::new));
             cursor = page.get("nextCursor").and_then(Value::as_str).map(str::to_owned);
             if cursor.is_none() || tools.len() >= MAX_TOOLS {

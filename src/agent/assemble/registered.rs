@@ -45,7 +45,7 @@ pub struct RegisteredAgent {
     is_owners: bool,
     build: Arc<Build>,
     /// The variant of the agent that may not delegate; built when first needed.
-    alone: Arc<OnceLock<Arc<Agent>>>,
+    without_delegations: Arc<OnceLock<Arc<Agent>>>,
 }
 
 impl RegisteredAgent {
@@ -53,7 +53,8 @@ impl RegisteredAgent {
     /// delegate or not and as the form of its result is.
     pub(super) fn new(
         graph_id: &str,
-        (definition, is_owners): (&AgentDefinition, bool),
+        definition: &AgentDefinition,
+        is_owners: bool,
         agent: Arc<Agent>,
         build: impl Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync + 'static,
     ) -> Self {
@@ -72,7 +73,7 @@ impl RegisteredAgent {
                 .collect(),
             is_owners,
             build: Arc::new(build),
-            alone: Arc::default(),
+            without_delegations: Arc::default(),
         }
     }
 
@@ -95,8 +96,8 @@ impl RegisteredAgent {
     }
 
     /// Returns the variant of the agent that may not delegate.
-    pub fn alone(&self) -> Arc<Agent> {
-        Arc::clone(self.alone.get_or_init(|| (self.build)(false, None)))
+    pub fn without_delegations(&self) -> Arc<Agent> {
+        Arc::clone(self.without_delegations.get_or_init(|| (self.build)(false, None)))
     }
 
     /// Returns the variant for one delegation whose result has this form.
