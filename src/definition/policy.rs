@@ -253,7 +253,7 @@ impl SubagentDefinition {
     }
 }
 
-/// Gives a resolved subagent these policies, as far as it does not have them.
+/// Adds these policies to a resolved subagent, as far as it does not have them.
 pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     let values = ListedSettings::of(policies);
     subagent.limits = ListedSettings::default()
@@ -283,7 +283,7 @@ pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     subagent.middleware.extend(new);
 }
 
-/// Takes the policies of these names from a resolved subagent.
+/// Removes the policies of these names from a resolved subagent.
 pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
     subagent.middleware.retain(|policy| !names.contains(&policy.name));
     for name in names {

@@ -55,7 +55,7 @@ pub struct GeneralProfile {
 pub struct HarnessProfiles(pub BTreeMap<String, HarnessProfile>);
 
 impl HarnessProfiles {
-    /// The profile of this model.
+    /// Returns the profile of this model.
     fn of(&self, model: &str) -> HarnessProfile {
         let provider = model.split_once(':').and_then(|(provider, _)| self.0.get(provider));
         match (provider, self.0.get(model)) {
@@ -64,34 +64,34 @@ impl HarnessProfiles {
         }
     }
 
-    /// A [resolved](AgentDefinition::resolved) definition with what the profiles of its models say.
+    /// Applies the profiles of its models to a [resolved](AgentDefinition::resolved) definition.
     #[must_use]
     pub fn applied(&self, mut agent: AgentDefinition) -> AgentDefinition {
         if self.0.is_empty() {
             return agent;
         }
         let own = self.of(&agent.model);
-        self.dress_general(&mut agent, &own.general_purpose_subagent);
+        self.apply_to_general_purpose(&mut agent, &own.general_purpose_subagent);
         let general = agent.general_subagent().map(str::to_owned);
         let model = agent.model.clone();
         let settings = agent.model_settings.clone();
         for subagent in &mut agent.subagents {
             let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
-            // A fork is its caller.
+            // A fork has everything from its caller.
             if is_made_here && subagent.mode == SubagentMode::Isolated {
                 let profile = self.of(subagent.model.as_deref().unwrap_or(&model));
-                // Who is general has been given its instructions.
+                // The general-purpose subagent has its instructions already.
                 let has_base = general.as_deref() != Some(subagent.name.as_str());
                 subagent.model_settings.get_or_insert_with(|| settings.clone());
-                profile.dress(subagent, has_base);
+                profile.apply_to_subagent(subagent, has_base);
             }
         }
-        own.dress_main(&mut agent);
+        own.apply_to_main_agent(&mut agent);
         agent
     }
 
-    /// Makes the general-purpose subagent one like the others, first among them, with the words of the profiles.
-    fn dress_general(&self, agent: &mut AgentDefinition, said: &GeneralProfile) {
+    /// Makes the general-purpose subagent the first of the declared ones, with the texts of the profiles.
+    fn apply_to_general_purpose(&self, agent: &mut AgentDefinition, said: &GeneralProfile) {
         let general = &mut agent.general_purpose_subagent;
         general.enabled &= said.enabled.unwrap_or(true);
         let profile = self.of(general.model.as_deref().unwrap_or(&agent.model));
@@ -108,7 +108,7 @@ impl HarnessProfiles {
 }
 
 impl HarnessProfile {
-    /// The profile of a provider with that of one of its models over it.
+    /// Returns the profile of a provider with that of one of its models over it.
     fn under(&self, exact: &Self) -> Self {
         let or = |one: &Option<String>, other: &Option<String>| one.clone().or_else(|| other.clone());
         let union = |one: &[String], other: &[String]| {
@@ -127,7 +127,7 @@ impl HarnessProfile {
         Self {
             base_system_prompt: or(&exact.base_system_prompt, &self.base_system_prompt),
             system_prompt_suffix: or(&exact.system_prompt_suffix, &self.system_prompt_suffix),
-            tool_description_overrides: over_each(&self.tool_description_overrides, &exact.tool_description_overrides),
+            tool_description_overrides: merged(&self.tool_description_overrides, &exact.tool_description_overrides),
             excluded_tools: union(&self.excluded_tools, &exact.excluded_tools),
             excluded_middleware: union(&self.excluded_middleware, &exact.excluded_middleware),
             extra_middleware: extra,
@@ -136,12 +136,12 @@ impl HarnessProfile {
                 description: or(&over.description, &general.description),
                 system_prompt: or(&over.system_prompt, &general.system_prompt),
             },
-            model_settings: over_each(&self.model_settings, &exact.model_settings),
+            model_settings: merged(&self.model_settings, &exact.model_settings),
         }
     }
 
     /// Applies the profile of its model to a subagent.
-    fn dress(&self, subagent: &mut SubagentDefinition, has_base: bool) {
+    fn apply_to_subagent(&self, subagent: &mut SubagentDefinition, has_base: bool) {
         let base = self.base_system_prompt.as_deref().filter(|_| has_base);
         let added = [base, self.system_prompt_suffix.as_deref()];
         added
@@ -150,8 +150,8 @@ impl HarnessProfile {
             .for_each(|text| subagent.system_prompt.add(text));
         subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
         subagent.tool_description_overrides =
-            over_each(&self.tool_description_overrides, &subagent.tool_description_overrides);
-        let settings = over_each(
+            merged(&self.tool_description_overrides, &subagent.tool_description_overrides);
+        let settings = merged(
             &self.model_settings,
             &subagent.model_settings.take().unwrap_or_default(),
         );
@@ -163,7 +163,7 @@ impl HarnessProfile {
     }
 
     /// Applies the profile to a main agent.
-    fn dress_main(&self, agent: &mut AgentDefinition) {
+    fn apply_to_main_agent(&self, agent: &mut AgentDefinition) {
         let mut own = SubagentDefinition {
             system_prompt: std::mem::take(&mut agent.system_prompt),
             excluded_tools: std::mem::take(&mut agent.excluded_tools),
@@ -179,7 +179,7 @@ impl HarnessProfile {
             middleware: std::mem::take(&mut agent.middleware),
             ..SubagentDefinition::default()
         };
-        self.dress(&mut own, true);
+        self.apply_to_subagent(&mut own, true);
         agent.system_prompt = own.system_prompt;
         agent.excluded_tools = own.excluded_tools;
         agent.tool_description_overrides = own.tool_description_overrides;
@@ -245,8 +245,8 @@ impl HarnessProfile {
     }
 }
 
-/// The entries of both, those of the second over those of the first.
-fn over_each<M, K, V>(below: &M, above: &M) -> M
+/// Returns the entries of both; those of the second precede.
+fn merged<M, K, V>(below: &M, above: &M) -> M
 where
     M: Clone + IntoIterator<Item = (K, V)> + Extend<(K, V)>,
 {

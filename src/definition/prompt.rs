@@ -19,9 +19,9 @@ pub const MOST_MARKERS: usize = 4;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum SystemPrompt {
-    /// One text. What is added to it is a part of the text, after a blank line.
+    /// One text. Additions become a part of the text, after a blank line.
     Text(String),
-    /// Several, kept apart. What is added is a block of its own behind them.
+    /// Several blocks, kept apart. Additions are blocks of their own at the end.
     Blocks(Vec<PromptBlock>),
 }
 
@@ -34,7 +34,7 @@ pub struct PromptBlock {
     pub kind: BlockKind,
     /// The text.
     pub text: String,
-    /// Tells the provider to keep all up to the end of this block for the next request.
+    /// Lets the provider cache everything up to the end of this block for the next request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_control: Option<CacheControl>,
 }
@@ -107,7 +107,7 @@ impl SystemPrompt {
         self.parts().is_empty()
     }
 
-    /// The texts that say something, in their order.
+    /// Returns the texts that are not blank, in their order.
     pub fn parts(&self) -> Vec<&str> {
         let parts = match self {
             Self::Text(text) => vec![text.as_str()],
@@ -116,7 +116,7 @@ impl SystemPrompt {
         parts.into_iter().filter(|text| !text.trim().is_empty()).collect()
     }
 
-    /// All of it as one text, with a blank line between the blocks.
+    /// Returns one text, with a blank line between the blocks.
     pub fn text(&self) -> String {
         self.parts().join("\n\n")
     }
@@ -140,7 +140,7 @@ impl SystemPrompt {
         }
     }
 
-    /// Adds other instructions to the end. Where either has blocks, so has what comes of it.
+    /// Adds other instructions to the end. If either has blocks, so has the result.
     pub fn append(&mut self, other: &Self) {
         match other {
             Self::Text(text) => self.add(text),
@@ -148,8 +148,8 @@ impl SystemPrompt {
         }
     }
 
-    /// Puts `text` in the place of `beginning`, if it begins so.
-    pub fn begin_instead(&mut self, beginning: &Self, text: &str) {
+    /// Replaces `beginning` with `text`, if the instructions begin with it.
+    pub fn replace_prefix(&mut self, beginning: &Self, text: &str) {
         match (self, beginning) {
             (Self::Text(whole), Self::Text(beginning)) if beginning.trim().is_empty() => {
                 let mut begun = Self::Text(text.to_owned());
@@ -380,17 +380,17 @@ mod tests {
     #[test]
     fn another_beginning_leaves_the_rest_as_it_is() {
         let mut text = prompt(json!("a\n\nrest"));
-        text.begin_instead(&"a".into(), "other");
+        text.replace_prefix(&"a".into(), "other");
         assert_eq!(text.text(), "other\n\nrest");
         let mut added = SystemPrompt::from("rest");
-        added.begin_instead(&"".into(), "other");
+        added.replace_prefix(&"".into(), "other");
         assert_eq!(added.text(), "other\n\nrest");
         let own = prompt(json!([{"text": "a"}, {"text": "b"}]));
         let mut blocks = own.clone();
         blocks.add("rest");
-        blocks.begin_instead(&own, "other");
+        blocks.replace_prefix(&own, "other");
         assert_eq!(blocks.parts(), ["other", "rest"]);
-        blocks.begin_instead(&own, "more");
+        blocks.replace_prefix(&own, "more");
         assert_eq!(blocks.parts(), ["other", "rest"]);
     }
 }

@@ -11,9 +11,9 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
 use crate::domain::background::BackgroundAgent;
 
-/// The fields of a subagent that say something else than how an agent is made: who it is, where it is defined, how it is
-/// called, and what one delegation may use.
-const NOT_MAKING: [&str; 17] = [
+/// The fields of a subagent that a reference to another agent may have: its name, the place where it is defined, the way in which it is
+/// called, and the limits of one delegation.
+const FIELDS_OF_REFERENCES: [&str; 17] = [
     "name",
     "description",
     "runnable",
@@ -83,19 +83,19 @@ impl SubagentDefinition {
     /// Checks the place where it is defined; `field` is the field of the subagent.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
-            Location::Inside => self.only_elsewhere(field),
-            Location::Local(graph_id) => self.no_own_making(field, graph_id),
+            Location::Inside => self.check_reference_fields(field),
+            Location::Local(graph_id) => self.check_own_fields(field, graph_id),
             Location::Remote { graph_id, url } => {
-                let mut findings = self.no_own_making(field, graph_id);
+                let mut findings = self.check_own_fields(field, graph_id);
                 let problem = address_problem(url).or_else(|| secret_problem(url));
                 findings.extend(problem.map(|problem| Diagnostic::error(field.then("url"), problem)));
                 findings
             }
         };
         if self.graph_id.is_some() {
-            findings.extend(self.stranger(field, agents));
+            findings.extend(self.unknown_agent(field, agents));
             if !self.is_background() {
-                findings.extend(self.only_background(field));
+                findings.extend(self.check_background_fields(field));
             }
             if self.url.is_none() && !self.headers.is_empty() {
                 let message = "goes with `url` only: nothing is sent to an agent on this server";
@@ -109,7 +109,7 @@ impl SubagentDefinition {
     }
 
     /// Reports an agent that does not exist on this server.
-    fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Diagnostic> {
+    fn unknown_agent(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Diagnostic> {
         let Location::Local(graph_id) = self.location() else {
             return None;
         };
@@ -118,8 +118,8 @@ impl SubagentDefinition {
         (!agents.contains(graph_id)).then(|| Diagnostic::error(field.then("graph_id"), message()))
     }
 
-    /// The fields that only agents defined elsewhere have.
-    fn only_elsewhere(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    /// Checks the fields that only references to other agents have.
+    fn check_reference_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("url", self.url.is_some()),
             ("headers", !self.headers.is_empty()),
@@ -135,8 +135,8 @@ impl SubagentDefinition {
         )
     }
 
-    /// The fields that say how an agent is made, as far as they are given. All do but those of [`NOT_MAKING`].
-    pub(super) fn making(&self) -> Vec<String> {
+    /// Returns the given fields that describe the agent itself: all but [`FIELDS_OF_REFERENCES`].
+    pub(super) fn own_fields(&self) -> Vec<String> {
         let written = |subagent: &Self| match serde_json::to_value(subagent) {
             Ok(Value::Object(fields)) => fields,
             Ok(_) | Err(_) => Map::new(),
@@ -144,23 +144,23 @@ impl SubagentDefinition {
         let left_out = written(&Self::default());
         let given = written(self).into_iter();
         given
-            .filter(|(name, value)| left_out.get(name) != Some(value) && !NOT_MAKING.contains(&name.as_str()))
+            .filter(|(name, value)| left_out.get(name) != Some(value) && !FIELDS_OF_REFERENCES.contains(&name.as_str()))
             .map(|(name, _)| name)
             .collect()
     }
 
     /// Reports fields that belong into the definition of the other agent.
-    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
+    fn check_own_fields(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
         let more = [
             ("runnable", self.runnable.is_some()),
             ("mode", self.mode != SubagentMode::default()),
             ("initial_messages", !self.initial_messages.is_empty()),
         ];
-        let making = self.making();
-        let making = making.iter().map(|name| (name.as_str(), true));
+        let own_fields = self.own_fields();
+        let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
         let mut findings = wrong(
             field,
-            making.chain(more),
+            own_fields.chain(more),
             "goes without `graph_id` only: that agent is defined elsewhere",
         );
         if graph_id.trim().is_empty() {
@@ -172,8 +172,8 @@ impl SubagentDefinition {
         findings
     }
 
-    /// The fields that only background subagents have, and those that they have not.
-    fn only_background(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    /// Checks the fields that only background subagents have, and those that they cannot have.
+    fn check_background_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("webhook", self.webhook.is_some()),
             ("update_strategy", self.update_strategy.is_some()),
@@ -195,7 +195,7 @@ fn secret_problem(url: &str) -> Option<String> {
     has_secret.then(|| problem.to_owned())
 }
 
-/// The fields that are given and should not be.
+/// Reports fields that are given and must not be.
 pub(super) fn wrong<'n>(
     field: &FieldPath,
     given: impl IntoIterator<Item = (&'n str, bool)>,
@@ -208,21 +208,21 @@ pub(super) fn wrong<'n>(
 }
 
 impl AgentDefinition {
-    /// The subagents whose results the agent waits for: those that its `task` tool offers.
+    /// Returns the subagents whose results the agent waits for: those that its `task` tool offers.
     pub fn synchronous(&self) -> impl Iterator<Item = &SubagentDefinition> {
         self.subagents.iter().filter(|subagent| !subagent.is_background())
     }
 
-    /// The subagents that work in the background.
+    /// Returns the subagents that work in the background.
     pub fn background(&self) -> impl Iterator<Item = &SubagentDefinition> {
         self.subagents.iter().filter(|subagent| subagent.is_background())
     }
 
-    /// The subagents that are agents of this server which is not among `agents`.
-    pub fn strangers(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
+    /// Reports subagents that are unknown agents of this server.
+    pub fn unknown_agents(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let list = FieldPath::of(["subagents"]);
         let all = self.subagents.iter().enumerate();
-        all.filter_map(|(at, subagent)| subagent.stranger(&list.then(at), agents))
+        all.filter_map(|(at, subagent)| subagent.unknown_agent(&list.then(at), agents))
             .collect()
     }
 

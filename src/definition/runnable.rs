@@ -26,9 +26,9 @@ impl SubagentDefinition {
             let message = format!("there is no program `{name}`; {known}");
             findings.push(Diagnostic::error(field.then("runnable"), message));
         }
-        let making = self.making();
-        let making = making.iter().map(|name| (name.as_str(), true));
-        let senseless = making.chain([("recursion_limit", self.recursion_limit.is_some())]);
+        let own_fields = self.own_fields();
+        let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
+        let senseless = own_fields.chain([("recursion_limit", self.recursion_limit.is_some())]);
         findings.extend(wrong(
             field,
             senseless,

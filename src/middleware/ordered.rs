@@ -35,7 +35,7 @@ impl Middleware for PromptOverride {
     async fn wrap_model_call(&self, mut request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         let ordered = next.state.fields.get(ORDERED_PROMPT).and_then(|prompt| prompt.as_str());
         if let Some(ordered) = ordered {
-            request.system.begin_instead(&self.standard, ordered);
+            request.system.replace_prefix(&self.standard, ordered);
         }
         next.ask(request).await
     }

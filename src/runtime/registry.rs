@@ -265,7 +265,7 @@ impl Registry {
         };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
-        let gone = definition.strangers(&agents);
+        let gone = definition.unknown_agents(&agents);
         let gone = gone.into_iter().map(|finding| Diagnostic {
             severity: Severity::Warning,
             ..finding
