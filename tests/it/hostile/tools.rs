@@ -54,8 +54,32 @@ on_both_engines! {
     calls_of_one_answer_take_turns_and_their_results_keep_their_order,
     an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come,
     a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second,
+    a_program_that_asks_without_end_and_reads_nothing_is_slowed_down_and_its_call_times_out,
     programs_that_an_mcp_server_has_started_end_with_it,
 }
+
+/// An MCP server that answers until its tool is called: then it sends requests without end and reads no replies.
+const ASKS_WITHOUT_END: &str = r#"
+import json, sys
+
+def put(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "initialize":
+        own = {"name": "asks", "version": "1"}
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": own}
+        put({"id": request["id"], "result": result})
+    elif request["method"] == "tools/list":
+        put({"id": request["id"], "result": {"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]}})
+    elif request["method"] == "tools/call":
+        asked = 0
+        while True:
+            asked += 1
+            put({"id": "ask %d" % asked, "method": "ping", "params": {"text": "x" * 10000}})
+"#;
 
 async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
     let tools = ["zeros", "endless"];
@@ -207,6 +231,27 @@ async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_on
     assert!(more <= 2 * (took + 2), "it was asked {more} times in {took} s");
     let grown = server.peak_memory().await - memory;
     assert!(grown < 64, "it grew by {grown} MiB");
+}
+
+async fn a_program_that_asks_without_end_and_reads_nothing_is_slowed_down_and_its_call_times_out(server: TestServer) {
+    let Some(program) = mcp::program(&server) else { return };
+    let command = program["command"].as_str().unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    server
+        .is_configured_with(&format!(
+            "[mcp_servers.eager]\ncommand = {command:?}\nargs = [\"-c\", {ASKS_WITHOUT_END:?}]\nenv = {{ PATH = {path:?} }}\n\
+             timeout_s = 4\n\
+             [agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"eager/*\"]\n"
+        ))
+        .await;
+    server.moves_into_a_process().await;
+    let before = server.peak_memory().await;
+    for said in results(&server, &["eager__ask", "eager__ask"]).await {
+        assert!(said.contains("there was no answer within 4 s"), "{said}");
+        server.client().get("/ok?check_db=1").await.ok();
+    }
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 48, "it grew by {grown} MiB");
 }
 
 async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {
