@@ -78,13 +78,14 @@ impl ClientHandler for Client {
 #[derive(Clone)]
 struct Abandoned(CancellationToken);
 
-/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more.
+/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more; `None` if the
+/// message is not a request.
 pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationToken> {
     let ClientJsonRpcMessage::Request(request) = message else {
         return None;
     };
     let abandoned = request.request.extensions().get::<Abandoned>();
-    abandoned.map(|abandoned| abandoned.0.clone())
+    Some(abandoned.map_or_else(CancellationToken::new, |abandoned| abandoned.0.clone()))
 }
 
 impl Connection {

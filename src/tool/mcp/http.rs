@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
+use super::inbox::Inbox;
 use super::message::{self, Incoming};
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
@@ -26,7 +27,7 @@ const MAX_ERROR_CHARS: usize = 2_000;
 /// The maximum number of messages that were read and not handled.
 const MAX_UNHANDLED: usize = 64;
 /// The maximum number of replies to requests of the server that are under way; further ones are not sent.
-pub(super) const MAX_REPLIES: usize = 16;
+const MAX_REPLIES: usize = 16;
 /// The timeout of a POST that has no answer in its response.
 pub(super) const POST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -37,6 +38,38 @@ pub(super) struct Address {
     pub(super) url: Url,
     /// The headers of every message. They may contain secrets.
     pub(super) headers: HeaderMap,
+}
+
+impl Address {
+    /// Returns the request that sends a message.
+    pub(super) fn post(&self, text: String) -> RequestBuilder {
+        let post = self.client.post(self.url.clone()).headers(self.headers.clone());
+        post.header(CONTENT_TYPE, "application/json").body(text)
+    }
+}
+
+/// Sends messages that have no answer: notifications, and replies to requests of the server.
+pub(super) struct UnansweredPosts {
+    replies: Semaphore,
+}
+
+impl Default for UnansweredPosts {
+    fn default() -> Self {
+        Self {
+            replies: Semaphore::new(MAX_REPLIES),
+        }
+    }
+}
+
+impl UnansweredPosts {
+    /// Sends a message. A failure has no consequence.
+    pub(super) async fn post(&self, message: &ClientJsonRpcMessage, post: RequestBuilder) {
+        let is_notification = matches!(message, ClientJsonRpcMessage::Notification(_));
+        let permit = self.replies.try_acquire();
+        if is_notification || permit.is_ok() {
+            let _ = post.timeout(POST_TIMEOUT).send().await;
+        }
+    }
 }
 
 /// A server behind streamable HTTP, with a session if it uses sessions.
@@ -51,7 +84,7 @@ struct Server {
     session: Mutex<Option<HeaderValue>>,
     /// The version of the protocol that the server has chosen.
     protocol: OnceLock<HeaderValue>,
-    replies: Semaphore,
+    unanswered: UnansweredPosts,
     received: mpsc::Sender<ServerJsonRpcMessage>,
     signals: Arc<Signals>,
 }
@@ -64,7 +97,7 @@ impl HttpTransport {
             limits,
             session: Mutex::default(),
             protocol: OnceLock::new(),
-            replies: Semaphore::new(MAX_REPLIES),
+            unanswered: UnansweredPosts::default(),
             received: sender,
             signals: Arc::clone(signals),
         };
@@ -85,23 +118,12 @@ impl Transport<RoleClient> for HttpTransport {
         let server = Arc::clone(&self.server);
         async move {
             let text = message::write(&message)?;
-            let abandoned = abandoned(&message).unwrap_or_default();
-            match message {
-                ClientJsonRpcMessage::Request(request) => {
-                    let answered = server.exchange(&request.id, text);
-                    abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()))
-                }
-                ClientJsonRpcMessage::Notification(_) => {
-                    server.post_only(text).await;
-                    Ok(())
-                }
-                ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_) => {
-                    if let Ok(_permit) = server.replies.try_acquire() {
-                        server.post_only(text).await;
-                    }
-                    Ok(())
-                }
-            }
+            let (Some(abandoned), ClientJsonRpcMessage::Request(request)) = (abandoned(&message), &message) else {
+                server.unanswered.post(&message, server.post(text)).await;
+                return Ok(());
+            };
+            let answered = server.exchange(&request.id, text);
+            abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()))
         }
     }
 
@@ -121,26 +143,15 @@ impl Server {
     }
 
     fn post(&self, text: String) -> RequestBuilder {
-        let address = &self.address;
-        let mut post = address
-            .client
-            .post(address.url.clone())
-            .headers(address.headers.clone());
-        post = post
-            .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "application/json, text/event-stream");
+        let mut post = self.address.post(text);
+        post = post.header(ACCEPT, "application/json, text/event-stream");
         if let Some(session) = self.session() {
             post = post.header(SESSION, session);
         }
         if let Some(protocol) = self.protocol.get() {
             post = post.header(PROTOCOL, protocol.clone());
         }
-        post.body(text)
-    }
-
-    /// Sends a message that has no answer. A failure has no consequence.
-    async fn post_only(&self, text: String) {
-        let _ = self.post(text).timeout(POST_TIMEOUT).send().await;
+        post
     }
 
     /// Sends request `id` and receives its answer.
@@ -171,8 +182,8 @@ impl Server {
         let message =
             read_foreign(&body).map_err(|error| ConnectionError::InvalidAnswer(format!("the answer {error}")))?;
         match message::read(message) {
-            Incoming::Answer(of, answer) if of == *id => self.receive(answer).await,
-            Incoming::Answer(..) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => Err(
+            Incoming::Answer(answer) if is_answer(&answer, id) => self.receive(answer).await,
+            Incoming::Answer(_) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => Err(
                 ConnectionError::InvalidAnswer("the answer is not one to the request".to_owned()),
             ),
         }
@@ -181,6 +192,7 @@ impl Server {
     async fn answer_in_stream(&self, id: &RequestId, mut response: PieceReader) -> Result<(), ConnectionError> {
         let max = self.limits.max_message_bytes;
         let mut frames = Frames::up_to(max);
+        let mut inbox = Inbox::new(&self.signals);
         let mut length = 0;
         while let Some(chunk) = response.next().await? {
             length += chunk.len();
@@ -188,14 +200,10 @@ impl Server {
                 return Err(too_long(max));
             }
             for frame in frames.take(&chunk) {
-                let Ok(message) = read_foreign(frame.data.as_bytes()) else {
-                    continue;
-                };
-                match message::read(message) {
-                    Incoming::Answer(of, answer) if of == *id => return self.receive(answer).await,
-                    Incoming::Request(request) => self.receive(request).await?,
-                    Incoming::ToolsChanged => self.signals.tools_changed.notify_one(),
-                    Incoming::Answer(..) | Incoming::Other => {}
+                match inbox.read(frame.data.as_bytes()) {
+                    Some(answer) if is_answer(&answer, id) => return self.receive(answer).await,
+                    Some(request @ ServerJsonRpcMessage::Request(_)) => self.receive(request).await?,
+                    Some(_) | None => {}
                 }
             }
         }
@@ -221,6 +229,15 @@ impl Server {
         let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.address.headers);
         let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
         ConnectionError::InvalidAnswer(format!("it answered with status {}: {excerpt}", status.as_u16()))
+    }
+}
+
+/// Returns whether a message is the answer to request `id`.
+fn is_answer(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
+    match message {
+        ServerJsonRpcMessage::Response(response) => response.id == *id,
+        ServerJsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => false,
     }
 }
 

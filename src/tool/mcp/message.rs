@@ -12,7 +12,7 @@ use super::connection::ConnectionError;
 #[derive(Debug, Clone)]
 pub(super) enum Incoming {
     /// The answer to a request.
-    Answer(RequestId, ServerJsonRpcMessage),
+    Answer(ServerJsonRpcMessage),
     /// A request from the server.
     Request(ServerJsonRpcMessage),
     /// The notification that the list of tools has changed.
@@ -36,11 +36,10 @@ pub(super) fn read(message: Value) -> Incoming {
             Incoming::Request(ServerJsonRpcMessage::request(request(method), id))
         }),
         (None, Some(id)) => request_id(id).map_or(Incoming::Other, |id| {
-            let answer = match result(fields) {
-                Ok(result) => ServerJsonRpcMessage::response(result, id.clone()),
-                Err(error) => ServerJsonRpcMessage::error(error, Some(id.clone())),
-            };
-            Incoming::Answer(id, answer)
+            Incoming::Answer(match result(fields) {
+                Ok(result) => ServerJsonRpcMessage::response(result, id),
+                Err(error) => ServerJsonRpcMessage::error(error, Some(id)),
+            })
         }),
         (_, None) => Incoming::Other,
     }
@@ -111,7 +110,7 @@ mod tests {
     /// Returns what is read from this message, as the JSON that `rmcp` would write.
     fn seen(message: Value) -> Value {
         match read(message) {
-            Incoming::Answer(_, message) | Incoming::Request(message) => serde_json::to_value(message).unwrap(),
+            Incoming::Answer(message) | Incoming::Request(message) => serde_json::to_value(message).unwrap(),
             Incoming::ToolsChanged => json!("tools changed"),
             Incoming::Other => json!("other"),
         }
@@ -146,7 +145,7 @@ mod tests {
     #[test]
     fn the_answer_to_initialize_is_the_one_that_names_a_protocol_version() {
         let version = |result: Value| match read(json!({"id": 0, "result": result})) {
-            Incoming::Answer(_, message) => protocol_version(&message).map(ToString::to_string),
+            Incoming::Answer(message) => protocol_version(&message).map(ToString::to_string),
             other => panic!("{other:?}"),
         };
         assert_eq!(

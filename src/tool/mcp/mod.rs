@@ -22,9 +22,9 @@ use crate::model::pieces::PieceLimits;
 
 mod connection;
 mod http;
+mod inbox;
 mod message;
 mod outcome;
-mod pace;
 mod server;
 mod sse;
 mod stdio;

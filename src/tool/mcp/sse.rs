@@ -4,33 +4,27 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::header::ACCEPT;
 use reqwest::{Response, StatusCode, Url};
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::service::RoleClient;
 use rmcp::transport::Transport;
-use tokio::sync::Semaphore;
 
 use super::McpLimits;
 use super::connection::{ConnectionError, Signals, abandoned};
-use super::http::{Address, MAX_REPLIES, POST_TIMEOUT, too_long};
-use super::message::{self, Incoming};
-use super::pace::Pace;
-use crate::domain::json_limits::read_foreign;
+use super::http::{Address, POST_TIMEOUT, UnansweredPosts, too_long};
+use super::inbox::Inbox;
+use super::message;
 use crate::net::sse::Frames;
 
 /// An open event stream, and the address for messages.
 pub(super) struct SseTransport {
-    messages: Arc<Messages>,
+    /// The address for messages.
+    address: Arc<Address>,
+    unanswered: Arc<UnansweredPosts>,
     stream: Stream,
-    pace: Pace,
+    inbox: Inbox,
     signals: Arc<Signals>,
-}
-
-/// The address for messages.
-struct Messages {
-    address: Address,
-    replies: Semaphore,
 }
 
 impl SseTransport {
@@ -60,14 +54,11 @@ impl SseTransport {
         // The headers may contain secrets, so they are sent to this origin only.
         address.url = address_for_messages(&address.url, &path)
             .ok_or_else(|| ConnectionError::InvalidAnswer("it does not name the address for messages".to_owned()))?;
-        let messages = Messages {
-            address,
-            replies: Semaphore::new(MAX_REPLIES),
-        };
         Ok(Self {
-            messages: Arc::new(messages),
+            address: Arc::new(address),
+            unanswered: Arc::default(),
             stream,
-            pace: Pace::new(),
+            inbox: Inbox::new(signals),
             signals: Arc::clone(signals),
         })
     }
@@ -94,52 +85,33 @@ impl Transport<RoleClient> for SseTransport {
         &mut self,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
-        let messages = Arc::clone(&self.messages);
+        let address = Arc::clone(&self.address);
+        let unanswered = Arc::clone(&self.unanswered);
         async move {
             let text = message::write(&message)?;
-            let abandoned = abandoned(&message).unwrap_or_default();
-            match message {
-                ClientJsonRpcMessage::Request(_) => {
-                    let posted = abandoned.run_until_cancelled(messages.post(text)).await;
-                    posted.unwrap_or(Ok(()))
-                }
-                ClientJsonRpcMessage::Notification(_) => {
-                    // A notification has no answer, and its failure no consequence.
-                    let _ = messages.post(text).await;
-                    Ok(())
-                }
-                ClientJsonRpcMessage::Response(_) | ClientJsonRpcMessage::Error(_) => {
-                    if let Ok(_permit) = messages.replies.try_acquire() {
-                        let _ = messages.post(text).await;
-                    }
-                    Ok(())
-                }
+            let Some(abandoned) = abandoned(&message) else {
+                unanswered.post(&message, address.post(text)).await;
+                return Ok(());
+            };
+            let posted = address.post(text).timeout(POST_TIMEOUT).send();
+            match abandoned.run_until_cancelled(posted).await {
+                None => Ok(()),
+                // The text of the error may contain the URL, which may contain a secret.
+                Some(Err(_)) => Err(ConnectionError::Closed),
+                Some(Ok(response)) => check_status(&response, |status| status.is_success()),
             }
         }
     }
 
     async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
         loop {
-            self.pace.wait().await;
+            self.inbox.ready().await;
             let Ok(event) = self.stream.next(|| self.signals.data_arrived()).await else {
                 self.signals.closed.cancel();
                 return None;
             };
-            let Ok(message) = read_foreign(event.as_bytes()) else {
-                self.pace.count();
-                continue;
-            };
-            match message::read(message) {
-                Incoming::Answer(_, answer) => return Some(answer),
-                Incoming::Request(request) => {
-                    self.pace.count();
-                    return Some(request);
-                }
-                Incoming::ToolsChanged => {
-                    self.pace.count();
-                    self.signals.tools_changed.notify_one();
-                }
-                Incoming::Other => self.pace.count(),
+            if let Some(message) = self.inbox.read(event.as_bytes()) {
+                return Some(message);
             }
         }
     }
@@ -147,26 +119,6 @@ impl Transport<RoleClient> for SseTransport {
     async fn close(&mut self) -> Result<(), ConnectionError> {
         self.signals.closed.cancel();
         Ok(())
-    }
-}
-
-impl Messages {
-    /// Posts a message. Its answer comes over the stream.
-    async fn post(&self, text: String) -> Result<(), ConnectionError> {
-        let address = &self.address;
-        let post = address
-            .client
-            .post(address.url.clone())
-            .headers(address.headers.clone());
-        let sent = post
-            .header(CONTENT_TYPE, "application/json")
-            .body(text)
-            .timeout(POST_TIMEOUT)
-            .send()
-            .await;
-        // The text of the error may contain the URL, which may contain a secret.
-        let response = sent.map_err(|_| ConnectionError::Closed)?;
-        check_status(&response, |status| status.is_success())
     }
 }
 

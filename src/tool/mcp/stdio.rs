@@ -19,10 +19,9 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 
 use super::connection::{ConnectionError, Signals, abandoned};
-use super::message::{self, Incoming};
-use super::pace::Pace;
+use super::inbox::Inbox;
+use super::message;
 use super::{McpLimits, SpawnServer};
-use crate::domain::json_limits::read_foreign;
 
 /// The maximum number of messages that the program has not read yet.
 const MAX_UNREAD: usize = 64;
@@ -47,7 +46,7 @@ pub(super) struct StdioTransport {
     /// The lines for its standard input.
     unread: mpsc::Sender<String>,
     stdout: Lines<ChildStdout>,
-    pace: Pace,
+    inbox: Inbox,
     signals: Arc<Signals>,
     /// `None` once the program was killed.
     child: Option<Child>,
@@ -85,7 +84,7 @@ impl StdioTransport {
         Ok(Self {
             unread,
             stdout: Lines::new(stdout, limits.max_message_bytes),
-            pace: Pace::new(),
+            inbox: Inbox::new(signals),
             signals: Arc::clone(signals),
             child: Some(child),
         })
@@ -133,22 +132,13 @@ impl Transport<RoleClient> for StdioTransport {
 
     async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
         loop {
-            self.pace.wait().await;
+            self.inbox.ready().await;
             let Some(line) = self.stdout.next(|| self.signals.data_arrived()).await else {
                 self.kill();
                 return None;
             };
-            match message::read(read_foreign(&line).unwrap_or_default()) {
-                Incoming::Answer(_, answer) => return Some(answer),
-                Incoming::Request(request) => {
-                    self.pace.count();
-                    return Some(request);
-                }
-                Incoming::ToolsChanged => {
-                    self.pace.count();
-                    self.signals.tools_changed.notify_one();
-                }
-                Incoming::Other => self.pace.count(),
+            if let Some(message) = self.inbox.read(&line) {
+                return Some(message);
             }
         }
     }
