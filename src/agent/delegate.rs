@@ -332,7 +332,7 @@ impl Loop<'_> {
                 let agent = match &child.order.response_format {
                     Some(format) => known.in_form(levels > 0, format),
                     None if levels > 0 => Arc::clone(&known.agent),
-                    None => known.alone(),
+                    None => known.without_delegations(),
                 };
                 let mut limits = referenced.limits.unwrap_or_else(|| agent.limits.clone());
                 limits.depth = limits.depth.into_iter().chain([levels]).min();
@@ -389,7 +389,7 @@ impl Loop<'_> {
             visibility: lineage.visibility,
             stop,
             budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
-            voice: ProgressSink::default(),
+            progress: ProgressSink::default(),
             answer: None,
             question: None,
             answers: Arc::default(),

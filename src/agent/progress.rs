@@ -47,8 +47,8 @@ impl Loop<'_> {
     /// Adds the progress events that have arrived to the pending writes.
     pub(super) fn record_pending_progress(&self, pending: &mut PendingWrites) {
         self.scope
-            .voice
-            .unheard()
+            .progress
+            .drain()
             .into_iter()
             .for_each(|event| self.record(pending, event));
     }

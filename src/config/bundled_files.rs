@@ -10,10 +10,10 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, is_relative, seen};
+use crate::definition::enclosed::{LARGEST, LARGEST_FILE, MOST, agent_path, is_relative};
 use crate::definition::mcp::ToolNames;
 use crate::definition::skill::{self, Skill};
-use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Named, source_problem};
+use crate::definition::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, NamedSource, source_problem};
 use crate::domain::state::{Encoding, File};
 
 /// The maximum depth of the folders in a skill.
@@ -27,7 +27,11 @@ pub(super) fn bundle_files(agent: &mut AgentDefinition, folder: &Path) -> Vec<Di
         files: BundledFiles::default(),
         findings: vec![],
     };
-    for Named { field, path, tools } in agent.named().into_iter().filter(|named| is_on_disk(&named.path)) {
+    for NamedSource { field, path, tools } in agent
+        .named_sources()
+        .into_iter()
+        .filter(|named| is_on_disk(&named.path))
+    {
         match tools {
             Some(tools) => enclosing.skills(&field, &path, &tools),
             None => enclosing.memory(&field, &path),
@@ -127,7 +131,7 @@ impl Bundler {
             let path = format!("{folder}/{name}");
             if is_folder {
                 self.folder(field, &path, depth - 1);
-            } else if !self.files.contains(&seen(&path))
+            } else if !self.files.contains(&agent_path(&path))
                 && let Some(file) = self.file(field, &path)
             {
                 self.keep(field, &path, file);
@@ -153,7 +157,7 @@ impl Bundler {
     }
 
     fn keep(&mut self, field: &FieldPath, path: &str, file: File) {
-        if self.files.contains(&seen(path)) {
+        if self.files.contains(&agent_path(path)) {
             return;
         }
         let before = (self.files.len() <= MOST, self.files.bytes() <= LARGEST);

@@ -55,7 +55,7 @@ impl Approval {
     fn allowed(&self, call: &ToolCall) -> &[DecisionKind] {
         match self.rule(&call.name) {
             Some(rule) => rule.allowed(),
-            None if self.files.asks_about(call) => &DecisionKind::ALL,
+            None if self.files.needs_approval_of(call) => &DecisionKind::ALL,
             None => &[],
         }
     }

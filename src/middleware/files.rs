@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
-use crate::definition::FileRules;
 use crate::definition::builtins;
+use crate::definition::{AgentSpec, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
@@ -32,6 +32,8 @@ const FOLDER: &str = "/large_tool_results";
 pub struct FileTools {
     workspace: Arc<dyn FileWorkspace>,
     rules: FileRules,
+    /// The maximum length of a result that stays in the conversation, in characters.
+    max_result_chars: usize,
 }
 
 impl FileTools {
@@ -66,7 +68,7 @@ impl Middleware for FileTools {
     }
 
     fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
-        shorten(answer, scope.now())
+        shorten(answer, self.max_result_chars, scope.now())
     }
 }
 

@@ -47,7 +47,7 @@ impl Memory {
     /// Creates the middleware for the files at the paths `named`, among the thread's files and those of the
     /// definition.
     pub fn new(named: &[String], enclosed: Arc<BundledFiles>, can_write: bool) -> Self {
-        let paths: Vec<String> = named.iter().map(|path| seen(path)).collect();
+        let paths: Vec<String> = named.iter().map(|path| agent_path(path)).collect();
         let origin = enclosed.fingerprint(paths.iter().map(String::as_str));
         Self {
             paths,

@@ -118,7 +118,10 @@ pub trait Middleware: Send + Sync {
 
 /// Returns the built-in middleware that definitions may list with settings.
 pub fn listed() -> Vec<Arc<dyn Middleware>> {
-    vec![Arc::new(context_editing::ContextEditing::default())]
+    vec![
+        Arc::new(context_editing::ContextEditing::default()),
+        Arc::new(todos::Todos::new()),
+    ]
 }
 
 /// Parses the settings of a middleware.
@@ -264,7 +267,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
-    use crate::definition::{FileRules, builtins};
+    use crate::definition::{AgentDefinition, builtins};
     use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
     use crate::tool::files::StateFiles;
@@ -276,7 +279,10 @@ mod tests {
             Arc::new(todos::Todos::new()),
             Arc::new(store::StoreAccess::new(template, false)),
             Arc::new(background::BackgroundWork::new(vec![])),
-            Arc::new(files::FileTools::new(Arc::new(StateFiles), FileRules::default())),
+            Arc::new(files::FileTools::new(
+                Arc::new(StateFiles),
+                &AgentDefinition::default().spec("a"),
+            )),
         ];
         for policy in policies {
             let tools = policy.contribution().tools;

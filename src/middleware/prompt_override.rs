@@ -39,7 +39,7 @@ impl Middleware for PromptOverride {
             .get(DELEGATED_PROMPT)
             .and_then(|prompt| prompt.as_str());
         if let Some(ordered) = ordered {
-            request.system.begin_instead(&self.standard, ordered);
+            request.system.replace_prefix(&self.standard, ordered);
         }
         next.ask(request).await
     }

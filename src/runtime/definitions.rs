@@ -13,7 +13,7 @@ use crate::db::{self, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
     AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
-    StoredDiagnostic, VERSIONS_KEPT, Validated, judge,
+    StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
 };
 use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
@@ -66,7 +66,7 @@ impl Registry {
     /// Takes over what files and clients define.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.workshop.known(
+            let made = self.workshop.register(
                 &agent.graph_id,
                 &agent.definition,
                 &Provenance::File(agent.place.clone()),
@@ -244,7 +244,7 @@ impl Definitions {
         may_be_changed(&sources, graph_id)?;
         let known = registry
             .workshop
-            .known(graph_id, &definition, &Provenance::Client)
+            .register(graph_id, &definition, &Provenance::Client)
             .map_err(|error| {
                 let finding = Diagnostic::error(FieldPath::default(), error.to_string());
                 DefinitionError::Unusable(vec![finding.into()])
@@ -419,7 +419,7 @@ impl Definitions {
         let provenance = Provenance::File(agent.place.clone());
         let made = registry
             .workshop
-            .known(&agent.graph_id, &agent.definition, &provenance)
+            .register(&agent.graph_id, &agent.definition, &provenance)
             .err();
         let unmade = made.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));
         let mistakes = found

@@ -307,7 +307,7 @@ impl Dispatcher {
         } = opening;
         let journal = LaneJournal::main(Arc::clone(run_context), segment, (stop.clone(), Some(budget.clone())));
         let agent = if run.levels() == Some(0) {
-            known.alone()
+            known.without_delegations()
         } else {
             Arc::clone(&known.agent)
         };

@@ -272,7 +272,7 @@ impl Registry {
         };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
-        let gone = definition.strangers(&agents);
+        let gone = definition.unknown_agents(&agents);
         let gone = gone.into_iter().map(|finding| Diagnostic {
             severity: Severity::Warning,
             ..finding
@@ -316,7 +316,7 @@ impl Registry {
         }
         let known = self
             .workshop
-            .known(&version.graph_id, &version.definition, &version.provenance);
+            .register(&version.graph_id, &version.definition, &version.provenance);
         known
             .map(Some)
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
@@ -357,7 +357,7 @@ impl Registry {
             return Ok(None);
         };
         let provenance = db::definitions::origin(tx, graph_id, digest).await?;
-        match self.workshop.known(graph_id, &definition, &provenance) {
+        match self.workshop.register(graph_id, &definition, &provenance) {
             Ok(known) => {
                 // It may be stored in the words of an earlier release; it is asked for by its stored name.
                 let known = Arc::new(known.stored_as(digest));

@@ -145,7 +145,7 @@ impl Stage {
             slots: crate::tool::CallSlots::default(),
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),
-            voice: crate::tool::ProgressSink::default(),
+            progress: crate::tool::ProgressSink::default(),
             form: None,
             answer: None,
             question: None,

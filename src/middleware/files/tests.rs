@@ -4,11 +4,14 @@ use futures::FutureExt;
 use serde_json::{Map, json};
 
 use super::*;
+use crate::definition::AgentDefinition;
 use crate::domain::message::{Role, ToolStatus};
 use crate::tool::Scope;
 use crate::tool::files::StateFiles;
 
 const NOW: Timestamp = Timestamp(7);
+/// The maximum length of a result by default.
+const LONGEST_RESULT: usize = 80_000;
 
 fn write(id: &str, name: &str, path: &str) -> ToolCall {
     ToolCall::new(id, name, Map::from_iter([("file_path".to_owned(), json!(path))]))
@@ -39,7 +42,7 @@ async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
         scope: &scope,
         state,
     };
-    let policy = FileTools::new(Arc::new(StateFiles), FileRules::default());
+    let policy = FileTools::new(Arc::new(StateFiles), &AgentDefinition::default().spec("a"));
     match policy.wrap_tool_call(call.clone(), next).await {
         Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
         other => panic!("{other:?}"),
@@ -117,7 +120,7 @@ fn blocks_that_are_not_text_stay() {
     let text = json!({"type": "text", "text": "x".repeat(MAX_RESULT_CHARS + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
-    let shortened = shorten(ToolOutput::message(message), NOW);
+    let shortened = shorten(ToolOutput::message(message), LONGEST_RESULT, NOW);
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };

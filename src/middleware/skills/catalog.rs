@@ -29,7 +29,7 @@ pub(super) struct Source {
 impl Catalog {
     pub(super) fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>) -> Self {
         let source = |source: &SkillSource| Source {
-            folder: source.seen(),
+            folder: source.agent_path(),
             label: source.label(),
         };
         let sources: Vec<Source> = sources.iter().map(source).collect();

@@ -38,7 +38,7 @@ impl Dispatcher {
             stop,
             budget,
             slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),
-            voice: ProgressSink::default(),
+            progress: ProgressSink::default(),
             form: None,
             answer: None,
             question: None,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::script::Script;
-use crate::support::{Human, TestServer, call, on_both_engines, script};
+use crate::support::{Human, TestServer, call, on_both_engines, script, task, transcript};
 
 fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
@@ -43,6 +43,7 @@ on_both_engines! {
     a_second_change_to_a_file_in_one_answer_is_refused,
     a_result_too_long_for_a_conversation_becomes_a_file,
     the_report_of_a_subagent_can_be_too_long_as_well,
+    an_agent_and_its_subagents_may_keep_longer_or_shorter_results,
 }
 
 async fn files_are_written_read_changed_found_and_deleted(server: TestServer) {
@@ -179,6 +180,47 @@ async fn a_result_too_long_for_a_conversation_becomes_a_file(server: TestServer)
     assert!(said[2].contains("/large_tool_results/b_1"), "{}", said[2]);
     let files = files(&alice).await;
     assert_eq!(files["/large_tool_results/b_1"].as_str().map(str::len), Some(100_000));
+}
+
+async fn an_agent_and_its_subagents_may_keep_longer_or_shorter_results(server: TestServer) {
+    let subagent = |name: &str, more: &str| {
+        format!("[[agents.brief.subagents]]\nname = \"{name}\"\ndescription = \"Looks things up for you.\"\n{more}\n")
+    };
+    let agent = "[agents.brief]\nmodel = \"scripted:x\"\ntools = [\"big\"]\ntool_token_limit_before_evict = 100\n";
+    let patient = subagent("patient", "tool_token_limit_before_evict = 30000");
+    server
+        .is_configured_with(&format!("{agent}{}{patient}", subagent("short", "")))
+        .await;
+    let alice = server.human("brief").await;
+    let work = |id: &str, chars: u32| {
+        script()
+            .calls(call(id, "big", json!({"chars": chars})))
+            .turn(json!({"echo_last_tool": true}))
+    };
+    let said = transcript(
+        &alice
+            .says(
+                script()
+                    .calls(call("b1", "big", json!({"chars": 400})))
+                    .calls(call("b2", "big", json!({"chars": 401})))
+                    .calls(task("t1", "short", work("b3", 401)))
+                    .calls(task("t2", "patient", work("b4", 100_000)))
+                    .says("done"),
+            )
+            .await,
+    );
+    assert!(!said[2].contains("/large_tool_results"), "{}", said[2]);
+    let files = files(&alice).await;
+    let lengths: Vec<(&str, Option<usize>)> = ["b1", "b2", "b3", "b4"]
+        .map(|id| {
+            let file = &files[format!("/large_tool_results/{id}")];
+            (id, file.as_str().map(str::len))
+        })
+        .to_vec();
+    assert_eq!(
+        lengths,
+        [("b1", None), ("b2", Some(401)), ("b3", Some(401)), ("b4", None)]
+    );
 }
 
 async fn the_report_of_a_subagent_can_be_too_long_as_well(server: TestServer) {

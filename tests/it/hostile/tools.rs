@@ -57,6 +57,29 @@ on_both_engines! {
     processes_of_an_mcp_server_end_with_it,
 }
 
+/// An MCP server that answers until its tool is called: then it sends requests without end and reads no replies.
+const ASKS_WITHOUT_END: &str = r#"
+import json, sys
+
+def put(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "initialize":
+        own = {"name": "asks", "version": "1"}
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": own}
+        put({"id": request["id"], "result": result})
+    elif request["method"] == "tools/list":
+        put({"id": request["id"], "result": {"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]}})
+    elif request["method"] == "tools/call":
+        asked = 0
+        while True:
+            asked += 1
+            put({"id": "ask %d" % asked, "method": "ping", "params": {"text": "x" * 10000}})
+"#;
+
 async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
     let tools = ["zeros", "endless"];
     let _wild = wild(&server, &tools).await;

@@ -61,7 +61,7 @@ fn says(text: impl Into<String>) -> Update {
 }
 
 async fn echo(scope: Scope, state: State) -> Result<Update, Halt> {
-    scope.voice.tell(json!({"from": scope.agent})).await;
+    scope.progress.send(json!({"from": scope.agent})).await;
     let path = scope.path.join("/");
     Ok(says(format!("{path} heard: {}", order(&state))))
 }

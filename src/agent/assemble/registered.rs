@@ -1,4 +1,4 @@
-//! The agents that there are, each with what the server knows about it besides.
+//! The registered agents.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -24,28 +24,28 @@ impl FromIterator<Arc<RegisteredAgent>> for Agents {
 /// Builds an agent, which may delegate or not, with another form of its result if one is given.
 type Build = dyn Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync;
 
-/// An agent, and what the server knows about it besides.
+/// An agent with the settings of its definition that concern the server.
 #[derive(Clone)]
 pub struct RegisteredAgent {
     /// The key of its definition.
     pub graph_id: String,
-    /// The content of its definition.
+    /// The digest of its definition.
     pub digest: Digest,
-    /// The assistant that it has by itself.
+    /// Its default assistant.
     pub assistant: AssistantId,
-    /// What an ordinary message does to a question that waits.
+    /// The effect of an ordinary message on a pending interrupt.
     pub on_pending_interrupt: OnPendingInterrupt,
-    /// Whom the entries of a run's context reach.
+    /// The agents that see the entries of a run's context.
     pub context_scoping: ContextScoping,
     /// The agent.
     pub agent: Arc<Agent>,
-    /// Its subagents that are agents of other servers.
+    /// The subagents that are agents of other servers.
     remote: Arc<[SubagentDefinition]>,
     /// Whether the owner of this server defined it, and not a client.
     is_owners: bool,
     build: Arc<Build>,
-    /// The same agent as it is where it may not delegate; built when first needed.
-    alone: Arc<OnceLock<Arc<Agent>>>,
+    /// The variant of the agent that may not delegate; built when first needed.
+    without_delegations: Arc<OnceLock<Arc<Agent>>>,
 }
 
 impl RegisteredAgent {
@@ -53,7 +53,8 @@ impl RegisteredAgent {
     /// delegate or not and as the form of its result is.
     pub(super) fn new(
         graph_id: &str,
-        (definition, is_owners): (&AgentDefinition, bool),
+        definition: &AgentDefinition,
+        is_owners: bool,
         agent: Arc<Agent>,
         build: impl Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync + 'static,
     ) -> Self {
@@ -72,11 +73,11 @@ impl RegisteredAgent {
                 .collect(),
             is_owners,
             build: Arc::new(build),
-            alone: Arc::default(),
+            without_delegations: Arc::default(),
         }
     }
 
-    /// The same by the name under which its definition is stored.
+    /// Returns the agent with the digest under which its definition is stored.
     #[must_use]
     pub fn stored_as(&self, digest: &Digest) -> Self {
         Self {
@@ -85,7 +86,7 @@ impl RegisteredAgent {
         }
     }
 
-    /// The subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
+    /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
         let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
         self.remote
@@ -94,29 +95,29 @@ impl RegisteredAgent {
             .map(|subagent| (subagent, self.is_owners))
     }
 
-    /// The agent as it is where it may not delegate.
-    pub fn alone(&self) -> Arc<Agent> {
-        Arc::clone(self.alone.get_or_init(|| (self.build)(false, None)))
+    /// Returns the variant of the agent that may not delegate.
+    pub fn without_delegations(&self) -> Arc<Agent> {
+        Arc::clone(self.without_delegations.get_or_init(|| (self.build)(false, None)))
     }
 
-    /// The agent for one delegation whose result has this form.
+    /// Returns the variant for one delegation whose result has this form.
     pub fn in_form(&self, delegates: bool, format: &Value) -> Arc<Agent> {
         (self.build)(delegates, Some(format))
     }
 }
 
 impl Agents {
-    /// The agent of this definition.
+    /// Returns the agent of this definition.
     pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<RegisteredAgent>> {
         self.0.get(graph_id)
     }
 
-    /// The agent that worked on a thread last, as it is defined now.
+    /// Returns the agent that worked on a thread last, as it is defined now.
     pub fn last_on(&self, thread: &Thread) -> Option<&Arc<RegisteredAgent>> {
         self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
     }
 
-    /// The agent that a run was admitted for, as it is defined now.
+    /// Returns the agent for which a run was admitted, as it is defined now.
     pub fn of_run(&self, run: &Run) -> Option<&Arc<RegisteredAgent>> {
         match &run.request.agent {
             Some(agent) => self.0.get(&agent.graph_id),
@@ -124,7 +125,7 @@ impl Agents {
         }
     }
 
-    /// All of them, by `graph_id`.
+    /// Returns all agents, by `graph_id`.
     pub fn all(&self) -> impl Iterator<Item = &Arc<RegisteredAgent>> {
         self.0.values()
     }
