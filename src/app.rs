@@ -35,7 +35,8 @@ use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
-    AgentSources, IndexParts, Retention, RunBounds, Runs, RuntimeParts, Store, StoreSettings, WebhookSettings, Webhooks,
+    AgentSources, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, Store, StoreSettings,
+    WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;
 use crate::tool::mcp::{self, McpEnvironment, McpLimits, McpServers};
@@ -55,7 +56,7 @@ pub struct App {
     config: Config,
     db: Db,
     events: Events,
-    runs: Runs,
+    runtime: RuntimeHandles,
     store: Store,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
@@ -92,7 +93,7 @@ impl App {
             .context("could not open the vector index of the Store")?;
         let sweeping = store.clone().keep_swept(shutdown.soft().clone());
         shutdown.spawn_essential("store sweeper", sweeping.map(Ok::<(), Infallible>));
-        let around = config::surroundings(&config);
+        let around = config::validation_context(&config);
         let tool_names = around.tools.iter().cloned().chain(policy_tools().map(str::to_owned));
         let metrics = Metrics::new(clock.now(), tool_names);
         let client = remote::client().context("could not create the HTTP client for tools")?;
@@ -118,7 +119,7 @@ impl App {
             around,
             files,
         };
-        let runs = Runs::open(RuntimeParts {
+        let runtime = RuntimeHandles::open(RuntimeParts {
             db: db.clone(),
             events: events.clone(),
             ground,
@@ -144,14 +145,14 @@ impl App {
         if let Some(pause) = config.runtime.reload() {
             let watch = Watch::new(&config.files);
             let soft = shutdown.soft().clone();
-            let following = definitions::reload_on_change(watch, runs.clone(), pause, soft);
+            let following = definitions::reload_on_change(watch, runtime.definitions.clone(), pause, soft);
             shutdown.spawn_essential("definition files", following);
         }
         Ok(Self {
             config,
             db,
             events,
-            runs,
+            runtime,
             store,
             metrics,
             clock,
@@ -175,7 +176,13 @@ impl App {
         let api = Api {
             db: self.db.clone(),
             events: self.events.clone(),
-            runs: self.runs.clone(),
+            runs: self.runtime.runs.clone(),
+            crons: self.runtime.crons.clone(),
+            deliveries: self.runtime.deliveries.clone(),
+            threads: self.runtime.threads.clone(),
+            interrupts: self.runtime.interrupts.clone(),
+            assistants: self.runtime.assistants.clone(),
+            definitions: self.runtime.definitions.clone(),
             store: self.store.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
@@ -200,8 +207,8 @@ impl App {
             hard.run_until_cancelled(serving.boxed()).await;
             self.shutdown.begin();
             // Runs store their last step before the database is closed.
-            hard.run_until_cancelled(self.runs.rest()).await;
-            self.runs.close().await;
+            hard.run_until_cancelled(self.runtime.runs.rest()).await;
+            self.runtime.runs.close().await;
             self.db.close().await;
         };
         // Both at once: the deadline starts with the first signal.
@@ -315,7 +322,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
     };
     let shutdown = shutdown.clone();
     let spawn = Arc::new(move |name, task| drop(shutdown.spawn(name, task)));
-    let looks = PollPolicy {
+    let polling = PollPolicy {
         first: section.first_look(),
         longest: section.longest_look(),
         patience: section.background_patience(),
@@ -333,7 +340,7 @@ fn peers(config: &Config, shutdown: &Shutdown) -> anyhow::Result<Peers> {
             rules,
             headers,
             patience,
-            looks,
+            polling,
             answers,
         },
         spawn,

@@ -103,14 +103,16 @@
 //! reads the settings where a definition lists it); its `mod` line and its entry in `listed()` in `middleware/mod.rs`; the
 //! table in `docs/agents.md`; a test. `middleware/context_editing.rs` is one.
 //!
-//! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()`, and a row in
-//! `definition/builtins.rs` that reserves the tool's name.
+//! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()` and reads the settings in its
+//! `configured`, as above, and a row in `definition/builtins.rs`, which reserves the tool's name and lets approvals and
+//! other rules name it; the table in `docs/agents.md`; a test. The `system_prompt` of `middleware/todos.rs` is such a setting.
 //!
 //! **a setting of tools**: its field in `definition/tool.rs`, its use in `tool/remote.rs` (or the kind of tool that has it), the table
 //! in `docs/tools.md`, a test. `max_retries` is one.
 //!
-//! **a field of agents and subagents**: `definition/agent.rs` (the two written forms and `AgentSpec`), its use in
-//! [`agent::assemble`], `docs/agents.md` and `docs/subagents.md`, a test.
+//! **a field of agents and subagents**: its entry in the lists at the end of `agents!` in `definition/agent.rs`, its use in
+//! [`agent::assemble`] or in a middleware that is made from the `AgentSpec`, `docs/agents.md` and `docs/subagents.md`, a test.
+//! `tool_token_limit_before_evict` is one.
 //!
 //! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, a test; `openrouter` is one. A new
 //! protocol needs its arms in `model/providers/` besides.

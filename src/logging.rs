@@ -31,7 +31,11 @@ static PROCESS: OnceLock<Buffer> = OnceLock::new();
 /// # Errors
 /// Returns an error if the filter is invalid, if a log was started before, or if no thread can be started.
 pub fn start(log: &Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.filter)?;
+    let mut filter = EnvFilter::try_new(&log.filter)?;
+    if !log.filter.contains("rmcp") {
+        // Its lines repeat those of the MCP servers, and some come with each message.
+        filter = filter.add_directive("rmcp=error".parse()?);
+    }
     let buffer = PROCESS.get_or_init(Buffer::default);
     std::thread::Builder::new()
         .name("log".to_owned())
@@ -93,7 +97,7 @@ struct Buffer {
 #[derive(Default)]
 struct State {
     waiting: Vec<u8>,
-    /// Whether the thread is writing the lines that it took last.
+    /// True if the thread is writing the lines that it took last.
     is_writing: bool,
 }
 

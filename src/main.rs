@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     };
     let prepared = Adjutant::builder().settings(settings).load();
     if only_check {
-        let (text, is_usable) = config::verdict(prepared.as_ref().map(Prepared::loaded));
+        let (text, is_usable) = config::report(prepared.as_ref().map(Prepared::loaded));
         // The exit code tells the result even if standard output is closed.
         let _ = std::io::stdout().write_all(text.as_bytes());
         return if is_usable {

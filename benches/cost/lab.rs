@@ -22,8 +22,8 @@ use adjutant::model::providers::{ApiKeySource, ProviderConfig, Providers};
 use adjutant::net::ssrf::AddressRules;
 use adjutant::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use adjutant::runtime::{
-    AgentSources, AssistantRef, FileAgent, FileAgents, NewRun, Retention, RunBounds, Runs, RuntimeParts, Store,
-    StoreSettings, Target, WebhookSettings, Webhooks,
+    AgentSources, AssistantRef, FileAgent, FileAgents, NewRun, Retention, RunBounds, RuntimeHandles, RuntimeParts,
+    Store, StoreSettings, Target, WebhookSettings, Webhooks,
 };
 use adjutant::shutdown::Shutdown;
 use adjutant::tool::{Tool, demo};
@@ -37,7 +37,7 @@ pub(crate) const AGENT: &str = "bench";
 pub(crate) struct Lab {
     pub(crate) db: Db,
     pub(crate) events: Events,
-    pub(crate) runs: Runs,
+    pub(crate) runtime: RuntimeHandles,
     /// The database file, with SQLite.
     pub(crate) file: Option<PathBuf>,
     shutdown: Shutdown,
@@ -71,7 +71,7 @@ fn peers() -> Peers {
     let reach = PeerPolicy {
         rules: AddressRules::default(),
         patience: Duration::from_secs(1),
-        looks: PollPolicy::default(),
+        polling: PollPolicy::default(),
         answers: PeerAnswerLimits {
             max_bytes: 16 << 20,
             max_stream_bytes: 512 << 20,
@@ -142,11 +142,11 @@ impl Lab {
             max_calls: 512,
             max_calls_per_run: 64,
         };
-        let runs = Runs::open(parts).await.expect("the lease");
+        let runtime = RuntimeHandles::open(parts).await.expect("the lease");
         Self {
             db,
             events,
-            runs,
+            runtime,
             file,
             shutdown,
             _directory: directory,
@@ -155,7 +155,7 @@ impl Lab {
 
     pub(crate) async fn close(self) {
         self.shutdown.begin();
-        self.runs.close().await;
+        self.runtime.runs.close().await;
         self.db.close().await;
         self.shutdown.finished().await.expect("all tasks end well");
     }
@@ -174,7 +174,7 @@ impl Lab {
             metadata: Map::new(),
             after,
         };
-        self.runs.start(request).await.expect("the run is admitted")
+        self.runtime.runs.start(request).await.expect("the run is admitted")
     }
 
     /// Runs `script` on `thread` and waits for its end, as `runs/wait` does.

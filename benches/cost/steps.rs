@@ -9,11 +9,12 @@ use crate::meter::{Cost, line};
 /// Runs the benchmark. Each run creates a thread of its own.
 pub(crate) async fn measure(lab: &Lab) {
     for clients in [1, 16] {
-        let one = measure_script(lab, "one model step", (clients, 300), &one_step()).await;
+        let one = measure_script(lab, "one model step", clients, 300, &one_step()).await;
         let ten = measure_script(
             lab,
             "ten model and tool steps, one answer",
-            (clients, 100),
+            clients,
+            100,
             &tool_steps(10),
         )
         .await;
@@ -24,8 +25,8 @@ pub(crate) async fn measure(lab: &Lab) {
                 ((ten.cpu() - one.cpu()) / 10.0, "ms CPU"),
             ],
         );
-        let child = measure_script(lab, "one delegation with one call", (clients, 100), &delegations(1)).await;
-        let four = measure_script(lab, "four of them side by side", (clients, 50), &delegations(4)).await;
+        let child = measure_script(lab, "one delegation with one call", clients, 100, &delegations(1)).await;
+        let four = measure_script(lab, "four of them side by side", clients, 50, &delegations(4)).await;
         let more = |of: fn(&Cost) -> f64| (of(&four) - of(&child)) / 3.0;
         line(
             "  so one more delegation",
@@ -34,7 +35,7 @@ pub(crate) async fn measure(lab: &Lab) {
     }
 }
 
-async fn measure_script(lab: &Lab, name: &str, (clients, times): (usize, usize), script: &Value) -> Cost {
+async fn measure_script(lab: &Lab, name: &str, clients: usize, times: usize, script: &Value) -> Cost {
     let run = || lab.run(ThreadId::mint(), script);
     Cost::of(times / 5, clients, run).await;
     let cost = Cost::of(times, clients, run).await;

@@ -1,4 +1,4 @@
-//! The stream of an answer: its pieces are passed on as they come, and what was said is remembered if it breaks off.
+//! The stream of an answer: publishes its pieces as they arrive, and keeps the text of an answer that ends early.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use crate::domain::event::{AnswerHead, Chunk, Delta, Fact};
 use crate::domain::json_limits::without_nul;
 use crate::domain::message::{Content, InvalidToolCall, Message, Role};
 
-/// The stream of one answer: of a model one message, of a remote agent one after the other.
+/// The stream of one answer. A model sends one message; a remote agent may send several, one after the other.
 pub(super) struct AnswerStream<'a> {
-    /// Of the message under way.
+    /// The head of the current message.
     head: Arc<AnswerHead>,
-    /// The id with which the stream began.
+    /// The head of the first message.
     first: Arc<AnswerHead>,
     ordinals: std::ops::RangeFrom<u32>,
     journal: &'a dyn Journal,
-    /// Whether a message was begun and not ended.
+    /// True if the current message has begun and not ended.
     is_open: bool,
-    /// Its text so far.
+    /// The text of the current message so far.
     text: String,
-    /// What was thought before it.
+    /// The reasoning of the current message so far.
     reasoning: String,
-    /// Its calls so far, by their index.
+    /// The calls of the current message so far, by their index.
     calls: Vec<(usize, InvalidToolCall)>,
     ids: CallIdAllocator,
 }
 
 impl<'a> AnswerStream<'a> {
-    /// Nothing has come yet of the answer of this `head`.
+    /// Creates a stream that has received nothing yet.
     pub(super) fn new(head: AnswerHead, journal: &'a dyn Journal) -> Self {
         let head = Arc::new(head);
         Self {
@@ -46,19 +46,19 @@ impl<'a> AnswerStream<'a> {
         }
     }
 
-    /// The id of the message under way.
+    /// Returns the id of the current message.
     pub(super) fn message(&self) -> &str {
         &self.head.message
     }
 
-    /// Passes on a piece as it came from outside.
+    /// Publishes a piece from a model or a remote agent.
     pub(super) fn push(&mut self, chunk: Chunk) {
         let chunk = match chunk {
             Chunk::Text(text) => Chunk::Text(without_nul(text)),
             Chunk::Reasoning(text) => Chunk::Reasoning(without_nul(text)),
             Chunk::Call { index, id, name, args } => Chunk::Call {
                 index,
-                id: self.ids.of_piece(index, id.map(without_nul)),
+                id: self.ids.chunk_id(index, id.map(without_nul)),
                 name: name.map(without_nul),
                 args: without_nul(args),
             },
@@ -76,7 +76,7 @@ impl<'a> AnswerStream<'a> {
             Chunk::Begin | Chunk::End { .. } | Chunk::Void => {}
         }
         let ordinal = self.ordinals.next().unwrap_or(u32::MAX);
-        self.journal.say(Delta {
+        self.journal.publish(Delta {
             answer: Arc::clone(&self.head),
             ordinal,
             chunk,
@@ -108,7 +108,7 @@ impl<'a> AnswerStream<'a> {
         call.args.get_or_insert_default().push_str(args);
     }
 
-    /// Ends the message under way.
+    /// Ends the current message.
     pub(super) fn end(&mut self) {
         if self.is_open {
             self.send(Chunk::End {
@@ -118,8 +118,8 @@ impl<'a> AnswerStream<'a> {
         }
     }
 
-    /// The answer is whole. Of a remote agent, a part may not have been received: then the finished message is passed on
-    /// with its checkpoint.
+    /// Ends the stream with the complete answer. If pieces of a remote agent's message were missed, no end is
+    /// published: the finished message is published with its checkpoint.
     pub(super) fn complete(&mut self, answer: &Message) {
         let is_whole = || answer.id.as_ref() == Some(&self.head.message) && answer.content.text() == self.text;
         if answer.id.is_none() || is_whole() {
@@ -127,7 +127,7 @@ impl<'a> AnswerStream<'a> {
         }
     }
 
-    /// What follows belongs to the message of this id.
+    /// Switches to the message with this id: later pieces belong to it.
     pub(super) fn switch_to(&mut self, message: &str) {
         let message = without_nul(message.to_owned());
         if self.head.message == message {
@@ -146,9 +146,9 @@ impl<'a> AnswerStream<'a> {
         self.push(Chunk::Begin);
     }
 
-    /// The answer breaks off. Returns what there is to remember of a message that was begun and will not be ended; nothing
-    /// when nothing of it came.
-    pub(super) fn break_off(self, failed: bool) -> Option<Fact> {
+    /// Ends the stream early. Returns the event to store for a message that has begun and will not end; none if
+    /// nothing of it has arrived.
+    pub(super) fn abort(self, failed: bool) -> Option<Fact> {
         let Self {
             head,
             first,
@@ -160,7 +160,7 @@ impl<'a> AnswerStream<'a> {
             ..
         } = self;
         if failed {
-            journal.say(Delta {
+            journal.publish(Delta {
                 answer: first,
                 ordinal: u32::MAX,
                 chunk: Chunk::Void,
@@ -169,7 +169,7 @@ impl<'a> AnswerStream<'a> {
         if !is_open || text.is_empty() && reasoning.is_empty() && calls.is_empty() {
             return None;
         }
-        // Their arguments are as unfinished as the message.
+        // The arguments may be cut off, so the calls are stored as invalid.
         let invalid_tool_calls = calls.into_iter().map(|(_, call)| call).collect();
         let role = Role::Ai {
             tool_calls: vec![],

@@ -1,11 +1,11 @@
-//! From definitions to agents. *The* list that fixes the order of the policies stands here.
+//! Builds agents from definitions. The list that fixes the order of the policies is here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::roster::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
+use super::subagent_registry::{Build, BuildFork, ReferencedAgent, SubagentRegistry};
 use super::{Agent, AgentKind, Forks, ModelLoop, SharedState};
 use crate::definition::mcp::{self, McpOwner, ToolNames, by_model_name};
 use crate::definition::{
@@ -18,20 +18,20 @@ use crate::domain::field::{DeclaredFields, Rules};
 use crate::domain::item::template::NamespaceTemplate;
 use crate::domain::limits::REPEATED_FAILURES;
 use crate::domain::machine::{HookPoint, Plan};
-use crate::middleware::addendum::PromptSuffix;
 use crate::middleware::approval::Approval;
 use crate::middleware::background::BackgroundWork;
+use crate::middleware::dangling_calls::DanglingCalls;
 use crate::middleware::delegation::{SubagentList, SubagentSummary, Subagents};
 use crate::middleware::files::FileTools;
 use crate::middleware::limits::UsageLimits;
-use crate::middleware::ordered::PromptOverride;
-use crate::middleware::repair::DanglingCalls;
+use crate::middleware::prompt_override::PromptOverride;
+use crate::middleware::prompt_suffix::PromptSuffix;
 use crate::middleware::repeated_failures::RepeatedFailures;
 use crate::middleware::store::StoreAccess;
 use crate::middleware::structured::StructuredOutput;
 use crate::middleware::structured::native::NativeAnswer;
 use crate::middleware::todos::Todos;
-use crate::middleware::until;
+use crate::middleware::until_tool;
 use crate::middleware::{Contribution, Middleware};
 use crate::model::providers::Providers;
 use crate::model::{Model, ModelError};
@@ -40,19 +40,19 @@ use crate::tool::mcp::McpServers;
 use crate::tool::{ArgumentCheck, Runnable, Tool, Toolbox};
 
 mod draft;
-mod known;
 mod program;
+mod registered;
 
 use draft::Draft;
-pub use known::{Agents, RegisteredAgent};
+pub use registered::{Agents, RegisteredAgent};
 
-/// How deep delegations nest when nobody says otherwise: subagents do not delegate.
+/// The default depth of delegations: subagents do not delegate.
 const SUBAGENT_DEPTH: u32 = 1;
 
-/// What agents are made of. Cheap to clone.
+/// The factory of agents. Cheap to clone.
 #[derive(Clone)]
 pub struct AgentFactory {
-    /// Where models come from.
+    /// The providers of models.
     pub providers: Arc<Providers>,
     /// The declared tools, by name.
     pub tools: Arc<BTreeMap<String, Arc<dyn Tool>>>,
@@ -64,30 +64,30 @@ pub struct AgentFactory {
     pub servers: McpServers,
     /// Other servers, where agents may work that are subagents here.
     pub peers: Peers,
-    /// What goes for all agents with a certain model.
+    /// The settings for all agents with a certain model.
     pub profiles: Arc<HarnessProfiles>,
 }
 
-/// A definition, and who is behind it.
+/// A definition and its source.
 #[derive(Clone)]
 struct Source {
     graph_id: String,
     definition: Arc<AgentDefinition>,
-    /// Whether it is the owner of the server, who may name any address.
+    /// Whether the owner of the server wrote it, who may name any address.
     is_owners: bool,
 }
 
-/// How an agent may delegate.
+/// The delegations of an agent.
 #[derive(Clone)]
-struct Delegating {
-    roster: Arc<SubagentRegistry>,
+struct Delegations {
+    registry: Arc<SubagentRegistry>,
     policy: Arc<Subagents>,
-    /// The subagents that are forks of whoever calls them.
+    /// The subagents that are forks of their caller.
     forks: Arc<[SubagentDefinition]>,
 }
 
-impl Delegating {
-    /// The same for a fork: it sees what its caller sees, and delegates nothing.
+impl Delegations {
+    /// Returns the delegations of a fork: it sees the same subagents as its caller, and every call is refused.
     fn refusing(&self) -> Self {
         Self {
             policy: Arc::new(self.policy.refusing()),
@@ -97,7 +97,7 @@ impl Delegating {
 }
 
 impl AgentFactory {
-    /// Models from these providers, agents of those servers, and nothing else yet.
+    /// Creates a factory with these providers and remote servers, and nothing else.
     pub fn new(providers: Providers, peers: Peers) -> Self {
         Self {
             providers: Arc::new(providers),
@@ -110,11 +110,11 @@ impl AgentFactory {
         }
     }
 
-    /// Assembles the agent of a definition.
+    /// Builds the agent of a definition.
     ///
     /// # Errors
     /// When a model string names a provider that does not exist.
-    pub fn known(
+    pub fn register(
         &self,
         graph_id: &str,
         definition: &AgentDefinition,
@@ -126,20 +126,17 @@ impl AgentFactory {
             is_owners: provenance.file().is_some(),
         };
         let agent = Arc::new(self.main_agent(&source, true, None)?);
-        let workshop = self.clone();
+        let factory = self.clone();
         let full = Arc::clone(&agent);
         let is_owners = source.is_owners;
         let build = move |delegates: bool, format: Option<&Value>| {
             // Its models were there when it was first built.
-            workshop
+            factory
                 .main_agent(&source, delegates, format)
                 .map_or_else(|_| Arc::clone(&full), Arc::new)
         };
         Ok(Arc::new(RegisteredAgent::new(
-            graph_id,
-            (definition, is_owners),
-            agent,
-            build,
+            graph_id, definition, is_owners, agent, build,
         )))
     }
 
@@ -154,14 +151,14 @@ impl AgentFactory {
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
-        let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
+        let delegations = has_roster.then(|| self.delegations(source, subagents, depth));
         let draft = Draft {
             spec: definition.spec(graph_id),
             servers: McpOwner::Agent(graph_id.clone()),
             shares: SharedState::default(),
-            ordered_prompt: false,
+            prompt_is_replaceable: false,
             delegations,
-            addendum: None,
+            fork_prompt: None,
             background: definition
                 .subagents
                 .iter()
@@ -176,7 +173,7 @@ impl AgentFactory {
 
     fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
         let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
-        let referred = |subagent: &SubagentDefinition| match subagent.location() {
+        let referenced = |subagent: &SubagentDefinition| match subagent.location() {
             Location::Local(graph_id) => Some(ReferencedAgent {
                 graph_id: graph_id.to_owned(),
                 limits: subagent.limits.clone(),
@@ -187,7 +184,7 @@ impl AgentFactory {
         };
         let agents = subagents
             .iter()
-            .filter_map(|subagent| Some((subagent.name.clone(), referred(subagent)?)));
+            .filter_map(|subagent| Some((subagent.name.clone(), referenced(subagent)?)));
         let agents: BTreeMap<String, ReferencedAgent> = agents.collect();
         let visibility = subagents
             .iter()
@@ -204,36 +201,40 @@ impl AgentFactory {
             .into_iter()
             .filter(|subagent| !agents.contains_key(&subagent.name));
         let builders = described.map(|subagent| {
-            let workshop = self.clone();
+            let factory = self.clone();
             let source = source.clone();
             let policy = Arc::clone(&policy);
             let forks = Arc::clone(&below);
             let name = subagent.name.clone();
-            let build: Build = Box::new(move |roster, format| {
+            let build: Build = Box::new(move |registry, format| {
                 if let Location::Remote { graph_id, url } = subagent.location() {
-                    return workshop.remote_agent(&subagent, graph_id, url, source.is_owners);
+                    return factory.remote_agent(&subagent, graph_id, url, source.is_owners);
                 }
                 let policy = Arc::clone(&policy);
                 let forks = Arc::clone(&forks);
-                let delegations = roster.map(|roster| Delegating { roster, policy, forks });
+                let delegations = registry.map(|registry| Delegations {
+                    registry,
+                    policy,
+                    forks,
+                });
                 let formed = || SubagentDefinition {
                     response_format: format.cloned(),
                     ..subagent.clone()
                 };
                 let subagent = if format.is_some() { &formed() } else { &subagent };
-                workshop.subagent(&source, subagent, delegations)
+                factory.subagent(&source, subagent, delegations)
             });
             (name, build)
         });
         let builders: Vec<(String, Build)> = builders.collect();
-        Delegating {
-            roster: SubagentRegistry::new(depth, builders, agents, visibility),
+        Delegations {
+            registry: SubagentRegistry::new(depth, builders, agents, visibility),
             policy,
             forks,
         }
     }
 
-    fn subagent(&self, source: &Source, subagent: &SubagentDefinition, delegations: Option<Delegating>) -> Agent {
+    fn subagent(&self, source: &Source, subagent: &SubagentDefinition, delegations: Option<Delegations>) -> Agent {
         let parent = &*source.definition;
         if let Some(name) = &subagent.runnable {
             return self.program(parent, subagent, name);
@@ -245,10 +246,10 @@ impl AgentFactory {
                 files: subagent.inherit.files,
                 fields: subagent.inherit.state,
             },
-            ordered_prompt: true,
+            prompt_is_replaceable: true,
             delegations,
-            addendum: None,
-            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            fork_prompt: None,
+            // Its work ends with its result, so it could not be notified of the end of a task.
             background: vec![],
         };
         let model = self.providers.model(&draft.spec.model);
@@ -258,7 +259,7 @@ impl AgentFactory {
         }
     }
 
-    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is asked, so that the other
+    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the other
     /// agents can work.
     fn check_model(&self, name: &str) -> Result<(), ModelError> {
         match self.providers.model(name) {
@@ -267,14 +268,11 @@ impl AgentFactory {
         }
     }
 
-    /// The policies of an agent but for those that have to know its tools. First in the list is outermost.
+    /// Returns the policies of an agent but for those that depend on its tools. The first is outermost.
     fn stack(&self, draft: &Draft) -> Vec<Arc<dyn Middleware>> {
         let mut stack: Vec<Arc<dyn Middleware>> = vec![];
         if draft.spec.files == definition::Workspace::State {
-            stack.push(Arc::new(FileTools::new(
-                draft.workspace(),
-                FileRules::new(&draft.spec.permissions),
-            )));
+            stack.push(Arc::new(FileTools::new(draft.workspace(), &draft.spec)));
         }
         if let Some(delegations) = &draft.delegations {
             stack.push(Arc::clone(&delegations.policy) as Arc<dyn Middleware>);
@@ -286,17 +284,17 @@ impl AgentFactory {
         if draft.spec.todos {
             stack.push(Arc::new(Todos::new()));
         }
-        // A template that is none was refused when the configuration was read.
+        // Invalid templates were refused when the configuration was read.
         if let Some(reach) = draft.spec.store.reach()
             && let Ok(template) = NamespaceTemplate::read(&reach.namespace)
         {
             stack.push(Arc::new(StoreAccess::new(template, reach.read_only)));
         }
-        if draft.ordered_prompt {
+        if draft.prompt_is_replaceable {
             stack.push(Arc::new(PromptOverride::new(&draft.spec.system_prompt)));
         }
         if let Some(until) = &draft.spec.until_tool {
-            stack.push(Arc::new(until::UntilToolMiddleware::new(
+            stack.push(Arc::new(until_tool::UntilToolMiddleware::new(
                 until.names().iter().map(|name| mcp::named(name)).collect(),
             )));
         }
@@ -309,12 +307,12 @@ impl AgentFactory {
         stack.extend(draft.knowledge());
         for listed in &draft.spec.middleware {
             if let Some(own) = self.policies.get(&listed.name) {
-                // What is wrong with settings was refused when the definition was read.
+                // Invalid settings were refused when the definition was read.
                 let configured = own.configured(&listed.settings).ok().flatten();
                 put(&mut stack, &configured.unwrap_or_else(|| Arc::clone(own)));
             }
         }
-        // What is listed is innermost, in the order of the list.
+        // Listed policies are innermost, in the order of the list.
         stack.sort_by_key(|policy| {
             draft
                 .spec
@@ -326,27 +324,27 @@ impl AgentFactory {
         stack
     }
 
-    /// The forks of an agent, which are made of it.
+    /// Returns the forks of an agent, which are built from it.
     fn forks(&self, caller: &Draft, model: &Result<Arc<dyn Model>, ModelError>) -> Forks {
-        let own = caller.delegations.as_ref().filter(|_| caller.addendum.is_none());
+        let own = caller.delegations.as_ref().filter(|_| caller.fork_prompt.is_none());
         let forks = own
             .into_iter()
             .flat_map(|delegations| delegations.forks.iter().cloned());
         Forks::new(forks.map(|fork| {
-            let workshop = self.clone();
+            let factory = self.clone();
             let name = fork.name.clone();
             let caller = caller.clone();
             let model = model.clone();
             let build = move |format: Option<&Value>| {
-                let own = fork.model.as_ref().map(|name| workshop.providers.model(name));
+                let own = fork.model.as_ref().map(|name| factory.providers.model(name));
                 let model = own.unwrap_or_else(|| model.clone());
-                workshop.build(caller.forked(&fork).in_form(format), model)
+                factory.build(caller.forked(&fork).in_form(format), model)
             };
             (name, Box::new(build) as BuildFork)
         }))
     }
 
-    /// Puts an agent together.
+    /// Builds an agent.
     fn build(&self, draft: Draft, model: Result<Arc<dyn Model>, ModelError>) -> Agent {
         let declared: Vec<&String> = draft.spec.tools.iter().chain(&draft.spec.skill_tools).collect();
         let own: Vec<Arc<dyn Tool>> = declared
@@ -363,29 +361,30 @@ impl AgentFactory {
             .for_each(|prompt| system_prompt.add(prompt));
         let fields = contributions.iter().flat_map(|c| c.fields.iter().cloned()).collect();
         let toolbox = Toolbox::new(contributions.into_iter().flat_map(|c| c.tools).chain(own))
-            .hiding(ToolNames::of(&draft.spec.skill_tools))
+            .with_hidden(ToolNames::of(&draft.spec.skill_tools))
             .with_sources(self.servers.sources(declared.into_iter(), &draft.servers))
-            .excluding(draft.spec.excluded_tools.iter().map(|name| mcp::named(name)))
-            .describing(
+            .without(draft.spec.excluded_tools.iter().map(|name| mcp::model_tool_name(name)))
+            .with_descriptions(
                 draft
                     .spec
                     .tool_description_overrides
                     .iter()
-                    .map(|(name, text)| (mcp::named(name), text.clone())),
+                    .map(|(name, text)| (mcp::model_tool_name(name), text.clone())),
             );
         let files = FileRules::new(&draft.spec.permissions);
-        if files.may_ask() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
+        if files.may_interrupt() || draft.spec.interrupt_on.values().any(|rule| !rule.allowed().is_empty()) {
             let approval = Approval::new(by_model_name(&draft.spec.interrupt_on), toolbox.clone());
             stack.push(Arc::new(approval.with_files(files)));
         }
-        if let Some(text) = draft.addendum.as_ref().filter(|own| !own.is_blank()) {
+        if let Some(text) = draft.fork_prompt.as_ref().filter(|own| !own.is_blank()) {
             stack.push(Arc::new(PromptSuffix(text.clone())));
         }
-        let repeated = RepeatedFailures::new(draft.spec.limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
+        let limits = draft.spec.limits.clone().unwrap_or_default();
+        let repeated = RepeatedFailures::new(limits.repeated_failures.unwrap_or(REPEATED_FAILURES));
         stack.extend(repeated.map(|policy| Arc::new(policy) as Arc<dyn Middleware>));
         stack.push(Arc::new(UsageLimits));
         let forks = self.forks(&draft, &model);
-        let is_fork = draft.addendum.is_some();
+        let is_fork = draft.fork_prompt.is_some();
         let checks: HashMap<_, _> = toolbox
             .specs()
             .iter()
@@ -400,7 +399,7 @@ impl AgentFactory {
         Agent {
             name: draft.spec.name,
             plan: plan(&stack, draft.spec.recursion_limit, rules),
-            limits: draft.spec.limits,
+            limits,
             declared,
             is_fork,
             shares: draft.shares,
@@ -418,21 +417,21 @@ impl AgentFactory {
                 subagents: draft
                     .delegations
                     .filter(|_| !is_fork)
-                    .map(|delegations| delegations.roster),
+                    .map(|delegations| delegations.registry),
                 forks,
             })),
         }
     }
 }
 
-/// The rules of an agent that has background tasks.
+/// Returns the rules of an agent that has background tasks.
 fn with_tasks(declared: &Rules) -> Rules {
     let mut rules = BTreeMap::clone(declared);
     rules.insert(background::FIELD.to_owned(), background::RULE);
     Arc::new(rules)
 }
 
-/// Adds a registered policy: in the place of the one that has its name, else innermost.
+/// Adds a registered policy: in the place of the one with its name, else innermost.
 fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
     match stack.iter_mut().find(|policy| policy.name() == own.name()) {
         Some(place) => *place = Arc::clone(own),
@@ -440,14 +439,14 @@ fn put(stack: &mut Vec<Arc<dyn Middleware>>, own: &Arc<dyn Middleware>) {
     }
 }
 
-/// The names of the hooks in running order: before in the order of the stack, after in reverse.
+/// Returns the names of the hooks in running order: before in the order of the stack, after in reverse.
 pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules) -> Plan {
-    let names = |moment: HookPoint| {
-        let here = stack.iter().filter(move |policy| policy.moments().contains(&moment));
-        here.map(move |policy| format!("{}.{}", policy.name(), moment.word()))
+    let names = |point: HookPoint| {
+        let here = stack.iter().filter(move |policy| policy.hook_points().contains(&point));
+        here.map(move |policy| format!("{}.{}", policy.name(), point.word()))
             .collect::<Vec<_>>()
     };
-    let backwards = |moment| names(moment).into_iter().rev().collect();
+    let backwards = |point| names(point).into_iter().rev().collect();
     Plan {
         before_agent: names(HookPoint::BeforeAgent),
         before_model: names(HookPoint::BeforeModel),
@@ -459,8 +458,8 @@ pub(super) fn plan(stack: &[Arc<dyn Middleware>], step_limit: u32, rules: Rules)
     }
 }
 
-/// How the subagents are offered to the agent that has them.
-fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentList {
+/// Returns the list of subagents for the agent that has them.
+fn subagent_list(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentList {
     let card = |subagent: &SubagentDefinition| SubagentSummary {
         name: subagent.name.clone(),
         description: subagent.description.clone(),
@@ -468,7 +467,7 @@ fn menu(parent: &AgentDefinition, subagents: &[SubagentDefinition]) -> SubagentL
         is_fork: subagent.mode == SubagentMode::Fork,
     };
     SubagentList {
-        cards: subagents.iter().map(card).collect(),
+        subagents: subagents.iter().map(card).collect(),
         general: parent.general_subagent().map(str::to_owned),
         dialect: parent.task_dialect,
         unknown: parent.unknown_subagent,

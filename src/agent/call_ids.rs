@@ -1,35 +1,35 @@
-//! Ids of the calls of one answer, told apart where a provider gave two calls the same one.
+//! Unique ids for the calls of one answer, for providers that use an id twice.
 //!
-//! Results are matched with calls by id, so two calls of one id could not be answered. The second of them gets a number
-//! behind its id, in the pieces of the answer as in the whole.
+//! Results are matched with calls by id, so two calls with the same id could not be answered. The second one gets a
+//! number appended to its id, both in the streamed pieces and in the complete answer.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use crate::domain::message::{Message, Role};
 
-/// The ids that one answer has used.
+/// The call ids that one answer has used.
 #[derive(Default)]
 pub(super) struct CallIdAllocator {
     used: HashMap<String, u32>,
-    /// What the calls in the pieces were given.
+    /// The ids assigned to the calls in the pieces, by index.
     by_index: HashMap<usize, String>,
 }
 
 impl CallIdAllocator {
-    /// The id of call `index`, of which a piece came under `id`.
-    pub(super) fn of_piece(&mut self, index: usize, id: Option<String>) -> Option<String> {
+    /// Returns the unique id of call `index`, for a piece that arrived with `id`.
+    pub(super) fn chunk_id(&mut self, index: usize, id: Option<String>) -> Option<String> {
         let id = id?;
         if let Some(known) = self.by_index.get(&index) {
             return Some(known.clone());
         }
-        let given = self.take(&id);
+        let given = self.reserve(&id);
         self.by_index.insert(index, given.clone());
         Some(given)
     }
 
-    /// Gives every call of a whole answer an id of its own.
-    pub(super) fn tell_apart(message: &mut Message) {
+    /// Makes the ids of all calls of a complete answer unique.
+    pub(super) fn make_unique(message: &mut Message) {
         let mut ids = Self::default();
         if let Role::Ai {
             tool_calls,
@@ -38,15 +38,15 @@ impl CallIdAllocator {
         } = &mut message.role
         {
             for call in tool_calls {
-                call.id = ids.take(&call.id);
+                call.id = ids.reserve(&call.id);
             }
             for id in invalid_tool_calls.iter_mut().filter_map(|call| call.id.as_mut()) {
-                *id = ids.take(id);
+                *id = ids.reserve(id);
             }
         }
     }
 
-    fn take(&mut self, id: &str) -> String {
+    fn reserve(&mut self, id: &str) -> String {
         let mut given = id.to_owned();
         loop {
             match self.used.entry(given) {
@@ -78,11 +78,11 @@ mod tests {
         let mut ids = CallIdAllocator::default();
         let pieces: Vec<_> = (0..)
             .zip(given)
-            .filter_map(|(at, id)| ids.of_piece(at, Some(id.to_owned())))
+            .filter_map(|(at, id)| ids.chunk_id(at, Some(id.to_owned())))
             .collect();
         assert_eq!(pieces, expected);
-        assert_eq!(ids.of_piece(2, Some("a".to_owned())), Some("a-2".to_owned()));
-        assert_eq!(ids.of_piece(2, None), None);
+        assert_eq!(ids.chunk_id(2, Some("a".to_owned())), Some("a-2".to_owned()));
+        assert_eq!(ids.chunk_id(2, None), None);
         let mut message = Message::ai("");
         let calls = given.map(|id| ToolCall::new(id, "t", Map::new())).to_vec();
         message.role = Role::Ai {
@@ -90,7 +90,7 @@ mod tests {
             invalid_tool_calls: vec![],
             usage_metadata: None,
         };
-        CallIdAllocator::tell_apart(&mut message);
+        CallIdAllocator::make_unique(&mut message);
         assert_eq!(
             message
                 .tool_calls()

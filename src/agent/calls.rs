@@ -1,4 +1,4 @@
-//! The tool step: the calls of one answer run side by side, each with its own fate.
+//! The tool step: runs the calls of one answer in parallel and records each result.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -28,26 +28,26 @@ use crate::middleware::approval::ApprovalCheck;
 use crate::tool::arguments::aside;
 use crate::tool::{self, CallOutcome, Halt, Scope};
 
-/// A call that is to be made.
+/// A call to run.
 struct Job {
     at: usize,
     call: ToolCall,
     scope: Scope,
 }
 
-/// The result of a call, or of the child that works on one.
+/// The result of a call, or of the child run that executes it.
 pub(super) enum CallResult {
     Returned(Result<CallOutcome, Halt>),
     Child(Result<ChildResult, ExitReason>),
 }
 
-/// The work under way in one tool step.
+/// The running calls and child runs of one tool step.
 type Running<'a> = FuturesUnordered<BoxFuture<'a, (usize, CallResult)>>;
 
 /// Futures that resolve when a parked child is cancelled.
 type Parked<'a> = FuturesUnordered<BoxFuture<'a, (usize, RunId, Result<(), ExitReason>)>>;
 
-/// Why the step ends early, once every sibling has finished.
+/// The reason why the step ends early, once all of its other calls have finished.
 #[derive(Default)]
 struct StepFailure {
     failure: Option<Failure>,
@@ -55,35 +55,35 @@ struct StepFailure {
 }
 
 impl Loop<'_> {
-    /// Makes the calls at `ready`, together, and writes down what became of each.
+    /// Runs the calls at `ready` in parallel and records their results.
     pub(super) async fn run_calls(
         &self,
         machine: &mut Machine,
-        notes: &mut PendingWrites,
+        pending: &mut PendingWrites,
         ready: &[usize],
     ) -> Result<(), StepError> {
-        self.growth.step_begins();
+        self.state_size.begin_step();
         let state = Arc::new(machine.state.clone());
         let running: Running<'_> = FuturesUnordered::new();
         let mut jobs = vec![];
         let mut children = vec![];
         for at in ready.iter().copied() {
-            if let Some(CallStatus::Delegated { child, .. }) = machine.fate(at) {
+            if let Some(CallStatus::Delegated { child, .. }) = machine.call_status(at) {
                 children.push((at, *child));
-            } else if let Some(job) = self.prepare(machine, notes, at) {
+            } else if let Some(job) = self.prepare(machine, pending, at) {
                 jobs.push(job);
             }
         }
-        self.announce(machine, notes, &jobs, &children).await?;
+        self.record_start(machine, pending, &jobs, &children).await?;
         for (at, child) in children {
-            let work = self.go_on_with_child(machine, at, child).await?;
+            let work = self.continue_child(machine, at, child).await?;
             running.push(work);
         }
         for job in jobs {
             let state = Arc::clone(&state);
             running.push(async move { (job.at, CallResult::Returned(self.make(job, &state).await)) }.boxed());
         }
-        let outcome = self.collect(machine, notes, running).await?;
+        let outcome = self.collect(machine, pending, running).await?;
         if let Some(failure) = outcome.failure {
             return Err(Halt::Fail(failure).into());
         }
@@ -91,27 +91,27 @@ impl Loop<'_> {
             return Err(Halt::Stopped.into());
         }
         let entry = machine.tools_done(&self.plan, CheckpointId::mint());
-        notes.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
+        pending.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
         Ok(())
     }
 
-    /// Looks at one call before it is made: answers it at once, asks about it, or hands it out to be made.
-    fn prepare(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize) -> Option<Job> {
+    /// Prepares a call: answers it at once, asks about it, or returns it to be run.
+    fn prepare(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize) -> Option<Job> {
         let Some(call) = machine.call(at) else {
             let lost = ToolCall::new("", "", serde_json::Map::new());
-            settle(
+            record_answer(
                 machine,
                 at,
-                ToolOutput::error(&lost, "The call is not in the conversation any more."),
+                ToolOutput::error(&lost, "The call is no longer in the conversation."),
             );
             return None;
         };
-        if let Some(verdict) = machine.take_verdict(&call.id) {
-            if let Some(answer) = decided(&call, &verdict) {
-                self.receive(machine, notes, at, answer);
+        if let Some(decision) = machine.take_decision(&call.id) {
+            if let Some(answer) = answer_of_decision(&call, &decision) {
+                self.receive(machine, pending, at, answer);
                 return None;
             }
-        } else if machine.fate(at) == Some(&CallStatus::Started) {
+        } else if machine.call_status(at) == Some(&CallStatus::Started) {
             let policy = self
                 .agent
                 .tool(&call.name)
@@ -120,17 +120,17 @@ impl Loop<'_> {
             match policy {
                 AfterCrash::Repeat => {}
                 AfterCrash::Fail => {
-                    settle(machine, at, ToolOutput::error(&call, UNKNOWN_OUTCOME));
+                    record_answer(machine, at, ToolOutput::error(&call, UNKNOWN_OUTCOME));
                     return None;
                 }
                 AfterCrash::Ask => {
                     let interrupts = machine.call_asked(at, vec![unknown_outcome(&call)]);
-                    notes.push(PendingWrite::asked(machine, interrupts));
+                    pending.push(PendingWrite::asked(machine, interrupts));
                     return None;
                 }
             }
         }
-        let call = self.reviewed(machine, notes, at, call)?;
+        let call = self.apply_approvals(machine, pending, at, call)?;
         let answers = machine.answers_to(&InterruptSource::Call(call.id.clone()));
         let scope = Scope {
             task: Some(machine.call_task(at)),
@@ -139,13 +139,13 @@ impl Loop<'_> {
         Some(Job { at, call, scope })
     }
 
-    /// The call at `at` as it may be made. None if a human has to approve it first, who is asked, or has decided that it does
-    /// not run. The calls of a model's answer are reviewed all together by a hook after it; here are stopped those that
-    /// came any other way: by a client's command, by a write into the state, by an edit, from an older checkpoint.
-    fn reviewed(
+    /// Applies the approval policies to the call at `at`. Returns the call to run; none if a human has to approve it
+    /// first, which raises an interrupt, or has rejected it. A hook reviews all calls of a model's answer together;
+    /// this covers calls from elsewhere: a client's command or state update, an edit, or an older checkpoint.
+    fn apply_approvals(
         &self,
         machine: &mut Machine,
-        notes: &mut PendingWrites,
+        pending: &mut PendingWrites,
         at: usize,
         mut call: ToolCall,
     ) -> Option<ToolCall> {
@@ -161,7 +161,7 @@ impl Loop<'_> {
             let answer = machine.take_review(&call.id, &question);
             match answer.and_then(|answer| ApprovalCheck::of(&call, &answer)) {
                 Some(ApprovalCheck::Answer(answer)) => {
-                    self.receive(machine, notes, at, answer);
+                    self.receive(machine, pending, at, answer);
                     return None;
                 }
                 Some(ApprovalCheck::Run { action, approved }) => {
@@ -173,19 +173,19 @@ impl Loop<'_> {
                 }
                 None => {
                     let interrupts = machine.call_asked(at, vec![question]);
-                    notes.push(PendingWrite::asked(machine, interrupts));
+                    pending.push(PendingWrite::asked(machine, interrupts));
                     return None;
                 }
             }
         }
     }
 
-    /// Notes that these calls begin and that these children go on; makes it durable where it matters: where a crash
-    /// leaves the outcome of a call unknown from here on, and where it will be long until the next commit.
-    async fn announce(
+    /// Records that these calls start and that these children continue. Commits if it matters: if a crash would leave
+    /// the outcome of a call unknown from here on, or if the next commit may be far away.
+    async fn record_start(
         &self,
         machine: &mut Machine,
-        notes: &mut PendingWrites,
+        pending: &mut PendingWrites,
         jobs: &[Job],
         children: &[(usize, RunId)],
     ) -> Result<(), ExitReason> {
@@ -200,7 +200,7 @@ impl Loop<'_> {
             .filter_map(|at| Some((at, machine.call(at)?.id)))
             .collect();
         if !calls.is_empty() {
-            notes.push(PendingWrite::Fact(Fact::Calling {
+            pending.push(PendingWrite::Fact(Fact::Calling {
                 head: machine.head,
                 calls,
             }));
@@ -211,21 +211,21 @@ impl Loop<'_> {
         for job in jobs {
             let once = tool(job).is_some_and(|t| t.has_effects() && t.after_crash() != AfterCrash::Repeat);
             if once {
-                machine.set_fate(job.at, CallStatus::Started);
+                machine.set_call_status(job.at, CallStatus::Started);
                 marked = true;
             }
         }
         if marked {
-            return self.journal.commit(machine, std::mem::take(notes)).await;
+            return self.journal.commit(machine, std::mem::take(pending)).await;
         }
         if reach_out || !children.is_empty() {
-            self.flush(machine, notes).await
+            self.flush(machine, pending).await
         } else {
             Ok(())
         }
     }
 
-    /// Makes one call, through the policies.
+    /// Runs one call through the middleware.
     async fn make(&self, job: Job, state: &State) -> Result<CallOutcome, Halt> {
         let scope = &job.scope;
         let make = |call: ToolCall| -> BoxFuture<'_, Result<CallOutcome, Halt>> {
@@ -243,7 +243,7 @@ impl Loop<'_> {
         };
         let call = job.call.clone();
         let called = scope.stop.run_until_cancelled(next.call(job.call));
-        // A server that leaves waits for a call whose outcome nobody would know otherwise.
+        // A server that shuts down waits for a call that cannot be repeated, since its outcome would be unknown.
         let called = async {
             if repeats {
                 self.leave.run_until_cancelled(called).await.flatten()
@@ -260,7 +260,7 @@ impl Loop<'_> {
         }
     }
 
-    /// The innermost layer: the tool itself, if there is one and it can be called so.
+    /// Runs the tool: the innermost layer. An unknown tool or invalid arguments give an error result.
     async fn call_tool(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let Some(tool) = self.agent.tool(&call.name) else {
             let names = self.agent.tool_names();
@@ -270,7 +270,7 @@ impl Loop<'_> {
         if let Some(Err(text)) = self.agent.check_of(&call.name).map(|check| check.check(&call.args)) {
             return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
-        // What stays inside the server is fast, and may wait for others.
+        // Calls without effects outside the server are fast, so only the others need a slot.
         let slot = if tool.has_effects() {
             Some(scope.slots.for_tool().await)
         } else {
@@ -280,9 +280,9 @@ impl Loop<'_> {
         drop(slot);
         let outcome = called.unwrap_or_else(|_| {
             tracing::error!(tool = %call.name, run = %scope.run, "a tool panicked");
-            Err(Failure::new("ToolPanicError", "the tool broke off").into())
+            Err(Failure::new("ToolPanicError", "the tool panicked").into())
         });
-        match outcome.and_then(admitted) {
+        match outcome.and_then(within_limits) {
             Err(Halt::Fail(failure)) if tool.on_error() == OnError::Report => {
                 let text = format!("The call to `{}` failed: {}", call.name, failure.message);
                 Ok(CallOutcome::Answer(ToolOutput::error(call, text)))
@@ -291,82 +291,83 @@ impl Loop<'_> {
         }
     }
 
-    /// Takes in what comes back, in the order in which it comes, and stores each answer while others are still at work.
+    /// Receives results in the order of completion, and stores each one while other calls are still running.
     async fn collect<'a>(
         &'a self,
         machine: &mut Machine,
-        notes: &mut PendingWrites,
+        pending: &mut PendingWrites,
         mut running: Running<'a>,
     ) -> Result<StepFailure, StepError> {
         let mut outcome = StepFailure::default();
         let mut parked: Parked<'_> = machine
             .parked_calls()
             .into_iter()
-            .map(|(at, child)| self.until_given_up(at, child))
+            .map(|(at, child)| self.child_cancellation(at, child))
             .collect();
         loop {
             let next = tokio::select! {
                 biased;
-                Some(word) = self.scope.voice.heard() => {
-                    self.pass_on(machine, notes, word).await?;
+                Some(event) = self.scope.voice.heard() => {
+                    self.commit_progress(machine, pending, event).await?;
                     continue;
                 }
-                Some((at, child, told)) = parked.next(), if !running.is_empty() => {
-                    told?;
-                    let work = self.take_up_again(machine, at, child).await?;
+                Some((at, child, cancelled)) = parked.next(), if !running.is_empty() => {
+                    cancelled?;
+                    let work = self.resume_child(machine, at, child).await?;
                     running.push(work);
                     continue;
                 }
                 next = running.next() => next,
             };
-            // What a call told before it came back.
-            self.note_unheard(notes);
+            // Progress that the call reported before it returned.
+            self.record_pending_progress(pending);
             let Some((at, result)) = next else { break };
             match result {
-                CallResult::Returned(Ok(CallOutcome::Delegate(wish))) => {
-                    self.flush(machine, notes).await?;
-                    if let Some(child) = self.delegate(machine, at, wish).await? {
+                CallResult::Returned(Ok(CallOutcome::Delegate(delegation))) => {
+                    self.flush(machine, pending).await?;
+                    if let Some(child) = self.delegate(machine, at, delegation).await? {
                         running.push(child);
                     }
                 }
                 CallResult::Returned(Ok(CallOutcome::Answer(answer)))
                 | CallResult::Child(Ok(ChildResult::Answer(answer))) => {
-                    self.receive(machine, notes, at, answer);
+                    self.receive(machine, pending, at, answer);
                 }
-                CallResult::Returned(Err(halt)) => halt_call(machine, notes, at, halt, &mut outcome),
+                CallResult::Returned(Err(halt)) => halt_call(machine, pending, at, halt, &mut outcome),
                 CallResult::Child(Ok(ChildResult::Parked { child, questions })) => {
-                    machine.set_fate(at, CallStatus::Delegated { child, parked: true });
-                    parked.push(self.until_given_up(at, child));
-                    notes.push(PendingWrite::asked(machine, questions));
+                    machine.set_call_status(at, CallStatus::Delegated { child, parked: true });
+                    parked.push(self.child_cancellation(at, child));
+                    pending.push(PendingWrite::asked(machine, questions));
                 }
                 CallResult::Child(Err(ExitReason::Cancelled)) => outcome.stopped = true,
                 CallResult::Child(Err(stop)) => return Err(stop.into()),
             }
-            self.show_answer(machine, notes, at, running.is_empty());
+            self.publish_answer(machine, pending, at, running.is_empty());
             if !running.is_empty() {
-                self.flush(machine, notes).await?;
+                self.flush(machine, pending).await?;
             }
         }
         Ok(outcome)
     }
 
-    /// Takes in a result, past the policies. What it wants to be remembered is stored in the same transaction as the result.
-    fn receive(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize, answer: ToolOutput) {
+    /// Passes a result through the middleware and records it. Store items of the result are written in the same
+    /// transaction.
+    fn receive(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, answer: ToolOutput) {
         let answer = match machine.call(at) {
             Some(call) => self.agent.stack().iter().rev().fold(answer, |answer, policy| {
                 policy.receive(&self.scope, &machine.state, &call, answer)
             }),
             None => answer,
         };
-        // What a tool writes into a declared field has to fit it; a subagent's writes were checked call by call.
+        // A tool's writes must match the declared fields. A subagent's writes were checked call by call.
         let declared = &self.agent.declared;
-        let admitted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
-        let admitted = admitted.map_err(|wrong| Invalid {
+        let accepted = aside(declared.takes_long(&answer.writes), || declared.check(&answer.writes));
+        let accepted = accepted.map_err(|wrong| Invalid {
             field: format!("the state field `{}`", wrong.field),
             ..wrong
         });
-        let admitted = admitted.and_then(|()| self.growth.admit(&machine.state, &answer.writes));
-        let mut answer = match (admitted, machine.call(at)) {
+        let accepted = accepted.and_then(|()| self.state_size.admit(&machine.state, &answer.writes));
+        let mut answer = match (accepted, machine.call(at)) {
             (Err(wrong), Some(call)) => ToolOutput::error(
                 &call,
                 format!(
@@ -378,61 +379,65 @@ impl Loop<'_> {
         };
         let changes = std::mem::take(&mut answer.changes);
         if !changes.is_empty() {
-            notes.push(PendingWrite::Items(changes));
+            pending.push(PendingWrite::Items(changes));
         }
-        settle(machine, at, answer);
+        record_answer(machine, at, answer);
     }
 
-    /// Announces the answer of one of several calls, unless it completes the step, which then tells it itself.
-    fn show_answer(&self, machine: &mut Machine, notes: &mut PendingWrites, at: usize, last: bool) {
-        let Some(CallStatus::Answered(answer)) = machine.fate(at).cloned() else {
+    /// Publishes the answer of one of several calls. The answer that completes the step is published by the step's
+    /// checkpoint.
+    fn publish_answer(&self, machine: &mut Machine, pending: &mut PendingWrites, at: usize, last: bool) {
+        let Some(CallStatus::Answered(answer)) = machine.call_status(at).cloned() else {
             return;
         };
         let Some(head) = machine.head else {
             return;
         };
-        if answer.shown || last && machine.all_answered() {
+        if answer.is_logged || last && machine.all_answered() {
             return;
         }
-        notes.push(PendingWrite::Fact(Fact::Answered {
+        pending.push(PendingWrite::Fact(Fact::Answered {
             head,
             call: at,
             writes: answer.writes.clone(),
         }));
-        machine.set_fate(
+        machine.set_call_status(
             at,
-            CallStatus::Answered(Box::new(ToolOutput { shown: true, ..*answer })),
+            CallStatus::Answered(Box::new(ToolOutput {
+                is_logged: true,
+                ..*answer
+            })),
         );
     }
 }
 
-/// Takes in why a call came to no result.
-fn halt_call(machine: &mut Machine, notes: &mut PendingWrites, at: usize, halt: Halt, outcome: &mut StepFailure) {
+/// Records that a call ended without a result.
+fn halt_call(machine: &mut Machine, pending: &mut PendingWrites, at: usize, halt: Halt, outcome: &mut StepFailure) {
     match halt {
         Halt::Ask(questions) if !questions.is_empty() => {
             let interrupts = machine.call_asked(at, questions);
-            notes.push(PendingWrite::asked(machine, interrupts));
+            pending.push(PendingWrite::asked(machine, interrupts));
         }
         Halt::Ask(_) => {
-            machine.set_fate(at, CallStatus::Ready);
+            machine.set_call_status(at, CallStatus::Ready);
             outcome.failure = Some(unanswerable_question());
         }
         Halt::Fail(failure) => {
-            // Its outcome is known: the next run makes the call again.
-            machine.set_fate(at, CallStatus::Ready);
+            // The outcome is known, so a later run can repeat the call.
+            machine.set_call_status(at, CallStatus::Ready);
             outcome.failure = Some(failure);
         }
         Halt::Stopped => outcome.stopped = true,
     }
 }
 
-/// Writes an answer down.
-pub(super) fn settle(machine: &mut Machine, at: usize, answer: ToolOutput) {
+/// Records the answer of a call.
+pub(super) fn record_answer(machine: &mut Machine, at: usize, answer: ToolOutput) {
     let answer = ToolOutput {
         writes: with_ids(answer.writes),
         ..answer
     };
-    machine.set_fate(at, CallStatus::Answered(Box::new(answer)));
+    machine.set_call_status(at, CallStatus::Answered(Box::new(answer)));
 }
 
 pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was running, so its outcome is unknown. \
@@ -440,7 +445,7 @@ pub(super) const UNKNOWN_OUTCOME: &str = "The server stopped while this call was
 
 const CUT_OFF: &str = "The call was cut off before it had answered; whether it took effect is not known.";
 
-/// Asks what shall become of a call that was begun before the server died.
+/// Creates the question about a call that was started before the server stopped.
 pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
     let allowed = ["approve", "respond", "reject"];
     let description = format!(
@@ -473,9 +478,9 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> Question {
     }
 }
 
-/// The answer that a human's decision about an unknown outcome makes; none if the call is to be made again.
-fn decided(call: &ToolCall, verdict: &Value) -> Option<ToolOutput> {
-    let Decisions { decisions } = serde_json::from_value(verdict.clone()).ok()?;
+/// Returns the result that a human's decision about an unknown outcome gives; none to repeat the call.
+fn answer_of_decision(call: &ToolCall, decision: &Value) -> Option<ToolOutput> {
+    let Decisions { decisions } = serde_json::from_value(decision.clone()).ok()?;
     match decisions.into_iter().next()? {
         Decision::Approve | Decision::Edit { .. } => None,
         Decision::Respond { message } => Some(ToolOutput::message(Message::tool(call, ToolStatus::Success, message))),
@@ -486,29 +491,31 @@ fn decided(call: &ToolCall, verdict: &Value) -> Option<ToolOutput> {
     }
 }
 
-/// Brings what came of a call within the limits of JSON from outside.
-fn admitted(outcome: CallOutcome) -> Result<CallOutcome, Halt> {
+/// Applies the limits for JSON from outside to the outcome of a call.
+fn within_limits(outcome: CallOutcome) -> Result<CallOutcome, Halt> {
     let too_much = |exceeded: LimitExceeded| Failure::new("ToolAnswerError", format!("its answer {exceeded}"));
     match outcome {
         CallOutcome::Answer(mut answer) => {
             admit_result(&mut answer).map_err(too_much)?;
             Ok(CallOutcome::Answer(answer))
         }
-        CallOutcome::Delegate(mut wish) => {
-            wish.order
+        CallOutcome::Delegate(mut delegation) => {
+            delegation
+                .order
                 .initial_messages
                 .iter_mut()
                 .try_for_each(admit_message)
                 .map_err(too_much)?;
-            wish.order
+            delegation
+                .order
                 .response_format
                 .iter_mut()
                 .try_for_each(admit)
                 .map_err(too_much)?;
-            [&mut wish.subagent, &mut wish.order.description]
+            [&mut delegation.subagent, &mut delegation.order.description]
                 .into_iter()
                 .for_each(replace_nul);
-            Ok(CallOutcome::Delegate(wish))
+            Ok(CallOutcome::Delegate(delegation))
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Delegation: the same loop, one level down.
+//! Delegation: runs the loop of a subagent for a call.
 
 use std::sync::Arc;
 
 use futures::future::{BoxFuture, FutureExt};
 use tokio_util::sync::CancellationToken;
 
-use super::calls::{CallResult, settle};
-use super::journal::{Child, ChildVerdict, ExitReason, NewChildRun, PendingWrite};
-use super::roster::ReferencedAgent;
-use super::{Agent, Breakpoints, Growth, Loop, LoopOutcome};
+use super::calls::{CallResult, record_answer};
+use super::journal::{Child, ChildAdmission, ExitReason, NewChildRun, PendingWrite};
+use super::subagent_registry::ReferencedAgent;
+use super::{Agent, Breakpoints, Loop, LoopOutcome, StateSize};
 use crate::definition::form_problem;
 use crate::domain::background::{self, BackgroundTask};
 use crate::domain::call::{CallStatus, ToolOutput};
@@ -18,83 +18,83 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::limits::Limits;
 use crate::domain::machine::{Failure, Machine, Phase, Plan};
 use crate::domain::message::{Message, ToolCall, ToolStatus};
-use crate::domain::run::{DelegatedTask, Lineage, MAX_ORDERED_PROMPT_BYTES};
-use crate::domain::state::{ORDERED_PROMPT, State, Update};
+use crate::domain::run::{DelegatedTask, Lineage, MAX_DELEGATED_PROMPT_BYTES};
+use crate::domain::state::{DELEGATED_PROMPT, State, Update};
 use crate::domain::visibility::Visibility;
 use crate::tool::budget::{Meter, Refused};
 use crate::tool::{Delegation, ProgressSink, Scope};
 
 /// The result of a child run.
 pub(super) enum ChildResult {
-    /// With a result for the model.
+    /// The child run ended, with this result for the model.
     Answer(ToolOutput),
-    /// With questions that somebody has to answer first.
+    /// The child run waits for the answers to these questions.
     Parked { child: RunId, questions: Vec<Interrupt> },
 }
 
 impl Loop<'_> {
-    /// Starts a child for the call at `at`, if limits allow; else answers the call with the reason.
+    /// Starts a child run for the call at `at`. If a limit forbids it, the call is answered with the reason.
     pub(super) async fn delegate<'a>(
         &'a self,
         machine: &mut Machine,
         at: usize,
-        wish: Delegation,
+        delegation: Delegation,
     ) -> Result<Option<BoxFuture<'a, (usize, CallResult)>>, ExitReason> {
         let Some(call) = machine.call(at) else {
             return Ok(None);
         };
-        let resolved = match self.resolve_subagent(&wish.subagent, &wish.order) {
+        let resolved = match self.resolve_subagent(&delegation.subagent, &delegation.order) {
             Ok(resolved) => resolved,
             Err(text) => {
-                settle(machine, at, ToolOutput::error(&call, text));
+                record_answer(machine, at, ToolOutput::error(&call, text));
                 return Ok(None);
             }
         };
         if let Some(refusal) = self.claim_child().await? {
-            settle(machine, at, ToolOutput::error(&call, refusal));
+            record_answer(machine, at, ToolOutput::error(&call, refusal));
             return Ok(None);
         }
         let id = RunId::of_child(machine.call_task(at));
-        let lineage = self.lineage_of_child(machine, at, &call, wish.subagent);
+        let lineage = self.lineage_of_child(machine, at, &call, delegation.subagent);
         let graph_id = resolved.graph_id().map(str::to_owned);
         let order = DelegatedTask {
             display_text: resolved.display_text().map(str::to_owned),
-            ..wish.order
+            ..delegation.order
         };
         let url = resolved.url().map(str::to_owned);
-        let wish = NewChildRun {
+        let request = NewChildRun {
             id,
             lineage: lineage.clone(),
             order,
-            max_depth: self.deepest(),
+            max_depth: self.max_child_depth(),
             graph_id,
             url,
         };
-        machine.set_fate(
+        machine.set_call_status(
             at,
             CallStatus::Delegated {
                 child: id,
                 parked: false,
             },
         );
-        match self.journal.child(machine, wish).await? {
-            ChildVerdict::Admitted(child) => {
+        match self.journal.child(machine, request).await? {
+            ChildAdmission::Admitted(child) => {
                 let subagent = self
                     .subagent(resolved, &child, lineage.depth)
-                    .ok_or_else(|| lost("definition"))?;
-                let child = subagent.handed_down(*child, &machine.state);
+                    .ok_or_else(|| fault("definition"))?;
+                let child = subagent.with_input(*child, &machine.state);
                 Ok(Some(self.run_child(at, call, subagent, lineage, child)))
             }
-            ChildVerdict::Refused(reason) => {
+            ChildAdmission::Refused(reason) => {
                 self.scope.budget.child_done();
-                settle(machine, at, ToolOutput::error(&call, reason));
+                record_answer(machine, at, ToolOutput::error(&call, reason));
                 Ok(None)
             }
         }
     }
 
-    /// Counts a child that is about to be started: the one place where that is decided, whoever asks for it. Returns the
-    /// text for the model when a limit forbids it.
+    /// Counts a child run against the limits, for every way to start one. Returns the text for the model if a limit
+    /// forbids it.
     async fn claim_child(&self) -> Result<Option<String>, ExitReason> {
         let claimed = self
             .scope
@@ -103,52 +103,56 @@ impl Loop<'_> {
             .await;
         match claimed {
             Ok(()) => Ok(None),
-            Err(Refused::Away) => Err(ExitReason::Away),
+            Err(Refused::Away) => Err(ExitReason::Unavailable),
             Err(Refused::Exceeded(limit)) => Ok(Some(format!(
                 "{limit} Nothing was delegated; do the work yourself, or finish with what you have."
             ))),
         }
     }
 
-    /// Goes on with the child that already works on the call at `at`.
-    pub(super) async fn go_on_with_child<'a>(
+    /// Continues the child run of the call at `at`.
+    pub(super) async fn continue_child<'a>(
         &'a self,
         machine: &Machine,
         at: usize,
         child: RunId,
     ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
-        let call = machine.call(at).ok_or_else(|| lost("place in the conversation"))?;
-        let (lineage, child) = self.journal.find_child(child).await?.ok_or_else(|| lost("child run"))?;
+        let call = machine.call(at).ok_or_else(|| fault("place in the conversation"))?;
+        let (lineage, child) = self
+            .journal
+            .find_child(child)
+            .await?
+            .ok_or_else(|| fault("child run"))?;
         let resolved = self.resolve_subagent(lineage.agent(), &child.order);
-        let resolved = resolved.map_err(|_| lost("subagent's definition"))?;
+        let resolved = resolved.map_err(|_| fault("subagent's definition"))?;
         let subagent = self
             .subagent(resolved, &child, lineage.depth)
-            .ok_or_else(|| lost("subagent's definition"))?;
+            .ok_or_else(|| fault("subagent's definition"))?;
         self.scope.budget.child_goes_on();
-        let child = subagent.handed_down(child, &machine.state);
+        let child = subagent.with_input(child, &machine.state);
         Ok(self.run_child(at, call, subagent, lineage, child))
     }
 
-    /// Goes on with a child that waited and was cancelled, or one below it.
-    pub(super) async fn take_up_again<'a>(
+    /// Continues a parked child run after it, or one below it, was cancelled.
+    pub(super) async fn resume_child<'a>(
         &'a self,
         machine: &mut Machine,
         at: usize,
         child: RunId,
     ) -> Result<BoxFuture<'a, (usize, CallResult)>, ExitReason> {
-        machine.set_fate(at, CallStatus::Delegated { child, parked: false });
-        // It counts already among those under way.
+        machine.set_call_status(at, CallStatus::Delegated { child, parked: false });
+        // The child run is already counted as running.
         self.scope.budget.child_done();
-        self.go_on_with_child(machine, at, child).await
+        self.continue_child(machine, at, child).await
     }
 
-    /// Waits until the child that waits at `at` was cancelled, or one below it.
-    pub(super) fn until_given_up(
+    /// Waits until the parked child run of the call at `at`, or one below it, is cancelled.
+    pub(super) fn child_cancellation(
         &self,
         at: usize,
         child: RunId,
     ) -> BoxFuture<'_, (usize, RunId, Result<(), ExitReason>)> {
-        async move { (at, child, self.journal.given_up(child).await) }.boxed()
+        async move { (at, child, self.journal.child_cancelled(child).await) }.boxed()
     }
 
     fn run_child<'a>(
@@ -168,7 +172,7 @@ impl Loop<'_> {
         .boxed()
     }
 
-    /// Runs a child to its end, or until it waits.
+    /// Drives a child run until it ends or waits.
     async fn drive_child(
         &self,
         call: &ToolCall,
@@ -187,12 +191,12 @@ impl Loop<'_> {
             known: _,
         } = child;
         let input = input.unwrap_or_default();
-        let ending = match (&machine.position.phase, &machine.position.failure) {
+        let outcome = match (&machine.position.phase, &machine.position.failure) {
             (_, Some(failure)) => LoopOutcome::Failed(failure.clone()),
             (Phase::Ended, None) => LoopOutcome::Done,
             (Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }, None) => {
                 let below = Loop {
-                    growth: Growth::new(self.scope.sizes),
+                    state_size: StateSize::new(self.scope.sizes),
                     agent: &subagent.agent,
                     plan: subagent.plan(self.scope.step_limit),
                     lineage,
@@ -205,22 +209,23 @@ impl Loop<'_> {
                 self.drive_below(&below, &mut machine, &input).await?
             }
         };
-        if !matches!(ending, LoopOutcome::Parked(_)) {
+        if !matches!(outcome, LoopOutcome::Parked(_)) {
             self.scope.budget.child_done();
             self.scope.budget.settle(self.scope.now()).await;
         }
-        Ok(match ending {
+        Ok(match outcome {
             LoopOutcome::Done | LoopOutcome::Paused => {
                 ChildResult::Answer(self.result(call, subagent, &machine.state, &input))
             }
             LoopOutcome::Parked(questions) => ChildResult::Parked { child: id, questions },
             LoopOutcome::Failed(failure) => {
-                ChildResult::Answer(ToolOutput::error(call, failed(lineage.agent(), &failure)))
+                ChildResult::Answer(ToolOutput::error(call, failure_text(lineage.agent(), &failure)))
             }
         })
     }
 
-    /// Drives the loop of a child until it ends or waits. It ends here when it alone was cancelled: its caller goes on.
+    /// Drives the loop of a child until it ends or waits. If only the child was cancelled, it ends here, and its
+    /// caller continues.
     async fn drive_below(
         &self,
         below: &Loop<'_>,
@@ -228,21 +233,21 @@ impl Loop<'_> {
         input: &Update,
     ) -> Result<LoopOutcome, ExitReason> {
         let begun = machine.head.is_some();
-        let mut notes = vec![PendingWrite::Fact(Fact::Started {
+        let mut pending = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
             attempt: 1,
             resumed: begun,
         })];
         if !begun {
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
-            notes.extend(PendingWrite::input(machine, &below.plan, input.clone(), ids));
+            pending.extend(PendingWrite::input(machine, &below.plan, input.clone(), ids));
         }
         let is_alone =
             || below.scope.stop.is_cancelled() && !self.scope.stop.is_cancelled() && !self.leave.is_cancelled();
         let driven = if is_alone() {
-            below.flush(machine, &mut notes).await.and(Err(ExitReason::Cancelled))
+            below.flush(machine, &mut pending).await.and(Err(ExitReason::Cancelled))
         } else {
-            below.drive(machine, notes).await
+            below.drive(machine, pending).await
         };
         match driven {
             Err(ExitReason::Cancelled) | Ok(LoopOutcome::Parked(_)) if is_alone() => below.cancel(machine).await,
@@ -250,20 +255,20 @@ impl Loop<'_> {
         }
     }
 
-    /// Finds the subagent of this name, for this work.
+    /// Finds the subagent with this name for a delegated task.
     ///
     /// # Errors
-    /// The text for the model, when there is none, or none that can do the work in this form.
+    /// The text for the model, if there is no such subagent, or if it cannot do the task in the requested form.
     fn resolve_subagent(&self, name: &str, order: &DelegatedTask) -> Result<ResolvedSubagent, String> {
-        let nobody = || format!("There is no subagent `{name}` here.");
-        let own = self.agent.model_loop().ok_or_else(nobody)?;
-        let roster = own.subagents.as_ref().ok_or_else(nobody)?;
+        let unknown = || format!("There is no subagent `{name}` here.");
+        let own = self.agent.model_loop().ok_or_else(unknown)?;
+        let registry = own.subagents.as_ref().ok_or_else(unknown)?;
         let depth = self.lineage.depth + 1 - self.base;
-        let referred = roster.referred(name).cloned();
+        let referenced = registry.referenced(name).cloned();
         let fork = own.forks.get(name);
-        let here = fork.or_else(|| roster.get(name, depth));
+        let here = fork.or_else(|| registry.get(name, depth));
         let is_remote = here.as_ref().is_some_and(|agent| agent.remote().is_some());
-        let begins_itself = is_remote || referred.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
+        let begins_itself = is_remote || referenced.is_some() || here.as_ref().is_some_and(|agent| agent.is_fork);
         if begins_itself && !order.initial_messages.is_empty() {
             return Err(format!(
                 "`{name}` takes no initial messages: it is a fork, or an agent with a definition of its own. Nothing was \
@@ -271,14 +276,14 @@ impl Loop<'_> {
             ));
         }
         let is_program = here.as_ref().is_some_and(|agent| agent.program().is_some());
-        if let Some(problem) = prompt_problem(name, order, begins_itself || is_program) {
+        if let Some(problem) = prompt_error(name, order, begins_itself || is_program) {
             return Err(problem);
         }
         let Some(format) = &order.response_format else {
-            return referred
+            return referenced
                 .map(ResolvedSubagent::Registered)
                 .or_else(|| here.map(ResolvedSubagent::OfParent))
-                .ok_or_else(nobody);
+                .ok_or_else(unknown);
         };
         if is_remote {
             return Err(format!(
@@ -286,28 +291,28 @@ impl Loop<'_> {
                  result has to look like. Nothing was delegated."
             ));
         }
-        // What another agent of this server is like is known when it is admitted.
+        // The definition of another registered agent is known only at admission.
         let problem = here
             .as_ref()
             .map_or_else(|| form_problem(format, |_| false), |agent| agent.form_problem(format));
         if let Some(problem) = problem {
-            return Err(form_refused(name, &problem));
+            return Err(format_error(name, &problem));
         }
         let formed = || {
             own.forks
                 .in_form(name, format)
-                .or_else(|| roster.in_form(name, depth, format))
+                .or_else(|| registry.in_form(name, depth, format))
         };
-        referred
+        referenced
             .map(ResolvedSubagent::Registered)
             .or_else(|| formed().map(ResolvedSubagent::OfParent))
-            .ok_or_else(nobody)
+            .ok_or_else(unknown)
     }
 
-    /// The subagent that works as `child`, `depth` delegations below the main agent.
+    /// Returns the subagent that executes `child`, `depth` delegations below the main agent.
     fn subagent(&self, resolved: ResolvedSubagent, child: &Child, depth: u32) -> Option<Subagent> {
-        // An agent with a definition of its own counts its own levels, but not beyond those of whoever called it.
-        let levels = self.deepest().saturating_sub(depth);
+        // An agent with its own definition counts its own levels, but never beyond the limit of its caller.
+        let levels = self.max_child_depth().saturating_sub(depth);
         match resolved {
             ResolvedSubagent::OfParent(agent) => {
                 let mut limits = agent.limits.clone();
@@ -322,32 +327,32 @@ impl Loop<'_> {
                     is_external: false,
                 })
             }
-            ResolvedSubagent::Registered(referred) => {
+            ResolvedSubagent::Registered(referenced) => {
                 let known = child.known.as_ref()?;
                 let agent = match &child.order.response_format {
                     Some(format) => known.in_form(levels > 0, format),
                     None if levels > 0 => Arc::clone(&known.agent),
-                    None => known.alone(),
+                    None => known.without_delegations(),
                 };
-                let mut limits = referred.limits.unwrap_or_else(|| agent.limits.clone());
+                let mut limits = referenced.limits.unwrap_or_else(|| agent.limits.clone());
                 limits.depth = limits.depth.into_iter().chain([levels]).min();
                 Some(Subagent {
                     agent,
                     limits,
                     base: depth,
-                    step_limit: referred.step_limit,
+                    step_limit: referenced.step_limit,
                     is_external: true,
                 })
             }
         }
     }
 
-    /// How deep in the tree an agent below this one may stand.
-    fn deepest(&self) -> u32 {
+    /// Returns the maximum depth of agents below this one.
+    fn max_child_depth(&self) -> u32 {
         let own = self
             .agent
             .subagents()
-            .map_or(0, |roster| self.base.saturating_add(roster.max_depth));
+            .map_or(0, |registry| self.base.saturating_add(registry.max_depth));
         own.min(self.scope.budget.floor())
     }
 
@@ -355,8 +360,8 @@ impl Loop<'_> {
         let mut namespace = self.lineage.namespace.clone();
         namespace.push(machine.call_task(at));
         let mut path = self.lineage.path.clone();
-        let roster = self.agent.subagents();
-        let visibility = roster.map_or(Visibility::Full, |roster| roster.visibility(&subagent));
+        let registry = self.agent.subagents();
+        let visibility = registry.map_or(Visibility::Full, |registry| registry.visibility(&subagent));
         path.push(subagent);
         Lineage {
             root: self.lineage.root,
@@ -384,7 +389,7 @@ impl Loop<'_> {
             visibility: lineage.visibility,
             stop,
             budget: self.scope.budget.below(subagent.limits.clone(), meter, lineage.depth),
-            voice: ProgressSink::default(),
+            progress: ProgressSink::default(),
             answer: None,
             question: None,
             answers: Arc::default(),
@@ -393,43 +398,43 @@ impl Loop<'_> {
         }
     }
 
-    /// What a child that came to its end tells its parent, and what it wrote into the fields that both share.
+    /// Returns the result of a completed child run: the message for the parent, and the writes to shared fields.
     fn result(&self, call: &ToolCall, subagent: &Subagent, state: &State, input: &Update) -> ToolOutput {
-        let mut writes = subagent.agent.shares.of(written(state, input));
+        let mut writes = subagent.agent.shares.of(child_writes(state, input));
         if subagent.is_external {
             writes.fields.retain(|name, _| self.agent.declared.has(name));
             writes.rules.retain(|name, _| self.agent.declared.has(name));
         }
         if subagent.is_external && self.agent.plan.rules.contains_key(background::FIELD) {
-            // What it has begun in the background belongs to the conversation: its caller looks after it from now on.
+            // Background tasks of the child run belong to the conversation, so the caller tracks them from now on.
             BackgroundTask::all(state)
                 .iter()
                 .for_each(|task| writes.merge(task.write()));
         }
-        writes.messages.push(Arc::new(said(call, state, input)));
+        writes.messages.push(Arc::new(final_message(call, state, input)));
         ToolOutput {
             writes,
             ends: false,
-            shown: false,
+            is_logged: false,
             changes: vec![],
         }
     }
 
-    /// The questions that keep this lane waiting: its own, and those of the children it waits for.
+    /// Returns the open questions of this lane: its own, and those of its children.
     pub(super) async fn open_questions(&self, machine: &Machine) -> Result<Vec<Interrupt>, ExitReason> {
         let mut questions: Vec<Interrupt> = machine.open_questions().cloned().collect();
         for child in machine.parked_children() {
-            questions.extend(self.journal.questions_of(child).await?);
+            questions.extend(self.journal.open_interrupts_of(child).await?);
         }
         Ok(questions)
     }
 }
 
-/// How a subagent is described.
+/// The origin of a subagent's definition.
 enum ResolvedSubagent {
-    /// With its parent.
+    /// The definition is part of the parent's.
     OfParent(Arc<Agent>),
-    /// It is another agent of this server.
+    /// The subagent is another agent registered on this server.
     Registered(ReferencedAgent),
 }
 
@@ -437,7 +442,7 @@ impl ResolvedSubagent {
     fn display_text(&self) -> Option<&str> {
         match self {
             Self::OfParent(agent) => agent.display_text.as_deref(),
-            Self::Registered(referred) => referred.display_text.as_deref(),
+            Self::Registered(referenced) => referenced.display_text.as_deref(),
         }
     }
 
@@ -451,36 +456,36 @@ impl ResolvedSubagent {
     fn graph_id(&self) -> Option<&str> {
         match self {
             Self::OfParent(_) => None,
-            Self::Registered(referred) => Some(&referred.graph_id),
+            Self::Registered(referenced) => Some(&referenced.graph_id),
         }
     }
 }
 
-/// A subagent, and how it works in the place where it is.
+/// A subagent with its limits at this place in the tree.
 struct Subagent {
     agent: Arc<Agent>,
     limits: Limits,
-    /// The depth from which its levels of delegation are counted.
+    /// The depth from which the subagent's levels of delegation are counted.
     base: u32,
     step_limit: Option<u32>,
-    /// Whether its definition is not its parent's: they need not have the same fields.
+    /// True if the definition is not the parent's, so that the two may have different fields.
     is_external: bool,
 }
 
 impl Subagent {
-    /// Its hooks and its limit of steps, which is never higher than the one that the run was started with.
-    fn plan(&self, handed_down: Option<u32>) -> Plan {
+    /// Returns the hooks and the step limit: never more than the limit of the run.
+    fn plan(&self, run_step_limit: Option<u32>) -> Plan {
         let plan = self.agent.plan.clone();
         let own = self.step_limit.unwrap_or(plan.step_limit);
         Plan {
-            step_limit: handed_down.map_or(own, |limit| limit.min(own)),
+            step_limit: run_step_limit.map_or(own, |limit| limit.min(own)),
             ..plan
         }
     }
 
-    /// The child with what it is given: the fields that both share, and one human message. One on another server is given
-    /// the message alone.
-    fn handed_down(&self, child: Child, parent: &State) -> Child {
+    /// Gives the child its input: the shared fields and one human message. An agent on another server receives only
+    /// the message.
+    fn with_input(&self, child: Child, parent: &State) -> Child {
         if child.input.is_some() {
             return child;
         }
@@ -500,7 +505,7 @@ impl Subagent {
                 self.agent.name
             );
             input.messages.extend_from_slice(parent.before_last_answer());
-            // A program reads what its caller shares with everybody; a fork is its caller.
+            // A program reads every shared field, and a fork continues as its caller.
             if self.agent.program().is_none() {
                 input = Update {
                     fields: parent.fields_for_fork(),
@@ -515,7 +520,7 @@ impl Subagent {
             .extend(child.order.initial_messages.iter().cloned().map(Arc::new));
         input.messages.push(Arc::new(Message::human(order)));
         if let Some(prompt) = &child.order.system_prompt {
-            input.fields.insert(ORDERED_PROMPT.to_owned(), prompt.clone().into());
+            input.fields.insert(DELEGATED_PROMPT.to_owned(), prompt.clone().into());
         }
         Child {
             input: Some(super::driver::with_ids(input)),
@@ -524,8 +529,8 @@ impl Subagent {
     }
 }
 
-/// What the delegating model is told when the instructions that an order brings cannot be followed.
-fn prompt_problem(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> Option<String> {
+/// Returns the text for the delegating model if the task's instructions cannot be used.
+fn prompt_error(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> Option<String> {
     let prompt = order.system_prompt.as_ref()?;
     if has_its_own {
         return Some(format!(
@@ -533,43 +538,43 @@ fn prompt_problem(subagent: &str, order: &DelegatedTask, has_its_own: bool) -> O
              Nothing was delegated."
         ));
     }
-    let is_too_long = prompt.len() > MAX_ORDERED_PROMPT_BYTES;
+    let is_too_long = prompt.len() > MAX_DELEGATED_PROMPT_BYTES;
     is_too_long.then(|| {
         format!(
-            "The `system_prompt` for `{subagent}` has {} bytes; at most {MAX_ORDERED_PROMPT_BYTES} are allowed. Nothing \
+            "The `system_prompt` for `{subagent}` has {} bytes; at most {MAX_DELEGATED_PROMPT_BYTES} are allowed. Nothing \
              was delegated.",
             prompt.len()
         )
     })
 }
 
-/// What the delegating model is told when the subagent cannot answer in the form that was asked for.
-pub(super) fn form_refused(subagent: &str, problem: &str) -> String {
+/// Returns the text for the delegating model if the subagent cannot answer in the requested form.
+pub(super) fn format_error(subagent: &str, problem: &str) -> String {
     format!("`{subagent}` cannot answer in the form that was asked for: {problem}. Nothing was delegated.")
 }
 
-fn lost(what: &str) -> ExitReason {
+fn fault(what: &str) -> ExitReason {
     ExitReason::Fault(Failure::new(
         "RuntimeError",
         format!("a delegated call lost its {what}"),
     ))
 }
 
-/// What a child that came to its end tells its parent: the structured answer, or the last thing it said.
-fn said(call: &ToolCall, state: &State, input: &Update) -> Message {
-    // What stands before the order was said by somebody else.
+/// Returns the final message of a completed child run: the structured answer, or the last text.
+fn final_message(call: &ToolCall, state: &State, input: &Update) -> Message {
+    // Messages before the task belong to another agent.
     let order = input.messages.last().and_then(|message| message.id.as_deref());
-    let text = state.conclusion_after(order).unwrap_or_else(|| NOTHING_SAID.to_owned());
+    let text = state.conclusion_after(order).unwrap_or_else(|| EMPTY_RESULT.to_owned());
     Message::tool(call, ToolStatus::Success, text)
 }
 
 const FORK_PREAMBLE: &str = "The conversation above led to the order below; it does not go on here, and its user does not \
     hear you. Carry out the order yourself, without delegating: your caller sees your last message and nothing else.";
 
-const NOTHING_SAID: &str = "The subagent finished without saying anything.";
+const EMPTY_RESULT: &str = "The subagent finished without saying anything.";
 
-/// What a child wrote: the difference between where it ended and what it was given.
-fn written(state: &State, input: &Update) -> Update {
+/// Returns the writes of a child run: the difference between its last state and its input.
+fn child_writes(state: &State, input: &Update) -> Update {
     let files = state
         .files
         .iter()
@@ -595,8 +600,8 @@ fn written(state: &State, input: &Update) -> Update {
     .ruled(&state.rules)
 }
 
-/// What the delegating model is told about a child that failed, or was cancelled.
-fn failed(subagent: &str, failure: &Failure) -> String {
+/// Returns the text for the delegating model about a child run that failed or was cancelled.
+fn failure_text(subagent: &str, failure: &Failure) -> String {
     if *failure == Failure::cancelled() {
         return format!("The subagent `{subagent}` was cancelled by request before it was done: it has no result.");
     }

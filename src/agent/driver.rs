@@ -1,4 +1,4 @@
-//! Round and round: does what the machine says, and writes down what came of it.
+//! The driver: performs the steps that the machine requests and commits their results.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::answer::AnswerStream;
 use super::call_ids::CallIdAllocator;
 use super::journal::{ExitReason, PendingWrite};
-use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, ended};
+use super::{Breakpoints, Loop, LoopOutcome, ModelLoop, end_fact};
 use crate::domain::event::{AgentWork, AnswerHead, Chunk, Fact};
 use crate::domain::foreign::admit_answer;
 use crate::domain::id::{CheckpointId, TaskId};
@@ -22,118 +22,120 @@ use crate::middleware::{ModelAnswer, NextModel};
 use crate::model::{ModelError, ModelEvent, ModelRequest};
 use crate::tool::Halt;
 
-/// What has been done but is not yet stored.
+/// Writes that are not committed yet.
 pub(super) type PendingWrites = Vec<PendingWrite>;
 
 impl Loop<'_> {
-    /// Goes round until the run ends or waits for somebody. `notes` is what led up to it (the input, that it began).
+    /// Drives the run until it ends or waits. `pending` holds the writes before the first step: the input, and the
+    /// start.
     ///
-    /// Steps are stored before the world is touched again: before the model is asked, before a call runs, and at the end.
-    /// Whatever is lost in between is done anew by the next process, and nobody has seen it.
+    /// Results are committed before the next call of a model or tool, and at the end. A step that was lost in a crash
+    /// is repeated by the next process; nobody has seen its result.
     ///
     /// # Errors
-    /// [`ExitReason`] when the loop was left early; what was stored is enough to go on.
-    pub async fn drive(&self, machine: &mut Machine, mut notes: PendingWrites) -> Result<LoopOutcome, ExitReason> {
-        // They are under way, although nobody works on them here.
+    /// [`ExitReason`] if the loop was left early. The run can continue from what was committed.
+    pub async fn drive(&self, machine: &mut Machine, mut pending: PendingWrites) -> Result<LoopOutcome, ExitReason> {
+        // Parked children count as running, although no task drives them here.
         machine
             .parked_children()
             .iter()
             .for_each(|_| self.scope.budget.child_goes_on());
-        // Who goes on has passed the breakpoint where it stands: it stopped there, or had left it before a crash.
-        let mut passes = notes
+        // A resumed run has passed the breakpoint at its position: it stopped there before, or had left it before a
+        // crash.
+        let mut passes = pending
             .iter()
-            .any(|note| matches!(note, PendingWrite::Fact(Fact::Started { resumed: true, .. })));
+            .any(|write| matches!(write, PendingWrite::Fact(Fact::Started { resumed: true, .. })));
         loop {
             let step = machine.next(&self.plan);
-            // What is over is written down as over: nothing would be left to do that for a child found at its end.
+            // The end must be recorded: a child that is found at its end has nothing left to do.
             let goes_on = matches!(
                 step,
                 Step::RunHook(..) | Step::AskModel | Step::RunCalls(_) | Step::Work
             );
             if goes_on && (self.scope.stop.is_cancelled() || self.leave.is_cancelled()) {
-                self.flush(machine, &mut notes).await?;
+                self.flush(machine, &mut pending).await?;
                 return Err(ExitReason::Cancelled);
             }
             if !passes && self.stops_at(machine, &step) {
-                notes.push(PendingWrite::Fact(Fact::Paused));
-                return self.end(machine, notes, LoopOutcome::Paused).await;
+                pending.push(PendingWrite::Fact(Fact::Paused));
+                return self.end(machine, pending, LoopOutcome::Paused).await;
             }
             passes = false;
             let done = match step {
-                Step::End => return self.end(machine, notes, LoopOutcome::Done).await,
-                Step::Fail(failure) => return self.fail(machine, notes, failure).await,
+                Step::End => return self.end(machine, pending, LoopOutcome::Done).await,
+                Step::Fail(failure) => return self.fail(machine, pending, failure).await,
                 Step::Park => {
-                    let ending = LoopOutcome::Parked(self.open_questions(machine).await?);
-                    return self.end(machine, notes, ending).await;
+                    let outcome = LoopOutcome::Parked(self.open_questions(machine).await?);
+                    return self.end(machine, pending, outcome).await;
                 }
-                Step::RunHook(moment, at) => self.run_hook(machine, &mut notes, moment, at).await,
+                Step::RunHook(point, at) => self.run_hook(machine, &mut pending, point, at).await,
                 Step::AskModel => {
-                    self.flush(machine, &mut notes).await?;
-                    self.ask_model(machine, &mut notes).await
+                    self.flush(machine, &mut pending).await?;
+                    self.ask_model(machine, &mut pending).await
                 }
-                Step::RunCalls(ready) => self.run_calls(machine, &mut notes, &ready).await,
-                Step::Work => self.work(machine, &mut notes).await,
+                Step::RunCalls(ready) => self.run_calls(machine, &mut pending, &ready).await,
+                Step::Work => self.run_program(machine, &mut pending).await,
             };
             match done {
                 Ok(()) => {}
-                Err(StepError::Halted(Halt::Fail(failure))) => return self.fail(machine, notes, failure).await,
+                Err(StepError::Halted(Halt::Fail(failure))) => return self.fail(machine, pending, failure).await,
                 Err(StepError::Halted(Halt::Stopped)) => {
-                    self.flush(machine, &mut notes).await?;
+                    self.flush(machine, &mut pending).await?;
                     return Err(ExitReason::Cancelled);
                 }
                 Err(StepError::Halted(Halt::Ask(_))) => {
-                    return self.fail(machine, notes, unanswerable_question()).await;
+                    return self.fail(machine, pending, unanswerable_question()).await;
                 }
                 Err(StepError::Stopped(stop)) => return Err(stop),
             }
-            if self.stops_after(&notes) {
-                notes.push(PendingWrite::Fact(Fact::Paused));
-                return self.end(machine, notes, LoopOutcome::Paused).await;
+            if self.stops_after(&pending) {
+                pending.push(PendingWrite::Fact(Fact::Paused));
+                return self.end(machine, pending, LoopOutcome::Paused).await;
             }
         }
     }
 
-    /// Stores `notes` and ends the run without driving it.
+    /// Commits `pending` and ends the run without driving it.
     ///
     /// # Errors
     /// As [`Loop::drive`].
-    pub async fn close(&self, machine: &Machine, notes: PendingWrites) -> Result<LoopOutcome, ExitReason> {
-        self.end(machine, notes, LoopOutcome::Done).await
+    pub async fn close(&self, machine: &Machine, pending: PendingWrites) -> Result<LoopOutcome, ExitReason> {
+        self.end(machine, pending, LoopOutcome::Done).await
     }
 
-    /// Stores what has been done so far.
-    pub(super) async fn flush(&self, machine: &Machine, notes: &mut PendingWrites) -> Result<(), ExitReason> {
-        let notes = std::mem::take(notes);
-        if notes.is_empty() {
+    /// Commits the pending writes.
+    pub(super) async fn flush(&self, machine: &Machine, pending: &mut PendingWrites) -> Result<(), ExitReason> {
+        let pending = std::mem::take(pending);
+        if pending.is_empty() {
             Ok(())
         } else {
-            self.journal.commit(machine, notes).await
+            self.journal.commit(machine, pending).await
         }
     }
 
     async fn end(
         &self,
         machine: &Machine,
-        mut notes: PendingWrites,
-        ending: LoopOutcome,
+        mut pending: PendingWrites,
+        outcome: LoopOutcome,
     ) -> Result<LoopOutcome, ExitReason> {
-        notes.push(PendingWrite::Fact(ended(&ending, self.lineage.depth)));
-        self.journal.commit(machine, notes).await?;
-        Ok(ending)
+        pending.push(PendingWrite::Fact(end_fact(&outcome, self.lineage.depth)));
+        self.journal.commit(machine, pending).await?;
+        Ok(outcome)
     }
 
-    /// Ends the run at the step under way, which may be tried again by a later run.
+    /// Ends the run with a failure at the current step, which a later run may repeat.
     async fn fail(
         &self,
         machine: &mut Machine,
-        notes: PendingWrites,
+        pending: PendingWrites,
         failure: Failure,
     ) -> Result<LoopOutcome, ExitReason> {
         machine.position.failure = Some(failure.clone());
-        self.end(machine, notes, LoopOutcome::Failed(failure)).await
+        self.end(machine, pending, LoopOutcome::Failed(failure)).await
     }
 
-    /// Ends a run that was cancelled while its caller goes on.
+    /// Ends a run that was cancelled while its caller continues.
     pub(super) async fn cancel(&self, machine: &mut Machine) -> Result<LoopOutcome, ExitReason> {
         let failure = Failure::cancelled();
         machine
@@ -150,18 +152,18 @@ impl Loop<'_> {
         let node = match step {
             Step::AskModel => MODEL,
             Step::RunCalls(_) => TOOLS,
-            Step::Work => machine.work_node(),
-            Step::RunHook(moment, at) => self.plan.hooks(*moment).get(*at).map_or("", String::as_str),
+            Step::Work => machine.program_node(),
+            Step::RunHook(point, at) => self.plan.hooks(*point).get(*at).map_or("", String::as_str),
             Step::Park | Step::End | Step::Fail(_) => return false,
         };
         let under_way =
             matches!(machine.position.phase, Phase::Tools { ref calls } if calls.iter().any(|c| c.answer().is_some()));
-        !under_way && Breakpoints::hit(&self.breakpoints.before, node)
+        !under_way && Breakpoints::contains(&self.breakpoints.before, node)
     }
 
-    fn stops_after(&self, notes: &PendingWrites) -> bool {
-        match notes.last() {
-            Some(PendingWrite::Entry { entry, .. }) => Breakpoints::hit(&self.breakpoints.after, &entry.node),
+    fn stops_after(&self, pending: &PendingWrites) -> bool {
+        match pending.last() {
+            Some(PendingWrite::Entry { entry, .. }) => Breakpoints::contains(&self.breakpoints.after, &entry.node),
             Some(PendingWrite::Fact(_) | PendingWrite::Items(_)) | None => false,
         }
     }
@@ -169,46 +171,46 @@ impl Loop<'_> {
     async fn run_hook(
         &self,
         machine: &mut Machine,
-        notes: &mut PendingWrites,
-        moment: HookPoint,
+        pending: &mut PendingWrites,
+        point: HookPoint,
         at: usize,
     ) -> Result<(), StepError> {
-        let Some(policy) = self.agent.hook(moment, at) else {
-            return Err(changed("a hook under way is gone"));
+        let Some(policy) = self.agent.hook(point, at) else {
+            return Err(definition_changed("the current hook does not exist any more"));
         };
-        let name = self.plan.hooks(moment).get(at).cloned().unwrap_or_default();
+        let name = self.plan.hooks(point).get(at).cloned().unwrap_or_default();
         let scope = self.scope.answered(machine.answers_to(&InterruptSource::Hook(name)));
         match self
-            .with_progress(machine, notes, policy.hook(moment, &scope, &machine.state))
+            .with_progress(machine, pending, policy.hook(point, &scope, &machine.state))
             .await?
         {
             Ok(reaction) => {
                 let update = with_ids(reaction.update);
-                self.growth.note(&update);
+                self.state_size.record(&update);
                 machine.mark_reviewed(&reaction.reviewed);
                 let entry = machine.hook_done(&self.plan, update, reaction.jump, CheckpointId::mint());
-                notes.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
+                pending.extend(entry.map(|entry| PendingWrite::entry(entry, machine)));
                 Ok(())
             }
             Err(Halt::Ask(questions)) if !questions.is_empty() => {
                 let interrupts = machine.hook_asked(&self.plan, questions);
-                notes.push(PendingWrite::asked(machine, interrupts));
+                pending.push(PendingWrite::asked(machine, interrupts));
                 Ok(())
             }
             Err(halt) => Err(halt.into()),
         }
     }
 
-    async fn ask_model(&self, machine: &mut Machine, notes: &mut PendingWrites) -> Result<(), StepError> {
+    async fn ask_model(&self, machine: &mut Machine, pending: &mut PendingWrites) -> Result<(), StepError> {
         let Some(own) = self.agent.model_loop() else {
-            return Err(changed("it asks no model any more"));
+            return Err(definition_changed("it has no model any more"));
         };
-        self.growth.check(&machine.state).map_err(Halt::Fail)?;
-        self.journal.begin(AgentWork::Model);
+        self.state_size.check(&machine.state).map_err(Halt::Fail)?;
+        self.journal.publish_start(AgentWork::Model);
         let request = ModelRequest {
             system: own.system_prompt.clone(),
-            messages: match &machine.position.shown {
-                Some(shown) => shown.iter().cloned().map(Arc::new).collect(),
+            messages: match &machine.position.model_input {
+                Some(messages) => messages.iter().cloned().map(Arc::new).collect(),
                 None => machine.state.messages.clone(),
             },
             tools: own.toolbox.specs(),
@@ -235,22 +237,21 @@ impl Loop<'_> {
             scope: &self.scope,
             state: &machine.state,
         };
-        let answer = self.with_progress(machine, notes, next.ask(request)).await?;
-        notes.append(&mut broken.lock().unwrap_or_else(PoisonError::into_inner));
+        let answer = self.with_progress(machine, pending, next.ask(request)).await?;
+        pending.append(&mut broken.lock().unwrap_or_else(PoisonError::into_inner));
         let ModelAnswer { mut message, extra } = answer?;
         message.name = Some(self.lineage.agent().to_owned());
         if message.id.is_none() {
             message.id = Some(mint_answer_id());
         }
-        self.growth.note(&extra);
-        self.growth.note_message(&message);
+        self.state_size.record(&extra);
+        self.state_size.record_message(&message);
         let entry = machine.model_done(&self.plan, message, with_ids(extra), CheckpointId::mint());
-        notes.push(PendingWrite::entry(entry, machine));
+        pending.push(PendingWrite::entry(entry, machine));
         Ok(())
     }
 
-    /// Asks the model once and passes its answer on, piece by piece. What is to be remembered of one that breaks off is
-    /// added to `broken`.
+    /// Asks the model once and streams its answer. If the answer ends early, the event to store is added to `broken`.
     async fn stream_answer(
         &self,
         model_loop: &ModelLoop,
@@ -263,19 +264,19 @@ impl Loop<'_> {
         let received = self.scope.stop.run_until_cancelled(received);
         let received = self.leave.run_until_cancelled(received);
         let received = self.scope.budget.in_time(self.scope.now(), received).await;
-        let break_off = |answer: AnswerStream<'_>, failed: bool| {
-            let fact = answer.break_off(failed).map(PendingWrite::Fact);
+        let abort = |answer: AnswerStream<'_>, failed: bool| {
+            let fact = answer.abort(failed).map(PendingWrite::Fact);
             broken.lock().unwrap_or_else(PoisonError::into_inner).extend(fact);
         };
         match received.map(Option::flatten) {
             Err(late) => {
-                break_off(answer, true);
+                abort(answer, true);
                 Err(late.into())
             }
             Ok(None) => {
-                // Who leaves only has the answer asked for anew, by the next process.
+                // On shutdown the answer is not void: the next process asks for it again.
                 if !self.leave.is_cancelled() {
-                    break_off(answer, false);
+                    abort(answer, false);
                 }
                 Err(Halt::Stopped)
             }
@@ -288,8 +289,8 @@ impl Loop<'_> {
             }
             Ok(Some(Err(error))) => {
                 tracing::warn!(agent = %self.scope.agent, run = %self.scope.run, %error, "model call failed");
-                break_off(answer, true);
-                Err(Halt::Fail(Failure::new(error.class(), shown(&error))))
+                abort(answer, true);
+                Err(Halt::Fail(Failure::new(error.class(), client_failure_text(&error))))
             }
         }
     }
@@ -311,7 +312,7 @@ impl Loop<'_> {
                 ModelEvent::CallChunk { index, id, name, args } => Chunk::Call { index, id, name, args },
                 ModelEvent::Done(mut message) => {
                     admit_answer(&mut message);
-                    CallIdAllocator::tell_apart(&mut message);
+                    CallIdAllocator::make_unique(&mut message);
                     answer.complete(&message);
                     return Ok(message);
                 }
@@ -324,14 +325,14 @@ impl Loop<'_> {
     }
 }
 
-/// A question came from where nobody can take the answer to.
+/// Creates the failure for a question that no client can answer.
 pub(super) fn unanswerable_question() -> Failure {
-    Failure::new("RuntimeError", "a question was asked where nobody can answer it")
+    Failure::new("RuntimeError", "an interrupt was raised where no client can answer it")
 }
 
-/// Why a step was left.
+/// The reason why a step ended early.
 pub(super) enum StepError {
-    /// A policy, tool or model halted it.
+    /// A policy, tool or model halted the step.
     Halted(Halt),
     /// The loop has to be left.
     Stopped(ExitReason),
@@ -349,15 +350,14 @@ impl From<ExitReason> for StepError {
     }
 }
 
-/// What clients are told about a failing model. The provider's own words may hold what is not theirs to read; the log
-/// has them.
-fn shown(error: &ModelError) -> String {
+/// Returns the failure text for clients. The provider's message may contain confidential data and is only logged.
+fn client_failure_text(error: &ModelError) -> String {
     match error {
         ModelError::Refused { status, .. } => format!("The model provider refused the request (status {status})."),
         ModelError::RateLimited { .. } => "The model provider is rate limiting this server.".to_owned(),
         ModelError::TooLong { .. } => "The conversation is too long for the model.".to_owned(),
         ModelError::Unavailable { .. } => "The model provider could not be reached or failed.".to_owned(),
-        ModelError::Interrupted { .. } => "The model's answer broke off before it was complete.".to_owned(),
+        ModelError::Interrupted { .. } => "The model's answer ended before it was complete.".to_owned(),
         ModelError::TimedOut { message } => format!("The model provider takes too long: {message}."),
         ModelError::TooLarge { message } => format!("The model's answer is too large: {message}."),
         ModelError::NothingToAsk => error.to_string(),
@@ -365,18 +365,18 @@ fn shown(error: &ModelError) -> String {
     }
 }
 
-/// The agent of a run under way has another definition now.
-pub(super) fn changed(how: &str) -> StepError {
+/// Creates the failure for a run whose agent has another definition now.
+pub(super) fn definition_changed(how: &str) -> StepError {
     let message = format!("the agent's definition changed: {how}");
     Halt::Fail(Failure::new("RuntimeError", message)).into()
 }
 
-/// The number of the step that is under way.
+/// Returns the number of the current step.
 pub(super) fn next_step(machine: &Machine) -> i64 {
     machine.step.map_or(0, |step| step + 1)
 }
 
-/// The form in which clients know the ids of models' messages.
+/// Creates the id of a model's message, in the form that clients expect.
 pub(super) fn mint_answer_id() -> String {
     format!("lc_run--{}", CheckpointId::mint())
 }

@@ -1,4 +1,4 @@
-//! All that the loop asks of the outer world.
+//! The interface between the loop and the runtime.
 
 use std::sync::Arc;
 
@@ -17,72 +17,73 @@ use crate::domain::run::{DelegatedTask, Lineage};
 use crate::domain::state::Update;
 use crate::tool::budget::Meter;
 
-/// What the loop writes through. One journal serves one lane of a thread.
+/// The journal of one lane of a thread: stores what the loop writes and publishes what it streams.
 #[async_trait]
 pub trait Journal: Send + Sync {
-    /// Stores, in one transaction: the entries, where `machine` now stands, and the facts, in the order of `notes`.
-    /// Returns only when all of it is durable; until then nobody sees it.
+    /// Stores the entries, the position of `machine` and the facts in one transaction, in the order of `pending`.
+    /// Returns when all of it is durable; nothing is visible to readers before that.
     ///
     /// # Errors
-    /// [`ExitReason::LeaseLost`] when another process has taken the run over; nothing was stored then.
-    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason>;
+    /// [`ExitReason::LeaseLost`] if another process has taken the run over; then nothing was stored.
+    async fn commit(&self, machine: &Machine, pending: Vec<PendingWrite>) -> Result<(), ExitReason>;
 
-    /// Passes on a piece of an answer that is still being given. Followers see it at once; it is not stored.
-    fn say(&self, delta: Delta);
+    /// Publishes a piece of an answer that is being streamed. Live subscribers receive it at once; it is not stored.
+    fn publish(&self, delta: Delta);
 
-    /// Tells followers what the agent sets about now. It is not stored, and must not be told before what led to it is.
-    fn begin(&self, work: AgentWork);
+    /// Publishes the start of a step. It is not stored, and must not be published before the writes that led to it
+    /// are committed.
+    fn publish_start(&self, work: AgentWork);
 
-    /// Shows clients a piece of what the call of this id will come to.
-    fn put_out(&self, call: String, text: String);
+    /// Publishes a piece of the output of the call with this id.
+    fn publish_output(&self, call: String, text: String);
 
-    /// Finds the child run of a call, or creates it if limits allow; `parent` already says that the call is the child's.
-    /// Both are durable before this returns.
+    /// Finds the child run of a call, or creates it if the limits allow. `parent` already records that the call is
+    /// delegated. Both are durable before this returns.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason>;
+    async fn child(&self, parent: &Machine, request: NewChildRun) -> Result<ChildAdmission, ExitReason>;
 
-    /// The run that this journal belongs to.
+    /// Returns the run that this journal belongs to.
     fn run(&self) -> RunId;
 
-    /// Finds a child run again.
+    /// Finds an existing child run.
     ///
     /// # Errors
     /// As [`Journal::commit`].
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason>;
 
-    /// The open questions of a child that waits, and of the children below it.
+    /// Returns the open interrupts of a parked child run and of the child runs below it.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason>;
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason>;
 
-    /// Returns when a child that waits was cancelled, or one below it, so that there is something to go on with.
+    /// Waits until a parked child run, or one below it, is cancelled, so that it can be continued.
     ///
     /// # Errors
     /// As [`Journal::commit`].
-    async fn given_up(&self, child: RunId) -> Result<(), ExitReason>;
+    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason>;
 }
 
-/// Something to be stored.
+/// A write for the next commit.
 #[derive(Debug, Clone)]
 pub enum PendingWrite {
-    /// A step was taken, after which the machine stood at `position`.
+    /// A completed step, with the machine's position after it.
     Entry {
         /// The step.
         entry: Entry,
-        /// What came next, at that time.
+        /// The position at that time.
         position: Position,
     },
-    /// Something else happened.
+    /// Another event.
     Fact(Fact),
-    /// Something shall be remembered beyond the thread. It is no event: nobody is told.
+    /// Writes to the Store. They are not events of the thread.
     Items(Vec<ItemChange>),
 }
 
 impl PendingWrite {
-    /// That `machine` has just taken the step `entry`.
+    /// Creates the write for a step that `machine` has just taken.
     pub fn entry(entry: Entry, machine: &Machine) -> Self {
         Self::Entry {
             entry,
@@ -90,7 +91,7 @@ impl PendingWrite {
         }
     }
 
-    /// That `machine` asks these questions.
+    /// Creates the write for interrupts that `machine` has raised.
     pub fn asked(machine: &Machine, interrupts: Vec<Interrupt>) -> Self {
         Self::Fact(Fact::Asked {
             head: machine.head,
@@ -98,7 +99,7 @@ impl PendingWrite {
         })
     }
 
-    /// Gives `machine` new input, and notes both checkpoints of it.
+    /// Gives `machine` new input and returns the writes of both checkpoints.
     pub fn input(machine: &mut Machine, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Self; 2] {
         let [before, after] = machine.begin(plan, input, ids);
         [
@@ -111,69 +112,69 @@ impl PendingWrite {
     }
 }
 
-/// What a child run is to be.
+/// A request for a child run.
 #[derive(Debug, Clone)]
 pub struct NewChildRun {
-    /// Its id, which follows from the task of the call: asking again finds the same child.
+    /// The id, derived from the task of the call: a repeated request finds the same child run.
     pub id: RunId,
-    /// The child's place in the tree.
+    /// The place of the child run in the tree.
     pub lineage: Lineage,
-    /// The work.
+    /// The delegated task.
     pub order: DelegatedTask,
-    /// How deep delegations may nest under the main agent.
+    /// The maximum depth of delegations below the main agent.
     pub max_depth: u32,
-    /// The agent of this server that it is, when it is none that its parent's definition describes.
+    /// The `graph_id` of a registered agent, if the subagent is not defined with its parent.
     pub graph_id: Option<String>,
-    /// The server that does the work, when that is another one.
+    /// The address of the other server, for a remote agent.
     pub url: Option<String>,
 }
 
 impl NewChildRun {
-    /// Why `agent` cannot be the child; the text is for the delegating model.
-    pub fn refused_by(&self, agent: &Agent) -> Option<String> {
+    /// Returns the reason why `agent` cannot do the task, as a text for the delegating model.
+    pub fn incompatibility(&self, agent: &Agent) -> Option<String> {
         let problem = agent.form_problem(self.order.response_format.as_ref()?)?;
-        Some(super::delegate::form_refused(self.lineage.agent(), &problem))
+        Some(super::delegate::format_error(self.lineage.agent(), &problem))
     }
 }
 
-/// Whether there is a child to drive.
-pub enum ChildVerdict {
-    /// There is.
+/// The result of a request for a child run.
+pub enum ChildAdmission {
+    /// The child run can be driven.
     Admitted(Box<Child>),
     /// A limit forbids it; the text is for the delegating model.
     Refused(String),
 }
 
-/// A child run, ready to be driven.
+/// A child run that is ready to be driven.
 pub struct Child {
-    /// Its id.
+    /// The id.
     pub id: RunId,
-    /// Where it stands: fresh, waiting, under way, or ended.
+    /// The machine: new, waiting, running, or ended.
     pub machine: Machine,
-    /// The work.
+    /// The delegated task.
     pub order: DelegatedTask,
-    /// Tells it to stop. Whoever tells its parent to stop tells it, too.
+    /// The cancellation token of the child run, cancelled together with the parent's.
     pub stop: CancellationToken,
-    /// What it has used so far; its journal stores what this says.
+    /// The usage so far, which the journal stores.
     pub meter: Arc<Meter>,
-    /// The agent of this server that it is, by the definition with which it began; none for one that its parent's
-    /// definition describes.
+    /// The registered agent with the definition that the child run started with; none for a subagent that is defined
+    /// with its parent.
     pub known: Option<Arc<RegisteredAgent>>,
-    /// What it began with, once it has; the difference to its state is what it wrote.
+    /// The input, once the child run has started. The difference to its state is its result.
     pub input: Option<Update>,
-    /// Where it writes.
+    /// The journal of the child run.
     pub journal: Box<dyn Journal>,
 }
 
-/// Why a loop was left without having come to its end.
+/// The reason why a loop was left before its end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ExitReason {
-    /// The run was told to stop, or the server is shutting down.
+    /// The run was cancelled, or the server is shutting down.
     Cancelled,
-    /// Another process has taken the run over: nothing more may be written.
+    /// Another process has taken the run over; nothing more may be written.
     LeaseLost,
-    /// The outer world cannot be reached for the moment; the run goes on later from what was stored.
-    Away,
-    /// The outer world failed; the run cannot go on.
+    /// The database cannot be reached; the run continues later from its last commit.
+    Unavailable,
+    /// The database failed; the run cannot continue.
     Fault(Failure),
 }

@@ -1,22 +1,21 @@
-//! How one run proceeds.
+//! The loop of one agent.
 //!
 //! ```text
 //!            ┌──────────────── Loop::drive ────────────────┐
 //!            │                                             │
-//!  Machine ──┤  next ──► perform ──► …_done ──► notes ──┐  ├──► Ending
+//!  Machine ──┤  next ──► perform ──► …_done ──► writes ─┐  ├──► LoopOutcome
 //!            │   ▲                                      │  │
-//!            │   └── Journal::commit, before the world ◄┘  │
-//!            │       is touched again                      │
+//!            │   └── Journal::commit before each ◄──────┘  │
+//!            │       call of a model or tool               │
 //!            └─────────────────────────────────────────────┘
 //!                       │ a delegated call
 //!                       ▼
 //!                 Loop::drive, one level down
 //! ```
 //!
-//! The driver is the only one who acts; it decides nothing. A subagent is the same loop called by itself with the child's
-//! machine and the child's journal. An agent either asks a model and makes its calls, or is a program that does the whole
-//! work in one step: [`AgentKind`]. Neighbours: [`crate::domain::machine`] decides, [`crate::runtime`] provides the
-//! journal.
+//! The driver performs every action and decides nothing: [`crate::domain::machine`] decides, and [`crate::runtime`]
+//! provides the journal. A subagent is the same loop, which calls itself with the child's machine and the child's journal.
+//! An agent either asks a model and runs its calls, or is a program that does the whole work in one step: [`AgentKind`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,98 +45,98 @@ pub mod assemble;
 mod call_ids;
 mod calls;
 mod delegate;
-mod drawing;
 mod driver;
-mod growth;
+mod graph;
 pub mod journal;
+mod program;
 mod progress;
-pub mod roster;
-mod work;
+mod state_size;
+pub mod subagent_registry;
 
 pub use driver::with_ids as identified;
-pub use growth::Growth;
-pub use journal::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
-pub use roster::{Forks, SubagentRegistry};
+pub use journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
+pub use state_size::StateSize;
+pub use subagent_registry::{Forks, SubagentRegistry};
 
-/// An assembled definition, ready to run. Shared by all its runs.
+/// An assembled agent, ready to run and shared by all its runs.
 pub struct Agent {
-    /// `lc_agent_name`.
+    /// The name, known to clients as `lc_agent_name`.
     pub name: String,
-    /// The public names of the hooks, in running order, or of the program, and the step limit.
+    /// The public names of the hooks in running order, or of the program, and the step limit.
     pub plan: Plan,
-    /// What one run of it may use.
+    /// The limits of one run.
     pub limits: Limits,
     /// The declared fields of the state.
     pub declared: DeclaredFields,
-    /// Whether it begins with the conversation of its caller.
+    /// True if the agent is a fork, which continues its caller's conversation.
     pub is_fork: bool,
-    /// What it shares with its caller.
+    /// The parts of the state that are shared with the caller.
     pub shares: SharedState,
-    /// What a user interface shows while it works.
+    /// The text that user interfaces show while the agent runs.
     pub display_text: Option<String>,
-    /// The messages with which it begins as a subagent.
+    /// The initial messages of a subagent.
     pub initial: Vec<Arc<Message>>,
-    /// How it works.
+    /// The kind of agent, with its parts.
     pub kind: AgentKind,
 }
 
-/// How an agent works.
+/// The kinds of agents.
 pub enum AgentKind {
-    /// A model is asked, and its calls are made, until it has no more calls.
+    /// A model with tools: the model is asked, and its calls are run, until it makes no more calls.
     ModelLoop(Box<ModelLoop>),
-    /// A program does the whole work.
+    /// A program that does all of the work.
     Program(AgentProgram),
 }
 
-/// What an agent has that asks a model.
+/// The parts of an agent with a model.
 pub struct ModelLoop {
-    /// The model, or why it cannot be had: then asking it fails.
+    /// The model. If it is an error, every request to the model fails with it.
     pub model: Result<Arc<dyn Model>, ModelError>,
-    /// Provider settings sent with every question.
+    /// The provider settings of every request.
     pub settings: Map<String, Value>,
-    /// The instructions, with what policies added.
+    /// The instructions, including the text that middleware added.
     pub system_prompt: SystemPrompt,
-    /// The policies, outermost first.
+    /// The middleware, outermost first.
     pub stack: Vec<Arc<dyn Middleware>>,
-    /// What it can call.
+    /// The tools.
     pub toolbox: Toolbox,
-    /// The schema checks of those tools, by name.
+    /// The checks of the tools' arguments, by tool name.
     pub checks: HashMap<String, ArgumentCheck>,
-    /// The fields of its state besides the conversation.
+    /// The state fields of the middleware, besides the messages.
     pub fields: Vec<Field>,
-    /// What the context of its runs has to fit, if its owner says so.
+    /// The schema for the context of runs, if the definition has one.
     pub context: Option<ContextSchema>,
-    /// Whom it can delegate to; none if it cannot.
+    /// The subagents; none if the agent cannot delegate.
     pub subagents: Option<Arc<SubagentRegistry>>,
-    /// Those of them that go on as it does, with its conversation.
+    /// The subagents that run as forks of this agent (`mode = "fork"`).
     pub forks: Forks,
 }
 
-/// What an agent has that is a program.
+/// The parts of an agent that is a program.
 pub struct AgentProgram {
     /// The program.
     pub runnable: Arc<dyn Runnable>,
-    /// The form of what it comes to, if whoever delegated asks for one.
+    /// The form of the result, if the delegating agent asked for one.
     pub form: Option<NativeAnswer>,
-    /// The agent of another server that does the work, when one does.
+    /// The identity on the other server, for a remote agent.
     pub remote: Option<RemoteIdentity>,
 }
 
-/// Which agent of which server a remote agent is.
+/// The identity of a remote agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteIdentity {
-    /// The key of its definition there.
+    /// The key of the definition on that server.
     pub graph_id: String,
     /// The address of the server.
     pub url: String,
 }
 
-/// What a subagent shares with its caller, besides the order and the result.
+/// The parts of the state that a subagent shares with its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedState {
-    /// The files.
+    /// True if files are shared.
     pub files: bool,
-    /// The fields of the state.
+    /// True if state fields are shared.
     pub fields: bool,
 }
 
@@ -151,7 +150,7 @@ impl Default for SharedState {
 }
 
 impl SharedState {
-    /// What of `update` may pass between the two.
+    /// Returns the part of `update` that is shared.
     pub(crate) fn of(self, mut update: Update) -> Update {
         if !self.files {
             update.files.clear();
@@ -164,8 +163,7 @@ impl SharedState {
 }
 
 impl Agent {
-    /// Refuses a write of a client into the state that does not fit the declared fields, or whose messages cannot be sent to
-    /// the agent's model.
+    /// Validates a client's state update: its fields, and whether its messages can be sent to the agent's model.
     ///
     /// # Errors
     /// Names the field, or the message and the block.
@@ -174,7 +172,7 @@ impl Agent {
         self.check_content(update)
     }
 
-    /// Refuses what a human says that cannot be sent to the agent's model. A program reads what it likes.
+    /// Validates that the content of human messages can be sent to the agent's model. A program accepts any content.
     ///
     /// # Errors
     /// Names the message and the block.
@@ -190,7 +188,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What it has if it asks a model.
+    /// Returns the parts of an agent with a model.
     pub fn model_loop(&self) -> Option<&ModelLoop> {
         match &self.kind {
             AgentKind::ModelLoop(own) => Some(own),
@@ -198,7 +196,7 @@ impl Agent {
         }
     }
 
-    /// What it has if it is a program.
+    /// Returns the parts of an agent that is a program.
     pub fn program(&self) -> Option<&AgentProgram> {
         match &self.kind {
             AgentKind::ModelLoop(_) => None,
@@ -206,47 +204,47 @@ impl Agent {
         }
     }
 
-    /// Which agent of which server it is, if it works on another one.
+    /// Returns the identity of a remote agent.
     pub fn remote(&self) -> Option<&RemoteIdentity> {
         self.program()?.remote.as_ref()
     }
 
-    /// The policies around it, outermost first.
+    /// Returns the middleware, outermost first.
     pub fn stack(&self) -> &[Arc<dyn Middleware>] {
         self.model_loop().map_or(&[], |own| &own.stack)
     }
 
-    /// The tool of this name that it can call.
+    /// Returns the tool with this name.
     pub fn tool(&self, name: &str) -> Option<Arc<dyn Tool>> {
         self.model_loop()?.toolbox.get(name)
     }
 
-    /// The names of the tools that it can call.
+    /// Returns the names of the tools.
     fn tool_names(&self) -> Vec<String> {
         self.model_loop().map_or_else(Vec::new, |own| own.toolbox.names())
     }
 
-    /// The check of the arguments of the tool of this name.
+    /// Returns the argument check of the tool with this name.
     fn check_of(&self, tool: &str) -> Option<&ArgumentCheck> {
         self.model_loop()?.checks.get(tool)
     }
 
-    /// Whom it can delegate to; none if it cannot.
+    /// Returns the subagents; none if the agent cannot delegate.
     pub fn subagents(&self) -> Option<&Arc<SubagentRegistry>> {
         self.model_loop()?.subagents.as_ref()
     }
 
-    /// The fields of its state besides the conversation and the declared ones.
+    /// Returns the state fields of the middleware.
     pub fn fields(&self) -> &[Field] {
         self.model_loop().map_or(&[], |own| &own.fields)
     }
 
-    /// What the context of its runs has to fit, if its owner says so.
+    /// Returns the schema for the context of runs.
     pub fn context(&self) -> Option<&ContextSchema> {
         self.model_loop()?.context.as_ref()
     }
 
-    /// Why it cannot answer in this form in the place of its own; `None` when it can.
+    /// Returns the reason why the agent cannot answer in this form instead of its own; `None` if it can.
     pub fn form_problem(&self, format: &Value) -> Option<String> {
         let own = self.fields().iter().find(|field| field.name == structured::FIELD);
         let own = own.map(|field| AnswerFormat {
@@ -262,76 +260,76 @@ impl Agent {
         form_problem(format, is_taken)
     }
 
-    /// The policy that owns hook `at` of `moment`.
-    fn hook(&self, moment: HookPoint, at: usize) -> Option<&Arc<dyn Middleware>> {
+    /// Returns the middleware of hook number `at` at `point`.
+    fn hook(&self, point: HookPoint, at: usize) -> Option<&Arc<dyn Middleware>> {
         let name = self
             .plan
-            .hooks(moment)
+            .hooks(point)
             .get(at)?
-            .strip_suffix(moment.word())?
+            .strip_suffix(point.word())?
             .strip_suffix('.')?;
         self.stack().iter().find(|policy| policy.name() == name)
     }
 }
 
-/// One agent at work on one lane of a thread.
+/// The loop of one agent on one lane of a thread.
 pub struct Loop<'a> {
-    /// Who.
+    /// The agent.
     pub agent: &'a Agent,
-    /// Its hooks, with the step limit of this run.
+    /// The hooks, with the step limit of this run.
     pub plan: Plan,
-    /// Where in the tree of delegations.
+    /// The place in the tree of delegations.
     pub lineage: &'a Lineage,
-    /// What its tools and policies may know.
+    /// The scope for tools and middleware.
     pub scope: Scope,
-    /// Where it writes.
+    /// The journal of the lane.
     pub journal: &'a dyn Journal,
-    /// Where it has to stop for its client.
+    /// The client's breakpoints.
     pub breakpoints: Breakpoints,
-    /// How deep in the tree the agent is in whose definition this one stands: its levels are counted from there.
+    /// The depth from which the agent's levels of delegation are counted.
     pub base: u32,
-    /// Tells when to leave at the next commit. Unlike `scope.stop` it does not break off a call whose outcome nobody would
-    /// know then.
+    /// Cancelled when the server shuts down: the loop ends at the next commit. Unlike `scope.stop` it does not abort
+    /// a call that cannot be repeated.
     pub leave: CancellationToken,
-    /// How large its state is.
-    pub growth: Growth,
+    /// The size of the state.
+    pub state_size: StateSize,
 }
 
-/// How a loop came to its end.
+/// The outcome of a loop.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LoopOutcome {
     /// The agent is done.
     Done,
-    /// Nothing can go on before these questions are answered: its own, and those of its children.
+    /// The run waits for the answers to these questions, its own and those of its children.
     Parked(Vec<Interrupt>),
     /// A breakpoint of the client was reached.
     Paused,
-    /// It cannot go on.
+    /// The run failed.
     Failed(Failure),
 }
 
-/// The nodes that a client wants to stop at; `*` means all.
+/// The nodes at which a client wants the run to stop; `*` means all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Breakpoints {
-    /// Stop before these.
+    /// The nodes to stop before.
     pub before: Vec<String>,
-    /// Stop after these.
+    /// The nodes to stop after.
     pub after: Vec<String>,
 }
 
 impl Breakpoints {
-    fn hit(list: &[String], node: &str) -> bool {
+    fn contains(list: &[String], node: &str) -> bool {
         list.iter().any(|name| name == "*" || name == node)
     }
 }
 
-/// The event that tells how a loop ended.
-fn ended(ending: &LoopOutcome, depth: u32) -> Fact {
+/// Creates the event for the end of a loop.
+fn end_fact(outcome: &LoopOutcome, depth: u32) -> Fact {
     use crate::domain::run::RunStatus;
-    let waits = matches!(ending, LoopOutcome::Parked(_) | LoopOutcome::Paused);
-    let (status, error) = match ending {
+    let waits = matches!(outcome, LoopOutcome::Parked(_) | LoopOutcome::Paused);
+    let (status, error) = match outcome {
         LoopOutcome::Done | LoopOutcome::Paused => (RunStatus::Success, None),
-        // To its client a run that waits has done what it could; a child that waits is not done.
+        // A waiting run of the main agent is a success for its client; a waiting child run has not ended.
         LoopOutcome::Parked(_) if depth == 0 => (RunStatus::Success, None),
         LoopOutcome::Parked(_) => (RunStatus::Interrupted, None),
         LoopOutcome::Failed(failure) => (RunStatus::Error, Some(failure.clone())),

@@ -1,4 +1,4 @@
-//! Progress: what tools and policies tell clients while they work is passed on.
+//! Progress events of tools and middleware.
 
 use super::Loop;
 use super::driver::PendingWrites;
@@ -8,55 +8,55 @@ use crate::domain::machine::Machine;
 use crate::tool::ProgressEvent;
 
 impl Loop<'_> {
-    /// Does `work`, and stores and shows meanwhile what it tells clients.
+    /// Runs `work`, and meanwhile commits and publishes its progress events.
     pub(super) async fn with_progress<T>(
         &self,
         machine: &Machine,
-        notes: &mut PendingWrites,
+        pending: &mut PendingWrites,
         work: impl Future<Output = T> + Send,
     ) -> Result<T, ExitReason> {
         let mut work = std::pin::pin!(work);
         loop {
             tokio::select! {
                 biased;
-                Some(word) = self.scope.voice.heard() => self.pass_on(machine, notes, word).await?,
+                Some(event) = self.scope.voice.heard() => self.commit_progress(machine, pending, event).await?,
                 done = &mut work => {
-                    self.note_unheard(notes);
+                    self.record_pending_progress(pending);
                     return Ok(done);
                 }
             }
         }
     }
 
-    /// Stores and shows what a tool or policy has told, with whatever else it has told by now.
-    pub(super) async fn pass_on(
+    /// Commits and publishes a progress event, with all others that have arrived.
+    pub(super) async fn commit_progress(
         &self,
         machine: &Machine,
-        notes: &mut PendingWrites,
-        word: ProgressEvent,
+        pending: &mut PendingWrites,
+        event: ProgressEvent,
     ) -> Result<(), ExitReason> {
-        if let ProgressEvent::Output { .. } = word {
-            // Clients must know of the call first.
-            self.flush(machine, notes).await?;
+        if let ProgressEvent::Output { .. } = event {
+            // Clients must receive the call before its output.
+            self.flush(machine, pending).await?;
         }
-        self.note(notes, word);
-        self.note_unheard(notes);
-        self.flush(machine, notes).await
+        self.record(pending, event);
+        self.record_pending_progress(pending);
+        self.flush(machine, pending).await
     }
 
-    /// Notes what was told and not heard yet.
-    pub(super) fn note_unheard(&self, notes: &mut PendingWrites) {
+    /// Adds the progress events that have arrived to the pending writes.
+    pub(super) fn record_pending_progress(&self, pending: &mut PendingWrites) {
         self.scope
-            .voice
-            .unheard()
+            .progress
+            .drain()
             .into_iter()
-            .for_each(|word| self.note(notes, word));
+            .for_each(|event| self.record(pending, event));
     }
 
-    fn note(&self, notes: &mut PendingWrites, word: ProgressEvent) {
-        match word {
-            ProgressEvent::Custom(value) => notes.push(PendingWrite::Fact(Fact::Custom { value })),
-            ProgressEvent::Output { call, text } => self.journal.put_out(call, text),
+    fn record(&self, pending: &mut PendingWrites, event: ProgressEvent) {
+        match event {
+            ProgressEvent::Custom(value) => pending.push(PendingWrite::Fact(Fact::Custom { value })),
+            ProgressEvent::Output { call, text } => self.journal.publish_output(call, text),
         }
     }
 }

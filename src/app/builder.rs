@@ -201,7 +201,8 @@ impl Builder {
             .insert(name.to_owned(), registered);
     }
 
-    /// Registers the policies of the server that are there where they are listed, unless the program has one of the name.
+    /// Registers the built-in middleware that definitions may list, unless the program has registered one with the
+    /// same name.
     fn add_listed_policies(&mut self) {
         for policy in middleware::listed() {
             let name = policy.name().to_owned();

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Problems, Watch};
 use crate::definition::StoredDiagnostic;
-use crate::runtime::{FileAgent, FileAgents, Runs};
+use crate::runtime::{Definitions, FileAgent, FileAgents};
 
 /// Returns the agents that the files of a configuration define, with the warnings about them.
 pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
@@ -15,7 +15,7 @@ pub(super) fn of_files(config: &Config, warnings: Problems) -> FileAgents {
         graph_id: graph_id.clone(),
         place: config
             .files
-            .places
+            .definition_paths
             .get(graph_id)
             .cloned()
             .unwrap_or_else(|| "the configuration".to_owned()),
@@ -43,23 +43,23 @@ fn remarks(problems: Problems) -> Vec<(Option<String>, StoredDiagnostic)> {
 /// Returns an error if reading the files panicked.
 pub(super) async fn reload_on_change(
     mut watch: Watch,
-    runs: Runs,
+    definitions: Definitions,
     pause: Duration,
     soft: CancellationToken,
 ) -> Result<(), JoinError> {
     while soft.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
         let reading = tokio::task::spawn_blocking(move || {
-            let found = watch.look();
+            let found = watch.poll();
             (watch, found)
         });
         let (returned, found) = reading.await?;
         watch = returned;
         match found {
             None => {}
-            Some(Err(problems)) => runs.refuse_files(remarks(problems)).await,
+            Some(Err(problems)) => definitions.refuse_files(remarks(problems)).await,
             Some(Ok(loaded)) => {
                 let files = of_files(&loaded.config, loaded.warnings);
-                if let Err(error) = runs.replace_files(files).await {
+                if let Err(error) = definitions.replace_files(files).await {
                     tracing::error!(%error, "could not store changed definitions; the previous ones stay in use");
                 }
             }

@@ -1,4 +1,4 @@
-//! The section of the configuration file about answers, and what makes no sense in it.
+//! The `[answers]` section of the configuration file, and its validation.
 
 use std::time::Duration;
 
@@ -6,35 +6,35 @@ use serde::Deserialize;
 
 use super::sections::seconds;
 
-/// `[answers]`: how much models, tools, MCP servers and remote agents may answer, and how long nothing of an answer may
-/// arrive. Tools and MCP servers have a `timeout_s` for the whole besides.
+/// `[answers]`: limits of the size and pace of responses from models, tools, MCP servers and remote agents. Tools and
+/// MCP servers also have a `timeout_s` for the whole response.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct AnswersSection {
-    /// The longest time from a request to the first piece of a model's answer, in seconds. Models that think for long
-    /// without a word need more.
+    /// The maximum time from a request to the first piece of a model's answer, in seconds. Models that reason for a
+    /// long time before they answer need more.
     pub first_token_s: f64,
-    /// The longest time between two pieces of a model's answer, in seconds.
+    /// The maximum time between two pieces of a model's answer, in seconds.
     pub between_tokens_s: f64,
-    /// The longest time from a call to the first byte of its answer, of tools behind HTTP, MCP servers and remote agents, in
-    /// seconds.
+    /// The maximum time from a call to the first byte of the response, for tools behind HTTP, MCP servers and remote
+    /// agents, in seconds.
     pub first_byte_s: f64,
-    /// The longest time between two pieces of such an answer, in seconds.
+    /// The maximum time between two pieces of such a response, in seconds.
     pub between_bytes_s: f64,
-    /// The longest answer of a model: text, reasoning and arguments of calls, in bytes.
+    /// The maximum size of a model's answer, in bytes: text, reasoning and arguments of calls.
     pub max_model_bytes: usize,
-    /// The longest line or event of a model's answer or of the stream of a remote agent's run, in bytes.
+    /// The maximum size of a line or event in a model's answer or in the stream of a remote agent's run, in bytes.
     pub max_line_bytes: usize,
-    /// How much is read of what a model provider says about an error, in bytes.
+    /// The maximum number of bytes that are read of a model provider's error response.
     pub max_error_bytes: usize,
-    /// The longest answer of a tool behind HTTP, in bytes.
+    /// The maximum size of a response of a tool behind HTTP, in bytes.
     pub max_tool_bytes: usize,
-    /// The longest message of an MCP server, in bytes.
+    /// The maximum size of a message of an MCP server, in bytes.
     pub max_mcp_bytes: usize,
-    /// The longest answer of a remote agent's server, in bytes.
+    /// The maximum size of a response of a remote agent's server, in bytes.
     pub max_remote_agent_bytes: usize,
-    /// How much is read of what a remote agent streams while it is at work on one turn, in bytes.
+    /// The maximum size of a remote agent's stream for one turn, in bytes.
     pub max_remote_stream_bytes: usize,
 }
 
@@ -57,27 +57,27 @@ impl Default for AnswersSection {
 }
 
 impl AnswersSection {
-    /// [`AnswersSection::first_token_s`] as a duration.
+    /// Returns [`AnswersSection::first_token_s`] as a duration.
     pub fn first_token(&self) -> Duration {
         seconds(self.first_token_s)
     }
 
-    /// [`AnswersSection::between_tokens_s`] as a duration.
+    /// Returns [`AnswersSection::between_tokens_s`] as a duration.
     pub fn between_tokens(&self) -> Duration {
         seconds(self.between_tokens_s)
     }
 
-    /// [`AnswersSection::first_byte_s`] as a duration.
+    /// Returns [`AnswersSection::first_byte_s`] as a duration.
     pub fn first_byte(&self) -> Duration {
         seconds(self.first_byte_s)
     }
 
-    /// [`AnswersSection::between_bytes_s`] as a duration.
+    /// Returns [`AnswersSection::between_bytes_s`] as a duration.
     pub fn between_bytes(&self) -> Duration {
         seconds(self.between_bytes_s)
     }
 
-    /// What makes no sense: the field, and why.
+    /// Returns the invalid fields, each with the reason.
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let times = [
             ("first_token_s", self.first_token_s),
@@ -100,7 +100,8 @@ impl AnswersSection {
         let wrong_sizes = sizes.into_iter().filter(|(_, given)| *given == 0);
         let wrong_times =
             wrong_times.map(|(field, _)| (vec![field], "must be more than 0 and at most 86400 seconds".to_owned()));
-        let wrong_sizes = wrong_sizes.map(|(field, _)| (vec![field], "must be a whole number from 1 up".to_owned()));
+        let wrong_sizes =
+            wrong_sizes.map(|(field, _)| (vec![field], "must be a whole number of at least 1".to_owned()));
         wrong_times.chain(wrong_sizes).collect()
     }
 }

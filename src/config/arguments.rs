@@ -1,4 +1,4 @@
-//! The command line, and the environment variables that stand for its options.
+//! The command line, and the environment variables for its options.
 
 use std::path::PathBuf;
 
@@ -11,31 +11,31 @@ use super::Embedded;
 #[derive(Debug, Clone, Parser)]
 #[command(name = "adjutant", version, about, args_conflicts_with_subcommands = true)]
 pub struct Arguments {
-    /// What to do; serve when nothing is said.
+    /// The command; `serve` if absent.
     #[command(subcommand)]
     pub command: Option<ProgramCommand>,
-    /// The options of `serve`, which may also stand without it.
+    /// The options of `serve`, which may be given without the command.
     #[command(flatten)]
     pub settings: CommandLineSettings,
 }
 
 impl Arguments {
-    /// What to do, with its options.
+    /// Returns the command with its options.
     pub fn into_command(self) -> ProgramCommand {
         self.command.unwrap_or(ProgramCommand::Serve(self.settings))
     }
 }
 
-/// What the program can do.
+/// The commands of the program.
 #[derive(Debug, Clone, Subcommand)]
 pub enum ProgramCommand {
-    /// Serves until it is told to stop.
+    /// Serves until it receives a signal to stop.
     Serve(CommandLineSettings),
-    /// Tells what the configuration says and what is wrong with it, without serving or opening the database.
+    /// Prints a summary of the configuration and its problems, without serving or opening the database.
     Check(CommandLineSettings),
 }
 
-/// The settings that the command line and the environment may give; they precede the file.
+/// The settings from the command line and the environment. They override the file.
 #[derive(Debug, Clone, Default, Args)]
 pub struct CommandLineSettings {
     /// The configuration file, instead of `adjutant.toml` in the working directory.
@@ -47,17 +47,17 @@ pub struct CommandLineSettings {
     /// The database: sqlite://FILE or postgres://…
     #[arg(long, value_name = "URL", env = "ADJUTANT_DATABASE_URL", hide_env_values = true)]
     pub database_url: Option<String>,
-    /// The folder with a folder for each agent.
+    /// The folder with one folder for each agent.
     #[arg(long, value_name = "PATH", env = "ADJUTANT_AGENTS_DIR")]
     pub agents_dir: Option<PathBuf>,
-    /// What to log, as in `info,adjutant=debug`.
+    /// The log filter, as in `info,adjutant=debug`.
     #[arg(long, value_name = "FILTER", env = "ADJUTANT_LOG")]
     pub log: Option<String>,
-    /// Listen on an address that other machines reach, although this server has no authentication: whoever reaches it may
-    /// do everything. For a server behind a proxy that authenticates its clients.
+    /// Listen on an address that other machines can reach, although this server has no authentication: anyone who can
+    /// reach it can do everything. For a server behind a proxy that authenticates clients.
     #[arg(long, env = "ADJUTANT_INSECURE_NO_AUTH", value_parser = FalseyValueParser::new())]
     pub insecure_no_auth: bool,
-    /// What the program brings along.
+    /// The parts that an embedding program brings along.
     #[arg(skip)]
     pub embedded: Embedded,
 }

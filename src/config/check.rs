@@ -1,4 +1,4 @@
-//! What makes no sense in the configuration, although it has the right shape.
+//! The validation of a configuration that has the right types.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -10,21 +10,22 @@ use crate::definition::check::{ValidationContext, address_problem, check_agent, 
 use crate::definition::provider::PROVIDERS;
 use crate::definition::{Diagnostic, FieldPath, Segment};
 
-/// The longest time that can be set, in seconds: a day.
-const LONGEST_S: f64 = 86_400.0;
-/// The longest time for which a run can be at work, in seconds: a year.
-const LONGEST_RUN_S: f64 = 31_536_000.0;
-/// The longest time for which something can be kept, in minutes: a hundred years.
-const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
+/// The maximum of most times, in seconds: a day.
+const MAX_TIME_S: f64 = 86_400.0;
+/// The maximum time limit of a run, in seconds: a year.
+const MAX_RUN_S: f64 = 31_536_000.0;
+/// The maximum time to live, in minutes: a hundred years.
+const MAX_TTL_MINUTES: f64 = 52_560_000.0;
 
-/// Checks the whole configuration. What could not be read counts as declared, so that one mistake is told once.
+/// Validates the whole configuration. Sections that could not be read count as declared, so that one mistake is
+/// reported once.
 pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     let mut check = Check { findings: Vec::new() };
     check.server(config);
     check.runtime(config);
     check.agents_api(config);
-    check.kept("threads", config.threads.ttl.as_ref());
-    check.kept("checkpointer", config.checkpointer.ttl.as_ref());
+    check.time_to_live("threads", config.threads.ttl.as_ref());
+    check.time_to_live("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
     let sections = [
         ("webhooks", config.webhooks.problems()),
@@ -39,7 +40,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     }
     check.findings.extend(config.peers.check_headers());
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
-        check.error(&["log", "filter"], format!("is no filter of log lines: {error}"));
+        check.error(&["log", "filter"], format!("is not a log filter: {error}"));
     }
     for (name, provider) in &config.providers {
         check.provider(name, provider);
@@ -57,7 +58,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
             .extend(server.check(name).into_iter().map(|finding| finding.under(&field)));
     }
     check.findings.extend(config.files.settings.embedded.check(config));
-    let around = surroundings_of(config, unread);
+    let around = partial_validation_context(config, unread);
     check.findings.extend(super::store::check(config, &around));
     for (key, profile) in &config.profiles {
         let field = FieldPath::of(["profiles", key.as_str()]);
@@ -82,13 +83,14 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     check.findings
 }
 
-/// What the agents of this configuration may refer to, and those that are defined while the server runs.
-pub fn surroundings(config: &Config) -> ValidationContext {
-    surroundings_of(config, &[])
+/// Returns the names that the agents of this configuration may refer to, including agents that are defined at
+/// runtime.
+pub fn validation_context(config: &Config) -> ValidationContext {
+    partial_validation_context(config, &[])
 }
 
-/// The same of a configuration in which not all could be read.
-fn surroundings_of(config: &Config, unread: &[Diagnostic]) -> ValidationContext {
+/// Returns the same names for a configuration of which a part could not be read.
+fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> ValidationContext {
     let mut around = config.files.settings.embedded.names.clone();
     around.tools.extend(config.tools.keys().cloned());
     around.providers.extend(config.providers.keys().cloned());
@@ -111,12 +113,12 @@ fn surroundings_of(config: &Config, unread: &[Diagnostic]) -> ValidationContext 
     around
 }
 
-/// What a server says that would be reached by other machines.
-pub const NEEDS_INSECURE_NO_AUTH: &str = "is reached by other machines, and this server has no authentication: whoever \
-    reaches it may do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates its clients, \
-    give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
+/// The error for a server without authentication that other machines can reach.
+pub const NEEDS_INSECURE_NO_AUTH: &str = "can be reached by other machines, and this server has no authentication: \
+    anyone who can reach it can do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates \
+    its clients, give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
 
-/// Whether other machines reach the address. What a name stands for is known when it is bound.
+/// Returns whether other machines can reach the address. A host name is resolved only when it is bound.
 fn is_public(listen: &str) -> bool {
     let address = listen.parse::<SocketAddr>();
     address.is_ok_and(|address| !address.ip().to_canonical().is_loopback())
@@ -133,8 +135,8 @@ impl Check {
     }
 
     fn seconds(&mut self, field: &[&str], value: f64) {
-        if !(value > 0.0 && value <= LONGEST_S) {
-            self.error(field, format!("must be more than 0 and at most {LONGEST_S} seconds"));
+        if !(value > 0.0 && value <= MAX_TIME_S) {
+            self.error(field, format!("must be more than 0 and at most {MAX_TIME_S} seconds"));
         }
     }
 
@@ -151,14 +153,14 @@ impl Check {
         }
     }
 
-    fn kept(&mut self, section: &str, ttl: Option<&TimeToLive>) {
+    fn time_to_live(&mut self, section: &str, ttl: Option<&TimeToLive>) {
         let Some(ttl) = ttl else { return };
         for (name, minutes) in [
             ("default_ttl", ttl.default_ttl),
             ("sweep_interval_minutes", ttl.sweep_interval_minutes),
         ] {
-            if !(minutes > 0.0 && minutes <= LONGEST_TTL_MINUTES) {
-                let message = format!("must be more than 0 and at most {LONGEST_TTL_MINUTES} minutes");
+            if !(minutes > 0.0 && minutes <= MAX_TTL_MINUTES) {
+                let message = format!("must be more than 0 and at most {MAX_TTL_MINUTES} minutes");
                 self.error(&[section, "ttl", name], message);
             }
         }
@@ -182,7 +184,7 @@ impl Check {
             );
         }
         if server.max_body_bytes == 0 {
-            self.error(&["server", "max_body_bytes"], "must be a whole number from 1 up");
+            self.error(&["server", "max_body_bytes"], "must be a whole number of at least 1");
         }
         if server.max_body_bytes_total < server.max_body_bytes {
             self.error(
@@ -191,7 +193,7 @@ impl Check {
             );
         }
         if server.max_connections == Some(0) {
-            self.error(&["server", "max_connections"], "must be a whole number from 1 up");
+            self.error(&["server", "max_connections"], "must be a whole number of at least 1");
         }
         self.seconds(&["server", "body_timeout_s"], server.body_timeout_s);
         for (at, name) in server.hosts.iter().enumerate() {
@@ -205,7 +207,7 @@ impl Check {
             }
         }
         if server.max_answer_bytes == 0 {
-            self.error(&["server", "max_answer_bytes"], "must be a whole number from 1 up");
+            self.error(&["server", "max_answer_bytes"], "must be a whole number of at least 1");
         }
         self.seconds(&["server", "request_s"], server.request_s);
         self.seconds(&["server", "keep_alive_s"], server.keep_alive_s);
@@ -251,7 +253,10 @@ impl Check {
     fn runtime(&mut self, config: &Config) {
         let runtime = &config.runtime;
         if runtime.max_concurrent_runs == 0 {
-            self.error(&["runtime", "max_concurrent_runs"], "must be a whole number from 1 up");
+            self.error(
+                &["runtime", "max_concurrent_runs"],
+                "must be a whole number of at least 1",
+            );
         }
         let sizes = [
             ("max_calls", runtime.max_calls),
@@ -261,13 +266,13 @@ impl Check {
         ];
         for (name, given) in sizes {
             if given == 0 {
-                self.error(&["runtime", name], "must be a whole number from 1 up");
+                self.error(&["runtime", name], "must be a whole number of at least 1");
             }
         }
         self.seconds(&["runtime", "lease_s"], runtime.lease_s);
         self.seconds(&["runtime", "heartbeat_s"], runtime.heartbeat_s);
-        if !(runtime.max_run_s > 0.0 && runtime.max_run_s <= LONGEST_RUN_S) {
-            let message = format!("must be more than 0 and at most {LONGEST_RUN_S} seconds");
+        if !(runtime.max_run_s > 0.0 && runtime.max_run_s <= MAX_RUN_S) {
+            let message = format!("must be more than 0 and at most {MAX_RUN_S} seconds");
             self.error(&["runtime", "max_run_s"], message);
         }
         let counts = [
@@ -275,13 +280,13 @@ impl Check {
             ("max_queued_runs_per_thread", runtime.max_queued_runs_per_thread),
         ];
         for (name, _) in counts.into_iter().filter(|(_, count)| *count == 0) {
-            self.error(&["runtime", name], "must be a whole number from 1 up");
+            self.error(&["runtime", name], "must be a whole number of at least 1");
         }
         if runtime.reload_s != 0.0 {
             self.seconds(&["runtime", "reload_s"], runtime.reload_s);
         }
         if runtime.heartbeat_s * 2.0 > runtime.lease_s {
-            let message = "must be at most half of `lease_s`, so that one late sign of life loses no lease";
+            let message = "must be at most half of `lease_s`, so that one late heartbeat does not lose a lease";
             self.error(&["runtime", "heartbeat_s"], message);
         }
     }
@@ -293,7 +298,7 @@ impl Check {
             .iter()
             .any(|start| url.starts_with(start));
         if !is_known {
-            // The address may hold a password and is not repeated.
+            // The URL may contain a password, so it is not repeated.
             self.error(
                 &["storage", "url"],
                 "must begin with sqlite:// (or be sqlite::memory:) or with postgres://",

@@ -1,24 +1,24 @@
-//! A TOML document as a plain value, together with the places of its fields.
+//! A TOML document as a JSON value, with the positions of its fields.
 
 use serde_json::{Map, Number, Value};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{Places, Problem, TextPosition};
+use super::problem::{Positions, Problem, TextPosition};
 use crate::definition::FieldPath;
 
-/// What a document says, and where.
+/// A parsed document.
 #[derive(Debug, Default)]
 pub(super) struct Document {
-    /// All of it.
+    /// The value.
     pub(super) value: Map<String, Value>,
-    /// Where its fields are.
-    pub(super) places: Places,
-    /// What is no TOML in it.
+    /// The positions of the fields.
+    pub(super) positions: Positions,
+    /// The syntax errors.
     pub(super) problems: Vec<Problem>,
 }
 
-/// Reads a document as far as it can be read.
+/// Parses a document as far as possible.
 pub(super) fn parse(file: &str, text: &str) -> Document {
     let (table, errors) = DeTable::parse_recoverable(text);
     let problems = errors.iter().map(|error| {
@@ -30,7 +30,7 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
             .map(str::trim)
             .filter(|key| !key.is_empty());
         let message = match key {
-            Some(key) if message == "duplicate key" => format!("the key `{key}` is there twice"),
+            Some(key) if message == "duplicate key" => format!("the key `{key}` is given twice"),
             Some(_) | None => message,
         };
         Problem::in_file(file, message).at(position)
@@ -40,17 +40,17 @@ pub(super) fn parse(file: &str, text: &str) -> Document {
     problems.dedup();
     let mut walk = Walk {
         text,
-        places: Places::new(),
+        positions: Positions::new(),
     };
     let value = walk.table(&FieldPath::default(), table.get_ref());
     Document {
         value,
-        places: walk.places,
+        positions: walk.positions,
         problems,
     }
 }
 
-/// The line and column of a byte of `text`.
+/// Returns the line and column of a byte of `text`.
 pub(super) fn position(text: &str, offset: usize) -> TextPosition {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -60,7 +60,7 @@ pub(super) fn position(text: &str, offset: usize) -> TextPosition {
 
 struct Walk<'t> {
     text: &'t str,
-    places: Places,
+    positions: Positions,
 }
 
 impl Walk<'_> {
@@ -68,7 +68,8 @@ impl Walk<'_> {
         let mut fields = Map::new();
         for (key, value) in table {
             let inner = path.then(key.get_ref().as_ref());
-            self.places.insert(inner.clone(), position(self.text, key.span().start));
+            self.positions
+                .insert(inner.clone(), position(self.text, key.span().start));
             fields.insert(key.get_ref().to_string(), self.value(&inner, value));
         }
         fields
@@ -92,7 +93,7 @@ impl Walk<'_> {
                 let mut values = Vec::new();
                 for (at, item) in items.iter().enumerate() {
                     let inner = path.then(at);
-                    self.places
+                    self.positions
                         .insert(inner.clone(), position(self.text, item.span().start));
                     values.push(self.value(&inner, item));
                 }

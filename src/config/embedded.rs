@@ -1,31 +1,31 @@
-//! What a program brings along that embeds the server: names that definitions may use, definitions, and perhaps the text of
-//! the configuration.
+//! The parts of the configuration that an embedding program brings along: names that definitions may use,
+//! definitions, and optionally the text of the configuration.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
 use super::problem::SettingOrigin;
-use super::{Config, Sheet};
+use super::{Config, ConfigReader};
 use crate::definition::check::ValidationContext;
 use crate::definition::{AgentDefinition, Diagnostic, FieldPath};
 
-/// Where the definitions of a program are, in messages.
+/// The name of the program as a source, in messages.
 pub(super) const PROGRAM: &str = "the program";
 
-/// What a program brings along that embeds the server.
+/// The parts of the configuration that an embedding program brings along.
 #[derive(Debug, Clone, Default)]
 pub struct Embedded {
-    /// The configuration, in the place of a file.
+    /// The text of the configuration, instead of a file.
     pub text: Option<String>,
-    /// The names of what it has registered.
+    /// The names of the registered parts.
     pub names: ValidationContext,
-    /// The agents that it defines, by `graph_id`.
+    /// The agents that the program defines, by `graph_id`.
     pub agents: BTreeMap<String, AgentDefinition>,
 }
 
 impl Embedded {
-    /// What is wrong with its names beside those that files declare.
+    /// Checks the program's names against those that files declare.
     pub(super) fn check(&self, config: &Config) -> Vec<Diagnostic> {
         let ValidationContext { tools, providers, .. } = &self.names;
         let tools = tools
@@ -39,19 +39,19 @@ impl Embedded {
         let message = "is also registered by the program; one of them needs another name";
         tools
             .chain(providers)
-            .map(|place| Diagnostic::error(FieldPath::of(place), message))
+            .map(|path| Diagnostic::error(FieldPath::of(path), message))
             .collect()
     }
 }
 
-impl Sheet {
-    /// Adds the agents that the program defines to those of files.
+impl ConfigReader {
+    /// Adds the agents that the program defines to those of the file.
     pub(super) fn add_embedded(&mut self, file: &mut Map<String, Value>, embedded: &Embedded) {
         if embedded.agents.is_empty() {
             return;
         }
         let agents = file.entry("agents").or_insert_with(|| Value::Object(Map::new()));
-        // A section of the wrong shape is told when the whole is read.
+        // A section of the wrong type is reported when the whole configuration is read.
         let Value::Object(agents) = agents else { return };
         for (graph_id, definition) in &embedded.agents {
             let field = FieldPath::of(["agents", graph_id.as_str()]);
@@ -65,8 +65,8 @@ impl Sheet {
             let file = PROGRAM.to_owned();
             self.origins.0.push(SettingOrigin {
                 file,
-                holds: field,
-                places: BTreeMap::new(),
+                prefix: field,
+                positions: BTreeMap::new(),
                 partial: false,
             });
             self.folders.insert(graph_id.clone(), PROGRAM.to_owned());
@@ -116,7 +116,7 @@ mod tests {
     fn what_the_program_registered_may_be_named_in_files_and_in_code() {
         let config = load("[agents.written]\nmodel = \"own:large\"\ntools = [\"dig\"]\n").expect("a configuration");
         assert_eq!(config.agents.keys().collect::<Vec<_>>(), ["coded", "written"]);
-        assert_eq!(config.files.places["coded"], "the program");
+        assert_eq!(config.files.definition_paths["coded"], "the program");
         assert_eq!(config.agents["coded"].subagents[0].runnable.as_deref(), Some("count"));
     }
 

@@ -1,12 +1,12 @@
-//! Agents in folders, one folder each, in any of three layouts.
+//! Agents in folders, one folder for each agent, in one of three layouts.
 //!
 //! ```text
 //! agents/
 //! └── writer/                    the graph_id
 //!     ├── AGENTS.md              settings at the top, instructions below
 //!     ├── agent.toml             settings, instead of or beside those at the top of AGENTS.md
-//!     ├── mcp.json               its MCP servers, see [`servers`]
-//!     ├── skills/                its skills, see [`super::enclosures`]
+//!     ├── mcp.json               MCP servers, see [`servers`]
+//!     ├── skills/                skills, see [`super::bundled_files`]
 //!     │   └── web-research/
 //!     │       └── SKILL.md
 //!     ├── subagents.yaml         subagents by name
@@ -17,41 +17,41 @@
 //!     └── .deepagents/agents/…   subagents as coding agents keep them, see [`project`]
 //! ```
 //!
-//! With a `deepagents.toml` ([`deploy`]) or an `agent.json` ([`managed`]) the folder has the layout that goes with it;
-//! more than one of the three in a folder is a mistake. The settings are the fields of a definition. Whatever else lies
-//! there is named in a problem and never passed over in silence; only names that begin with a dot are. Nothing is read
-//! that lies outside the folder of all agents, wherever links lead.
+//! A folder with a `deepagents.toml` ([`deploy`]) or an `agent.json` ([`managed`]) has the layout of that file; a folder
+//! with several of the three layouts is an error. The settings are the fields of a definition. Other entries of a folder
+//! are reported, except for names that begin with a dot. Nothing outside the folder of all agents is read, wherever links
+//! lead.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::problem::{Places, Problem, SettingOrigin};
+use super::problem::{Positions, Problem, SettingOrigin};
 use super::{document, markdown};
 use crate::definition::enclosed::is_relative;
 use crate::definition::{FieldPath, source_problem};
 
 mod deploy;
+mod entry;
 mod managed;
-mod place;
 pub(super) mod project;
 mod servers;
 mod tools;
 
-use place::Place;
+use entry::FolderEntry;
 
-/// What else such folders hold, and why it is not read.
+/// Other contents of such folders, and why they are not read.
 const UNREAD: [(&str, &str); 4] = [
+    ("memory", "is not read: list its files in the agent's `memory`"),
     (
-        "memory",
-        "is not read: what the agent shall know from there, its `memory` names",
+        "memories",
+        "is not read: data that outlives a thread is kept in the Store",
     ),
-    ("memories", "is not read: what outlasts a thread is kept in the Store"),
-    ("user", "is not read: what outlasts a thread is kept in the Store"),
-    ("tools.json", "is not read: it goes with an agent.json"),
+    ("user", "is not read: data that outlives a thread is kept in the Store"),
+    ("tools.json", "is not read: it belongs to an agent.json"),
 ];
 
-/// The file with the tools of an agent of the managed layout.
+/// The file with the tools of an agent in the managed layout.
 const TOOLS: &str = "tools.json";
 /// The folder with the skills of an agent.
 const SKILLS: &str = "skills";
@@ -60,40 +60,40 @@ const SKILLS: &str = "skills";
 pub(super) struct FolderAgent {
     /// The name of the folder.
     pub(super) graph_id: String,
-    /// The folder, as people are told of it.
-    pub(super) place: String,
-    /// Its definition, not yet read.
+    /// The path of the folder, for messages.
+    pub(super) path: String,
+    /// The definition, not yet validated.
     pub(super) definition: Value,
-    /// Which file holds what of the definition.
+    /// The files that hold the parts of the definition.
     pub(super) origins: Vec<SettingOrigin>,
 }
 
-/// Finds all agents below `folder`, which people know as `shown`, in the order of their names.
-pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> Vec<FolderAgent> {
-    let root = Place::root(folder, shown);
+/// Finds all agents below `folder`, in the order of their names. `display_path` is the folder's path in messages.
+pub(super) fn load(folder: &Path, display_path: &Path, problems: &mut Vec<Problem>) -> Vec<FolderAgent> {
+    let root = FolderEntry::root(folder, display_path);
     let mut search = Search {
         origins: Vec::new(),
         problems,
     };
     let mut agents = Vec::new();
-    for place in search.entries(&root) {
-        if !place.real.is_dir() {
+    for entry in search.entries(&root) {
+        if !entry.real.is_dir() {
             search
                 .problems
-                .push(place.warning("is not read: an agent is a folder with an AGENTS.md"));
+                .push(entry.warning("is not read: an agent is a folder with an AGENTS.md"));
             continue;
         }
         let already = search.problems.len();
-        let definition = search.agent(&place);
+        let definition = search.agent(&entry);
         for problem in search.problems.iter_mut().skip(already) {
-            problem.agent = Some(place.name().into());
+            problem.agent = Some(entry.name().into());
         }
         let origins = std::mem::take(&mut search.origins);
-        let graph_id = place.name();
-        let place = place.to_string();
+        let graph_id = entry.name();
+        let path = entry.to_string();
         agents.extend(definition.map(|definition| FolderAgent {
             graph_id,
-            place,
+            path,
             definition: Value::Object(definition),
             origins,
         }));
@@ -101,21 +101,21 @@ pub(super) fn load(folder: &Path, shown: &Path, problems: &mut Vec<Problem>) -> 
     agents
 }
 
-/// Whose folder it is.
+/// The owner of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Agent,
     Subagent,
 }
 
-/// How a folder says what it says.
+/// The layouts of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
-    /// AGENTS.md with settings at its top, agent.toml.
+    /// `AGENTS.md` with settings at its top, `agent.toml`.
     Own,
-    /// deepagents.toml.
+    /// `deepagents.toml`.
     Deploy,
-    /// agent.json.
+    /// `agent.json`.
     Managed,
 }
 
@@ -134,12 +134,12 @@ impl Layout {
             || name == self.file()
             || self == Self::Managed && name == TOOLS
             || role == Role::Agent && matches!(name, "subagents" | "subagents.yaml" | "subagents.yml" | ".deepagents")
-            // A subagent's own subagents are told of elsewhere.
+            // The subagents of a subagent are reported separately.
             || name == "subagents"
     }
 }
 
-/// The paths in the folder of a definition that its settings name as skills and memory.
+/// Returns the paths of skills and memory in the settings of a folder.
 fn paths(settings: &mut Map<String, Value>) -> impl Iterator<Item = &mut String> {
     let lists = settings.iter_mut().flat_map(|(field, list)| match field.as_str() {
         SKILLS | "memory" => vec![list],
@@ -167,34 +167,34 @@ struct Search<'p> {
 }
 
 impl Search<'_> {
-    fn agent(&mut self, place: &Place) -> Option<Map<String, Value>> {
-        let mut agent = self.settings(place, &FieldPath::default(), Role::Agent)?;
+    fn agent(&mut self, entry: &FolderEntry) -> Option<Map<String, Value>> {
+        let mut agent = self.settings(entry, &FieldPath::default(), Role::Agent)?;
         let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
-        // A list of the wrong shape is told when the definition is read.
+        // A list of the wrong type is reported when the definition is read.
         let Value::Array(list) = list else { return Some(agent) };
         for name in ["subagents.yaml", "subagents.yml"] {
-            let file = place.join(name);
+            let file = entry.join(name);
             if file.real.is_file() {
-                self.listed(&file, list);
+                self.listed_subagents(&file, list);
             }
         }
-        let folder = place.join("subagents");
+        let folder = entry.join("subagents");
         if folder.real.is_dir() {
             for entry in self.entries(&folder) {
-                let holds = FieldPath::of(["subagents"]).then(list.len());
-                list.extend(self.subagent(&entry, &holds).map(Value::Object));
+                let prefix = FieldPath::of(["subagents"]).then(list.len());
+                list.extend(self.subagent(&entry, &prefix).map(Value::Object));
             }
         }
-        let folder = place.join(".deepagents").join("agents");
+        let folder = entry.join(".deepagents").join("agents");
         if folder.real.is_dir() {
             project::add(self, &folder, list);
         }
-        self.tell_twins(place, list);
+        self.warn_similar_names(entry, list);
         Some(agent)
     }
 
-    /// Names that differ only by the size of their letters are one on some disks, and for some models.
-    fn tell_twins(&mut self, place: &Place, list: &[Value]) {
+    /// Warns of names that differ only in case: some disks and some models treat them as equal.
+    fn warn_similar_names(&mut self, entry: &FolderEntry, list: &[Value]) {
         let names: Vec<&str> = list
             .iter()
             .filter_map(|subagent| subagent.get("name")?.as_str())
@@ -202,20 +202,20 @@ impl Search<'_> {
         for (at, name) in names.iter().enumerate() {
             let twin = |other: &&&str| **other != *name && other.to_lowercase() == name.to_lowercase();
             if let Some(twin) = names.iter().take(at).find(twin) {
-                let message = format!("the subagents `{twin}` and `{name}` have one name but for capital letters");
-                self.problems.push(place.problem(message));
+                let message = format!("the subagents `{twin}` and `{name}` differ only in case");
+                self.problems.push(entry.problem(message));
             }
         }
     }
 
-    /// The subagents of a file that has them by name.
-    fn listed(&mut self, file: &Place, list: &mut Vec<Value>) {
+    /// Adds the subagents of a file that lists them by name.
+    fn listed_subagents(&mut self, file: &FolderEntry, list: &mut Vec<Value>) {
         let Some(text) = self.text(file) else { return };
         let all = match markdown::mapping(&file.to_string(), &text, "the file", 0) {
             Ok(all) => all,
             Err(problem) => return self.problems.push(problem),
         };
-        let lines = markdown::places(&text, 1);
+        let lines = markdown::positions(&text, 1);
         for (name, settings) in all {
             let line = lines.get(&FieldPath::of([name.as_str()])).copied();
             let Value::Object(mut settings) = settings else {
@@ -237,106 +237,111 @@ impl Search<'_> {
                 );
             }
             settings.insert("name".to_owned(), Value::String(name));
-            let places = line.map(|line| (FieldPath::default(), line)).into_iter().collect();
-            self.note(file, &FieldPath::of(["subagents"]).then(list.len()), places);
+            let positions = line.map(|line| (FieldPath::default(), line)).into_iter().collect();
+            self.add_origin(file, &FieldPath::of(["subagents"]).then(list.len()), positions);
             list.push(Value::Object(settings));
         }
     }
 
-    fn subagent(&mut self, place: &Place, holds: &FieldPath) -> Option<Map<String, Value>> {
-        let (mut subagent, name) = if place.real.is_dir() {
-            let nested = place.join("subagents");
+    fn subagent(&mut self, entry: &FolderEntry, prefix: &FieldPath) -> Option<Map<String, Value>> {
+        let (mut subagent, name) = if entry.real.is_dir() {
+            let nested = entry.join("subagents");
             if nested.real.exists() {
                 self.problems
                     .push(nested.problem("a subagent has no subagents of its own; put them beside it"));
             }
-            (self.settings(place, holds, Role::Subagent)?, place.name())
-        } else if place.name() == "AGENTS.md" {
+            (self.settings(entry, prefix, Role::Subagent)?, entry.name())
+        } else if entry.name() == "AGENTS.md" {
             self.problems
-                .push(place.problem("must be in a folder that has the subagent's name"));
+                .push(entry.problem("must be in a folder that has the subagent's name"));
             return None;
-        } else if place.shown.extension().is_some_and(|extension| extension == "md") {
+        } else if entry
+            .display_path
+            .extension()
+            .is_some_and(|extension| extension == "md")
+        {
             let mut subagent = Map::new();
-            self.markdown(place, holds, &mut subagent)?;
-            (subagent, place.stem())
+            self.markdown(entry, prefix, &mut subagent)?;
+            (subagent, entry.stem())
         } else {
-            self.report_unread(place);
+            self.report_unread(entry);
             return None;
         };
         subagent.entry("name").or_insert(Value::String(name));
         Some(subagent)
     }
 
-    /// The settings in a folder, in whichever layout they are.
-    fn settings(&mut self, place: &Place, holds: &FieldPath, role: Role) -> Option<Map<String, Value>> {
-        let layout = self.layout(place)?;
-        let mut settings = self.laid_out(place, layout, (holds, role))?;
+    /// Reads the settings in a folder, in any layout.
+    fn settings(&mut self, entry: &FolderEntry, prefix: &FieldPath, role: Role) -> Option<Map<String, Value>> {
+        let layout = self.layout(entry)?;
+        let mut settings = self.read_layout(entry, layout, prefix, role)?;
         let home = if role == Role::Subagent {
-            format!("subagents/{}", place.name())
+            format!("subagents/{}", entry.name())
         } else {
             ".".to_owned()
         };
-        servers::read(self, place, (holds, &home), &mut settings)?;
-        let tools = place.join(TOOLS);
+        servers::read(self, entry, prefix, &home, &mut settings)?;
+        let tools = entry.join(TOOLS);
         if layout == Layout::Managed && tools.real.exists() {
-            tools::read(self, &tools, holds, &mut settings)?;
+            tools::read(self, &tools, prefix, &mut settings)?;
         } else {
-            servers::offer(&mut settings);
+            servers::offer_all_tools(&mut settings);
         }
         let first = |path: &mut String| path.split('/').find(|part| *part != ".").map(str::to_owned);
         let named: Vec<String> = paths(&mut settings).filter_map(first).collect();
-        let used = servers::used(&settings, &home);
-        for entry in self.entries(place) {
+        let used = servers::used_entries(&settings, &home);
+        for entry in self.entries(entry) {
             if !layout.reads(&entry.name(), role) && !named.contains(&entry.name()) && !used.contains(&entry.name()) {
                 self.report_unread(&entry);
             }
         }
-        if place.join(SKILLS).real.is_dir() {
+        if entry.join(SKILLS).real.is_dir() {
             settings.entry(SKILLS).or_insert_with(|| json!([SKILLS]));
         }
         if role == Role::Subagent {
-            // They are kept with the definition of the agent, whose folder lies further out.
+            // They are stored with the definition of the agent, whose folder is the parent.
             paths(&mut settings).for_each(|path| *path = format!("{home}/{path}"));
         }
         Some(settings)
     }
 
-    fn laid_out(
+    fn read_layout(
         &mut self,
-        place: &Place,
+        entry: &FolderEntry,
         layout: Layout,
-        (holds, role): (&FieldPath, Role),
+        prefix: &FieldPath,
+        role: Role,
     ) -> Option<Map<String, Value>> {
-        let text = place.join("AGENTS.md");
-        let table = place.join(layout.file());
+        let text = entry.join("AGENTS.md");
+        let table = entry.join(layout.file());
         if !text.real.is_file() && (layout != Layout::Own || !table.real.is_file()) {
             self.problems.push(match layout {
-                Layout::Own => place.problem("has neither an AGENTS.md nor an agent.toml"),
+                Layout::Own => entry.problem("has neither an AGENTS.md nor an agent.toml"),
                 Layout::Deploy | Layout::Managed => {
-                    place.problem(format!("has {}, but no AGENTS.md with the instructions", layout.file()))
+                    entry.problem(format!("has {}, but no AGENTS.md with the instructions", layout.file()))
                 }
             });
             return None;
         }
         let mut settings = Map::new();
         if text.real.is_file() {
-            self.markdown(&text, holds, &mut settings)?;
+            self.markdown(&text, prefix, &mut settings)?;
         }
         match layout {
-            Layout::Own if table.real.is_file() => self.table(&table, holds, &mut settings)?,
+            Layout::Own if table.real.is_file() => self.table(&table, prefix, &mut settings)?,
             Layout::Own => {}
-            Layout::Deploy => deploy::read(self, &table, (holds, role), &mut settings)?,
-            Layout::Managed => managed::read(self, place, (holds, role), &mut settings)?,
+            Layout::Deploy => deploy::read(self, &table, prefix, role, &mut settings)?,
+            Layout::Managed => managed::read(self, entry, prefix, role, &mut settings)?,
         }
         Some(settings)
     }
 
-    /// The layout of a folder. None, and a problem, if it has several.
-    fn layout(&mut self, place: &Place) -> Option<Layout> {
+    /// Returns the layout of a folder; none, with a problem, if it has several.
+    fn layout(&mut self, entry: &FolderEntry) -> Option<Layout> {
         let all = [Layout::Own, Layout::Deploy, Layout::Managed];
         let found: Vec<Layout> = all
             .into_iter()
-            .filter(|layout| place.join(layout.file()).real.exists())
+            .filter(|layout| entry.join(layout.file()).real.exists())
             .collect();
         match found.as_slice() {
             [] => Some(Layout::Own),
@@ -345,15 +350,15 @@ impl Search<'_> {
                 let first = first.file();
                 let second = second.file();
                 let message = format!("has both {first} and {second}, which are two layouts; keep one of them");
-                self.problems.push(place.problem(message));
+                self.problems.push(entry.problem(message));
                 None
             }
         }
     }
 
-    fn markdown(&mut self, place: &Place, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
-        let text = self.text(place)?;
-        let mut parts = match markdown::parse(&place.to_string(), &text) {
+    fn markdown(&mut self, entry: &FolderEntry, prefix: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
+        let text = self.text(entry)?;
+        let mut parts = match markdown::parse(&entry.to_string(), &text) {
             Ok(parts) => parts,
             Err(problem) => {
                 self.problems.push(problem);
@@ -361,8 +366,8 @@ impl Search<'_> {
             }
         };
         if !parts.body.is_empty() {
-            if let Some(position) = parts.places.get(&FieldPath::of(["system_prompt"])) {
-                let twice = place.problem("must not be given, since the text of the file is the system prompt");
+            if let Some(position) = parts.positions.get(&FieldPath::of(["system_prompt"])) {
+                let twice = entry.problem("must not be given, since the text of the file is the system prompt");
                 let twice = Problem {
                     field: "system_prompt".to_owned(),
                     ..twice
@@ -374,7 +379,7 @@ impl Search<'_> {
                 .insert("system_prompt".to_owned(), Value::String(parts.body));
         }
         for (name, value) in parts.settings {
-            // `name:` with nothing after it is not the same as no name.
+            // `name:` without a value is not the same as no name.
             let value = if value.is_null() {
                 Value::String(String::new())
             } else {
@@ -382,28 +387,34 @@ impl Search<'_> {
             };
             into.insert(name, value);
         }
-        self.note(place, holds, parts.places);
+        self.add_origin(entry, prefix, parts.positions);
         Some(())
     }
 
-    fn table(&mut self, place: &Place, holds: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
-        let text = self.text(place)?;
-        let document = document::parse(&place.to_string(), &text);
+    fn table(&mut self, entry: &FolderEntry, prefix: &FieldPath, into: &mut Map<String, Value>) -> Option<()> {
+        let text = self.text(entry)?;
+        let document = document::parse(&entry.to_string(), &text);
         if !document.problems.is_empty() {
             self.problems.extend(document.problems);
             return None;
         }
-        self.add(place, document.value, &document.places, into);
-        self.note(place, holds, document.places);
+        self.add(entry, document.value, &document.positions, into);
+        self.add_origin(entry, prefix, document.positions);
         Some(())
     }
 
-    /// Adds settings to those of the AGENTS.md beside them.
-    fn add(&mut self, place: &Place, from: Map<String, Value>, places: &Places, into: &mut Map<String, Value>) {
+    /// Adds settings to those of the `AGENTS.md` beside them.
+    fn add(
+        &mut self,
+        entry: &FolderEntry,
+        from: Map<String, Value>,
+        positions: &Positions,
+        into: &mut Map<String, Value>,
+    ) {
         for (name, value) in from {
             if into.contains_key(&name) {
-                let position = places.get(&FieldPath::of([name.as_str()])).copied();
-                let twice = place.problem("is also given in the AGENTS.md beside this file");
+                let position = positions.get(&FieldPath::of([name.as_str()])).copied();
+                let twice = entry.problem("is also given in the AGENTS.md beside this file");
                 self.problems.push(Problem { field: name, ..twice }.at(position));
             } else {
                 into.insert(name, value);
@@ -411,23 +422,23 @@ impl Search<'_> {
         }
     }
 
-    fn note(&mut self, place: &Place, holds: &FieldPath, places: Places) {
-        let file = place.to_string();
-        let holds = holds.clone();
+    fn add_origin(&mut self, entry: &FolderEntry, prefix: &FieldPath, positions: Positions) {
+        let file = entry.to_string();
+        let prefix = prefix.clone();
         self.origins.push(SettingOrigin {
             file,
-            holds,
-            places,
+            prefix,
+            positions,
             partial: false,
         });
     }
 
-    fn text(&mut self, place: &Place) -> Option<String> {
-        place.text().map_err(|problem| self.problems.push(problem)).ok()
+    fn text(&mut self, entry: &FolderEntry) -> Option<String> {
+        entry.text().map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    /// What lies in a folder, in the order of the names, without what begins with a dot.
-    fn entries(&mut self, folder: &Place) -> Vec<Place> {
+    /// Returns the entries of a folder, in the order of the names, without those that begin with a dot.
+    fn entries(&mut self, folder: &FolderEntry) -> Vec<FolderEntry> {
         let mut entries = match folder.entries() {
             Ok(entries) => entries,
             Err(problem) => {
@@ -438,50 +449,50 @@ impl Search<'_> {
         entries.retain(|entry| !entry.name().starts_with('.'));
         entries.retain(|entry| {
             entry
-                .leads_within()
+                .check_within_root()
                 .map_err(|problem| self.problems.push(problem))
                 .is_ok()
         });
         entries
     }
 
-    /// The JSON object in a file.
-    fn object(&mut self, place: &Place) -> Option<Map<String, Value>> {
-        let text = self.text(place)?;
+    /// Reads the JSON object in a file.
+    fn object(&mut self, entry: &FolderEntry) -> Option<Map<String, Value>> {
+        let text = self.text(entry)?;
         match serde_json::from_str(&text) {
             Ok(Value::Object(object)) => Some(object),
             Ok(_) => {
-                self.problems.push(place.problem("must be a JSON object"));
+                self.problems.push(entry.problem("must be a JSON object"));
                 None
             }
             Err(error) => {
-                let said = error.to_string();
-                let said = said.split(" at line ").next().unwrap_or_default();
-                let problem = place.problem(format!("is no JSON: {said}"));
+                let message = error.to_string();
+                let message = message.split(" at line ").next().unwrap_or_default();
+                let problem = entry.problem(format!("is not JSON: {message}"));
                 self.problems.push(problem.at(Some((error.line(), error.column()))));
                 None
             }
         }
     }
 
-    fn complain(&mut self, place: &Place, field: &str, message: &str) {
+    fn report_error(&mut self, entry: &FolderEntry, field: &str, message: &str) {
         self.problems.push(Problem {
             field: field.to_owned(),
-            ..place.problem(message)
+            ..entry.problem(message)
         });
     }
 
-    fn remark(&mut self, place: &Place, field: &str, message: &str) {
+    fn report_warning(&mut self, entry: &FolderEntry, field: &str, message: &str) {
         self.problems.push(Problem {
             field: field.to_owned(),
-            ..place.warning(message)
+            ..entry.warning(message)
         });
     }
 
-    fn report_unread(&mut self, place: &Place) {
-        let name = place.name();
+    fn report_unread(&mut self, entry: &FolderEntry) {
+        let name = entry.name();
         let known = UNREAD.iter().find(|(known, _)| *known == name);
         self.problems
-            .push(place.warning(known.map_or("is not read", |(_, reason)| reason)));
+            .push(entry.warning(known.map_or("is not read", |(_, reason)| reason)));
     }
 }

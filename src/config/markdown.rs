@@ -1,26 +1,26 @@
-//! A Markdown file with settings at its top: YAML between two `---` lines, and the text below.
+//! A Markdown file with front matter: settings in YAML between two `---` lines, and the text below.
 
 use serde_json::{Map, Value};
 
-use super::problem::{Places, Problem};
+use super::problem::{Positions, Problem};
 use crate::definition::FieldPath;
 use crate::definition::front_matter::{self, FrontMatter};
 
-/// What such a file says.
+/// The content of such a file.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Markdown {
     /// The settings.
     pub(super) settings: Map<String, Value>,
-    /// Where the settings of the outermost level are.
-    pub(super) places: Places,
-    /// The text, without white space around it.
+    /// The positions of the top-level settings.
+    pub(super) positions: Positions,
+    /// The text, trimmed.
     pub(super) body: String,
 }
 
-/// Takes a file apart. A file without settings is all text.
+/// Parses a file. A file without front matter is all text.
 ///
 /// # Errors
-/// When the settings do not end, or are no YAML of names and values.
+/// If the front matter does not end, or is not a YAML mapping.
 pub(super) fn parse(file: &str, text: &str) -> Result<Markdown, Problem> {
     match FrontMatter::of(text) {
         FrontMatter::Missing { body } => Ok(Markdown {
@@ -32,10 +32,10 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Markdown, Problem> {
         }
         FrontMatter::Present { yaml, body } => {
             let settings = settings(file, yaml)?;
-            let places = places(yaml, 2);
+            let positions = positions(yaml, 2);
             Ok(Markdown {
                 settings,
-                places,
+                positions,
                 body: body.trim().to_owned(),
             })
         }
@@ -46,11 +46,10 @@ fn settings(file: &str, yaml: &str) -> Result<Map<String, Value>, Problem> {
     mapping(file, yaml, "the settings at the top", 1)
 }
 
-/// Reads YAML of names and values that begins after so many lines of its file. `subject` begins the sentence that says
-/// what is wrong.
+/// Parses a YAML mapping that begins after `before` lines of its file. `subject` begins the error message.
 ///
 /// # Errors
-/// When it is no YAML, or not of names and values.
+/// If it is not a YAML mapping.
 pub(super) fn mapping(file: &str, yaml: &str, subject: &str, before: usize) -> Result<Map<String, Value>, Problem> {
     if yaml.trim().is_empty() {
         return Ok(Map::new());
@@ -68,25 +67,25 @@ pub(super) fn mapping(file: &str, yaml: &str, subject: &str, before: usize) -> R
             });
             let text = error.without_snippet().to_string();
             let message = text.lines().next().unwrap_or_default();
-            // The position there is counted from the first setting and would only confuse.
+            // The position in the message is relative to the YAML and would be misleading.
             let message = message.split(" at line ").next().unwrap_or(message);
             Err(Problem::in_file(file, format!("{subject} cannot be read as YAML: {message}")).at(position))
         }
     }
 }
 
-/// The lines on which settings begin: those that start with a name and a colon.
+/// Returns the lines of the top-level settings: those that start with a name and a colon.
 ///
 /// `first` is the number of the first line of `yaml` in its file.
-pub(super) fn places(yaml: &str, first: usize) -> Places {
-    let mut places = Places::new();
+pub(super) fn positions(yaml: &str, first: usize) -> Positions {
+    let mut positions = Positions::new();
     for (at, line) in yaml.lines().enumerate() {
         let name = line
             .split_once(':')
             .map(|(name, _)| name.trim_end().trim_matches(['"', '\'']));
         if let Some(name) = name.filter(|_| !line.starts_with([' ', '\t', '#', '-'])) {
-            places.entry(FieldPath::of([name])).or_insert((at + first, 1));
+            positions.entry(FieldPath::of([name])).or_insert((at + first, 1));
         }
     }
-    places
+    positions
 }

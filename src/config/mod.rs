@@ -1,11 +1,11 @@
-//! The configuration: file, environment, command line, and folders of agents; checked as a whole before anything
+//! The configuration: file, environment, command line, and folders of agents, validated as a whole before anything
 //! opens.
 //!
-//! What has been loaded is correct: no other room checks it again. It is also the only room that reads environment
-//! variables. It knows the nouns of [`crate::domain`] and nothing else; [`crate::app`](crate) builds the parts from it.
+//! A loaded configuration is valid; no other room checks it again. Only this room reads environment variables.
+//! [`crate::app`](crate) builds the parts of the server from it.
 //!
-//! Later sources precede earlier ones: defaults, `adjutant.toml` (or, without any configuration, the embedded
-//! demonstration), environment, command line. Agents come from the file and from folders, see [`folder`].
+//! Later sources override earlier ones: defaults, `adjutant.toml` (or the embedded demonstration, if there is no
+//! configuration), environment, command line. Agents come from the file and from folders, see [`folder`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,110 +21,110 @@ use crate::definition::{
 
 mod answers;
 mod arguments;
+mod bundled_files;
 mod check;
 mod document;
 mod embedded;
-mod enclosures;
 mod folder;
 mod markdown;
 mod mcp;
 mod peers;
 mod problem;
+mod report;
 mod sections;
 mod store;
-mod verdict;
 mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
 pub use arguments::{Arguments, CommandLineSettings, ProgramCommand};
-pub use check::{NEEDS_INSECURE_NO_AUTH, surroundings};
+pub use check::{NEEDS_INSECURE_NO_AUTH, validation_context};
 pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::PeersSection;
 pub use problem::{Problem, Problems, TextPosition};
+pub use report::report;
 pub use sections::{
     AgentsApi, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
     Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
-pub use verdict::verdict;
 pub use watch::{Watch, WatchedFiles};
 pub use webhooks::WebhooksSection;
 
 use problem::{SettingOrigin, SettingOrigins};
 
-/// The file that is looked for when none is named.
+/// The default name of the configuration file.
 const DEFAULT_FILE: &str = "adjutant.toml";
 
-/// The folder of agents, beside the configuration file, when none is named.
+/// The default folder of agents, beside the configuration file.
 const DEFAULT_AGENTS_DIR: &str = "agents";
 
-/// The folder, beside the configuration file, in which coding agents keep subagents.
+/// The folder beside the configuration file in which coding agents keep subagents.
 const PROJECT: &str = ".deepagents/agents";
 
-/// What runs when there is no configuration at all: a small team that needs neither a key nor a network.
+/// The configuration that is used if there is none: a small team that needs neither a key nor a network.
 const DEMO: &str = include_str!("../../examples/demo/adjutant.toml");
 
-/// How the demonstration is called in messages.
+/// The name of the demonstration in messages.
 const DEMO_NAME: &str = "the built-in demonstration";
 
 /// The whole configuration.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// How clients reach the server.
+    /// The HTTP server.
     pub server: Server,
-    /// Where things are kept.
+    /// The database.
     pub storage: Storage,
-    /// How runs are carried out.
+    /// The execution of runs.
     pub runtime: Runtime,
-    /// What is remembered beyond a thread, and for how long.
+    /// The Store, which outlives threads.
     pub store: StoreSection,
-    /// How long threads are kept that do not say it themselves.
+    /// The default time to live of threads.
     pub threads: RetentionSections,
-    /// How long the histories of threads are kept.
+    /// The time to live of the histories of threads.
     pub checkpointer: RetentionSections,
-    /// Who may be told that a run has ended.
+    /// The webhooks for the end of runs.
     pub webhooks: WebhooksSection,
-    /// Which other servers may do the work of subagents.
+    /// The other servers that may run subagents.
     pub peers: PeersSection,
-    /// How much models, tools and other servers may answer, and how long models may take.
+    /// The limits of responses from models, tools and other servers.
     pub answers: AnswersSection,
-    /// Whether clients may define agents, and what these may use.
+    /// The API for clients that define agents.
     pub agents_api: AgentsApi,
-    /// What is logged.
+    /// The log.
     pub log: Log,
-    /// Where models come from, by the name before the colon.
+    /// The model providers, by the name before the colon.
     pub providers: NamedEntries<ProviderSection>,
     /// The declared tools, by name.
     pub tools: NamedEntries<ToolDefinition>,
     /// The MCP servers, by name. Agents name their tools as `server/tool`, or `server/*` for all.
     pub mcp_servers: NamedEntries<McpServerDefinition>,
-    /// What goes for all agents with a certain model, by `provider` or `provider:model`.
+    /// The settings for all agents with a certain model, by `provider` or `provider:model`.
     pub profiles: NamedEntries<HarnessProfile>,
     /// The agents, by `graph_id`.
     pub agents: NamedEntries<AgentDefinition>,
-    /// The folder with a folder for each agent; beside the configuration file when not absolute.
+    /// The folder with one folder for each agent, relative to the configuration file.
     pub agents_dir: Option<PathBuf>,
-    /// The files in which all that is written.
+    /// The files that were read.
     #[serde(skip)]
     pub files: WatchedFiles,
 }
 
-/// A configuration that can be used, and what is nevertheless odd about it.
+/// A valid configuration with its warnings.
 #[derive(Debug, Clone)]
 pub struct LoadedConfig {
     /// The configuration.
     pub config: Config,
-    /// Only warnings.
+    /// The warnings.
     pub warnings: Problems,
-    /// Where it came from, for the log: a file, or the demonstration.
+    /// The source for the log: a file, or the demonstration.
     pub source: String,
 }
 
 impl LoadedConfig {
-    /// Whether it is the built-in demonstration, since there was no configuration.
+    /// Returns whether this is the built-in demonstration.
     pub fn is_demonstration(&self) -> bool {
         self.source == DEMO_NAME
     }
@@ -133,52 +133,52 @@ impl LoadedConfig {
 /// Reads the configuration from the working directory, or from the file that the settings name.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of the files.
+/// All problems, in the order of the files.
 pub fn load(settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
-    // Not the empty path, which is the working directory for some calls and nothing for others.
+    // Not the empty path: only some system calls take it for the working directory.
     load_from(Path::new("."), settings)
 }
 
 /// Reads the configuration as if `directory` were the working directory.
 fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedConfig, Problems> {
     let source = Source::find(directory, settings)?;
-    let mut sheet = Sheet::default();
+    let mut reader = ConfigReader::default();
     let mut document = document::parse(&source.name, &source.text);
     if !document.problems.is_empty() {
-        // What is missing or twice there because of a broken line would only distract from it.
+        // Missing or duplicate fields that follow from a syntax error would distract from it.
         return Err(Problems(document.problems));
     }
-    let places = document.places;
-    sheet.origins.0.push(SettingOrigin {
+    let positions = document.positions;
+    reader.origins.0.push(SettingOrigin {
         file: source.name.clone(),
-        holds: FieldPath::default(),
-        places,
+        prefix: FieldPath::default(),
+        positions,
         partial: false,
     });
-    override_with(settings, &mut document.value, &mut sheet.origins);
+    override_with(settings, &mut document.value, &mut reader.origins);
 
     let beside = source.path.parent().unwrap_or(directory).to_path_buf();
-    let folder = sheet.load_folders(&mut document.value, settings, [directory, &beside]);
+    let folder = reader.load_folders(&mut document.value, settings, [directory, &beside]);
     let project = beside.join(PROJECT);
     if source.name != DEMO_NAME {
-        sheet.add_project(
+        reader.add_project(
             &mut document.value,
             &project,
             project.strip_prefix(directory).unwrap_or(&project),
         );
     }
-    sheet.add_embedded(&mut document.value, &settings.embedded);
-    sheet.translate(&mut document.value);
+    reader.add_embedded(&mut document.value, &settings.embedded);
+    reader.translate(&mut document.value);
     let reading = read::<Config>(Value::Object(document.value));
     let mut config = reading.value.unwrap_or_default();
     config.files = WatchedFiles {
         directory: directory.to_path_buf(),
         settings: settings.clone(),
         roots: vec![source.path.clone(), folder.clone(), project],
-        places: config
+        definition_paths: config
             .agents
             .keys()
-            .map(|graph_id| (graph_id.clone(), sheet.place_of(graph_id, &source.name)))
+            .map(|graph_id| (graph_id.clone(), reader.source_of(graph_id, &source.name)))
             .collect(),
     };
     config.agents_dir = Some(folder);
@@ -187,24 +187,24 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let unset = mcp::fill_in(&mut config);
-    let nonsense = check::check(&config, &reading.findings);
-    let unread = sheet.enclose(&mut config, &beside);
-    for finding in unset.into_iter().chain(nonsense).chain(unread) {
+    let invalid = check::check(&config, &reading.findings);
+    let unread = reader.bundle_files(&mut config, &beside);
+    for finding in unset.into_iter().chain(invalid).chain(unread) {
         let field = reading.gaps.source_of(&finding.field);
         if !is_echo(&field, &reading.findings) {
-            sheet.add(Diagnostic { field, ..finding });
+            reader.add(Diagnostic { field, ..finding });
         }
     }
-    reading.findings.into_iter().for_each(|finding| sheet.add(finding));
-    if Problems(sheet.problems.clone()).are_harmless() {
+    reading.findings.into_iter().for_each(|finding| reader.add(finding));
+    if Problems(reader.problems.clone()).are_harmless() {
         mcp::missing_programs(&mut config)
             .into_iter()
-            .for_each(|finding| sheet.add(finding));
+            .for_each(|finding| reader.add(finding));
     }
-    sheet.close(config, source.name)
+    reader.finish(config, source.name)
 }
 
-/// The value of an environment variable, when it is set to something.
+/// Returns the value of an environment variable that is set and not empty.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where environment variables are read"
@@ -213,7 +213,7 @@ pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
 
-/// The text of the configuration file, or what stands for it.
+/// The text of the configuration file, or of its substitute.
 struct Source {
     name: String,
     path: PathBuf,
@@ -258,7 +258,7 @@ impl Source {
     }
 }
 
-/// Puts what the command line and the environment say over what the file says.
+/// Overrides the file with the settings from the command line and the environment.
 fn override_with(settings: &CommandLineSettings, value: &mut Map<String, Value>, origins: &mut SettingOrigins) {
     let given = [
         (["server", "listen"], &settings.listen, "--listen or ADJUTANT_LISTEN"),
@@ -274,38 +274,38 @@ fn override_with(settings: &CommandLineSettings, value: &mut Map<String, Value>,
         let fields = value.entry(section).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(fields) = fields {
             fields.insert(key.to_owned(), Value::String(text.clone()));
-            let places = BTreeMap::from([(FieldPath::of([section, key]), (1, 1))]);
+            let positions = BTreeMap::from([(FieldPath::of([section, key]), (1, 1))]);
             origins.0.push(SettingOrigin {
                 file: source.to_owned(),
-                holds: FieldPath::default(),
-                places,
+                prefix: FieldPath::default(),
+                positions,
                 partial: true,
             });
         }
     }
 }
 
-/// What is known while the configuration is being read.
+/// The state of reading a configuration.
 #[derive(Default)]
-struct Sheet {
+struct ConfigReader {
     origins: SettingOrigins,
     problems: Vec<Problem>,
-    /// The folders of the agents that have one.
+    /// The folders of agents that are defined in one.
     folders: BTreeMap<String, String>,
 }
 
-impl Sheet {
+impl ConfigReader {
     fn add(&mut self, finding: Diagnostic) {
         self.problems.push(self.origins.locate(finding));
     }
 
-    /// Where an agent is defined: in its folder, or in the configuration file.
-    fn place_of(&self, graph_id: &str, file: &str) -> String {
+    /// Returns the path at which an agent is defined: its folder, or the configuration file.
+    fn source_of(&self, graph_id: &str, file: &str) -> String {
         self.folders.get(graph_id).cloned().unwrap_or_else(|| file.to_owned())
     }
 
-    /// Adds to the agents the files beside their definitions that these name, and finds the folders of servers.
-    fn enclose(&self, config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
+    /// Adds the files beside the definitions to the agents, and resolves the working directories of servers.
+    fn bundle_files(&self, config: &mut Config, beside: &Path) -> Vec<Diagnostic> {
         let agents_dir = config.agents_dir.clone().unwrap_or_default();
         let mut findings = vec![];
         for (name, server) in &mut config.mcp_servers {
@@ -324,7 +324,7 @@ impl Sheet {
             };
             let field = FieldPath::of(["agents", graph_id.as_str()]);
             findings.extend(
-                enclosures::enclose(agent, &folder)
+                bundled_files::bundle_files(agent, &folder)
                     .into_iter()
                     .map(|finding| finding.under(&field)),
             );
@@ -332,12 +332,12 @@ impl Sheet {
                 let field = field.join(&at);
                 findings.extend(mcp::settle(&field, server, &folder));
             }
-            config.files.roots.extend(enclosures::places(agent, &folder));
+            config.files.roots.extend(bundled_files::paths(agent, &folder));
         }
         findings
     }
 
-    /// Replaces what agents say in words of an older time.
+    /// Replaces deprecated keys of agents.
     fn translate(&mut self, file: &mut Map<String, Value>) {
         let Some(Value::Object(agents)) = file.get_mut("agents") else {
             return;
@@ -350,8 +350,8 @@ impl Sheet {
         }
     }
 
-    /// Gives the subagents of a project's folder to the project's agent: the one called `agent`, or the only one.
-    fn add_project(&mut self, file: &mut Map<String, Value>, folder: &Path, shown: &Path) {
+    /// Adds the subagents of a project's folder to the project's agent: the one called `agent`, or the only one.
+    fn add_project(&mut self, file: &mut Map<String, Value>, folder: &Path, display_path: &Path) {
         if !folder.is_dir() {
             return;
         }
@@ -366,25 +366,25 @@ impl Sheet {
             .and_then(Value::as_object_mut);
         let Some(agent) = agent else {
             let message = "is not read: its subagents belong to the only agent, or to the one called `agent`";
-            let problem = Problem::in_file(shown.display().to_string(), message);
+            let problem = Problem::in_file(display_path.display().to_string(), message);
             return self.problems.push(Problem {
                 severity: Severity::Warning,
                 ..problem
             });
         };
         let list = agent.entry("subagents").or_insert_with(|| Value::Array(Vec::new()));
-        // A list of the wrong shape is told when the whole is read.
+        // A list of the wrong type is reported when the whole configuration is read.
         let Value::Array(list) = list else { return };
         let field = FieldPath::of(["agents", graph_id.as_str()]);
-        let origins = folder::project::load(folder, shown, list, &mut self.problems).into_iter();
+        let origins = folder::project::load(folder, display_path, list, &mut self.problems).into_iter();
         self.origins.0.extend(origins.map(|origin| SettingOrigin {
-            holds: field.join(&origin.holds),
+            prefix: field.join(&origin.prefix),
             ..origin
         }));
     }
 
-    /// Adds the agents of the folders to those of the file, and tells which folder it was. It is the one that the
-    /// settings name, seen from the working directory, or the one that the file names, seen from the file.
+    /// Adds the agents of the folders to those of the file, and returns the folder. It is given by the settings,
+    /// relative to the working directory, or by the file, relative to the file.
     fn load_folders(
         &mut self,
         file: &mut Map<String, Value>,
@@ -397,21 +397,21 @@ impl Sheet {
             (None, None) if !beside.join(DEFAULT_AGENTS_DIR).is_dir() => return beside.join(DEFAULT_AGENTS_DIR),
             (None, None) => beside.join(DEFAULT_AGENTS_DIR),
         };
-        let shown = path.strip_prefix(directory).unwrap_or(&path).to_path_buf();
-        let found = folder::load(&path, &shown, &mut self.problems);
+        let display_path = path.strip_prefix(directory).unwrap_or(&path).to_path_buf();
+        let found = folder::load(&path, &display_path, &mut self.problems);
         let agents = file.entry("agents").or_insert_with(|| Value::Object(Map::new()));
-        // A section of the wrong shape is told when the whole is read.
+        // A section of the wrong type is reported when the whole configuration is read.
         let Value::Object(agents) = agents else { return path };
         for agent in found {
             let field = FieldPath::of(["agents", agent.graph_id.as_str()]);
             if agents.contains_key(&agent.graph_id) {
-                self.add(Diagnostic::error(field, format!("is also defined in {}", agent.place)));
+                self.add(Diagnostic::error(field, format!("is also defined in {}", agent.path)));
                 continue;
             }
-            self.folders.insert(agent.graph_id.clone(), agent.place);
+            self.folders.insert(agent.graph_id.clone(), agent.path);
             let origins = agent.origins.into_iter();
             self.origins.0.extend(origins.map(|origin| SettingOrigin {
-                holds: field.join(&origin.holds),
+                prefix: field.join(&origin.prefix),
                 ..origin
             }));
             agents.insert(agent.graph_id, agent.definition);
@@ -419,10 +419,10 @@ impl Sheet {
         path
     }
 
-    fn close(mut self, config: Config, source: String) -> Result<LoadedConfig, Problems> {
+    fn finish(mut self, config: Config, source: String) -> Result<LoadedConfig, Problems> {
         self.problems
             .sort_by(|one, other| (&one.file, one.position).cmp(&(&other.file, other.position)));
-        // What is wrong with one file may be met twice.
+        // A problem of one file may be found twice.
         self.problems.dedup();
         let problems = Problems(self.problems);
         if problems.are_harmless() {

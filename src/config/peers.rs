@@ -1,4 +1,4 @@
-//! The section of the configuration file about other servers, and what makes no sense in it.
+//! The `[peers]` section of the configuration file, and its validation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,32 +10,32 @@ use super::webhooks::host_problems;
 use crate::definition::check::address_problem;
 use crate::definition::{Diagnostic, FieldPath, Headers, check_headers};
 
-/// `[peers]`: which other servers may do the work of subagents, and how patiently they are waited for. Servers that
-/// definitions in files name may be anywhere; the rules are for those that clients bring.
+/// `[peers]`: rules for other servers that run subagents, and how long to wait for them. Servers that definitions in
+/// files name may have any address; the rules apply to those that clients name.
 #[derive(Debug, Clone, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct PeersSection {
-    /// Whether any loopback or private address may be named.
+    /// True if loopback and private addresses are allowed.
     pub allow_private: bool,
-    /// Host names and addresses inside that may be named.
+    /// Host names and private addresses that are allowed.
     pub private_hosts: Vec<String>,
-    /// When not empty, only these hosts may be named; `*.example.org` means all below it.
+    /// If not empty, only these hosts are allowed; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
-    /// Whether only `https` may be used.
+    /// True if only `https` is allowed.
     pub require_https: bool,
-    /// Headers of requests to other servers, by the scheme, host and port of their address, whoever names them. They may hold
-    /// secrets and are never printed.
+    /// Headers of requests to other servers, by scheme, host and port of their address, whoever named them. They may
+    /// contain secrets and are never printed.
     #[cfg_attr(test, schemars(with = "BTreeMap<String, BTreeMap<String, String>>"))]
     pub headers: BTreeMap<String, Headers>,
-    /// For how long a server may be out of reach before work there is given up that is waited for, in seconds.
+    /// The time for which a server may be unreachable before a task that a run waits for fails, in seconds.
     pub patience_s: f64,
-    /// For how long a server may be out of reach before a background task there is given up, in seconds.
+    /// The time for which a server may be unreachable before a background task on it fails, in seconds.
     pub background_patience_s: f64,
-    /// How long after its beginning a background task on another server is looked at first, in seconds; the pauses grow while
+    /// The time after which a background task on another server is polled first, in seconds; the pauses grow while
     /// nothing changes.
     pub first_look_s: f64,
-    /// The longest pause between two looks, in seconds.
+    /// The maximum pause between two polls, in seconds.
     pub longest_look_s: f64,
 }
 
@@ -56,27 +56,27 @@ impl Default for PeersSection {
 }
 
 impl PeersSection {
-    /// [`PeersSection::patience_s`] as a duration.
+    /// Returns [`PeersSection::patience_s`] as a duration.
     pub fn patience(&self) -> Duration {
         seconds(self.patience_s)
     }
 
-    /// [`PeersSection::background_patience_s`] as a duration.
+    /// Returns [`PeersSection::background_patience_s`] as a duration.
     pub fn background_patience(&self) -> Duration {
         seconds(self.background_patience_s)
     }
 
-    /// [`PeersSection::first_look_s`] as a duration.
+    /// Returns [`PeersSection::first_look_s`] as a duration.
     pub fn first_look(&self) -> Duration {
         seconds(self.first_look_s)
     }
 
-    /// [`PeersSection::longest_look_s`] as a duration; never shorter than the first.
+    /// Returns [`PeersSection::longest_look_s`] as a duration, at least [`PeersSection::first_look`].
     pub fn longest_look(&self) -> Duration {
         seconds(self.longest_look_s).max(self.first_look())
     }
 
-    /// What makes no sense in the headers.
+    /// Validates the headers.
     pub(super) fn check_headers(&self) -> Vec<Diagnostic> {
         let section = FieldPath::of(["peers", "headers"]);
         let mut findings = vec![];
@@ -92,7 +92,7 @@ impl PeersSection {
         findings
     }
 
-    /// What makes no sense: the field, and why.
+    /// Returns the invalid fields, each with the reason.
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let mut problems = host_problems(&self.private_hosts, &self.allowed_hosts);
         let times = [

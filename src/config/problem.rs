@@ -1,35 +1,35 @@
-//! What is wrong with the configuration, and where it is written.
+//! The problems of a configuration, with their positions in its files.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::definition::{Diagnostic, FieldPath, Segment, Severity, StoredDiagnostic};
 
-/// A line and a column, both from 1, columns in characters.
+/// A line and a column, both counted from 1; columns count characters.
 pub type TextPosition = (usize, usize);
 
-/// Where fields are, by their path.
-pub(super) type Places = BTreeMap<FieldPath, TextPosition>;
+/// The positions of fields, by their paths.
+pub(super) type Positions = BTreeMap<FieldPath, TextPosition>;
 
-/// Something to be said about the configuration.
+/// An error or warning about the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The file, or where else the setting comes from.
+    /// The file, or the other source of the setting.
     pub file: String,
-    /// Where in the file.
+    /// The position in the file.
     pub position: Option<TextPosition>,
-    /// The field within the file, as in `agents.agent.tools[1]`; empty for the file as a whole.
+    /// The field, as in `agents.agent.tools[1]`; empty for the whole file.
     pub field: String,
-    /// What is wrong, and what is allowed.
+    /// The error, and what is allowed.
     pub message: String,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// The agent that it is about, by its `graph_id`, when it is about one.
+    /// The `graph_id` of the agent that the problem is about, if any.
     pub agent: Option<Box<str>>,
 }
 
 impl Problem {
-    /// A mistake that concerns a file as a whole.
+    /// Creates an error about a whole file.
     pub fn in_file(file: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             file: file.into(),
@@ -41,7 +41,7 @@ impl Problem {
         }
     }
 
-    /// The same at a position in the file.
+    /// Returns the problem with a position in the file.
     #[must_use]
     pub fn at(self, position: Option<TextPosition>) -> Self {
         Self { position, ..self }
@@ -82,12 +82,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is to be said about a configuration, one line each.
+/// The problems of a configuration, displayed one on each line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Problems(pub Vec<Problem>);
 
 impl Problems {
-    /// Whether the configuration can be used.
+    /// Returns whether there are only warnings.
     pub fn are_harmless(&self) -> bool {
         self.0.iter().all(|problem| problem.severity == Severity::Warning)
     }
@@ -107,37 +107,37 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Where a part of the configuration is written.
+/// A source of a part of the configuration.
 #[derive(Debug, Clone)]
 pub(super) struct SettingOrigin {
-    /// The file, or where else it comes from.
+    /// The file, or the other source.
     pub(super) file: String,
-    /// The part of the configuration that the file holds.
-    pub(super) holds: FieldPath,
-    /// Where its fields are, by their path within the file.
-    pub(super) places: Places,
-    /// Whether it speaks only of the fields in `places`, as the command line does.
+    /// The part of the configuration that the source holds.
+    pub(super) prefix: FieldPath,
+    /// The positions of the fields, by their paths within the source.
+    pub(super) positions: Positions,
+    /// True if the source holds only the fields in `positions`, as the command line does.
     pub(super) partial: bool,
 }
 
-/// All places from which the configuration comes.
+/// All sources of the configuration.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SettingOrigins(pub(super) Vec<SettingOrigin>);
 
 impl SettingOrigins {
-    /// Tells where the field of a finding is written: in the most special file that knows it, else in the most
-    /// special one that might.
+    /// Adds the file and the position to a diagnostic: those of the most specific source that has the field, or else
+    /// of the most specific one that may have it.
     pub(super) fn locate(&self, finding: Diagnostic) -> Problem {
         let mut best: Option<(usize, &SettingOrigin, FieldPath, Option<TextPosition>)> = None;
         for origin in &self.0 {
-            let Some(inner) = finding.field.after(&origin.holds) else {
+            let Some(inner) = finding.field.after(&origin.prefix) else {
                 continue;
             };
             let (known, position) = origin.nearest(&inner);
             if origin.partial && position.is_none() {
                 continue;
             }
-            let rank = origin.holds.0.len() + known;
+            let rank = origin.prefix.0.len() + known;
             if best.as_ref().is_none_or(|(other, ..)| rank >= *other) {
                 best = Some((rank, origin, inner, position.filter(|_| !origin.partial)));
             }
@@ -158,7 +158,7 @@ impl SettingOrigins {
     }
 }
 
-/// The agent that a field of the configuration belongs to.
+/// Returns the agent that a field belongs to.
 fn agent_of(field: &FieldPath) -> Option<Box<str>> {
     match field.0.as_slice() {
         [Segment::Key(section), Segment::Key(graph_id), ..] if section == "agents" => Some(graph_id.as_str().into()),
@@ -167,11 +167,11 @@ fn agent_of(field: &FieldPath) -> Option<Box<str>> {
 }
 
 impl SettingOrigin {
-    /// How much of the way to the field is written in this file, and where that is.
+    /// Returns how many segments of the field's path this source has, and the position of the last of them.
     fn nearest(&self, field: &FieldPath) -> (usize, Option<TextPosition>) {
         let mut way = Some(field.clone());
         while let Some(here) = way {
-            if let Some(position) = self.places.get(&here) {
+            if let Some(position) = self.positions.get(&here) {
                 return (here.0.len(), Some(*position));
             }
             way = here.parent();

@@ -11,48 +11,50 @@ use serde::Deserialize;
 use crate::definition::ClientRules;
 use crate::definition::provider::ProviderKind;
 
-/// `[server]`: how clients reach the server.
+/// `[server]`: the HTTP server.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Server {
-    /// The address to listen on, as `host:port`. Port 0 takes any free one.
+    /// The address to listen on, as `host:port`. Port 0 takes any free port.
     pub listen: String,
-    /// The web origins whose pages may call the server, besides its own: origins as in `https://chat.example.org`,
-    /// `loopback` for all pages of this machine, or `*` alone for all there are.
+    /// The web origins whose pages may call the server, besides its own: origins such as `https://chat.example.org`,
+    /// `loopback` for all pages of this machine, or `*` alone for all origins.
     pub cors_origins: Vec<String>,
-    /// The names under which the server is called, besides `localhost` and the address that it listens on: names,
+    /// The host names that requests may use, besides `localhost` and the address that the server listens on: names,
     /// `*.example.org` for all below a domain, or `*` for any.
     pub hosts: Vec<String>,
-    /// Whether the pages of `cors_origins` may send cookies; only for origins that are named.
+    /// True if pages of `cors_origins` may send cookies; only for origins that are listed by name.
     pub cors_credentials: bool,
-    /// Headers of answers that the pages of `cors_origins` may read, besides those that the SDKs need.
+    /// The response headers that pages of `cors_origins` may read, besides those that the SDKs need.
     pub cors_expose_headers: Vec<String>,
-    /// For how long a browser may remember what pages are allowed to do, in seconds.
+    /// The time for which a browser may cache the result of a preflight request, in seconds.
     pub cors_max_age_s: f64,
-    /// Whether pages from public addresses may call this server at a private one.
+    /// True if pages from public addresses may call this server at a private address.
     pub cors_private_network: bool,
-    /// The largest request body, in bytes.
+    /// The maximum size of a request body, in bytes.
     pub max_body_bytes: usize,
-    /// What the request bodies under way may take together, in bytes: their text, and 128 for each value in it, which is
-    /// about what it takes once it is parsed.
+    /// The maximum memory for all request bodies at the same time, in bytes: their text, and 128 for each value in
+    /// it, which is about the size of the parsed value.
     pub max_body_bytes_total: usize,
-    /// How long no byte of a request body may come, in seconds; ten times that for the whole of it.
+    /// The maximum time without data of a request body, in seconds; ten times that for the whole body.
     pub body_timeout_s: f64,
-    /// How many connections may be open at once; as many as the limit of file descriptors allows, when absent.
+    /// The maximum number of open connections; by default, as many as the limit of file descriptors allows.
     pub max_connections: Option<usize>,
-    /// The largest answer with states or a list of threads, in bytes: a history or a search ends early beyond it. One state is
-    /// never cut in two.
+    /// The maximum size of a response with states or a list of threads, in bytes: a history or a search ends early
+    /// beyond it. A single state is always complete.
     pub max_answer_bytes: usize,
-    /// How long a request may take until its answer begins, in seconds. Streams and waiting for a run begin at once.
+    /// The maximum time until the response to a request begins, in seconds. Streams and waiting requests begin at
+    /// once.
     pub request_s: f64,
-    /// How many streams of one thread may be open at once: of its runs and of itself, waits and sockets.
+    /// The maximum number of open streams for one thread: streams of its runs and of the thread, waiting requests and
+    /// WebSockets.
     pub max_streams_per_thread: usize,
-    /// How many streams of one client, which is an address, may be open at once.
+    /// The maximum number of open streams for one client address.
     pub max_streams_per_client: usize,
-    /// How often a stream without news sends a sign of life, in seconds.
+    /// The time after which a stream without events sends a keep-alive, in seconds.
     pub keep_alive_s: f64,
-    /// How long running steps may take to come to a commit when the server stops, in seconds.
+    /// The time that running steps have to reach a commit when the server stops, in seconds.
     pub shutdown_s: f64,
 }
 
@@ -81,40 +83,40 @@ impl Default for Server {
 }
 
 impl Server {
-    /// [`Server::keep_alive_s`] as a duration.
+    /// Returns [`Server::keep_alive_s`] as a duration.
     pub fn keep_alive(&self) -> Duration {
         seconds(self.keep_alive_s)
     }
 
-    /// [`Server::body_timeout_s`] as a duration.
+    /// Returns [`Server::body_timeout_s`] as a duration.
     pub fn body_timeout(&self) -> Duration {
         seconds(self.body_timeout_s)
     }
 
-    /// [`Server::request_s`] as a duration.
+    /// Returns [`Server::request_s`] as a duration.
     pub fn request(&self) -> Duration {
         seconds(self.request_s)
     }
 
-    /// [`Server::cors_max_age_s`] as a duration.
+    /// Returns [`Server::cors_max_age_s`] as a duration.
     pub fn cors_max_age(&self) -> Duration {
         seconds(self.cors_max_age_s)
     }
 
-    /// [`Server::shutdown_s`] as a duration.
+    /// Returns [`Server::shutdown_s`] as a duration.
     pub fn shutdown_deadline(&self) -> Duration {
         seconds(self.shutdown_s)
     }
 }
 
-/// `[storage]`: where threads, runs and events are kept.
+/// `[storage]`: the database for threads, runs and events.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Storage {
-    /// `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
+    /// The URL: `sqlite://FILE`, `sqlite::memory:` or `postgres://…`.
     pub url: DatabaseUrl,
-    /// How long one statement may take, and wait for the locks of others, in seconds.
+    /// The maximum time of one statement, including the wait for locks, in seconds.
     pub statement_timeout_s: f64,
 }
 
@@ -128,20 +130,20 @@ impl Default for Storage {
 }
 
 impl Storage {
-    /// [`Storage::statement_timeout_s`] as a duration.
+    /// Returns [`Storage::statement_timeout_s`] as a duration.
     pub fn statement_timeout(&self) -> Duration {
         seconds(self.statement_timeout_s)
     }
 }
 
-/// The address of a database. It may hold a password, so printing it shows everything but that.
+/// The URL of a database. It may contain a password, which is not printed.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(transparent)]
 pub struct DatabaseUrl(String);
 
 impl DatabaseUrl {
-    /// The address as it was given, for the database driver only.
+    /// Returns the URL as it was given, for the database driver only.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -161,7 +163,7 @@ impl Default for DatabaseUrl {
 
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever writes a password into the query, or an address that cannot be read, gets no more than the scheme.
+        // If the URL is invalid, or has a password in the query, only its scheme is printed.
         let scheme = self.0.split(':').next().unwrap_or_default();
         if scheme == "sqlite" {
             return f.write_str(&self.0);
@@ -185,34 +187,38 @@ impl fmt::Debug for DatabaseUrl {
     }
 }
 
-/// `[runtime]`: how runs are carried out.
+/// `[runtime]`: the execution of runs.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
-    /// How many runs this process carries out at the same time; others wait.
+    /// The maximum number of runs that this process executes at the same time; others are queued.
     pub max_concurrent_runs: u32,
-    /// How many calls of tools behind HTTP and of MCP servers this process makes at the same time; others wait.
+    /// The maximum number of calls to tools behind HTTP and to MCP servers that this process makes at the same time;
+    /// others wait.
     pub max_calls: usize,
-    /// How many calls of tools and requests to models one run makes at the same time, with its subagents; others wait.
+    /// The maximum number of tool calls and model requests that one run makes at the same time, including its
+    /// subagents; others wait.
     pub max_calls_per_run: usize,
-    /// How long a claimed run stays claimed without a sign of life, in seconds. After a crash this is how long it
-    /// takes until another process goes on with it.
+    /// The time after which a lease on a run expires if it is not renewed, in seconds. After a crash, another process
+    /// takes the run over after this time.
     pub lease_s: f64,
-    /// How often the sign of life is given, in seconds; less than the lease.
+    /// The interval at which leases are renewed, in seconds; less than the lease.
     pub heartbeat_s: f64,
-    /// How often the server looks whether the files that define agents have changed, in seconds; 0 for never.
+    /// The interval at which the server checks the files with agent definitions for changes, in seconds; 0 for never.
     pub reload_s: f64,
-    /// How long a run and its subagents may be at work, in seconds; waiting for humans does not count. Limits of agents may be
-    /// shorter.
+    /// The maximum running time of a run and its subagents, in seconds; waiting for humans does not count. The limits
+    /// of agents may be lower.
     pub max_run_s: f64,
-    /// How many runs may wait for their turn in the whole database, delayed ones included; beyond it new ones are refused.
+    /// The maximum number of queued runs in the whole database, including delayed ones; beyond it, new runs are
+    /// refused.
     pub max_queued_runs: u64,
-    /// How many runs may wait for their turn on one thread; beyond it new ones are refused.
+    /// The maximum number of queued runs on one thread; beyond it, new runs are refused.
     pub max_queued_runs_per_thread: u64,
-    /// The largest file of a workspace, in bytes of its content.
+    /// The maximum size of a file in a workspace, in bytes of its content.
     pub max_file_bytes: usize,
-    /// The largest state of a thread, in bytes of texts, names and numbers: conversation, files and fields together.
+    /// The maximum size of the state of a thread, in bytes of texts, names and numbers: messages, files and fields
+    /// together.
     pub max_state_bytes: usize,
 }
 
@@ -235,45 +241,45 @@ impl Default for Runtime {
 }
 
 impl Runtime {
-    /// [`Runtime::lease_s`] as a duration.
+    /// Returns [`Runtime::lease_s`] as a duration.
     pub fn lease(&self) -> Duration {
         seconds(self.lease_s)
     }
 
-    /// [`Runtime::heartbeat_s`] as a duration.
+    /// Returns [`Runtime::heartbeat_s`] as a duration.
     pub fn heartbeat(&self) -> Duration {
         seconds(self.heartbeat_s)
     }
 
-    /// [`Runtime::max_run_s`] as a duration.
+    /// Returns [`Runtime::max_run_s`] as a duration.
     pub fn max_run(&self) -> Duration {
         seconds(self.max_run_s)
     }
 
-    /// [`Runtime::reload_s`] as a duration; none for never.
+    /// Returns [`Runtime::reload_s`] as a duration; none for never.
     pub fn reload(&self) -> Option<Duration> {
         (self.reload_s > 0.0).then(|| seconds(self.reload_s))
     }
 }
 
-/// `[agents_api]`: whether clients may define agents over HTTP, and what such definitions may use.
+/// `[agents_api]`: whether clients may define agents over HTTP, and what these agents may use.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentsApi {
-    /// Whether `PUT` and `DELETE /agents/{graph_id}` are answered, and agents that clients have defined can run.
+    /// True if `PUT` and `DELETE /agents/{graph_id}` are enabled, and agents that clients have defined can run.
     pub enabled: bool,
-    /// The tools that they may use, by name, those of MCP servers as `server/tool`; also registered programs and policies.
-    /// A name that ends in `*` means all that begin like it.
+    /// The tools that such agents may use, by name; those of MCP servers as `server/tool`. Also names of registered
+    /// programs and middleware. A name that ends in `*` is a prefix.
     pub tools: Vec<String>,
-    /// The models that they may use, as in `openai:gpt-5` or `openai:*`.
+    /// The models that such agents may use, as in `openai:gpt-5` or `openai:*`.
     pub models: Vec<String>,
-    /// The agents that their subagents may be: those of this server by `graph_id`, those of others by address.
+    /// The agents that may be subagents: those of this server by `graph_id`, those of other servers by address.
     pub agents: Vec<String>,
 }
 
 impl AgentsApi {
-    /// What definitions of clients may use.
+    /// Returns the rules for definitions of clients.
     pub fn rules(&self) -> ClientRules {
         let Self {
             enabled,
@@ -290,25 +296,25 @@ impl AgentsApi {
     }
 }
 
-/// `[threads]` and `[checkpointer]`: how long things are kept.
+/// `[threads]` and `[checkpointer]`: the time to live of threads and of their histories.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetentionSections {
-    /// After which time they go; never when absent.
+    /// The time to live; unlimited if absent.
     pub ttl: Option<TimeToLive>,
 }
 
-/// How long threads, or their histories, are kept.
+/// The time to live of threads or of their histories.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TimeToLive {
-    /// What is removed: `delete` removes the thread, `keep_latest` all of its history but the newest state.
+    /// The action on expiry: `delete` deletes the thread, `keep_latest` deletes its history except the newest state.
     #[serde(default)]
     pub strategy: SweepStrategy,
-    /// After how many minutes without a change.
+    /// The time since the last change, in minutes.
     pub default_ttl: f64,
-    /// How often the server looks for what can be removed, in minutes.
+    /// The interval at which the server removes expired data, in minutes.
     #[serde(default = "every_minute")]
     pub sweep_interval_minutes: f64,
 }
@@ -317,38 +323,38 @@ fn every_minute() -> f64 {
     1.0
 }
 
-/// What becomes of something whose time is over.
+/// The action on expiry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum SweepStrategy {
-    /// The thread is deleted.
+    /// Delete the thread.
     #[default]
     Delete,
-    /// The thread stays with its newest state; its history goes.
+    /// Delete the history and keep the thread with its newest state.
     KeepLatest,
 }
 
 impl TimeToLive {
-    /// [`TimeToLive::default_ttl`] as a duration.
+    /// Returns [`TimeToLive::default_ttl`] as a duration.
     pub fn after(&self) -> Duration {
         seconds(self.default_ttl * 60.0)
     }
 
-    /// [`TimeToLive::sweep_interval_minutes`] as a duration.
+    /// Returns [`TimeToLive::sweep_interval_minutes`] as a duration.
     pub fn interval(&self) -> Duration {
         seconds(self.sweep_interval_minutes * 60.0)
     }
 }
 
-/// `[log]`: what the server writes to its standard error.
+/// `[log]`: the log on standard error.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
-    /// How a line looks.
+    /// The format of a line.
     pub format: LogFormat,
-    /// Which lines, as in `info,adjutant=debug`.
+    /// The filter, as in `info,adjutant=debug`.
     pub filter: String,
 }
 
@@ -361,56 +367,56 @@ impl Default for Log {
     }
 }
 
-/// How a line of the log looks.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     #[default]
     Text,
     /// One JSON object.
     Json,
 }
 
-/// `[providers.NAME]`: where models come from. `NAME:model` in an agent refers to it.
+/// `[providers.NAME]`: the model providers. `NAME:model` in an agent refers to one.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ProviderSection {
-    /// The protocol it speaks; needed.
+    /// The protocol; required.
     pub kind: Option<ProviderKind>,
-    /// Its address, when not the public one.
+    /// The base URL, if not the public one.
     pub base_url: Option<String>,
-    /// The environment variable that holds the key.
+    /// The environment variable with the API key.
     pub api_key_env: Option<String>,
-    /// The file that holds the key; beside the configuration file when not absolute.
+    /// The file with the API key, relative to the configuration file.
     pub api_key_file: Option<PathBuf>,
-    /// The key itself.
+    /// The API key itself.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub api_key: Option<SecretString>,
 }
 
-/// Where a secret comes from.
+/// The source of a secret.
 #[derive(Debug, Clone)]
 pub enum KeySource {
-    /// The configuration itself.
+    /// The configuration.
     Inline(SecretString),
-    /// An environment variable. That it is not set is told when a model of the provider is first used.
+    /// An environment variable. If it is not set, the first use of the provider reports that.
     Variable {
-        /// Its name.
+        /// The name.
         name: String,
-        /// What it holds, if it is set.
+        /// The value, if it is set.
         value: Option<SecretString>,
     },
     /// A file, read when a model of the provider is first used.
     File(PathBuf),
-    /// Nothing is said of a key.
+    /// No source is given.
     None,
 }
 
 impl KeySource {
-    /// The one of these three that is given.
+    /// Returns the source that is given, of these three.
     pub(super) fn of(variable: Option<&String>, file: Option<&PathBuf>, inline: Option<&SecretString>) -> Self {
         if let Some(name) = variable {
             let value = super::variable(name).map(|value| SecretString::from(value.trim().to_owned()));
@@ -428,7 +434,7 @@ impl KeySource {
 }
 
 impl ProviderSection {
-    /// Where its key comes from.
+    /// Returns the source of the API key.
     pub fn key(&self) -> KeySource {
         KeySource::of(
             self.api_key_env.as_ref(),
@@ -438,10 +444,10 @@ impl ProviderSection {
     }
 }
 
-/// A time that was checked when the configuration was read; one that makes no sense counts as none.
+/// Converts a validated time; an invalid one becomes zero.
 pub(super) fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
 }
 
-/// The named entries of a section, in the order of their names.
+/// The named entries of a section, ordered by name.
 pub type NamedEntries<T> = BTreeMap<String, T>;

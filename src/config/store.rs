@@ -1,4 +1,4 @@
-//! `[store]`: what is remembered beyond a thread.
+//! The `[store]` section of the configuration file, and its validation.
 
 use std::time::Duration;
 
@@ -8,35 +8,35 @@ use super::Config;
 use crate::definition::check::{ValidationContext, check_model};
 use crate::definition::provider::ProviderKind;
 use crate::definition::{Diagnostic, FieldPath};
-use crate::domain::item::texts::MOST_PATHS;
+use crate::domain::item::texts::MAX_PATHS;
 use crate::domain::item::{self, TextPath};
 
-/// The longest vectors, which is the most that pgvector takes.
-const MOST_DIMS: usize = 16_000;
+/// The maximum length of vectors, which is the limit of pgvector.
+const MAX_DIMS: usize = 16_000;
 
-/// The longest time between two sweeps, in minutes: a day.
-const LONGEST_SWEEP_INTERVAL: f64 = 1440.0;
+/// The maximum interval of removing expired items, in minutes: a day.
+const MAX_SWEEP_MINUTES: f64 = 1440.0;
 
-/// `[store]`: what is remembered beyond a thread.
+/// `[store]`: the Store, which outlives threads.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreSection {
-    /// For how long.
+    /// The time to live of items.
     pub ttl: ItemTtl,
-    /// By what it is found; only by place and by what it says, if absent.
+    /// The vector index; without it, items are found by namespace and content only.
     pub index: Option<IndexSection>,
 }
 
-/// `[store.index]`: by what items are found when a search has a `query`.
+/// `[store.index]`: the vector index for searches with a `query`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct IndexSection {
-    /// How many numbers the vectors of the model have; needed.
+    /// The number of dimensions of the model's vectors; required.
     pub dims: usize,
-    /// The embedding model, as `provider:model-name`; needed.
+    /// The embedding model, as `provider:model-name`; required.
     pub embed: String,
-    /// The texts of an item that count, unless it says otherwise: `$` is all of it.
+    /// The texts of an item to index, unless a request names others: `$` is the whole value.
     pub fields: Vec<String>,
 }
 
@@ -50,16 +50,16 @@ impl Default for IndexSection {
     }
 }
 
-/// `[store.ttl]`: how long items stay.
+/// `[store.ttl]`: the time to live of items.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ItemTtl {
-    /// How many minutes an item stays that has no `ttl` of its own; for ever, if absent.
+    /// The time to live of items that have no `ttl` of their own, in minutes; unlimited if absent.
     pub default_ttl: Option<f64>,
-    /// Whether reading an item makes it stay as long again.
+    /// True if reading an item restarts its time to live.
     pub refresh_on_read: bool,
-    /// How often expired items are removed, in minutes. They cannot be read before that either.
+    /// The interval at which expired items are removed, in minutes. Expired items cannot be read even before that.
     pub sweep_interval_minutes: f64,
 }
 
@@ -74,19 +74,19 @@ impl Default for ItemTtl {
 }
 
 impl ItemTtl {
-    /// [`ItemTtl::default_ttl`] as a duration.
+    /// Returns [`ItemTtl::default_ttl`] as a duration.
     pub fn default_ttl(&self) -> Option<Duration> {
         self.default_ttl
             .and_then(|minutes| item::ttl("default_ttl", minutes).ok())
     }
 
-    /// [`ItemTtl::sweep_interval_minutes`] as a duration.
+    /// Returns [`ItemTtl::sweep_interval_minutes`] as a duration.
     pub fn sweep_interval(&self) -> Duration {
         Duration::try_from_secs_f64(self.sweep_interval_minutes * 60.0).unwrap_or(Duration::from_secs(300))
     }
 }
 
-/// What makes no sense in the section.
+/// Validates the section.
 pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnostic> {
     let store = &config.store;
     let field = FieldPath::of(["store", "ttl"]);
@@ -99,8 +99,8 @@ pub(super) fn check(config: &Config, around: &ValidationContext) -> Vec<Diagnost
         findings.push(Diagnostic::error(field.then("default_ttl"), invalid.reason));
     }
     let interval = store.ttl.sweep_interval_minutes;
-    if !(interval > 0.0 && interval <= LONGEST_SWEEP_INTERVAL) {
-        let message = format!("must be more than 0 and at most {LONGEST_SWEEP_INTERVAL} minutes");
+    if !(interval > 0.0 && interval <= MAX_SWEEP_MINUTES) {
+        let message = format!("must be more than 0 and at most {MAX_SWEEP_MINUTES} minutes");
         findings.push(Diagnostic::error(field.then("sweep_interval_minutes"), message));
     }
     findings
@@ -110,10 +110,10 @@ fn check_index(index: &IndexSection, config: &Config, around: &ValidationContext
     let field = FieldPath::of(["store", "index"]);
     let mut findings = check_model(&field.then("embed"), &index.embed, around);
     let mut error = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
-    if !(1..=MOST_DIMS).contains(&index.dims) {
+    if !(1..=MAX_DIMS).contains(&index.dims) {
         error(
             field.then("dims"),
-            format!("must be given: how long the model's vectors are, from 1 to {MOST_DIMS}"),
+            format!("must be given: the number of dimensions of the model's vectors, from 1 to {MAX_DIMS}"),
         );
     }
     let provider = index.embed.split(':').next().unwrap_or_default();
@@ -136,10 +136,10 @@ fn check_index(index: &IndexSection, config: &Config, around: &ValidationContext
             error(field.then("fields").then(at), reason);
         }
     }
-    if index.fields.len() > MOST_PATHS {
+    if index.fields.len() > MAX_PATHS {
         error(
             field.then("fields"),
-            format!("must not name more than {MOST_PATHS} paths"),
+            format!("must not name more than {MAX_PATHS} paths"),
         );
     }
     findings

@@ -11,9 +11,9 @@ mod servers;
 mod settings;
 
 /// A working directory with files.
-struct Place(tempfile::TempDir);
+struct Directory(tempfile::TempDir);
 
-impl Place {
+impl Directory {
     fn with(files: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         for (name, text) in files {
@@ -32,7 +32,7 @@ impl Place {
         load_from(self.0.path(), settings)
     }
 
-    /// Settings with which there is a provider `scripted`, unless the configuration has it already, as the demonstration does.
+    /// Settings with a provider `scripted`, unless the configuration declares it, as the demonstration does.
     fn settings(&self) -> CommandLineSettings {
         let mut settings = CommandLineSettings::default();
         let text = fs::read_to_string(self.0.path().join("adjutant.toml"));
@@ -44,7 +44,7 @@ impl Place {
         settings
     }
 
-    /// Everything that is said about the configuration.
+    /// Returns all problems of the configuration.
     fn complaints(&self) -> String {
         match self.load_with(&self.settings()) {
             Ok(loaded) => loaded.warnings.to_string(),
@@ -53,12 +53,12 @@ impl Place {
     }
 }
 
-/// What is said about an `adjutant.toml`.
+/// Returns the problems of an `adjutant.toml`.
 fn complaints(text: &str) -> String {
-    Place::with(&[("adjutant.toml", text)]).complaints()
+    Directory::with(&[("adjutant.toml", text)]).complaints()
 }
 
-/// What is said about one agent with this TOML, next to a tool `lookup`.
+/// Returns the problems of one agent with this TOML, beside a tool `lookup`.
 fn agent_complaints(lines: &str) -> String {
     let text = format!("{LOOKUP}[agents.a]\nmodel = \"scripted:x\"\n{lines}");
     complaints(&text)
@@ -71,7 +71,7 @@ const AGENT: &str = "---\nmodel: scripted:x\n---\nDo it.";
 
 #[test]
 fn without_any_configuration_the_demonstration_runs() {
-    let loaded = Place::with(&[]).load();
+    let loaded = Directory::with(&[]).load();
 
     assert_eq!(loaded.warnings, Problems::default());
     assert_eq!(loaded.source, "the built-in demonstration");
@@ -84,7 +84,7 @@ fn without_any_configuration_the_demonstration_runs() {
 
 #[test]
 fn what_is_not_set_has_its_default() {
-    let config = Place::with(&[("adjutant.toml", "")]).load().config;
+    let config = Directory::with(&[("adjutant.toml", "")]).load().config;
 
     assert_eq!(config.server, Server::default());
     assert_eq!(config.server.listen, "127.0.0.1:8123");
@@ -102,7 +102,7 @@ fn a_configuration_without_agents_is_odd_but_usable() {
     );
 }
 
-/// The complaints with all but the first of the keys that are allowed: the list grows with the product.
+/// Returns the problems without all but the first of the allowed keys, since that list grows with the product.
 fn shortened(complaints: &str) -> String {
     let short = |line: &str| match line.split_once("unknown key; ").and(line.split_once("allowed are: ")) {
         Some((start, keys)) => format!("{start}allowed are: {}, …", keys.split(',').next().unwrap_or_default()),
@@ -140,7 +140,7 @@ adjutant.toml:7:1: error: agents.a.model: there is no provider `laab`; did you m
 adjutant.toml:8:10: error: agents.a.tools[0]: there is no tool `lokup`; did you mean `lookup`? declared are: lookup
 adjutant.toml:8:19: error: agents.a.tools[1]: must be a text, not a whole number
 adjutant.toml:9:1: error: agents.a.max_subagent_depth: must be a whole number from 0 to 32
-adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number from 1 up"
+adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number of at least 1"
     );
 }
 
@@ -155,18 +155,18 @@ description = "Helps with everything there is."
 system_prompt = "You help."
 limits = { children_at_once = 0, tree = {} }
 "#;
-    let told = complaints(text);
+    let reported = complaints(text);
     for wrong in [
-        "agents.a.limits.model_calls: must be a whole number from 1 up",
+        "agents.a.limits.model_calls: must be a whole number of at least 1",
         "agents.a.limits.depth: must be a whole number from 0 to 32",
         "agents.a.limits.wall_s: must be a number of seconds above 0",
         "agents.a.limits.calls: unknown key",
-        "agents.a.limits.tree.tokens: must be a whole number from 1 up",
+        "agents.a.limits.tree.tokens: must be a whole number of at least 1",
         "agents.a.limits.tree.tree: is for the main agent, at the top of the tree",
-        "agents.a.subagents[0].limits.children_at_once: must be a whole number from 1 up",
+        "agents.a.subagents[0].limits.children_at_once: must be a whole number of at least 1",
         "agents.a.subagents[0].limits.tree: is for the main agent, at the top of the tree",
     ] {
-        assert!(told.contains(wrong), "{wrong} is not in\n{told}");
+        assert!(reported.contains(wrong), "{wrong} is not in\n{reported}");
     }
 }
 
@@ -203,7 +203,7 @@ fn broken_lines_are_told_with_their_places() {
 
 #[test]
 fn the_command_line_precedes_the_file() {
-    let place = Place::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
+    let directory = Directory::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
     let settings = CommandLineSettings {
         listen: Some("127.0.0.2:2".to_owned()),
         database_url: Some("sqlite::memory:".to_owned()),
@@ -211,7 +211,7 @@ fn the_command_line_precedes_the_file() {
         ..CommandLineSettings::default()
     };
 
-    let config = place.load_with(&settings).unwrap().config;
+    let config = directory.load_with(&settings).unwrap().config;
 
     assert_eq!(config.server.listen.as_str(), "127.0.0.2:2");
     assert_eq!(config.storage.url.expose(), "sqlite::memory:");
@@ -224,7 +224,9 @@ fn a_wrong_argument_is_blamed_on_the_command_line() {
         listen: Some("nowhere".to_owned()),
         ..CommandLineSettings::default()
     };
-    let problems = Place::with(&[("adjutant.toml", "")]).load_with(&settings).unwrap_err();
+    let problems = Directory::with(&[("adjutant.toml", "")])
+        .load_with(&settings)
+        .unwrap_err();
     assert_eq!(
         problems.0[0].to_string(),
         "--listen or ADJUTANT_LISTEN: error: server.listen: `nowhere` must be `host:port`, as in `127.0.0.1:8123`"
@@ -237,7 +239,7 @@ fn a_named_file_must_exist() {
         config: Some("other.toml".into()),
         ..CommandLineSettings::default()
     };
-    let problems = Place::with(&[]).load_with(&settings).unwrap_err();
+    let problems = Directory::with(&[]).load_with(&settings).unwrap_err();
     assert_eq!(
         problems.to_string(),
         "other.toml: error: cannot be read: No such file or directory (os error 2)"
@@ -260,10 +262,10 @@ headers = { Authorization = \"Bearer hunter2\" }
 [agents.a]
 model = \"lab:x\"
 ";
-    let loaded = Place::with(&[("adjutant.toml", text)]).load();
+    let loaded = Directory::with(&[("adjutant.toml", text)]).load();
 
     assert!(!format!("{loaded:?}").contains("hunter2"));
-    assert!(!verdict(Ok(&loaded)).0.contains("hunter2"));
+    assert!(!report(Ok(&loaded)).0.contains("hunter2"));
     assert_eq!(loaded.config.storage.url.to_string(), "postgres://user:***@db/adjutant");
     let KeySource::Inline(key) = loaded.config.providers["lab"].key() else {
         panic!("the key is given")
@@ -282,7 +284,7 @@ fn a_secret_of_the_wrong_type_is_not_repeated() {
 #[test]
 fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_env = \"ADJUTANT_TEST_NO_SUCH_KEY\"\n[agents.a]\nmodel = \"lab:x\"";
-    let config = Place::with(&[("adjutant.toml", text)]).load().config;
+    let config = Directory::with(&[("adjutant.toml", text)]).load().config;
     let KeySource::Variable { name, value } = config.providers["lab"].key() else {
         panic!("a variable is named")
     };
@@ -293,16 +295,16 @@ fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
 #[test]
 fn a_key_file_lies_beside_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_file = \"lab.key\"\n";
-    let place = Place::with(&[("conf/adjutant.toml", text)]);
+    let directory = Directory::with(&[("conf/adjutant.toml", text)]);
     let settings = CommandLineSettings {
         config: Some("conf/adjutant.toml".into()),
         ..CommandLineSettings::default()
     };
-    let config = place.load_with(&settings).unwrap().config;
+    let config = directory.load_with(&settings).unwrap().config;
     let KeySource::File(path) = config.providers["lab"].key() else {
         panic!("a file is named")
     };
-    assert_eq!(path, place.0.path().join("conf/lab.key"));
+    assert_eq!(path, directory.0.path().join("conf/lab.key"));
 }
 
 #[test]
@@ -317,7 +319,7 @@ fn a_provider_has_one_kind_and_one_source_of_its_key() {
 
 #[test]
 fn the_verdict_lists_agents_and_counts_problems() {
-    let (text, is_usable) = verdict(Ok(&Place::with(&[]).load()));
+    let (text, is_usable) = report(Ok(&Directory::with(&[]).load()));
     assert!(is_usable);
     assert_eq!(
         text,
@@ -331,8 +333,8 @@ agent agent (editor): model scripted:demo, tools none
 0 errors, 0 warnings
 "
     );
-    let place = Place::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]);
-    let (text, is_usable) = verdict(place.load_with(&place.settings()).as_ref());
+    let directory = Directory::with(&[("adjutant.toml", "x = 1\n[agents.a]\nmodel = \"scripted:x\"")]);
+    let (text, is_usable) = report(directory.load_with(&directory.settings()).as_ref());
     assert!(!is_usable);
     assert!(text.ends_with("\n1 error, 0 warnings\n"), "{text}");
 }
@@ -341,7 +343,7 @@ agent agent (editor): model scripted:demo, tools none
 fn times_to_live_are_read_and_checked() {
     let text =
         "[threads.ttl]\ndefault_ttl = 90\n[checkpointer]\nttl = { strategy = \"keep_latest\", default_ttl = 0.5 }\n";
-    let config = Place::with(&[("adjutant.toml", text)]).load().config;
+    let config = Directory::with(&[("adjutant.toml", text)]).load().config;
     let threads = config.threads.ttl.unwrap();
     let checkpointer = config.checkpointer.ttl.unwrap();
     assert_eq!(threads.strategy, SweepStrategy::Delete);
@@ -349,7 +351,8 @@ fn times_to_live_are_read_and_checked() {
     assert_eq!(checkpointer.strategy, SweepStrategy::KeepLatest);
     assert_eq!(checkpointer.after().as_secs(), 30);
     assert_eq!(threads.interval().as_secs(), 60);
-    let said = complaints("[threads.ttl]\ndefault_ttl = 0\n[checkpointer.ttl]\nstrategy = \"burn\"\ndefault_ttl = 1\n");
-    assert!(said.contains("checkpointer.ttl.strategy"), "{said}");
+    let problems =
+        complaints("[threads.ttl]\ndefault_ttl = 0\n[checkpointer.ttl]\nstrategy = \"burn\"\ndefault_ttl = 1\n");
+    assert!(problems.contains("checkpointer.ttl.strategy"), "{problems}");
     assert!(complaints("[threads.ttl]\ndefault_ttl = 0\n").contains("threads.ttl.default_ttl"));
 }

@@ -1,7 +1,8 @@
-//! Tells when the files of the configuration have changed, and reads them again.
+//! Watches the files of the configuration and reads them again when they change.
 //!
-//! Files are looked at now and then, by their times and sizes: that works on every file system, network mounts and
-//! mounted secrets included. What is still being written is left alone until two looks in a row see the same.
+//! Files are polled by their modification times and sizes. That works on every file system, including network mounts
+//! and mounted secrets. A change is read only when two polls in a row see the same files, so that files are not read
+//! while they are being written.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,36 +10,37 @@ use std::path::{Path, PathBuf};
 
 use super::{CommandLineSettings, LoadedConfig, Problems, load_from};
 
-/// How many files and folders are looked at.
-const MOST: usize = 20_000;
-/// How deep folders are followed.
-const DEEPEST: usize = 16;
+/// The maximum number of files and folders that are watched.
+const MAX_ENTRIES: usize = 20_000;
+/// The maximum depth of watched folders.
+const MAX_DEPTH: usize = 16;
 
-/// Where a configuration was read from.
+/// The sources of a configuration.
 #[derive(Debug, Clone, Default)]
 pub struct WatchedFiles {
-    /// What was taken for the working directory.
+    /// The folder that counts as the working directory.
     pub directory: PathBuf,
-    /// What the command line and the environment said.
+    /// The settings from the command line and the environment.
     pub settings: CommandLineSettings,
-    /// The files and folders that were read, whether they were there or not.
+    /// The files and folders that were read, whether they existed or not.
     pub roots: Vec<PathBuf>,
-    /// The file or folder in which each agent is defined, by `graph_id`.
-    pub places: BTreeMap<String, String>,
+    /// The file or folder that defines each agent, by `graph_id`.
+    pub definition_paths: BTreeMap<String, String>,
 }
 
-/// Looks at the files of a configuration.
+/// A watch on the files of a configuration.
 #[derive(Debug)]
 pub struct Watch {
     files: WatchedFiles,
-    /// The files as they were last read; none before the first look, since they may have changed since they were read.
+    /// The fingerprint of the files when they were last read; none before the first poll, since they may have changed
+    /// since they were read.
     read: Option<u64>,
-    /// The files as the last look saw them, when they are not as they were read.
+    /// The fingerprint at the last poll, if it differs from `read`.
     changing: Option<u64>,
 }
 
 impl Watch {
-    /// Watches these files.
+    /// Creates a watch on these files.
     pub fn new(files: &WatchedFiles) -> Self {
         Self {
             files: files.clone(),
@@ -47,10 +49,9 @@ impl Watch {
         }
     }
 
-    /// Reads the configuration again, if it has changed and is not being changed in this moment. The first time it always
-    /// is read.
-    pub fn look(&mut self) -> Option<Result<LoadedConfig, Problems>> {
-        let seen = stamp(&self.files.roots);
+    /// Reads the configuration again, if it has changed and is stable. The first call always reads it.
+    pub fn poll(&mut self) -> Option<Result<LoadedConfig, Problems>> {
+        let seen = fingerprint(&self.files.roots);
         if self.read == Some(seen) {
             self.changing = None;
             return None;
@@ -58,8 +59,9 @@ impl Watch {
         if self.changing.replace(seen) != Some(seen) {
             return None;
         }
-        // What changes from here on is seen by the next look.
-        (self.read, self.changing) = (Some(seen), None);
+        // A change after this point is seen by the next poll.
+        self.read = Some(seen);
+        self.changing = None;
         let loaded = load_from(&self.files.directory, &self.files.settings);
         if let Ok(loaded) = &loaded {
             self.files = loaded.config.files.clone();
@@ -68,12 +70,12 @@ impl Watch {
     }
 }
 
-/// A number that is another one when one of these files, or anything in one of these folders, has changed.
-fn stamp(roots: &[PathBuf]) -> u64 {
+/// Returns a fingerprint that changes when one of these files, or anything in one of these folders, changes.
+fn fingerprint(roots: &[PathBuf]) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let mut left = MOST;
+    let mut left = MAX_ENTRIES;
     for root in roots {
-        add(&mut hasher, root, DEEPEST, &mut left);
+        add(&mut hasher, root, MAX_DEPTH, &mut left);
     }
     hasher.finish()
 }
@@ -119,25 +121,25 @@ mod tests {
         let folder = tempfile::tempdir().expect("a directory");
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
         let loaded = load_from(folder.path(), &CommandLineSettings::default()).expect("a configuration");
-        assert_eq!(loaded.config.files.places["a"], "adjutant.toml");
+        assert_eq!(loaded.config.files.definition_paths["a"], "adjutant.toml");
         let mut watch = Watch::new(&loaded.config.files);
-        assert_eq!(agents(watch.look()), None);
-        assert_eq!(agents(watch.look()), Some(vec!["a".to_owned()]));
-        assert_eq!(agents(watch.look()), None);
+        assert_eq!(agents(watch.poll()), None);
+        assert_eq!(agents(watch.poll()), Some(vec!["a".to_owned()]));
+        assert_eq!(agents(watch.poll()), None);
 
         let writer = folder.path().join("agents/writer");
         fs::create_dir_all(&writer).expect("a folder");
-        assert_eq!(agents(watch.look()), None, "it may be in the middle of being written");
+        assert_eq!(agents(watch.poll()), None, "it may be in the middle of being written");
         fs::write(writer.join("AGENTS.md"), "---\nmodel: scripted:x\n---\nWrite.").expect("a file");
-        assert_eq!(agents(watch.look()), None);
-        assert_eq!(agents(watch.look()), Some(vec!["a".to_owned(), "writer".to_owned()]));
+        assert_eq!(agents(watch.poll()), None);
+        assert_eq!(agents(watch.poll()), Some(vec!["a".to_owned(), "writer".to_owned()]));
 
         fs::write(folder.path().join("adjutant.toml"), "[agents.").expect("a file");
-        assert!(watch.look().is_none());
-        assert!(watch.look().is_some_and(|loaded| loaded.is_err()));
-        assert!(watch.look().is_none(), "what is wrong is told once");
+        assert!(watch.poll().is_none());
+        assert!(watch.poll().is_some_and(|loaded| loaded.is_err()));
+        assert!(watch.poll().is_none(), "what is wrong is told once");
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
-        assert!(watch.look().is_none());
-        assert_eq!(agents(watch.look()).map(|agents| agents.len()), Some(2));
+        assert!(watch.poll().is_none());
+        assert_eq!(agents(watch.poll()).map(|agents| agents.len()), Some(2));
     }
 }

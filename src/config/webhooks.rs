@@ -1,4 +1,4 @@
-//! The section of the configuration file about webhooks, and what makes no sense in it.
+//! The `[webhooks]` section of the configuration file, and its validation.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,36 +11,36 @@ use super::sections::{KeySource, seconds};
 use crate::definition::check::is_word;
 use crate::definition::is_reserved_header;
 
-/// `[webhooks]`: where reports about ended runs may go, and how they are sent.
+/// `[webhooks]`: the delivery of webhooks, and the addresses they may have.
 #[derive(Debug, Clone, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct WebhooksSection {
-    /// Whether reports may go to any loopback or private address.
+    /// True if loopback and private addresses are allowed.
     pub allow_private: bool,
-    /// Host names and addresses to which reports may go although they are private.
+    /// Host names and private addresses that are allowed.
     pub private_hosts: Vec<String>,
-    /// When not empty, reports go to these hosts only; `*.example.org` means all below it.
+    /// If not empty, only these hosts are allowed; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
-    /// Whether only `https` may be used.
+    /// True if only `https` is allowed.
     pub require_https: bool,
-    /// Headers of every report.
+    /// Headers of every delivery.
     #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: BTreeMap<String, SecretString>,
-    /// The environment variable that holds the secret with which reports are signed.
+    /// The environment variable with the secret that signs deliveries.
     pub secret_env: Option<String>,
-    /// The file that holds the secret; beside the configuration file when not absolute.
+    /// The file with the secret, relative to the configuration file.
     pub secret_file: Option<PathBuf>,
     /// The secret itself.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     pub secret: Option<SecretString>,
-    /// How long one attempt may take, in seconds.
+    /// The timeout of one attempt, in seconds.
     pub timeout_s: f64,
-    /// How often a report is tried before it is given up.
+    /// The maximum number of attempts.
     pub attempts: u32,
-    /// How long to wait after the first failure, in seconds; three times as long after each further one.
+    /// The pause after the first failed attempt, in seconds; it triples with each further one.
     pub retry_s: f64,
-    /// How long a report is remembered once it has arrived or was given up, in days.
+    /// The time for which a finished delivery is kept, in days.
     pub keep_days: f64,
 }
 
@@ -64,7 +64,7 @@ impl Default for WebhooksSection {
 }
 
 impl WebhooksSection {
-    /// Where the secret comes from.
+    /// Returns the source of the secret.
     pub fn key(&self) -> KeySource {
         KeySource::of(
             self.secret_env.as_ref(),
@@ -73,22 +73,22 @@ impl WebhooksSection {
         )
     }
 
-    /// [`WebhooksSection::timeout_s`] as a duration.
+    /// Returns [`WebhooksSection::timeout_s`] as a duration.
     pub fn timeout(&self) -> Duration {
         seconds(self.timeout_s)
     }
 
-    /// [`WebhooksSection::retry_s`] as a duration.
+    /// Returns [`WebhooksSection::retry_s`] as a duration.
     pub fn retry(&self) -> Duration {
         seconds(self.retry_s)
     }
 
-    /// [`WebhooksSection::keep_days`] as a duration.
+    /// Returns [`WebhooksSection::keep_days`] as a duration.
     pub fn keep(&self) -> Duration {
         seconds(self.keep_days * 86_400.0)
     }
 
-    /// What makes no sense: the field, and why.
+    /// Returns the invalid fields, each with the reason.
     pub(super) fn problems(&self) -> Vec<(Vec<&str>, String)> {
         let mut problems = vec![];
         let mut add = |field: &[&'static str], reason: &str| problems.push((field.to_vec(), reason.to_owned()));
@@ -118,7 +118,7 @@ impl WebhooksSection {
         problems.extend(host_problems(&self.private_hosts, &self.allowed_hosts));
         for name in self.headers.keys() {
             if !is_word(name, 128, "!#$%&'*+.^`|~") {
-                problems.push((vec!["headers", name], "is no name of a header".to_owned()));
+                problems.push((vec!["headers", name], "is not a header name".to_owned()));
             } else if is_reserved_header(name) {
                 let reason = "is set by the connection itself and cannot be given";
                 problems.push((vec!["headers", name], reason.to_owned()));
@@ -128,7 +128,7 @@ impl WebhooksSection {
     }
 }
 
-/// What is wrong with the hosts that requests may go to.
+/// Returns the invalid entries of the host lists, each with the reason.
 pub(super) fn host_problems(private_hosts: &[String], allowed_hosts: &[String]) -> Vec<(Vec<&'static str>, String)> {
     let mut problems = vec![];
     for (field, hosts) in [("private_hosts", private_hosts), ("allowed_hosts", allowed_hosts)] {
@@ -143,7 +143,7 @@ pub(super) fn host_problems(private_hosts: &[String], allowed_hosts: &[String]) 
         }
     }
     if private_hosts.iter().any(|host| host.contains('*')) {
-        let reason = "must name each host: what is inside is not opened by patterns";
+        let reason = "must name each host: patterns are not allowed for private hosts";
         problems.push((vec!["private_hosts"], reason.to_owned()));
     }
     problems

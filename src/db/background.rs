@@ -57,7 +57,7 @@ impl TryFrom<TaskRow> for TaskRecord {
         let ancestry = at("ancestry").decode(&row.ancestry)?;
         let remote = RemoteWork {
             seen: row.seen.as_deref().map(|seen| at("seen").decode(seen)).transpose()?,
-            unwanted: row.unwanted.unwrap_or_default(),
+            cancel_requested: row.unwanted.unwrap_or_default(),
             attempts: u32::try_from(row.attempts.unwrap_or_default()).map_err(|_| at("attempts").corrupt())?,
             lost_since: row.lost_since.map(Timestamp),
             due_at: None,
@@ -75,7 +75,7 @@ impl TryFrom<TaskRow> for TaskRecord {
             ancestry,
             notify: row.notify,
             watched: row.watched,
-            told: row.told_run.map(RunId),
+            reported_run: row.told_run.map(RunId),
             created_at: Timestamp(row.created_at),
             remote,
         })
@@ -100,7 +100,7 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
         .bind(ancestry)
         .bind(task.notify)
         .bind(task.watched)
-        .bind(task.told.map(|run| run.0))
+        .bind(task.reported_run.map(|run| run.0))
         .bind(task.created_at.0)
         .execute(conn)
         .await

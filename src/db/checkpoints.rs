@@ -89,7 +89,7 @@ impl TryFrom<EntryColumns> for Entry {
             source: source_of(&row.source).ok_or_else(|| at("source").corrupt())?,
             node: row.node,
             writes: at("writes").decode(&row.writes)?,
-            shown: row
+            logged_writes: row
                 .shown
                 .as_deref()
                 .map(|shown| at("shown").decode(shown))
@@ -195,10 +195,10 @@ struct NewRow<'a> {
 impl<'a> NewRow<'a> {
     fn new(placed: &'a NewCheckpoint<'a>, segment: i64) -> DbResult<Self> {
         let entry = placed.entry;
-        let shown = if entry.shown.is_empty() {
+        let shown = if entry.logged_writes.is_empty() {
             None
         } else {
-            Some(encode(&entry.shown)?)
+            Some(encode(&entry.logged_writes)?)
         };
         Ok(Self {
             placed,

@@ -50,7 +50,7 @@ pub async fn begin(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId, now: Timestamp
     let Some(original) = threads::lock(tx, from).await? else {
         return Ok(None);
     };
-    let copy = Thread::new(to, original.metadata, now).kept_for(original.ttl);
+    let copy = Thread::new(to, original.metadata, now).with_ttl(original.ttl);
     threads::insert_unindexed(tx, &copy).await?;
     on_engine!(tx, |conn| query(SQL)
         .bind(to.0)
@@ -88,7 +88,7 @@ impl Copy {
                 column: "position",
                 id: &row.checkpoint_id,
             };
-            let position = cell.decode::<Position>(&row.position)?.detached();
+            let position = cell.decode::<Position>(&row.position)?.for_copy();
             self.remains = position.phase != Phase::Ended;
             row.position = encode(&position)?;
         }

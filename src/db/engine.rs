@@ -17,7 +17,7 @@ use sqlx::{
 };
 
 use super::error::{DbError, DbResult};
-use super::rings;
+use super::notifications;
 use super::states::StateCache;
 use super::writer::{self, WriterParts};
 use super::{DbLimits, SpawnWriter};
@@ -85,6 +85,40 @@ impl<'c> Tx<'c> {
             Conn::Postgres(_) => postgres,
         }
     }
+
+    /// Begins a part of the transaction that may be undone without the rest. It ends with [`Tx::release_savepoint`] or
+    /// [`Tx::roll_back_to_savepoint`]; parts do not overlap.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn savepoint(&mut self) -> DbResult<()> {
+        self.control("savepoint inner").await
+    }
+
+    /// Ends the part that was begun last and keeps what it wrote.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn release_savepoint(&mut self) -> DbResult<()> {
+        self.control("release savepoint inner").await
+    }
+
+    /// Ends the part that was begun last and undoes what it wrote.
+    ///
+    /// # Errors
+    /// When the database fails.
+    pub async fn roll_back_to_savepoint(&mut self) -> DbResult<()> {
+        self.control("rollback to savepoint inner; release savepoint inner")
+            .await
+    }
+
+    async fn control(&mut self, statement: &'static str) -> DbResult<()> {
+        match &mut self.conn {
+            Conn::Sqlite(conn) => raw_sql(statement).execute(&mut **conn).await.map(drop)?,
+            Conn::Postgres(conn) => raw_sql(statement).execute(&mut **conn).await.map(drop)?,
+        }
+        Ok(())
+    }
 }
 
 /// Runs the same body on the connection of either engine. It is written once and type-checked twice.
@@ -135,7 +169,7 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
         let pool = open_postgres(url, outfit.limits).await?;
         spawn(
             "database listener",
-            rings::listen(pool.clone(), outfit.rings.clone(), outfit.closing.clone()),
+            notifications::listen(pool.clone(), outfit.notifications.clone(), outfit.closing.clone()),
         );
         for writer in writer::on_postgres(outfit, &pool, POSTGRES_WRITERS) {
             spawn("database writer", writer);

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::engine::on_engine;
 use super::error::corrupt;
-use super::{Db, DbResult, Tx};
+use super::{Db, DbError, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
 use crate::domain::time::Timestamp;
@@ -43,8 +43,8 @@ impl KeyRow {
 
 impl Db {
     /// Does the same as [`Db::write`], but runs `job` only once per key; without a key, always. `kept` returns the part
-    /// of the result that is stored for repeated requests. A job that returns the inner error must have changed
-    /// nothing; its key stays free. A concurrent request with the same key waits for the end of the first.
+    /// of the result that is stored for repeated requests. A job that returns an error leaves its key free. A concurrent
+    /// request with the same key waits for the end of the first.
     ///
     /// # Errors
     /// As [`Db::write`].
@@ -54,29 +54,26 @@ impl Db {
         now: Timestamp,
         kept: K,
         job: J,
-    ) -> DbResult<Result<Once<T>, E>>
+    ) -> Result<Once<T>, E>
     where
         T: Send + 'static,
-        E: Send + 'static,
+        E: From<DbError> + Send + 'static,
         K: FnOnce(&T) -> StoredResponse + Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<Result<T, E>>> + Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
         let write = self.write(move |tx| {
             Box::pin(async move {
                 let Some(key) = key else {
-                    return Ok(job(tx).await?.map(Once::First));
+                    return job(tx).await.map(Once::First);
                 };
                 match claim(tx, &key, now).await? {
                     Once::First(()) => {}
-                    Once::Again(kept) => return Ok(Ok(Once::Again(kept))),
-                    Once::Reused => return Ok(Ok(Once::Reused)),
+                    Once::Again(kept) => return Ok(Once::Again(kept)),
+                    Once::Reused => return Ok(Once::Reused),
                 }
                 let made = job(tx).await?;
-                match &made {
-                    Ok(made) => store_response(tx, &key, &kept(made)).await?,
-                    Err(_) => release(tx, &key).await?,
-                }
-                Ok(made.map(Once::First))
+                store_response(tx, &key, &kept(&made)).await?;
+                Ok(Once::First(made))
             })
         });
         write.await
@@ -156,13 +153,6 @@ async fn store_response(tx: &mut Tx<'_>, key: &IdempotencyKey, kept: &StoredResp
         .execute(conn)
         .await
         .map(drop))?;
-    Ok(())
-}
-
-/// Deletes a claimed key whose request was refused and changed nothing.
-async fn release(tx: &mut Tx<'_>, key: &IdempotencyKey) -> DbResult<()> {
-    const SQL: &str = "delete from idempotency_keys where idempotency_key = $1";
-    on_engine!(tx, |conn| query(SQL).bind(key.name()).execute(conn).await.map(drop))?;
     Ok(())
 }
 

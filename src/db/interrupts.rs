@@ -89,7 +89,7 @@ const SELECT: &str = "\
     interrupt, resolution, resumed_by, created_at, resolved_at, seq from interrupts";
 
 #[derive(sqlx::FromRow)]
-struct AskedRow {
+struct InterruptRow {
     interrupt_id: String,
     thread_id: Uuid,
     run_id: Uuid,
@@ -106,10 +106,10 @@ struct AskedRow {
     seq: i64,
 }
 
-impl TryFrom<AskedRow> for InterruptRecord {
+impl TryFrom<InterruptRow> for InterruptRecord {
     type Error = DbError;
 
-    fn try_from(row: AskedRow) -> DbResult<Self> {
+    fn try_from(row: InterruptRow) -> DbResult<Self> {
         let at = |column| ColumnRef {
             table: TABLE,
             column,
@@ -182,7 +182,7 @@ pub async fn insert(tx: &mut Tx<'_>, record: &InterruptRecord) -> DbResult<()> {
 /// Returns the interrupt with this id on this thread.
 pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     const SQL: &str = concatcp!(SELECT, " where thread_id = $1 and interrupt_id = $2");
-    let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL)
+    let row: Option<InterruptRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(thread.0)
         .bind(id.0.as_str())
         .fetch_optional(conn)
@@ -193,7 +193,8 @@ pub async fn find(tx: &mut Tx<'_>, thread: ThreadId, id: &InterruptId) -> DbResu
 /// Returns the interrupt with this id on any thread; the newest, if copies of a thread have the same id.
 pub async fn find_by_id(tx: &mut Tx<'_>, id: &InterruptId) -> DbResult<Option<InterruptRecord>> {
     const SQL: &str = concatcp!(SELECT, " where interrupt_id = $1 order by created_at desc limit 1");
-    let row: Option<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.0.as_str()).fetch_optional(conn).await)?;
+    let row: Option<InterruptRow> =
+        on_engine!(tx, |conn| query_as(SQL).bind(id.0.as_str()).fetch_optional(conn).await)?;
     row.map(InterruptRecord::try_from).transpose()
 }
 
@@ -208,7 +209,7 @@ pub async fn of_thread(
         SELECT,
         " where thread_id = $1 and status = $2 order by seq, interrupt_id"
     );
-    let rows: Vec<AskedRow> = on_engine!(tx, |conn| match status {
+    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| match status {
         Some(status) => query_as(SOME).bind(thread.0).bind(status.word()).fetch_all(conn).await,
         None => query_as(ALL).bind(thread.0).fetch_all(conn).await,
     })?;
@@ -232,7 +233,7 @@ pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<I
         SELECT,
         " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2"
     );
-    let rows: Vec<AskedRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).bind(offset).fetch_all(conn).await)?;
+    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).bind(offset).fetch_all(conn).await)?;
     readable(rows)
 }
 
@@ -281,7 +282,7 @@ pub async fn abandon(
 }
 
 /// Stores that run `by` continues the agents that the dropped interrupts of these lanes had stopped.
-pub async fn goes_on_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId) -> DbResult<()> {
+pub async fn set_resumed_by(tx: &mut Tx<'_>, thread: ThreadId, lanes: &[Lane], by: RunId) -> DbResult<()> {
     const SQL: &str = "update interrupts set resumed_by = $3 where thread_id = $1 and lane = $2 \
         and status = 'dropped' and resumed_by is null";
     for lane in lanes {

@@ -23,12 +23,12 @@ pub mod interrupts;
 pub mod items;
 pub mod jobs;
 mod json;
+pub mod notifications;
 mod offload;
 mod part;
 mod reader;
 pub mod remote_runs;
 pub mod retention;
-pub mod rings;
 pub mod runs;
 mod states;
 #[cfg(test)]
@@ -50,9 +50,9 @@ use tokio_util::task::TaskTracker;
 pub use engine::{Engine, Tx};
 pub use error::{DbError, DbResult};
 pub use json::unless_corrupt;
+pub use notifications::Notification;
 pub use offload::{CancelFlag, off_thread};
 pub use part::ListPart;
-pub use rings::Notification;
 pub use states::StateCache;
 
 use engine::Readers;
@@ -68,7 +68,7 @@ struct Inner {
     readers: Readers,
     queue: WriteQueue,
     states: Arc<StateCache>,
-    rings: broadcast::Sender<Notification>,
+    notifications: broadcast::Sender<Notification>,
     closing: CancellationToken,
     writers: TaskTracker,
     limits: DbLimits,
@@ -120,11 +120,11 @@ impl Db {
         let writers = TaskTracker::new();
         let tracked = |name, task: BoxFuture<'static, ()>| spawn(name, Box::pin(writers.track_future(task)));
         let (queue, inbox) = writer::queue();
-        let rings = broadcast::Sender::new(rings::UNHEARD);
+        let notifications = broadcast::Sender::new(notifications::CAPACITY);
         let outfit = writer::WriterParts {
             inbox,
             states: Arc::clone(&states),
-            rings: rings.clone(),
+            notifications: notifications.clone(),
             closing: closing.clone(),
             limits,
         };
@@ -135,7 +135,7 @@ impl Db {
             readers,
             queue,
             states,
-            rings,
+            notifications,
             closing,
             writers,
             limits,
@@ -154,8 +154,8 @@ impl Db {
     }
 
     /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
-    pub fn rings(&self) -> broadcast::Receiver<Notification> {
-        self.0.rings.subscribe()
+    pub fn notifications(&self) -> broadcast::Receiver<Notification> {
+        self.0.notifications.subscribe()
     }
 
     /// Runs `job` on one consistent view of the database. The job must not write.
@@ -227,16 +227,19 @@ impl Db {
 
     /// Runs `job` as one transaction, and returns what it returns once that is durable.
     ///
-    /// A job that errs leaves no trace. One that met an error of the database must err: only one of the two engines
-    /// would let it go on. A job waits for nothing but the database, for others wait behind it, and it never calls
+    /// A job that returns an error is rolled back, whatever the error says: a refusal leaves no trace, wherever it was
+    /// noticed. What shall be kept beside a refusal is kept by returning the refusal as a value, or by
+    /// [`Tx::savepoint`]. A job that met an error of the database must err: only one of the two engines would let it go
+    /// on. A job waits for nothing but the database, for others wait behind it, and it never calls
     /// [`Db::write`] itself. Once taken up it runs to its end, even when nobody waits for it any more.
     ///
     /// # Errors
     /// Those of the job; [`DbError::Busy`] when it lost a race and may be tried again; [`DbError::Unavailable`].
-    pub async fn write<T, J>(&self, job: J) -> DbResult<T>
+    pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+        E: From<DbError> + Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
         self.0.queue.run(job).await
     }

@@ -10,11 +10,11 @@ mod idempotency;
 mod interrupts;
 mod items;
 mod jobs;
+mod notifications;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
 mod retention;
-mod rings;
 mod runs;
 mod tables;
 mod threads;
@@ -25,7 +25,7 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
-use super::{Db, DbResult};
+use super::{Db, DbError, DbResult};
 use crate::domain::checkpoint::{CheckpointSource, Entry};
 use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
 use crate::domain::message::Message;
@@ -73,6 +73,16 @@ async fn with_postgres(test: impl FnOnce(Db) -> BoxFuture<'static, ()>) {
         test(db.clone()).await;
         db.close().await;
         database.discard().await;
+    }
+}
+
+/// The refusal of a job whose writes are rolled back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Refusal;
+
+impl From<DbError> for Refusal {
+    fn from(error: DbError) -> Self {
+        panic!("{error}")
     }
 }
 
@@ -153,7 +163,7 @@ fn saying(text: &str, parent: Option<CheckpointId>, step: i64) -> Entry {
         source: CheckpointSource::Loop,
         node: "model".to_owned(),
         writes: vec![Update::messages([Message::human(text).with_id(text)])],
-        shown: vec![],
+        logged_writes: vec![],
     }
 }
 

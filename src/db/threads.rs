@@ -157,7 +157,7 @@ pub async fn patch(
     };
     thread.metadata.extend(patch.clone());
     let ttl = ttl.or(thread.ttl);
-    let thread = thread.kept_for(ttl);
+    let thread = thread.with_ttl(ttl);
     on_engine!(tx, |conn| query(SQL)
         .bind(id.0)
         .bind(Json(&thread.metadata))

@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use super::DbLimits;
 use super::engine::{FileLock, Tx};
 use super::error::{DbError, DbResult};
+use super::notifications::Notification;
 use super::reader::give_back;
-use super::rings::Notification;
 use super::states::StateCache;
 
 /// How many jobs may wait before those who bring more have to wait as well.
@@ -39,7 +39,7 @@ pub(super) struct WriterParts {
     pub(super) inbox: JobReceiver,
     pub(super) states: Arc<StateCache>,
     /// Where the listener of Postgres passes on what it hears.
-    pub(super) rings: broadcast::Sender<Notification>,
+    pub(super) notifications: broadcast::Sender<Notification>,
     pub(super) closing: CancellationToken,
     pub(super) limits: DbLimits,
 }
@@ -61,21 +61,22 @@ pub(super) trait Job: Send {
 
 /// A job that ran and now waits for the end of its transaction.
 pub(super) struct CompletedJob {
-    /// Whether what it did shall be kept.
+    /// Whether what it did shall be kept: it did not err.
     keep: bool,
     /// Tells the one who brought it, given how the transaction ended.
     tell: Box<dyn FnOnce(DbResult<()>) + Send>,
 }
 
-struct Ordered<T, J> {
+struct QueuedJob<T, E, J> {
     job: J,
-    answer: oneshot::Sender<DbResult<T>>,
+    answer: oneshot::Sender<Result<T, E>>,
 }
 
-impl<T, J> Job for Ordered<T, J>
+impl<T, E, J> Job for QueuedJob<T, E, J>
 where
     T: Send + 'static,
-    J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+    E: From<DbError> + Send + 'static,
+    J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
 {
     fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob> {
         let Self { job, answer } = *self;
@@ -83,19 +84,20 @@ where
             // Whatever a panic left half done in the database is rolled back, and nothing else is shared.
             let outcome = match AssertUnwindSafe(async { job(tx).await }).catch_unwind().await {
                 Ok(outcome) => outcome,
-                Err(panic) => Err(DbError::Panicked(panic_text(&*panic))),
+                Err(panic) => Err(DbError::Panicked(panic_text(&*panic)).into()),
             };
             let keep = outcome.is_ok();
             let tell = Box::new(move |ended: DbResult<()>| {
+                // What broke the transaction goes before a refusal, which may rest on what others wrote in it.
                 // Nobody may be waiting any more; the job was done all the same.
-                let _ = answer.send(outcome.and_then(|value| ended.map(|()| value)));
+                let _ = answer.send(ended.map_err(E::from).and(outcome));
             });
             CompletedJob { keep, tell }
         })
     }
 
     fn refuse(self: Box<Self>, error: DbError) {
-        let _ = self.answer.send(Err(error));
+        let _ = self.answer.send(Err(error.into()));
     }
 }
 
@@ -107,14 +109,15 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 
 impl WriteQueue {
     /// Hands in a job and waits until it is durable, or undone.
-    pub(super) async fn run<T, J>(&self, job: J) -> DbResult<T>
+    pub(super) async fn run<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
-        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
+        E: From<DbError> + Send + 'static,
+        J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, Result<T, E>> + Send + 'static,
     {
         let (answer, outcome) = oneshot::channel();
         self.0
-            .send(Box::new(Ordered { job, answer }))
+            .send(Box::new(QueuedJob { job, answer }))
             .await
             .map_err(|_| DbError::Closed)?;
         // A job that is dropped took too long; the queue is closed only when the database is.
@@ -139,7 +142,7 @@ pub(super) fn on_sqlite(
         mut inbox,
         states,
         closing,
-        rings: _,
+        notifications: _,
         limits: _,
     } = outfit;
     Box::pin(async move {
@@ -230,7 +233,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> V
         inbox,
         states,
         closing,
-        rings: _,
+        notifications: _,
         limits,
     } = outfit;
     let inbox = Arc::new(Mutex::new(inbox));
@@ -273,7 +276,8 @@ async fn write_one(pool: &PgPool, states: &StateCache, job: Box<dyn Job>, limit:
     let ended = if done.keep {
         transaction.commit().await
     } else {
-        transaction.rollback().await
+        // Nothing is kept either way, and the job has said why.
+        transaction.rollback().await.or(Ok(()))
     };
     writer.has_ended = true;
     (done.tell)(ended.map_err(DbError::from));

@@ -1,4 +1,4 @@
-//! What form the final answer of an agent has, and how its model is brought to give it.
+//! The form of an agent's final answer, and the way in which its model is brought to this form.
 //!
 //! `response_format` is a JSON Schema, or a table with the schema in `schema` and beside it how it is asked for.
 
@@ -9,7 +9,7 @@ use super::diagnostic::{Diagnostic, FieldPath, Segment};
 use super::read;
 use crate::domain::schema::Schema;
 
-/// How a model is brought to answer in a form.
+/// The way in which a model is brought to answer in a form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerStrategy {
@@ -18,17 +18,17 @@ pub enum AnswerStrategy {
     Auto,
     /// The form is offered as a tool that the model has to call in the end.
     Tool,
-    /// The provider is told of the form, and the text of the answer is the JSON.
+    /// The provider gets the schema, and the text of the answer is the JSON.
     Provider,
 }
 
-/// What becomes of an answer that does not fit.
+/// The reaction to an answer that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "must be true, false or the text that the model is told")]
 pub enum HandleErrors {
-    /// `true`: the model is told what is wrong and answers again; `false`: the run fails.
+    /// `true`: the model reads what is wrong and answers again; `false`: the run fails.
     Switch(bool),
-    /// The model is told this instead.
+    /// The model reads this text instead.
     Say(String),
 }
 
@@ -38,13 +38,13 @@ pub enum HandleErrors {
 pub struct AnswerFormat {
     /// The JSON Schema of an object, or of alternatives (`oneOf`, `anyOf`) that are objects.
     pub schema: Value,
-    /// How it is asked for.
+    /// The strategy.
     pub strategy: AnswerStrategy,
-    /// What stands in the conversation as the result of a fitting answer by tool; the answer itself when absent.
+    /// The text in the conversation as the result of a fitting answer by tool; the answer itself when absent.
     pub tool_message_content: Option<String>,
-    /// What becomes of an answer that does not fit.
+    /// The reaction to an answer that does not fit.
     pub handle_errors: HandleErrors,
-    /// Whether a provider that knows two ways keeps to the schema to the letter; it then takes fewer schemas.
+    /// Whether a provider that has a strict mode uses it; it then accepts fewer schemas.
     pub strict: Option<bool>,
 }
 
@@ -60,11 +60,11 @@ impl Default for AnswerFormat {
     }
 }
 
-/// No key of a JSON Schema: what has it says more than the schema.
+/// Not a key of a JSON Schema: a table with this key is more than the schema.
 const SCHEMA: &str = "schema";
 
 impl AnswerFormat {
-    /// The form that a definition asks for. What is wrong with it was told by [`check`].
+    /// Reads the form in a definition. [`check`] has reported invalid ones.
     pub fn of(value: &Value) -> Self {
         if value.get(SCHEMA).is_none() && value.get("strategy").is_none() {
             return Self {
@@ -124,7 +124,7 @@ pub fn form_name(schema: &Value) -> Option<String> {
         .then_some(name)
 }
 
-/// What is wrong with the form of an answer in `field`, of an agent that has these tools.
+/// Checks the form of an answer in `field`, of an agent that has these tools.
 pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) -> bool) -> Vec<Diagnostic> {
     let is_plain = value.get(SCHEMA).is_none() && value.get("strategy").is_none();
     let place = if is_plain { field.clone() } else { field.then(SCHEMA) };
@@ -169,7 +169,7 @@ pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) ->
     findings
 }
 
-/// Why no agent that has these tools can answer in this form; `None` when one can.
+/// Returns the reason why no agent that has these tools can answer in this form.
 pub fn form_problem(value: &Value, has_tool: impl Fn(&str) -> bool) -> Option<String> {
     let findings = check(&FieldPath::of(["response_format"]), value, has_tool);
     findings.first().map(ToString::to_string)
@@ -189,7 +189,7 @@ fn check_schema(place: &FieldPath, schema: &Value) -> Vec<Diagnostic> {
     schema_problem(place, schema).into_iter().collect()
 }
 
-/// Why `schema` is no JSON Schema; `None` when it is one.
+/// Returns the reason why `schema` is not a JSON Schema.
 pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Diagnostic> {
     let error = Schema::compile(schema).err()?;
     let mut place = field.clone();
@@ -208,7 +208,7 @@ pub(super) fn schema_problem(field: &FieldPath, schema: &Value) -> Option<Diagno
 mod tests {
     use super::*;
 
-    fn told(value: Value) -> Vec<String> {
+    fn reported(value: Value) -> Vec<String> {
         let findings = check(&FieldPath::of(["response_format"]), &value, |name| name == "ls");
         findings.iter().map(ToString::to_string).collect()
     }
@@ -220,7 +220,7 @@ mod tests {
             json!({"schema": schema, "strategy": "tool", "tool_message_content": "Kept.", "handle_errors": "No."});
         let provider = json!({"schema": schema, "strategy": "provider", "strict": true});
         for good in [schema.clone(), strategies.clone(), provider, json!({"schema": schema})] {
-            assert_eq!(told(good), [""; 0]);
+            assert_eq!(reported(good), [""; 0]);
         }
         assert_eq!(AnswerFormat::of(&schema).schema, schema);
         let format = AnswerFormat::of(&strategies);
@@ -233,7 +233,7 @@ mod tests {
     fn alternatives_need_no_type_of_their_own_and_may_be_references() {
         let union = json!({"anyOf": [{"$ref": "#/$defs/A"}, {"title": "B", "type": "object"}],
             "$defs": {"A": {"title": "A", "type": "object"}}});
-        assert_eq!(told(union.clone()), [""; 0]);
+        assert_eq!(reported(union.clone()), [""; 0]);
         let names: Vec<_> = AnswerFormat::of(&union)
             .alternatives()
             .iter()
@@ -297,10 +297,10 @@ mod tests {
             ),
         ];
         for (value, expected) in cases {
-            let told = told(value);
+            let reported = reported(value);
             assert!(
-                told.iter().any(|line| line.starts_with(expected)),
-                "{expected}: {told:#?}"
+                reported.iter().any(|line| line.starts_with(expected)),
+                "{expected}: {reported:#?}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Which calls of tools a human has to approve.
+//! Approval rules: the tool calls that a human has to approve.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::domain::interrupt::DecisionKind;
 
-/// Whether calls of a tool have to be approved, and how.
+/// The approval rule of a tool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum ApprovalRule {
@@ -18,19 +18,19 @@ pub enum ApprovalRule {
     Choices(ApprovalChoices),
 }
 
-/// How calls of a tool may be decided.
+/// The allowed decisions about calls of a tool.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApprovalChoices {
     /// The allowed decisions; at least one.
     pub allowed_decisions: Vec<DecisionKind>,
-    /// What the reviewer is told, instead of the standard text.
+    /// The text for the reviewer, instead of the standard text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for ApprovalRule {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Rule;
 

@@ -1,6 +1,6 @@
-//! The policies and tools of the server whose names definitions know: *the* table of them.
+//! The table of the policies of the server and of their tools.
 //!
-//! What a policy brings along (tools, fields of the state) and how a definition speaks of it stands here once; the checks,
+//! The tools and state fields of a policy, and its settings in definitions, stand here once; the checks,
 //! the reserved names and the policies themselves read it. A policy that only takes settings where it is listed needs no
 //! row: see [`super::check::RegisteredPolicy`].
 
@@ -16,9 +16,9 @@ pub const MEMORY: &str = "MemoryMiddleware";
 pub const APPROVAL: &str = "HumanInTheLoopMiddleware";
 /// The work ends with a certain tool.
 pub const UNTIL: &str = "UntilToolMiddleware";
-/// How often the model may be asked.
+/// The limit on model calls.
 pub const MODEL_CALLS: &str = "ModelCallLimitMiddleware";
-/// How many tools may be called.
+/// The limit on tool calls.
 pub const TOOL_CALLS: &str = "ToolCallLimitMiddleware";
 /// The file tools.
 pub const FILES: &str = "FilesystemMiddleware";
@@ -30,7 +30,7 @@ pub const REPAIR: &str = "PatchToolCallsMiddleware";
 pub const BACKGROUND: &str = "AsyncSubAgentMiddleware";
 /// Final answers of a given form.
 pub const STRUCTURED: &str = "StructuredOutputMiddleware";
-/// What a run may use.
+/// The limits of a run.
 pub const LIMITS: &str = "LimitsMiddleware";
 /// Calls that fail again and again.
 pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
@@ -38,33 +38,33 @@ pub const REPEATED_FAILURES: &str = "RepeatedFailuresMiddleware";
 /// A policy of the server.
 #[derive(Debug)]
 pub struct Builtin {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// The tools that it brings along.
+    /// The tools that it contributes.
     pub tools: &'static [&'static str],
-    /// The fields of the state that it keeps.
+    /// The fields of the state that it maintains.
     pub state_fields: &'static [&'static str],
-    /// How a definition speaks of it.
+    /// The way in which definitions refer to it.
     pub listing: Listing,
-    /// Whether a program may register another one in its place. Those that hold something back cannot be replaced.
+    /// Whether a program may register another policy in its place. Policies that restrict an agent cannot be replaced.
     pub is_replaceable: bool,
 }
 
-/// How a definition speaks of a policy of the server.
+/// The way in which definitions refer to a policy of the server.
 #[derive(Debug)]
 pub enum Listing {
-    /// It is listed by name, or switched on by a field.
+    /// By name in a list, or by a field.
     Listed {
-        /// The field that says what the settings say.
-        field: &'static str,
-        /// Its settings.
+        /// The field that has the same meaning as the settings, if there is one.
+        field: Option<&'static str>,
+        /// The settings that become fields of the definition. If there are none, the policy reads its settings itself.
         settings: &'static [&'static str],
-        /// Those of them that must be given.
+        /// The settings that must be given.
         required: &'static [&'static str],
     },
-    /// It is never listed; this is why.
+    /// Not at all, for this reason.
     Always(&'static str),
-    /// It follows from other fields, and has no name in definitions.
+    /// Not by name: other fields imply it.
     Implied,
 }
 
@@ -77,14 +77,14 @@ const PLAIN: Builtin = Builtin {
     is_replaceable: true,
 };
 
-/// All of them. Those that can be listed are told to people in this order.
+/// All policies. Messages list those that can be listed in this order.
 pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: TODOS,
         tools: &["write_todos"],
         state_fields: &["todos"],
         listing: Listing::Listed {
-            field: "todos",
+            field: Some("todos"),
             settings: &[],
             required: &[],
         },
@@ -94,7 +94,7 @@ pub static BUILTINS: [Builtin; 15] = [
         name: STORE,
         tools: &["store_get", "store_search", "store_put", "store_delete"],
         listing: Listing::Listed {
-            field: "store",
+            field: Some("store"),
             settings: &["namespace", "read_only"],
             required: &[],
         },
@@ -104,7 +104,7 @@ pub static BUILTINS: [Builtin; 15] = [
         name: SKILLS,
         state_fields: &["skills_metadata", "pinned_skills"],
         listing: Listing::Listed {
-            field: "skills",
+            field: Some("skills"),
             settings: &["sources", "tools"],
             required: &["sources"],
         },
@@ -113,7 +113,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: MEMORY,
         listing: Listing::Listed {
-            field: "memory",
+            field: Some("memory"),
             settings: &["sources"],
             required: &["sources"],
         },
@@ -122,7 +122,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: APPROVAL,
         listing: Listing::Listed {
-            field: "interrupt_on",
+            field: Some("interrupt_on"),
             settings: &["interrupt_on"],
             required: &["interrupt_on"],
         },
@@ -132,7 +132,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: UNTIL,
         listing: Listing::Listed {
-            field: "until_tool",
+            field: Some("until_tool"),
             settings: &["tools"],
             required: &["tools"],
         },
@@ -141,7 +141,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: MODEL_CALLS,
         listing: Listing::Listed {
-            field: "limits.model_calls",
+            field: Some("limits.model_calls"),
             settings: &["run_limit"],
             required: &["run_limit"],
         },
@@ -150,7 +150,7 @@ pub static BUILTINS: [Builtin; 15] = [
     Builtin {
         name: TOOL_CALLS,
         listing: Listing::Listed {
-            field: "limits.tool_calls",
+            field: Some("limits.tool_calls"),
             settings: &["run_limit"],
             required: &["run_limit"],
         },
@@ -215,52 +215,57 @@ pub static BUILTINS: [Builtin; 15] = [
     },
 ];
 
-/// The fields of every state, which no policy brings along.
+/// The fields of every state, which no policy contributes.
 const STATE_FIELDS: [&str; 2] = ["messages", "jump_to"];
 
 impl Builtin {
-    /// The policy of this name.
+    /// Returns the policy of this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         BUILTINS.iter().find(|builtin| builtin.name == name)
     }
 
-    /// The policies that a definition can list.
+    /// Returns the policies that a definition can list.
     pub fn listed() -> impl Iterator<Item = &'static Self> {
         BUILTINS
             .iter()
             .filter(|builtin| matches!(builtin.listing, Listing::Listed { .. }))
     }
 
-    /// The field of a definition that says what the settings of the policy of this name say.
+    /// Returns the field of a definition that has the same meaning as the policy of this name.
     pub fn field(name: &str) -> Option<&'static str> {
         match Self::find(name)?.listing {
-            Listing::Listed { field, .. } => Some(field),
+            Listing::Listed { field, .. } => field,
             Listing::Always(_) | Listing::Implied => None,
         }
     }
 
-    /// The tools that the policy of this name brings along.
+    /// Returns the policy that contributes the tool of this name.
+    pub fn with_tool(tool: &str) -> Option<&'static Self> {
+        BUILTINS.iter().find(|builtin| builtin.tools.contains(&tool))
+    }
+
+    /// Returns the tools that the policy of this name contributes.
     pub fn tools_of(name: &str) -> &'static [&'static str] {
         Self::find(name).map_or(&[], |builtin| builtin.tools)
     }
 
-    /// Whether a definition can list a policy of this name.
+    /// Returns whether a definition can list a policy of this name.
     pub fn is_listed(name: &str) -> bool {
         Self::listed().any(|builtin| builtin.name == name)
     }
 }
 
-/// The tools that policies of the server bring along; no declared tool may have their names.
+/// Returns the tools that policies of the server contribute; no declared tool may have their names.
 pub fn policy_tools() -> impl Iterator<Item = &'static str> {
     BUILTINS.iter().flat_map(|builtin| builtin.tools).copied()
 }
 
-/// Whether a policy of the server brings along a tool of this name.
+/// Returns whether a policy of the server contributes a tool of this name.
 pub fn is_policy_tool(name: &str) -> bool {
-    policy_tools().any(|tool| tool == name)
+    Builtin::with_tool(name).is_some()
 }
 
-/// Whether a field of the state belongs to the server.
+/// Returns whether a field of the state belongs to the server.
 pub fn is_standard_field(name: &str) -> bool {
     let kept = BUILTINS.iter().flat_map(|builtin| builtin.state_fields);
     STATE_FIELDS.iter().chain(kept).any(|field| *field == name)

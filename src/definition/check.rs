@@ -1,7 +1,7 @@
-//! What makes no sense in a definition, although it has the right shape.
+//! Checks definitions that have the right shape.
 //!
-//! Everything is told at once, each with the field it concerns. Nothing is looked up here: which tools are declared
-//! and which providers exist, the caller says.
+//! Everything is reported at once, each with its field. Nothing is looked up here: the caller provides the declared tools
+//! and the providers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::answer;
-use super::builtins::{Builtin, STORE, SUBAGENTS, TODOS, is_policy_tool, is_standard_field};
+use super::builtins::{Builtin, Listing, SUBAGENTS, is_policy_tool, is_standard_field};
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::mcp::{McpReference, check_servers};
 use super::model_settings::check_settings;
@@ -35,7 +35,7 @@ pub const DEEPEST: u32 = 32;
 /// Descriptions of subagents shorter than this say too little to choose by.
 const SHORT_DESCRIPTION: usize = 20;
 
-/// What a definition may refer to.
+/// The names that a definition may refer to.
 #[derive(Debug, Clone, Default)]
 pub struct ValidationContext {
     /// The declared tools.
@@ -50,7 +50,7 @@ pub struct ValidationContext {
     pub middleware: BTreeMap<String, RegisteredPolicy>,
     /// The agents of this server, besides the one that is looked at.
     pub agents: BTreeSet<String>,
-    /// What definitions may use that clients bring.
+    /// The names that definitions of clients may use.
     pub clients: ClientRules,
 }
 
@@ -60,18 +60,18 @@ pub struct RegisteredPolicy {
     check: Option<Arc<CheckSettings>>,
 }
 
-/// Says what is wrong with settings; none when the policy takes none at all.
+/// Checks settings; returns `None` if the policy takes no settings.
 type CheckSettings = dyn Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync;
 
 impl RegisteredPolicy {
-    /// One whose settings `check` judges; it returns none when the policy takes none at all.
+    /// Creates a policy whose settings `check` checks; it returns `None` if the policy takes no settings.
     pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync + 'static) -> Self {
         Self {
             check: Some(Arc::new(check)),
         }
     }
 
-    /// What is wrong with these settings; none when the policy takes none at all.
+    /// Checks these settings; returns `None` if the policy takes no settings.
     pub fn check(&self, settings: &Map<String, Value>) -> Option<Vec<Diagnostic>> {
         self.check.as_ref().and_then(|check| check(settings))
     }
@@ -83,9 +83,9 @@ impl fmt::Debug for RegisteredPolicy {
     }
 }
 
-/// Checks the definition of an agent. The fields of the findings are relative to it.
-pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &ValidationContext) -> Vec<Diagnostic> {
-    let mut check = Check::new(around);
+/// Checks the definition of an agent. The fields of the diagnostics are relative to it.
+pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &ValidationContext) -> Vec<Diagnostic> {
+    let mut check = Check::new(context);
     check.servers.extend(agent.mcp_servers.keys().cloned());
     let top = FieldPath::default();
     if let Some(problem) = names::graph_id_problem(graph_id) {
@@ -137,25 +137,29 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, around: &ValidationC
         &resolved.interrupt_on,
         &toolset::approvable(&resolved),
     );
-    let changed = (agent.excluded_tools.as_slice(), &agent.tool_description_overrides);
-    check.changed_tools(&top, changed, &toolset::approvable(&resolved));
+    check.changed_tools(
+        &top,
+        &agent.excluded_tools,
+        &agent.tool_description_overrides,
+        &toolset::approvable(&resolved),
+    );
     check.answer(&top, agent.response_format.as_ref(), &toolset::of_agent(&resolved));
     check.subagents(agent, &resolved);
     check.locations(graph_id, agent);
     check
         .findings
-        .extend(agent.check_registered(around).into_iter().chain(agent.check_prompts()));
+        .extend(agent.check_registered(context).into_iter().chain(agent.check_prompts()));
     check.findings
 }
 
-/// Checks the name of a model, which stands in `field`.
-pub fn check_model(field: &FieldPath, model: &str, around: &ValidationContext) -> Vec<Diagnostic> {
-    let mut check = Check::new(around);
+/// Checks the name of a model in `field`.
+pub fn check_model(field: &FieldPath, model: &str, context: &ValidationContext) -> Vec<Diagnostic> {
+    let mut check = Check::new(context);
     check.model(field, model);
     check.findings
 }
 
-/// Why `text` is no address that can be called; `None` when it is one.
+/// Returns the reason why `text` is not an address that can be called.
 pub fn address_problem(text: &str) -> Option<String> {
     match url::Url::parse(text) {
         Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => None,
@@ -164,7 +168,7 @@ pub fn address_problem(text: &str) -> Option<String> {
     }
 }
 
-/// Whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
+/// Returns whether `word` consists of 1 to `most` letters, digits, `_`, `-` and `more`.
 pub fn is_word(word: &str, most: usize, more: &str) -> bool {
     (1..=most).contains(&word.len())
         && word
@@ -172,14 +176,14 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
-/// Whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
-pub(super) fn is_known_tool(name: &str, around: &ValidationContext) -> bool {
+/// Returns whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
+pub(super) fn is_known_tool(name: &str, context: &ValidationContext) -> bool {
     is_policy_tool(name)
-        || around.tools.contains(name)
-        || McpReference::read(name).is_some_and(|reference| reference.problem(&around.mcp_servers).is_none())
+        || context.tools.contains(name)
+        || McpReference::read(name).is_some_and(|reference| reference.problem(&context.mcp_servers).is_none())
 }
 
-/// Whether a rule about `tool` concerns one of `tools`, as far as can be told before the tools of MCP servers are known.
+/// Returns whether a rule about `tool` concerns one of `tools`, as far as that is known without the lists of MCP servers.
 fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
     let Some(reference) = McpReference::read(tool) else {
         return tools.contains(tool);
@@ -190,27 +194,32 @@ fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
         || reference.tool.is_none() && tools.iter().any(|name| name.starts_with(&all))
 }
 
-/// The field that switches a tool of the server on, if it is one for that alone.
-fn switch_of(tool: &str) -> Option<&'static str> {
-    let switched = [TODOS, STORE];
-    let policy = switched
-        .into_iter()
-        .find(|name| Builtin::tools_of(name).contains(&tool))?;
-    Builtin::field(policy)
+/// The reason why a tool that comes with the server cannot be listed among the declared tools.
+fn unlisted(builtin: &Builtin, tool: &str) -> String {
+    match builtin.listing {
+        Listing::Listed { field: Some(field), .. } => {
+            format!("`{tool}` is not declared but switched on: `{field} = true`")
+        }
+        Listing::Listed { field: None, .. } => {
+            let policy = builtin.name;
+            format!("`{tool}` is not declared but comes with the policy `{policy}`, which `middleware` can list")
+        }
+        Listing::Always(_) | Listing::Implied => format!("`{tool}` comes with the server and is not listed"),
+    }
 }
 
 struct Check<'a> {
-    around: &'a ValidationContext,
+    context: &'a ValidationContext,
     /// The MCP servers whose tools can be named here.
     servers: BTreeSet<String>,
     findings: Vec<Diagnostic>,
 }
 
 impl<'a> Check<'a> {
-    fn new(around: &'a ValidationContext) -> Self {
+    fn new(context: &'a ValidationContext) -> Self {
         Self {
-            around,
-            servers: around.mcp_servers.clone(),
+            context,
+            servers: context.mcp_servers.clone(),
             findings: Vec::new(),
         }
     }
@@ -243,8 +252,8 @@ impl Check<'_> {
         }
         match model.split_once(':') {
             Some((provider, name)) if !provider.is_empty() && !name.is_empty() => {
-                if !self.around.providers.contains(provider) {
-                    let known = self.around.providers.iter().map(String::as_str);
+                if !self.context.providers.contains(provider) {
+                    let known = self.context.providers.iter().map(String::as_str);
                     let known = suggestion(provider, known, "known are");
                     let way_out = format!("a section `[providers.{provider}]` with its `kind` adds one");
                     self.error(field, format!("there is no provider `{provider}`; {known}; {way_out}"));
@@ -260,16 +269,13 @@ impl Check<'_> {
             let field = field.then(at);
             if !seen.insert(tool) {
                 self.warn(&field, format!("`{tool}` is listed twice"));
-            } else if let Some(switch) = switch_of(tool) {
-                let message = format!("`{tool}` is not declared but switched on: `{switch} = true`");
-                self.error(&field, message);
-            } else if is_policy_tool(tool) {
-                self.error(&field, format!("`{tool}` comes with the server and is not listed"));
+            } else if let Some(builtin) = Builtin::with_tool(tool) {
+                self.error(&field, unlisted(builtin, tool));
             } else if let Some(reference) = McpReference::read(tool) {
                 let problem = reference.problem(&self.servers);
                 problem.into_iter().for_each(|problem| self.error(&field, problem));
-            } else if !self.around.tools.contains(tool) {
-                let known = self.around.tools.iter().map(String::as_str);
+            } else if !self.context.tools.contains(tool) {
+                let known = self.context.tools.iter().map(String::as_str);
                 let known = suggestion(tool, known, "declared are");
                 self.error(&field, format!("there is no tool `{tool}`; {known}"));
             }
@@ -278,7 +284,7 @@ impl Check<'_> {
 
     fn steps(&mut self, field: &FieldPath, limit: Option<u32>) {
         if limit == Some(0) {
-            self.error(field, "must be a whole number from 1 up");
+            self.error(field, "must be a whole number of at least 1");
         }
     }
 
@@ -296,7 +302,7 @@ impl Check<'_> {
             ("children_at_once", limits.children_at_once),
         ];
         for (name, _) in positive.into_iter().filter(|(_, limit)| *limit == Some(0)) {
-            self.error(&field.then(name), "must be a whole number from 1 up");
+            self.error(&field.then(name), "must be a whole number of at least 1");
         }
         if limits
             .wall_s
@@ -393,13 +399,13 @@ impl Check<'_> {
             }
             descriptions.entry(description).or_insert(at);
             self.subagent(&field, subagent, agent);
-            self.tools_of(&field, subagent, (&resolved.subagents[at], resolved));
+            self.tools_of(&field, subagent, &resolved.subagents[at], resolved);
         }
     }
 
-    /// Where subagents are defined, when not here.
+    /// Checks subagents that are defined elsewhere.
     fn locations(&mut self, graph_id: &str, agent: &AgentDefinition) {
-        let mut agents = self.around.agents.clone();
+        let mut agents = self.context.agents.clone();
         agents.insert(graph_id.to_owned());
         for (at, subagent) in agent.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
@@ -433,12 +439,13 @@ impl Check<'_> {
         self.not_blank(&field.then("display_text"), subagent.display_text.as_deref());
     }
 
-    /// What a subagent says about its tools, seen with all that it has.
+    /// Checks the rules of a subagent about its tools; `subagent` and `parent` are resolved.
     fn tools_of(
         &mut self,
         field: &FieldPath,
         own: &SubagentDefinition,
-        (subagent, parent): (&SubagentDefinition, &AgentDefinition),
+        subagent: &SubagentDefinition,
+        parent: &AgentDefinition,
     ) {
         if let Some(rules) = &subagent.interrupt_on {
             // Those of its parent may concern tools that it does not have.
@@ -450,8 +457,12 @@ impl Check<'_> {
             self.approvals(&field.then("interrupt_on"), &rules, &tools);
         }
         let tools = toolset::of_subagent(subagent, parent);
-        let changed = (subagent.excluded_tools.as_slice(), &subagent.tool_description_overrides);
-        self.changed_tools(field, changed, &tools);
+        self.changed_tools(
+            field,
+            &subagent.excluded_tools,
+            &subagent.tool_description_overrides,
+            &tools,
+        );
         self.answer(field, subagent.response_format.as_ref(), &tools);
         self.until(&field.then("until_tool"), subagent, parent);
     }
@@ -474,18 +485,19 @@ impl Check<'_> {
         }
     }
 
-    /// The form of the answer of an agent with these tools, which is told in `field`.
+    /// Checks the form of the answer of the agent in `field`, which has these tools.
     fn answer(&mut self, field: &FieldPath, format: Option<&Value>, tools: &BTreeSet<&str>) {
         let field = field.then("response_format");
         let found = format.map(|format| answer::check(&field, format, |name| tools.contains(name)));
         self.findings.extend(found.unwrap_or_default());
     }
 
-    /// What is said in `field` about single tools of an agent that has these.
+    /// Checks excluded tools and descriptions of tools, of an agent that has these tools.
     fn changed_tools(
         &mut self,
         field: &FieldPath,
-        (excluded, described): (&[String], &BTreeMap<String, String>),
+        excluded: &[String],
+        described: &BTreeMap<String, String>,
         tools: &BTreeSet<&str>,
     ) {
         let names = described
@@ -507,7 +519,7 @@ impl Check<'_> {
         }
     }
 
-    /// A schema that arguments of tools and contexts can have: a valid one, of an object.
+    /// Checks a schema of arguments or contexts: a valid one, of an object.
     fn schema(&mut self, field: &FieldPath, schema: &Value) {
         if schema.get("type").and_then(Value::as_str) != Some("object") {
             return self.error(

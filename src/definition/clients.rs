@@ -1,4 +1,4 @@
-//! What definitions may use that clients bring over HTTP.
+//! The models, tools and agents that definitions of clients may use.
 
 use serde_json::Value;
 
@@ -6,10 +6,10 @@ use super::builtins::{Builtin, SKILLS};
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::{AgentDefinition, Policy, SubagentDefinition};
 
-/// What definitions may use that clients bring: nothing, unless the configuration says more.
+/// The names that definitions of clients may use: none, unless the configuration lists them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientRules {
-    /// Whether clients may define agents at all.
+    /// Whether clients may define agents.
     pub enabled: bool,
     /// Tools, tools of MCP servers (`server/tool`), programs and registered policies, by name. A name that ends in `*`
     /// means all that begin like it.
@@ -21,7 +21,7 @@ pub struct ClientRules {
 }
 
 impl ClientRules {
-    /// What is said when clients may not define agents.
+    /// The message if clients may not define agents.
     pub const DISABLED: &str = "this server takes no definitions from clients: `enabled = true` in the section \
         `[agents_api]` of its configuration allows them";
 
@@ -100,7 +100,7 @@ impl Check<'_> {
     }
 
     fn model(&mut self, field: &FieldPath, model: &str) {
-        // What is missing is told by another check.
+        // Another check reports a missing model.
         if !model.trim().is_empty() {
             self.name(field.clone(), model, "models");
         }
@@ -148,7 +148,7 @@ impl Check<'_> {
     }
 }
 
-/// Whether `pattern`, a name or the beginning of names with a `*` after it, means `name`.
+/// Returns whether `pattern` matches `name`; a `*` at its end stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(start) => name.starts_with(start),

@@ -1,16 +1,16 @@
-//! What is to be said about a definition: where, what, and how bad it is.
+//! Diagnostics about definitions: field, message and severity.
 
 use std::fmt;
 
 pub use crate::domain::field_path::{FieldPath, Segment};
 pub use crate::domain::suggestion::{nearest, suggestion};
 
-/// How bad it is.
+/// The severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
     /// The definition cannot be used.
     Error,
-    /// It can, but is probably not what was meant.
+    /// The definition can be used, but is probably not what was meant.
     Warning,
 }
 
@@ -23,19 +23,19 @@ impl fmt::Display for Severity {
     }
 }
 
-/// Something to be said about a field.
+/// A message about a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// Which field.
+    /// The field.
     pub field: FieldPath,
-    /// What is wrong with it, and what is allowed.
+    /// The problem, and the allowed values.
     pub message: String,
-    /// How bad it is.
+    /// The severity of a diagnostic.
     pub severity: Severity,
 }
 
 impl Diagnostic {
-    /// A mistake.
+    /// Creates an error.
     pub fn error(field: FieldPath, message: impl Into<String>) -> Self {
         Self {
             field,
@@ -44,7 +44,7 @@ impl Diagnostic {
         }
     }
 
-    /// Something that is probably a mistake.
+    /// Creates a warning.
     pub fn warning(field: FieldPath, message: impl Into<String>) -> Self {
         Self {
             field,
@@ -53,7 +53,7 @@ impl Diagnostic {
         }
     }
 
-    /// The same finding, seen from further out.
+    /// Returns the diagnostic with its field below `outer`.
     #[must_use]
     pub fn under(self, outer: &FieldPath) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! Files that lie beside a definition and belong to it: its skills, its memory.
 //!
-//! They are read with the definition and kept with it, as a part of its content. A run therefore keeps to what it began
+//! The files are read with the definition and kept with it, as a part of its content. A run therefore keeps to what it began
 //! with whatever becomes of the files on the disk, on every server, and nothing an agent does reaches the disk.
 
 use std::collections::BTreeMap;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::domain::path::below;
-pub use crate::domain::path::{FOLDER, is_enclosed};
+pub use crate::domain::path::{FOLDER, is_bundled};
 use crate::domain::state::{File, State};
 
-/// The largest such file, in bytes.
+/// The maximum size of a file, in bytes.
 pub const LARGEST_FILE: u64 = 1024 * 1024;
-/// How many bytes all files of a definition may have.
+/// The maximum size of all files of a definition, in bytes.
 pub const LARGEST: u64 = 4 * 1024 * 1024;
-/// How many files a definition may have.
+/// The maximum number of files of a definition.
 pub const MOST: usize = 500;
 
-/// Such files, by the absolute path at which agents see them.
+/// The files of a definition, by the absolute path at which agents see them.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BundledFiles(BTreeMap<String, Arc<File>>);
@@ -28,20 +28,20 @@ pub struct BundledFiles(BTreeMap<String, Arc<File>>);
 impl BundledFiles {
     /// Adds the file at this path relative to the definition's folder.
     pub fn add(&mut self, relative: &str, file: File) {
-        self.0.insert(seen(relative), Arc::new(file));
+        self.0.insert(agent_path(relative), Arc::new(file));
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no files.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many there are.
+    /// Returns the number of files.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// How many bytes they have as they are kept.
+    /// Returns the size of all files as they are stored, in bytes.
     pub fn bytes(&self) -> u64 {
         self.0
             .values()
@@ -49,36 +49,36 @@ impl BundledFiles {
             .sum()
     }
 
-    /// Whether there is one at an absolute path.
+    /// Returns whether there is a file at an absolute path.
     pub fn contains(&self, path: &str) -> bool {
         self.0.contains_key(path)
     }
 
-    /// Their absolute paths, in their order.
+    /// Returns the absolute paths of the files, in their order.
     pub fn all_paths(&self) -> impl Iterator<Item = &String> {
         self.0.keys()
     }
 
-    /// The file that an agent with these files sees at an absolute path: one of them, or one of the thread's.
+    /// Returns the file that an agent with these files sees at an absolute path: one of these, or one of the thread's.
     pub fn file<'a>(&'a self, state: &'a State, path: &str) -> Option<&'a Arc<File>> {
-        if is_enclosed(path) {
+        if is_bundled(path) {
             self.0.get(path)
         } else {
             state.files.get(path)
         }
     }
 
-    /// The paths that an agent with these files sees at and below an absolute path, in their order.
+    /// Returns the paths that an agent with these files sees at and below an absolute path, in their order.
     pub fn paths<'a>(&'a self, state: &'a State, path: &str) -> impl Iterator<Item = &'a String> {
-        let is_own = is_enclosed(path);
+        let is_own = is_bundled(path);
         let path = path.to_owned();
         let files = if is_own { &self.0 } else { &state.files };
         let inside =
-            move |file: &&String| (**file == path || below(file, &path).is_some()) && is_enclosed(file) == is_own;
+            move |file: &&String| (**file == path || below(file, &path).is_some()) && is_bundled(file) == is_own;
         files.keys().filter(inside)
     }
 
-    /// Is another one for other absolute paths, and when one of these files at or below them is another one.
+    /// Returns a hash of these absolute paths, and of the files at and below them.
     pub fn fingerprint<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> String {
         let paths: Vec<&str> = paths.into_iter().collect();
         let mut hash = Sha256::new();
@@ -95,7 +95,7 @@ impl BundledFiles {
             .collect()
     }
 
-    /// Those at and below these absolute paths.
+    /// Returns the files at and below these absolute paths.
     #[must_use]
     pub fn only<'a>(&self, paths: impl IntoIterator<Item = &'a str>) -> Self {
         let paths: Vec<&str> = paths.into_iter().collect();
@@ -114,9 +114,9 @@ impl BundledFiles {
     }
 }
 
-/// Where agents see what a definition names: a path that begins with `/` is in the thread's files, any other relative to
+/// Returns the path at which agents see a file: a path that begins with `/` is in the thread's files, any other relative to
 /// the definition's folder.
-pub fn seen(named: &str) -> String {
+pub fn agent_path(named: &str) -> String {
     let clean: Vec<&str> = named
         .split(['/', '\\'])
         .filter(|part| !part.is_empty() && *part != ".")
@@ -125,7 +125,7 @@ pub fn seen(named: &str) -> String {
     format!("{folder}/{}", clean.join("/"))
 }
 
-/// Whether a path that a definition names is relative to its folder.
+/// Returns whether a path in a definition is relative to its folder.
 pub fn is_relative(named: &str) -> bool {
     !named.starts_with('/')
 }
@@ -142,7 +142,7 @@ mod tests {
             ("/skills/base/", "/skills/base"),
             ("/", "/"),
         ] {
-            assert_eq!(seen(named), at);
+            assert_eq!(agent_path(named), at);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The subagent that every agent has unless told otherwise.
+//! The subagent that every agent has by default.
 
 use std::collections::BTreeMap;
 
@@ -8,37 +8,37 @@ use super::builtins::SKILLS;
 use super::{AgentDefinition, ApprovalRule, Inherit, Policy, SubagentDefinition, SystemPrompt, is_default};
 use crate::domain::visibility::Visibility;
 
-/// The subagent that every agent has unless told otherwise.
+/// The subagent that every agent has by default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GeneralPurpose {
-    /// Whether there is one.
+    /// Whether the agent has it.
     pub enabled: bool,
-    /// Its name, when not `general-purpose`.
+    /// The name; `general-purpose` when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What it is for, when not the standard text.
+    /// The description; a standard text when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// Its instructions, when not the standard text.
+    /// The instructions; a standard text when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<SystemPrompt>,
-    /// Its model, when not the agent's.
+    /// The model; the agent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Its tools, when not the agent's.
+    /// The tools; the agent's when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
-    /// Which of its calls need approval, when not the agent's rules.
+    /// The calls that need approval; the agent's rules when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupt_on: Option<BTreeMap<String, ApprovalRule>>,
-    /// How much clients see of its work; all of it when absent.
+    /// The part of its work that clients see; all of it when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub visibility: Option<Visibility>,
-    /// Policies of its own, in their order.
+    /// Its own policies, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub middleware: Vec<Policy>,
-    /// What it has from the agent, beyond what every subagent has.
+    /// The parts that it has from the agent, beyond what every subagent has.
     #[serde(skip_serializing_if = "is_default")]
     pub inherit: Inherit,
     /// The policies that it does not have from the agent, by their names.
@@ -68,20 +68,20 @@ impl Default for GeneralPurpose {
 }
 
 impl AgentDefinition {
-    /// The name of the subagent for everything, if there is one: the standard one, or a declared one of its name.
+    /// Returns the name of the general-purpose subagent, if there is one: the standard one, or a declared one of its name.
     pub fn general_subagent(&self) -> Option<&str> {
         let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
         let declared = self.synchronous().any(|subagent| subagent.name == name);
         (self.general_purpose_subagent.enabled || declared).then_some(name)
     }
 
-    /// Whom it can delegate to and wait for: the general-purpose subagent first, unless it is switched off or replaced by
+    /// Returns the subagents for which it waits: the general-purpose subagent first, unless it is switched off or replaced by
     /// name, then those that are declared. The definition has to be [resolved](Self::resolved).
     pub fn delegates(&self) -> Vec<SubagentDefinition> {
         self.general().into_iter().chain(self.synchronous().cloned()).collect()
     }
 
-    /// The general-purpose subagent, if it is not replaced. The definition has to be [resolved](Self::resolved).
+    /// Returns the general-purpose subagent, if it is not replaced. The definition has to be [resolved](Self::resolved).
     pub(super) fn general(&self) -> Option<SubagentDefinition> {
         let general = &self.general_purpose_subagent;
         let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());

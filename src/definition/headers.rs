@@ -1,11 +1,11 @@
-//! Which headers of requests to other servers a definition may name.
+//! The headers of requests to other servers that a definition may set.
 
 use super::check::is_word;
 use super::diagnostic::Diagnostic;
 use crate::domain::field_path::FieldPath;
 use crate::domain::headers::Headers;
 
-/// Headers that the connection sets and nobody else: where a request goes, how its body is framed, and what is between two
+/// Headers that only the connection sets: the target of a request, the framing of its body, and those between two
 /// hops.
 const RESERVED: [&str; 8] = [
     "host",
@@ -18,19 +18,19 @@ const RESERVED: [&str; 8] = [
     "keep-alive",
 ];
 
-/// Whether a header of this name is set by the connection and nobody else.
+/// Returns whether only the connection sets a header of this name.
 pub fn is_reserved_header(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     RESERVED.contains(&name.as_str()) || name.starts_with("proxy-")
 }
 
-/// What cannot be sent of `headers`, which stand in `field`.
+/// Checks `headers`, which are the value of `field`.
 pub fn check_headers(field: &FieldPath, headers: &Headers) -> Vec<Diagnostic> {
     let mut findings = vec![];
     for (name, value) in &headers.0 {
         let field = field.then(name);
         if !is_word(name, 128, "!#$%&'*+.^`|~") {
-            findings.push(Diagnostic::error(field.clone(), "is no name of a header"));
+            findings.push(Diagnostic::error(field.clone(), "is not a header name"));
         } else if is_reserved_header(name) {
             findings.push(Diagnostic::error(
                 field.clone(),

@@ -1,4 +1,4 @@
-//! What a subagent has from its parent, beyond what every subagent has.
+//! Inheritance: the parts that a subagent has from its parent, beyond what every subagent has.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::policy::name_problem;
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 
-/// What a subagent has from its parent.
+/// The parts that a subagent has from its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Inherit {
@@ -16,7 +16,7 @@ pub struct Inherit {
     pub prompt: bool,
     /// Whether it has its parent's memory, before its own.
     pub memory: bool,
-    /// Which of its parent's policies it has, before its own.
+    /// The policies of its parent that it has, before its own.
     pub middleware: InheritedPolicies,
     /// Whether it has its parent's tools besides those that it names.
     pub tools: bool,
@@ -49,7 +49,7 @@ fn is_true(truth: &bool) -> bool {
     *truth
 }
 
-/// Which of its parent's policies a subagent has.
+/// The policies of its parent that a subagent has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "must be true, false or a list of names of policies")]
 pub enum InheritedPolicies {
@@ -75,7 +75,7 @@ impl InheritedPolicies {
 }
 
 impl AgentDefinition {
-    /// The policies that a subagent may have from it.
+    /// Returns the policies that a subagent may inherit.
     fn inheritable(&self) -> Vec<Policy> {
         let is_listed = self.middleware.iter().any(|policy| policy.name == TODOS);
         let todos = (self.todos && !is_listed).then(|| Policy::named(TODOS));
@@ -84,12 +84,12 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// The same with what it has from its parent in its own fields.
+    /// Returns the subagent with everything that it inherits in its own fields.
     pub(super) fn inheriting(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.clone();
         let blocked = std::mem::take(&mut subagent.block_middleware);
         let inherit = subagent.inherit.clone();
-        // What it shares stays said there; all else is put into its own fields.
+        // Shared parts stay in `inherit`; all else is put into its own fields.
         subagent.inherit = Inherit {
             files: inherit.files,
             state: inherit.state,
@@ -100,7 +100,7 @@ impl SubagentDefinition {
             subagent.system_prompt = parent.system_prompt.clone();
             subagent.system_prompt.append(&self.system_prompt);
         }
-        // The field says what the policy is told; a blocked policy is not had from the parent, whoever names it.
+        // The field has the settings of the policy. A blocked policy is not inherited, whether by its field or by name.
         if inherit.memory && !is_blocked(MEMORY) {
             subagent.memory = parent.memory.iter().chain(&self.memory).cloned().collect();
         }
@@ -127,7 +127,7 @@ impl SubagentDefinition {
         if is_blocked(APPROVAL) && subagent.interrupt_on.is_none() {
             subagent.interrupt_on = Some(Default::default());
         }
-        let is_own = |name: &str| self.middleware.iter().any(|policy| policy.name == name) || self.says(name);
+        let is_own = |name: &str| self.middleware.iter().any(|policy| policy.name == name) || self.sets(name);
         let wanted = |policy: &Policy| {
             inherit.middleware.includes(&policy.name) && !is_blocked(&policy.name) && !is_own(&policy.name)
         };
@@ -136,8 +136,8 @@ impl SubagentDefinition {
         subagent
     }
 
-    /// Whether one of its fields says what this policy would be told.
-    fn says(&self, policy: &str) -> bool {
+    /// Returns whether one of its fields has the same meaning as this policy.
+    fn sets(&self, policy: &str) -> bool {
         match policy {
             STORE => self.store.is_some(),
             SKILLS => !self.skills.is_empty(),
@@ -148,12 +148,13 @@ impl SubagentDefinition {
     }
 }
 
-/// What is wrong with what is inherited in `field`, where it stands beside what is blocked.
+/// Checks what the agent in `field` inherits and blocks.
 pub(super) fn check(
     field: &FieldPath,
-    (inherit, blocked): (&Inherit, &[String]),
+    inherit: &Inherit,
+    blocked: &[String],
     parent: &AgentDefinition,
-    around: &ValidationContext,
+    context: &ValidationContext,
 ) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if let InheritedPolicies::Named(names) = &inherit.middleware {
@@ -168,7 +169,7 @@ pub(super) fn check(
         }
     }
     for (at, name) in blocked.iter().enumerate() {
-        let problem = name_problem(name, around).map(|problem| problem.replace("is not listed", "cannot be blocked"));
+        let problem = name_problem(name, context).map(|problem| problem.replace("is not listed", "cannot be blocked"));
         findings.extend(problem.map(|problem| Diagnostic::error(field.then("block_middleware").then(at), problem)));
     }
     findings

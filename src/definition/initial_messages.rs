@@ -1,4 +1,4 @@
-//! The messages with which a subagent begins, before it is told what to do.
+//! The messages with which a subagent begins, before the description of its work.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::domain::message::Message;
 const FIELD: &str = "initial_messages";
 
 impl SubagentDefinition {
-    /// The messages with which it begins. What is wrong with them was told by the check.
+    /// Returns the messages with which it begins. The check has reported invalid ones.
     pub fn beginning(&self) -> Vec<Arc<Message>> {
         read_initial(&self.initial_messages)
             .unwrap_or_default()
@@ -20,7 +20,7 @@ impl SubagentDefinition {
             .collect()
     }
 
-    /// What is wrong with them; `field` is where the subagent stands.
+    /// Checks the messages; `field` is the field of the subagent.
     pub(super) fn check_initial(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let list = field.then(FIELD);
         let wrong = read_initial(&self.initial_messages).err();
@@ -42,11 +42,11 @@ mod tests {
 
     use crate::definition::ClientRules;
     use crate::definition::check::ValidationContext;
-    use crate::definition::judge;
+    use crate::definition::validate;
 
-    fn told(mut subagent: Value) -> Vec<String> {
+    fn reported(mut subagent: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = ValidationContext {
+        let context = ValidationContext {
             providers,
             clients: ClientRules::everything(),
             ..ValidationContext::default()
@@ -54,7 +54,7 @@ mod tests {
         subagent["name"] = json!("a");
         subagent["description"] = json!("Does all that is left.");
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
-        judge("x", body, &around)
+        validate("x", body, &context)
             .findings
             .iter()
             .map(ToString::to_string)
@@ -65,7 +65,7 @@ mod tests {
     fn messages_of_all_kinds_may_stand_at_the_beginning() {
         let messages = json!(["hello", {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "name": "x", "args": {}}]},
             {"role": "tool", "tool_call_id": "1", "content": "y"}, {"role": "system", "content": "z"}]);
-        assert_eq!(told(json!({"initial_messages": messages})), [""; 0]);
+        assert_eq!(reported(json!({"initial_messages": messages})), [""; 0]);
     }
 
     #[test]
@@ -98,22 +98,22 @@ mod tests {
             ),
         ];
         for (messages, expected) in cases {
-            let told = told(json!({"initial_messages": messages}));
+            let reported = reported(json!({"initial_messages": messages}));
             assert!(
-                told.len() == 1 && told[0].starts_with(expected),
-                "{expected}: {told:#?}"
+                reported.len() == 1 && reported[0].starts_with(expected),
+                "{expected}: {reported:#?}"
             );
         }
     }
 
     #[test]
     fn forks_and_agents_defined_elsewhere_begin_otherwise() {
-        let fork = told(json!({"initial_messages": ["x"], "mode": "fork"}));
+        let fork = reported(json!({"initial_messages": ["x"], "mode": "fork"}));
         assert_eq!(
             fork,
             ["subagents[0].initial_messages: goes without `mode = \"fork\"` only: a fork has what its caller has"]
         );
-        let elsewhere = told(json!({"initial_messages": ["x"], "graph_id": "x", "async": false}));
+        let elsewhere = reported(json!({"initial_messages": ["x"], "graph_id": "x", "async": false}));
         assert!(
             elsewhere.contains(
                 &"subagents[0].initial_messages: goes without `graph_id` only: that agent is defined elsewhere"

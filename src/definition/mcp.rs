@@ -1,4 +1,4 @@
-//! Servers of the Model Context Protocol, and how their tools are named.
+//! Servers of the Model Context Protocol, and the names of their tools.
 //!
 //! Definitions name a tool as `server/tool`, and all tools of a server as `server/*`. Models know it under a name that
 //! every provider takes.
@@ -20,12 +20,12 @@ const LONGEST_NAME: usize = 64;
 const LONGEST_SERVER: usize = 32;
 /// The longest pattern of names of tools, in bytes.
 const LONGEST_PATTERN: usize = 256;
-/// How many servers an agent may have for itself.
+/// The maximum number of servers of one agent.
 const MOST_SERVERS: usize = 32;
 /// The longest time-out, in seconds.
 const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
-/// How a server behind HTTP speaks.
+/// The transport of a server behind HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -33,7 +33,7 @@ pub enum McpTransport {
     /// One POST for each message, with the answer in its response.
     #[default]
     Http,
-    /// The older way: one stream of events for all answers, which tells where to post.
+    /// The older transport: one stream of events for all answers, which names the address for messages.
     Sse,
 }
 
@@ -69,11 +69,11 @@ pub struct McpServerDefinition {
     pub disabled_tools: Vec<String>,
     /// Seconds to wait for the result of a call.
     pub timeout_s: f64,
-    /// Seconds to wait until the server is there and has told its tools.
+    /// Seconds to wait until the server is connected and has listed its tools.
     pub start_timeout_s: f64,
-    /// What to do about a call that was begun before a crash.
+    /// The handling of a call that was started before a crash.
     pub after_crash: AfterCrash,
-    /// What an error of one of its tools means for the run.
+    /// The effect of an error of one of its tools on the run.
     pub on_error: OnError,
 }
 
@@ -110,7 +110,7 @@ impl fmt::Debug for McpServerDefinition {
 }
 
 impl McpServerDefinition {
-    /// What makes no sense. The fields of the findings are relative to it.
+    /// Checks the definition. The fields of the diagnostics are relative to it.
     pub fn check(&self, name: &str) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
@@ -140,7 +140,7 @@ impl McpServerDefinition {
         findings
     }
 
-    /// What makes no sense about where it is.
+    /// Checks the program or the address.
     fn check_place(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let only_with = |word: &str, given: &[(&str, bool)]| {
@@ -182,7 +182,7 @@ impl McpServerDefinition {
         }
     }
 
-    /// What makes no sense about which of its tools there are.
+    /// Checks the lists of tools.
     fn check_filter(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
@@ -204,7 +204,7 @@ impl McpServerDefinition {
     }
 }
 
-/// Which of a server's tools there are.
+/// The filter of a server's tools.
 #[derive(Debug, Clone)]
 pub struct McpFilter {
     allowed: Option<GlobSet>,
@@ -212,7 +212,7 @@ pub struct McpFilter {
 }
 
 impl McpFilter {
-    /// What a definition says about that. A pattern that is none was refused when the definition was read.
+    /// Returns the filter of a definition. Invalid patterns were refused when the definition was read.
     pub fn of(definition: &McpServerDefinition) -> Self {
         let set = |patterns: &[String]| {
             let mut set = GlobSetBuilder::new();
@@ -227,15 +227,15 @@ impl McpFilter {
         }
     }
 
-    /// Whether the tool of this name is there. It can be named with its server, too.
-    pub fn admits(&self, server: &str, tool: &str) -> bool {
+    /// Returns whether the filter allows the tool of this name. Patterns may name it with its server, too.
+    pub fn allows(&self, server: &str, tool: &str) -> bool {
         let names = [tool.to_owned(), format!("{server}_{tool}"), model_name(server, tool)];
         let is_in = |set: &GlobSet| names.iter().any(|name| set.is_match(name));
         self.allowed.as_ref().is_none_or(is_in) && !is_in(&self.disabled)
     }
 }
 
-/// The pattern of a name: `*` is any text, `?` a character, `[…]` one of some.
+/// Compiles a pattern of names: `*` is any text, `?` a character, `[…]` one of some.
 fn pattern(text: &str) -> Result<Glob, String> {
     let glob = GlobBuilder::new(text)
         .backslash_escape(false)
@@ -246,21 +246,21 @@ fn pattern(text: &str) -> Result<Glob, String> {
         .ok_or_else(|| format!("`{text}` is neither a name nor a pattern"))
 }
 
-/// Whose a server is: only its owner's tools, and those of whom it contains, can be told by its name.
+/// The owner of a server. Only the owner, and its subagents, can name the server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum McpOwner {
-    /// The configuration's, for all agents.
+    /// The configuration; all agents can name it.
     #[default]
     Everyone,
-    /// That of the agent with this `graph_id`.
+    /// The agent with this `graph_id`.
     Agent(String),
-    /// That of a subagent of the agent with this `graph_id`.
+    /// A subagent of the agent with this `graph_id`.
     Subagent(String, String),
 }
 
 impl McpOwner {
-    /// It, and whoever contains it, outwards: in this order a server is looked for.
-    pub fn outwards(&self) -> Vec<Self> {
+    /// Returns the owners whose servers this owner can name, in the order in which a server is looked up.
+    pub fn lookup_order(&self) -> Vec<Self> {
         let mut all = vec![self.clone()];
         if let Self::Subagent(agent, _) = self {
             all.push(Self::Agent(agent.clone()));
@@ -272,11 +272,11 @@ impl McpOwner {
     }
 }
 
-/// Servers by whose they are and what they are called.
+/// Servers, by owner and name.
 pub type OwnedServers = BTreeMap<(McpOwner, String), McpServerDefinition>;
 
 impl AgentDefinition {
-    /// The servers that the agent of this `graph_id` has for itself, its subagents' included.
+    /// Returns the servers of the agent of this `graph_id` and of its subagents.
     pub fn own_servers(&self, graph_id: &str) -> OwnedServers {
         let mut servers = OwnedServers::new();
         let agent = McpOwner::Agent(graph_id.to_owned());
@@ -293,7 +293,7 @@ impl AgentDefinition {
         servers
     }
 
-    /// The same without them: what is stored of a file, since servers may hold secrets.
+    /// Returns the definition without MCP servers, which may hold secrets: the part of a file that is stored.
     #[must_use]
     pub fn without_servers(&self) -> Self {
         let mut without = self.clone();
@@ -305,19 +305,18 @@ impl AgentDefinition {
         without
     }
 
-    /// The servers of which it says something, with the field in which it does.
+    /// Returns the servers that are defined here, with their fields.
     pub fn servers_mut(&mut self) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
-        let below = self
-            .subagents
-            .iter_mut()
-            .enumerate()
-            .flat_map(|(at, subagent)| placed(FieldPath::of(["subagents"]).then(at), &mut subagent.mcp_servers));
-        placed(FieldPath::default(), &mut self.mcp_servers).chain(below)
+        let below =
+            self.subagents.iter_mut().enumerate().flat_map(|(at, subagent)| {
+                with_fields(FieldPath::of(["subagents"]).then(at), &mut subagent.mcp_servers)
+            });
+        with_fields(FieldPath::default(), &mut self.mcp_servers).chain(below)
     }
 }
 
-/// Servers with the fields in which they stand; `holder` is what holds them.
-fn placed(
+/// Returns servers with their fields; `holder` is the field of their agent.
+fn with_fields(
     holder: FieldPath,
     servers: &mut BTreeMap<String, McpServerDefinition>,
 ) -> impl Iterator<Item = (FieldPath, &mut McpServerDefinition)> {
@@ -327,7 +326,7 @@ fn placed(
         .map(move |(name, server)| (list.then(name.as_str()), server))
 }
 
-/// What makes no sense in the servers that stand in `field`.
+/// Checks the servers in `field`.
 pub(super) fn check_servers(field: &FieldPath, servers: &BTreeMap<String, McpServerDefinition>) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if servers.len() > MOST_SERVERS {
@@ -347,17 +346,17 @@ pub(super) fn check_servers(field: &FieldPath, servers: &BTreeMap<String, McpSer
     findings
 }
 
-/// What stands for one tool of a server, or for all of them.
+/// A reference to one tool of a server, or to all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct McpReference<'a> {
     /// The server.
     pub server: &'a str,
-    /// The tool; none for all.
+    /// The tool; `None` for all.
     pub tool: Option<&'a str>,
 }
 
 impl<'a> McpReference<'a> {
-    /// Reads `server/tool` and `server/*`. None when it is the name of another tool.
+    /// Reads `server/tool` and `server/*`; `None` for the name of another tool.
     pub fn read(name: &'a str) -> Option<Self> {
         let (server, tool) = name.split_once('/')?;
         Some(Self {
@@ -366,7 +365,7 @@ impl<'a> McpReference<'a> {
         })
     }
 
-    /// The name under which models know it; for all tools of a server what their names begin with, and `*`.
+    /// Returns the name under which models know the tool; for all tools of a server the prefix of their names, and `*`.
     pub fn model_name(self) -> String {
         match self.tool {
             Some(tool) => model_name(self.server, tool),
@@ -374,7 +373,7 @@ impl<'a> McpReference<'a> {
         }
     }
 
-    /// What is wrong with it, in view of the servers that there are.
+    /// Returns the problem of a reference, given the servers that exist.
     pub(super) fn problem(self, servers: &BTreeSet<String>) -> Option<String> {
         if self.tool == Some("") {
             return Some(format!(
@@ -387,7 +386,7 @@ impl<'a> McpReference<'a> {
     }
 }
 
-/// The name under which models know a tool of an MCP server: `server__tool`. What providers do not take becomes `_`, and
+/// Returns the name under which models know a tool of an MCP server: `server__tool`. Characters that providers refuse become `_`, and
 /// then, or if it is too long, a part of a digest of the full name tells it from others.
 pub fn model_name(server: &str, tool: &str) -> String {
     let plain = |c: char| {
@@ -407,8 +406,8 @@ pub fn model_name(server: &str, tool: &str) -> String {
     format!("{kept}_{mark}")
 }
 
-/// The name under which models know the tool of this name in a definition.
-pub fn named(name: &str) -> String {
+/// Returns the name under which models know the tool of this name in a definition.
+pub fn model_tool_name(name: &str) -> String {
     McpReference::read(name).map_or_else(|| name.to_owned(), McpReference::model_name)
 }
 
@@ -416,18 +415,18 @@ pub fn named(name: &str) -> String {
 #[derive(Debug, Clone, Default)]
 pub struct ToolNames {
     single: BTreeSet<String>,
-    /// What the names of all tools of a server begin with.
+    /// The prefixes of the names of all tools of a server.
     starts: BTreeSet<String>,
 }
 
 impl ToolNames {
-    /// The tools of these names in a definition.
+    /// Collects the tools of these names in a definition.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a String>) -> Self {
         let mut all = Self::default();
         for name in names {
             match McpReference::read(name) {
                 Some(McpReference { server, tool: None }) => all.starts.insert(format!("{server}__")),
-                Some(_) | None => all.single.insert(named(name)),
+                Some(_) | None => all.single.insert(model_tool_name(name)),
             };
         }
         all
@@ -438,22 +437,25 @@ impl ToolNames {
         self.single.is_empty() && self.starts.is_empty()
     }
 
-    /// Whether the tool that models know under this name is one of them.
+    /// Returns whether it contains the tool that models know under this name.
     pub fn contains(&self, name: &str) -> bool {
         self.single.contains(name) || self.starts.iter().any(|start| name.starts_with(start))
     }
 
-    /// Whether one of them may be one of `others`.
-    pub fn meets(&self, others: &Self) -> bool {
+    /// Returns whether a tool may be in both sets.
+    pub fn overlaps(&self, others: &Self) -> bool {
         self.single.iter().any(|name| others.contains(name))
             || others.single.iter().any(|name| self.contains(name))
             || !self.starts.is_disjoint(&others.starts)
     }
 }
 
-/// The keys of rules about tools, as models name them.
+/// Returns rules about tools by the names that models use.
 pub fn by_model_name<T: Clone>(rules: &BTreeMap<String, T>) -> BTreeMap<String, T> {
-    rules.iter().map(|(name, rule)| (named(name), rule.clone())).collect()
+    rules
+        .iter()
+        .map(|(name, rule)| (model_tool_name(name), rule.clone()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -519,8 +521,8 @@ mod tests {
             ("web/*", true),
             ("dig", false),
         ] {
-            assert_eq!(some.meets(&names(&[other])), meets, "{other}");
-            assert_eq!(names(&[other]).meets(&some), meets, "{other}");
+            assert_eq!(some.overlaps(&names(&[other])), meets, "{other}");
+            assert_eq!(names(&[other]).overlaps(&some), meets, "{other}");
         }
         assert!(ToolNames::default().is_empty() && !some.is_empty());
     }
@@ -532,7 +534,7 @@ mod tests {
             let filter = McpFilter::of(&server);
             ["read_file", "read_dir", "write"]
                 .into_iter()
-                .filter(|tool| filter.admits("fs", tool))
+                .filter(|tool| filter.allows("fs", tool))
                 .collect::<Vec<_>>()
         };
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
@@ -566,10 +568,10 @@ mod tests {
         let subagent = McpOwner::Subagent("a".to_owned(), "b".to_owned());
         let agent = McpOwner::Agent("a".to_owned());
         assert_eq!(
-            subagent.outwards(),
+            subagent.lookup_order(),
             [subagent.clone(), agent.clone(), McpOwner::Everyone]
         );
-        assert_eq!(agent.outwards(), [agent.clone(), McpOwner::Everyone]);
+        assert_eq!(agent.lookup_order(), [agent.clone(), McpOwner::Everyone]);
     }
 
     #[test]

@@ -1,20 +1,20 @@
-//! What a file or a request may say about an agent, and about a tool.
+//! Definitions of agents and tools, in files and requests.
 //!
 //! | To see | Open |
 //! |---|---|
 //! | the fields | `agent`, `tool`, `mcp`; of parts `prompt`, `initial_messages`, `general_purpose`, `policy`, `inherit`, `permission`, `approval`, `answer`, `store`, `source`, `remote` |
-//! | what an agent comes to, with all that it has from its parent | `AgentSpec` in `agent` |
-//! | *the* tables of what the server brings | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
-//! | what is refused, and the words of it | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
-//! | what is said in several ways and means one thing | `policy` (`resolved`), `inherit`, `profile` |
+//! | an agent with all that it has from its parent | `AgentSpec` in `agent` |
+//! | the tables of what comes with the server | `builtins` (policies, their tools, settings and fields), `provider` (kinds of providers) |
+//! | the checks and their messages | `check` and the `check` of each part; `read` and `strict` for wrong shapes; `validate` for all of it |
+//! | several spellings of one meaning | `policy` (`resolved`), `inherit`, `profile` |
 //! | the spellings of other systems and of older times | `compat` |
-//! | what is kept of a definition, and files beside it | `record`, `enclosed` |
+//! | stored definitions, and files beside them | `record`, `enclosed` |
 //!
-//! A new field of agents and subagents has its three forms in `agent`, is used where agents are put together
-//! (`agent::assemble`) and stands in the tables of `docs/agents.md` and `docs/subagents.md`.
+//! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
+//! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and `docs/subagents.md`.
 //!
-//! Every field has a default, so that a definition with mistakes can be read as far as it goes and all of them be
-//! told at once: [`read()`] tells what has the wrong shape, [`check`] what makes no sense.
+//! Every field has a default, so that a definition with mistakes can be read as far as possible and all mistakes be
+//! reported at once: [`read()`] reports wrong shapes, [`check`] wrong values.
 
 mod agent;
 mod answer;
@@ -70,10 +70,10 @@ pub use prompt::{BlockKind, CacheControl, CacheKind, CacheTtl, MOST_MARKERS, Pro
 pub use read::{FieldMap, Parsed, is_echo, read};
 pub use record::{DefinitionVersion, LARGEST_DEFINITION, MOST_AGENTS, Provenance, StoredDiagnostic, VERSIONS_KEPT};
 pub use remote::Location;
-pub use source::{LabelledSource, Named, SkillSource, source_problem};
+pub use source::{LabelledSource, NamedSource, SkillSource, source_problem};
 pub use store::{StoreReach, StoreRule};
 pub use tool::{AfterCrash, BUILT_IN, OnError, ToolDefinition, ToolKind};
-pub use validate::{Validated, judge};
+pub use validate::{Validated, validate};
 
 pub use crate::domain::background::UpdateStrategy;
 pub use crate::domain::headers::Headers;

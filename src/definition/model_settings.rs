@@ -1,4 +1,4 @@
-//! Which settings a definition may hand to a provider as they are, and which make the request itself.
+//! The settings that a definition may pass to a provider, and those that are reserved for the request itself.
 
 use serde_json::{Map, Value};
 
@@ -40,7 +40,7 @@ const STRUCTURAL: [&str; 29] = [
     "tools",
 ];
 
-/// Whether a setting of this name would replace a part of the request that the server makes.
+/// Returns whether a setting of this name would replace a part of the request.
 pub fn is_structural_setting(name: &str) -> bool {
     let plain: String = name
         .chars()

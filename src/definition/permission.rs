@@ -1,4 +1,4 @@
-//! Which files an agent may read and change, and of which it has to ask first.
+//! File permissions: the files that an agent may read and change, and those for which a human is asked.
 //!
 //! The first rule that concerns an operation on a path decides; what no rule concerns is allowed. Rules are about the file
 //! tools, whoever offers them, and about nothing else.
@@ -12,28 +12,28 @@ use crate::domain::message::ToolCall;
 use crate::domain::path::{below, normalise};
 use crate::domain::pattern::Pattern;
 
-/// How many rules an agent may have, and paths a rule.
+/// The maximum number of rules of an agent, and of paths of a rule.
 const MOST: usize = 256;
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Permission {
-    /// What it is about.
+    /// The operations.
     pub operations: Vec<FileOperation>,
-    /// The paths that it is about: absolute patterns, in which `**` spans folders.
+    /// The paths: absolute patterns, in which `**` spans folders.
     pub paths: Vec<String>,
-    /// What it decides.
+    /// The decision.
     pub mode: PermissionMode,
 }
 
-/// What can be done with a file.
+/// An operation on files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileOperation {
-    /// It is read, listed or searched.
+    /// Reading, listing and searching.
     Read,
-    /// It is written, edited or deleted.
+    /// Writing, editing and deleting.
     Write,
 }
 
@@ -46,20 +46,20 @@ impl FileOperation {
     }
 }
 
-/// What a rule decides.
+/// The decision of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PermissionMode {
-    /// The agent may.
+    /// The operation is allowed.
     #[default]
     Allow,
-    /// It may not.
+    /// The operation is refused.
     Deny,
-    /// It may once a human has approved the call.
+    /// The operation is allowed once a human has approved the call.
     Interrupt,
 }
 
-/// The rules of an agent, ready to be asked. Cheap to clone.
+/// The compiled rules of an agent. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct FileRules(Arc<[Rule]>);
 
@@ -71,7 +71,7 @@ struct Rule {
 }
 
 impl FileRules {
-    /// These rules. A pattern that is none was refused when the definition was read.
+    /// Compiles these rules. Invalid patterns were refused when the definition was read.
     pub fn new(permissions: &[Permission]) -> Self {
         let path = |text: &String| Some((text.clone(), Pattern::with_dots(text).ok()?, trunk(text)));
         let rule = |permission: &Permission| Rule {
@@ -82,13 +82,13 @@ impl FileRules {
         Self(permissions.iter().map(rule).collect())
     }
 
-    /// Whether calls may have to be approved because of them.
-    pub fn may_ask(&self) -> bool {
+    /// Returns whether a rule may require approval.
+    pub fn may_interrupt(&self) -> bool {
         self.0.iter().any(|rule| rule.mode == PermissionMode::Interrupt)
     }
 
-    /// The rule that decides about `operation` on `path`, a normal one, and the pattern by which it does.
-    fn deciding(&self, operation: FileOperation, path: &str) -> Option<(PermissionMode, &str)> {
+    /// Returns the decision about `operation` on `path`, which is normalised, and the pattern that matches.
+    fn decision(&self, operation: FileOperation, path: &str) -> Option<(PermissionMode, &str)> {
         let relative = path.trim_start_matches('/');
         let rules = self.0.iter().filter(|rule| rule.operations.contains(&operation));
         rules
@@ -104,7 +104,7 @@ impl FileRules {
     /// # Errors
     /// The text for the model, which names the rule.
     pub fn check(&self, operation: FileOperation, path: &str) -> Result<(), String> {
-        match self.deciding(operation, path) {
+        match self.decision(operation, path) {
             Some((PermissionMode::Deny, pattern)) => {
                 let word = operation.word();
                 Err(format!(
@@ -115,13 +115,13 @@ impl FileRules {
         }
     }
 
-    /// Whether a human has to approve this call of a file tool. One that reaches many files has to be approved when one of
+    /// Returns whether a human has to approve this call of a file tool. One that reaches many files has to be approved if one of
     /// them may be meant.
-    pub fn asks_about(&self, call: &ToolCall) -> bool {
+    pub fn needs_approval_of(&self, call: &ToolCall) -> bool {
         let argument = |name: &str| call.args.get(name).and_then(|value| value.as_str());
         let exact = |operation, path: Option<&str>| {
             let path = path.and_then(|path| normalise(path).ok());
-            path.and_then(|path| self.deciding(operation, &path))
+            path.and_then(|path| self.decision(operation, &path))
                 .is_some_and(|(mode, _)| mode == PermissionMode::Interrupt)
         };
         let many = |operation, path: Option<&str>| match path.map(normalise) {
@@ -139,7 +139,7 @@ impl FileRules {
         }
     }
 
-    /// Whether a rule that asks may concern `operation` at or below `path`.
+    /// Returns whether a rule that requires approval may concern `operation` at or below `path`.
     fn may_be_below(&self, operation: FileOperation, path: &str) -> bool {
         let asking = self.0.iter().filter(|rule| rule.mode == PermissionMode::Interrupt);
         let mut trunks = asking
@@ -160,7 +160,7 @@ fn trunk(pattern: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// What makes no sense in the rules in `field`.
+/// Checks the rules in `field`.
 pub(super) fn check(field: &FieldPath, permissions: &[Permission]) -> Vec<Diagnostic> {
     let mut findings = vec![];
     let mut error = |field: FieldPath, message: String| findings.push(Diagnostic::error(field, message));
@@ -244,9 +244,9 @@ mod tests {
             {"operations": ["read", "write"], "paths": ["/ask/**"], "mode": "interrupt"},
         ]));
         let asks = |name: &str, args: Value| {
-            rules.asks_about(&ToolCall::new("c", name, args.as_object().cloned().unwrap_or_default()))
+            rules.needs_approval_of(&ToolCall::new("c", name, args.as_object().cloned().unwrap_or_default()))
         };
-        assert!(rules.may_ask());
+        assert!(rules.may_interrupt());
         for (name, args) in [
             ("write_file", json!({"file_path": "/ask/x"})),
             ("edit_file", json!({"file_path": "ask/x"})),
@@ -297,10 +297,10 @@ mod tests {
         ];
         for (value, expected) in cases {
             let permissions: Vec<Permission> = serde_json::from_value(value).expect("rules");
-            let told = check(&FieldPath::of(["p"]), &permissions);
+            let reported = check(&FieldPath::of(["p"]), &permissions);
             assert!(
-                told.len() == 1 && told[0].to_string().starts_with(expected),
-                "{expected}: {told:?}"
+                reported.len() == 1 && reported[0].to_string().starts_with(expected),
+                "{expected}: {reported:?}"
             );
         }
     }

@@ -1,7 +1,7 @@
 //! The policies of an agent that a definition lists by name, in their order.
 //!
-//! What a stock policy is told there could as well be said in a field; [`AgentDefinition::resolved`] puts it into that
-//! field, so that everything behind a definition knows one form.
+//! The settings of a built-in policy could as well be given in a field; [`AgentDefinition::resolved`] puts them into that
+//! field, so that all other code knows one form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,22 +16,22 @@ use super::builtins::{APPROVAL, Builtin, Listing, MEMORY, MODEL_CALLS, SKILLS, S
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{
-    AgentDefinition, ApprovalRule, Named, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool, read,
-    source,
+    AgentDefinition, ApprovalRule, NamedSource, SkillSource, StoreReach, StoreRule, SubagentDefinition, UntilTool,
+    read, source,
 };
 use crate::domain::limits::Limits;
 
 /// A policy by its name, with its settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// A stock policy, or one that the embedding program has registered.
+    /// The name of a built-in policy, or of one that the embedding program has registered.
     pub name: String,
-    /// What a stock policy is told.
+    /// The settings.
     pub settings: Map<String, Value>,
 }
 
 impl Policy {
-    /// The policy of this name without settings.
+    /// Creates the policy of this name without settings.
     pub fn named(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -55,7 +55,7 @@ impl Serialize for Policy {
 }
 
 impl<'de> Deserialize<'de> for Policy {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Listed;
 
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Policy {
     }
 }
 
-/// The settings of all stock policies; each has some of them.
+/// The settings of all built-in policies; each has some of them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Settings {
@@ -96,9 +96,9 @@ struct Settings {
     run_limit: u64,
 }
 
-/// The fields that say what listed policies are told.
+/// The values of fields that listed policies set.
 #[derive(Debug, Default)]
-struct Said {
+struct ListedSettings {
     todos: bool,
     store: Option<StoreRule>,
     skills: Option<(Vec<SkillSource>, Vec<String>)>,
@@ -109,10 +109,10 @@ struct Said {
     tool_calls: Option<u64>,
 }
 
-impl Said {
-    /// What these policies are told. What is wrong in it is left out, since a check has told it.
-    fn by(policies: &[Policy]) -> Self {
-        let mut said = Self::default();
+impl ListedSettings {
+    /// Reads the settings of these policies. Invalid ones are left out, since a check has reported them.
+    fn of(policies: &[Policy]) -> Self {
+        let mut values = Self::default();
         for policy in policies {
             let settings = || {
                 read::<Settings>(Value::Object(policy.settings.clone()))
@@ -120,21 +120,21 @@ impl Said {
                     .unwrap_or_default()
             };
             match policy.name.as_str() {
-                TODOS => said.todos = true,
-                STORE => said.store = Some(store(settings())),
+                TODOS => values.todos = true,
+                STORE => values.store = Some(store(settings())),
                 SKILLS => {
                     let Settings { sources, tools, .. } = settings();
-                    said.skills = Some((listed(sources), tools));
+                    values.skills = Some((valid_elements(sources), tools));
                 }
-                MEMORY => said.memory = Some(listed(settings().sources)),
-                APPROVAL => said.interrupt_on = Some(settings().interrupt_on),
-                UNTIL => said.until = Some(UntilTool::Any(settings().tools)),
-                MODEL_CALLS => said.model_calls = Some(settings().run_limit),
-                TOOL_CALLS => said.tool_calls = Some(settings().run_limit),
+                MEMORY => values.memory = Some(valid_elements(settings().sources)),
+                APPROVAL => values.interrupt_on = Some(settings().interrupt_on),
+                UNTIL => values.until = Some(UntilTool::Any(settings().tools)),
+                MODEL_CALLS => values.model_calls = Some(settings().run_limit),
+                TOOL_CALLS => values.tool_calls = Some(settings().run_limit),
                 _ => {}
             }
         }
-        said
+        values
     }
 
     fn limits(&self, there: Option<&Limits>) -> Option<Limits> {
@@ -157,7 +157,7 @@ fn store(settings: Settings) -> StoreRule {
     })
 }
 
-fn listed<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
+fn valid_elements<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
     values
         .into_iter()
         .filter_map(|value| serde_json::from_value(value).ok())
@@ -165,18 +165,18 @@ fn listed<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> {
 }
 
 impl AgentDefinition {
-    /// The same definition in one form: what listed policies are told, and what subagents inherit, stands in the fields
-    /// that say it.
+    /// Returns the definition in one form: the settings of listed policies, and everything that subagents inherit, are in the fields
+    /// of the same meaning.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut agent = self.clone();
-        let said = Said::by(&self.middleware);
-        agent.limits = said.limits(self.limits.as_ref());
-        agent.todos |= said.todos;
-        agent.store = said.store.unwrap_or(agent.store);
-        (agent.skills, agent.skill_tools) = said.skills.unwrap_or((agent.skills, agent.skill_tools));
-        agent.memory = said.memory.unwrap_or(agent.memory);
-        agent.interrupt_on = said.interrupt_on.unwrap_or(agent.interrupt_on);
+        let values = ListedSettings::of(&self.middleware);
+        agent.limits = values.limits(self.limits.as_ref());
+        agent.todos |= values.todos;
+        agent.store = values.store.unwrap_or(agent.store);
+        (agent.skills, agent.skill_tools) = values.skills.unwrap_or((agent.skills, agent.skill_tools));
+        agent.memory = values.memory.unwrap_or(agent.memory);
+        agent.interrupt_on = values.interrupt_on.unwrap_or(agent.interrupt_on);
         agent.subagents = self
             .subagents
             .iter()
@@ -185,8 +185,8 @@ impl AgentDefinition {
         agent
     }
 
-    /// What is wrong with the policies that are listed.
-    pub(super) fn check_policies(&self, around: &ValidationContext) -> Vec<Diagnostic> {
+    /// Checks the listed policies.
+    pub(super) fn check_policies(&self, context: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
             (STORE, self.store != StoreRule::default()),
@@ -202,7 +202,7 @@ impl AgentDefinition {
                 self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
             ),
         ];
-        let mut findings = check(&FieldPath::of(["middleware"]), &self.middleware, &fields, around);
+        let mut findings = check(&FieldPath::of(["middleware"]), &self.middleware, &fields, context);
         for (at, policy) in self
             .middleware
             .iter()
@@ -217,22 +217,22 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// The same in one form, within a parent that is.
+    /// Returns the subagent in one form, within a parent that is resolved.
     pub(super) fn resolved(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.inheriting(parent);
-        let said = Said::by(&subagent.middleware);
-        subagent.limits = said.limits(subagent.limits.as_ref());
-        subagent.todos |= said.todos;
-        subagent.store = said.store.or(subagent.store);
-        (subagent.skills, subagent.skill_tools) = said.skills.unwrap_or((subagent.skills, subagent.skill_tools));
-        subagent.memory = said.memory.unwrap_or(subagent.memory);
-        subagent.interrupt_on = said.interrupt_on.or(subagent.interrupt_on);
-        subagent.until_tool = said.until.or(subagent.until_tool);
+        let values = ListedSettings::of(&subagent.middleware);
+        subagent.limits = values.limits(subagent.limits.as_ref());
+        subagent.todos |= values.todos;
+        subagent.store = values.store.or(subagent.store);
+        (subagent.skills, subagent.skill_tools) = values.skills.unwrap_or((subagent.skills, subagent.skill_tools));
+        subagent.memory = values.memory.unwrap_or(subagent.memory);
+        subagent.interrupt_on = values.interrupt_on.or(subagent.interrupt_on);
+        subagent.until_tool = values.until.or(subagent.until_tool);
         subagent
     }
 
-    /// What is wrong with the policies that are listed.
-    pub(super) fn check_policies(&self, field: &FieldPath, around: &ValidationContext) -> Vec<Diagnostic> {
+    /// Checks the listed policies.
+    pub(super) fn check_policies(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let fields = [
             (TODOS, self.todos),
             (STORE, self.store.is_some()),
@@ -249,30 +249,30 @@ impl SubagentDefinition {
                 self.limits.as_ref().is_some_and(|it| it.tool_calls.is_some()),
             ),
         ];
-        check(&field.then("middleware"), &self.middleware, &fields, around)
+        check(&field.then("middleware"), &self.middleware, &fields, context)
     }
 }
 
-/// Gives a resolved subagent these policies, as far as it does not have them.
+/// Adds these policies to a resolved subagent, as far as it does not have them.
 pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
-    let said = Said::by(policies);
-    subagent.limits = Said::default()
+    let values = ListedSettings::of(policies);
+    subagent.limits = ListedSettings::default()
         .limits(subagent.limits.as_ref())
-        .or_else(|| said.limits(None));
-    subagent.todos |= said.todos;
+        .or_else(|| values.limits(None));
+    subagent.todos |= values.todos;
     let is_idle = subagent
         .store
         .as_ref()
         .is_none_or(|store| *store == StoreRule::default());
-    subagent.store = said.store.filter(|_| is_idle).or(subagent.store.take());
+    subagent.store = values.store.filter(|_| is_idle).or(subagent.store.take());
     if subagent.skills.is_empty() {
-        (subagent.skills, subagent.skill_tools) = said.skills.unwrap_or_default();
+        (subagent.skills, subagent.skill_tools) = values.skills.unwrap_or_default();
     }
     if subagent.memory.is_empty() {
-        subagent.memory = said.memory.unwrap_or_default();
+        subagent.memory = values.memory.unwrap_or_default();
     }
     if subagent.interrupt_on.as_ref().is_none_or(BTreeMap::is_empty) {
-        subagent.interrupt_on = said.interrupt_on.or(subagent.interrupt_on.take());
+        subagent.interrupt_on = values.interrupt_on.or(subagent.interrupt_on.take());
     }
     let is_listed = |name: &str| subagent.middleware.iter().any(|policy| policy.name == name);
     let new: Vec<Policy> = policies
@@ -283,8 +283,8 @@ pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     subagent.middleware.extend(new);
 }
 
-/// Takes the policies of these names from a resolved subagent.
-pub(super) fn take_away(subagent: &mut SubagentDefinition, names: &[String]) {
+/// Removes the policies of these names from a resolved subagent.
+pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
     subagent.middleware.retain(|policy| !names.contains(&policy.name));
     for name in names {
         match name.as_str() {
@@ -301,25 +301,25 @@ pub(super) fn take_away(subagent: &mut SubagentDefinition, names: &[String]) {
     }
 }
 
-/// What is wrong with listed policies; `given` tells of which policies a field says what the
-/// settings would say.
+/// Checks listed policies; `given` lists the policies for which a field is set that has the same meaning as the
+/// settings.
 pub(super) fn check(
     list: &FieldPath,
     policies: &[Policy],
     given: &[(&str, bool)],
-    around: &ValidationContext,
+    context: &ValidationContext,
 ) -> Vec<Diagnostic> {
     let mut seen = BTreeSet::new();
     let mut findings = vec![];
     for (at, policy) in policies.iter().enumerate() {
         let field = list.then(at);
         let name = policy.name.as_str();
-        if let Some(problem) = name_problem(name, around) {
+        if let Some(problem) = name_problem(name, context) {
             findings.push(Diagnostic::error(field, problem));
         } else if !seen.insert(name) {
             findings.push(Diagnostic::error(field, format!("`{name}` is listed twice")));
         } else {
-            findings.extend(check_settings(&field, policy, around));
+            findings.extend(check_settings(&field, policy, context));
             let is_given = given.iter().any(|(other, is_given)| *other == name && *is_given);
             if let Some(other) = Builtin::field(name).filter(|_| is_given) {
                 let message = format!("`{name}` is also given as the field `{other}`");
@@ -330,51 +330,53 @@ pub(super) fn check(
     findings
 }
 
-/// The files and folders that listed policies name.
-pub(super) fn named(list: &FieldPath, policies: &[Policy]) -> Vec<Named> {
+/// Returns the files and folders that listed policies name.
+pub(super) fn named_sources(list: &FieldPath, policies: &[Policy]) -> Vec<NamedSource> {
     let mut all = vec![];
     for (at, policy) in policies.iter().enumerate() {
-        let said = Said::by(std::slice::from_ref(policy));
+        let values = ListedSettings::of(std::slice::from_ref(policy));
         let field = list.then(at).then("sources");
-        if let Some((sources, tools)) = &said.skills {
-            all.extend(source::named(
+        if let Some((sources, tools)) = &values.skills {
+            all.extend(source::entries(
                 &field,
                 sources.iter().map(SkillSource::path),
                 Some(tools),
             ));
         }
-        all.extend(source::named(
+        all.extend(source::entries(
             &field,
-            said.memory.iter().flatten().map(String::as_str),
+            values.memory.iter().flatten().map(String::as_str),
             None,
         ));
     }
     all
 }
 
-/// Why nothing of this name can be listed; `None` when it can.
-pub(super) fn name_problem(name: &str, around: &ValidationContext) -> Option<String> {
+/// Returns the reason why no policy of this name can be listed.
+pub(super) fn name_problem(name: &str, context: &ValidationContext) -> Option<String> {
     if let Some(Listing::Always(why)) = Builtin::find(name).map(|builtin| &builtin.listing) {
         return Some(format!("`{name}` is not listed: it {why}"));
     }
-    if Builtin::is_listed(name) || around.middleware.contains_key(name) {
+    if Builtin::is_listed(name) || context.middleware.contains_key(name) {
         return None;
     }
     if name.is_empty() {
         return Some("must have a `name`, which is a text".to_owned());
     }
     let listed = Builtin::listed().map(|builtin| builtin.name);
-    let known = listed.chain(around.middleware.keys().map(String::as_str));
+    let registered = context.middleware.keys().map(String::as_str);
+    let known = listed.chain(registered.filter(|name| !Builtin::is_listed(name)));
     Some(format!(
         "there is no policy `{name}`; {}",
         suggestion(name, known, "there are")
     ))
 }
 
-fn check_settings(field: &FieldPath, policy: &Policy, around: &ValidationContext) -> Vec<Diagnostic> {
-    let listing = Builtin::find(&policy.name).map(|builtin| &builtin.listing);
-    let Some(Listing::Listed { settings, required, .. }) = listing else {
-        return check_registered(field, policy, around);
+fn check_settings(field: &FieldPath, policy: &Policy, context: &ValidationContext) -> Vec<Diagnostic> {
+    let (settings, required) = match Builtin::find(&policy.name).map(|builtin| &builtin.listing) {
+        Some(Listing::Listed { settings, required, .. }) if !settings.is_empty() => (*settings, *required),
+        // The policy reads its settings itself.
+        Some(_) | None => return check_registered(field, policy, context),
     };
     let mut findings = read::<Settings>(Value::Object(policy.settings.clone())).findings;
     for key in policy.settings.keys().filter(|key| !settings.contains(&key.as_str())) {
@@ -388,15 +390,15 @@ fn check_settings(field: &FieldPath, policy: &Policy, around: &ValidationContext
     if policy.settings.get("run_limit").is_some_and(|limit| limit == 0) {
         findings.push(Diagnostic::error(
             FieldPath::of(["run_limit"]),
-            "must be a whole number from 1 up",
+            "must be a whole number of at least 1",
         ));
     }
     findings.into_iter().map(|finding| finding.under(field)).collect()
 }
 
-/// What is wrong with the settings of a policy that was registered.
-fn check_registered(field: &FieldPath, policy: &Policy, around: &ValidationContext) -> Vec<Diagnostic> {
-    let registered = around.middleware.get(&policy.name);
+/// Checks the settings of a registered policy.
+fn check_registered(field: &FieldPath, policy: &Policy, context: &ValidationContext) -> Vec<Diagnostic> {
+    let registered = context.middleware.get(&policy.name);
     let checked = registered.and_then(|registered| registered.check(&policy.settings));
     match checked {
         Some(findings) => findings.into_iter().map(|finding| finding.under(field)).collect(),
@@ -408,14 +410,14 @@ fn check_registered(field: &FieldPath, policy: &Policy, around: &ValidationConte
     }
 }
 
-/// What is wrong with the sources of skills or memory.
+/// Checks the sources of skills or memory.
 fn check_sources(policy: &Policy) -> Vec<Diagnostic> {
     let field = FieldPath::of(["sources"]);
-    let said = Said::by(std::slice::from_ref(policy));
+    let values = ListedSettings::of(std::slice::from_ref(policy));
     let Some(given) = policy.settings.get("sources").and_then(Value::as_array) else {
         return vec![];
     };
-    let (read, mut findings) = match (&said.skills, &said.memory) {
+    let (read, mut findings) = match (&values.skills, &values.memory) {
         (Some((skills, _)), _) => (skills.len(), source::check_skills(&field, skills)),
         (None, Some(memory)) => (
             memory.len(),

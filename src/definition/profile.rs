@@ -1,4 +1,4 @@
-//! What goes for all agents that think with a certain model: harness profiles.
+//! Harness profiles: settings for all agents with a certain model.
 //!
 //! The key of a profile is a provider (`openai`) or one of its models (`openai:gpt-5`); where both are given, the model's
 //! stands over the provider's. Each agent, also each subagent, has the profile of its own model. What a definition says
@@ -16,13 +16,13 @@ use super::model_settings::check_settings;
 use super::policy::{self, name_problem};
 use super::{AgentDefinition, Location, Policy, SubagentDefinition, SubagentMode};
 
-/// What goes for all agents that think with a certain model.
+/// The settings for all agents with a certain model.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HarnessProfile {
-    /// What stands behind the agent's own instructions.
+    /// The text after the agent's own instructions.
     pub base_system_prompt: Option<String>,
-    /// What stands behind that.
+    /// The text after that.
     pub system_prompt_suffix: Option<String>,
     /// The descriptions of tools, in the place of their own.
     pub tool_description_overrides: BTreeMap<String, String>,
@@ -32,21 +32,21 @@ pub struct HarnessProfile {
     pub excluded_middleware: Vec<String>,
     /// Policies that they have besides.
     pub extra_middleware: Vec<Policy>,
-    /// What becomes of the general-purpose subagent of a main agent with this model.
+    /// The changes to the general-purpose subagent of a main agent with this model.
     pub general_purpose_subagent: GeneralProfile,
     /// Provider settings (`temperature`, …) for all questions to this model.
     pub model_settings: Map<String, Value>,
 }
 
-/// What becomes of the general-purpose subagent.
+/// Changes to the general-purpose subagent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GeneralProfile {
-    /// Whether there may be one.
+    /// Whether it is allowed.
     pub enabled: Option<bool>,
-    /// What it is for.
+    /// The description.
     pub description: Option<String>,
-    /// Its instructions.
+    /// The instructions.
     pub system_prompt: Option<String>,
 }
 
@@ -55,7 +55,7 @@ pub struct GeneralProfile {
 pub struct HarnessProfiles(pub BTreeMap<String, HarnessProfile>);
 
 impl HarnessProfiles {
-    /// The profile of this model.
+    /// Returns the profile of this model.
     fn of(&self, model: &str) -> HarnessProfile {
         let provider = model.split_once(':').and_then(|(provider, _)| self.0.get(provider));
         match (provider, self.0.get(model)) {
@@ -64,34 +64,34 @@ impl HarnessProfiles {
         }
     }
 
-    /// A [resolved](AgentDefinition::resolved) definition with what the profiles of its models say.
+    /// Applies the profiles of its models to a [resolved](AgentDefinition::resolved) definition.
     #[must_use]
     pub fn applied(&self, mut agent: AgentDefinition) -> AgentDefinition {
         if self.0.is_empty() {
             return agent;
         }
         let own = self.of(&agent.model);
-        self.dress_general(&mut agent, &own.general_purpose_subagent);
+        self.apply_to_general_purpose(&mut agent, &own.general_purpose_subagent);
         let general = agent.general_subagent().map(str::to_owned);
         let model = agent.model.clone();
         let settings = agent.model_settings.clone();
         for subagent in &mut agent.subagents {
             let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
-            // A fork is its caller.
+            // A fork has everything from its caller.
             if is_made_here && subagent.mode == SubagentMode::Isolated {
                 let profile = self.of(subagent.model.as_deref().unwrap_or(&model));
-                // Who is general has been given its instructions.
+                // The general-purpose subagent has its instructions already.
                 let has_base = general.as_deref() != Some(subagent.name.as_str());
                 subagent.model_settings.get_or_insert_with(|| settings.clone());
-                profile.dress(subagent, has_base);
+                profile.apply_to_subagent(subagent, has_base);
             }
         }
-        own.dress_main(&mut agent);
+        own.apply_to_main_agent(&mut agent);
         agent
     }
 
-    /// Makes the general-purpose subagent one like the others, first among them, with the words of the profiles.
-    fn dress_general(&self, agent: &mut AgentDefinition, said: &GeneralProfile) {
+    /// Makes the general-purpose subagent the first of the declared ones, with the texts of the profiles.
+    fn apply_to_general_purpose(&self, agent: &mut AgentDefinition, said: &GeneralProfile) {
         let general = &mut agent.general_purpose_subagent;
         general.enabled &= said.enabled.unwrap_or(true);
         let profile = self.of(general.model.as_deref().unwrap_or(&agent.model));
@@ -108,7 +108,7 @@ impl HarnessProfiles {
 }
 
 impl HarnessProfile {
-    /// The profile of a provider with that of one of its models over it.
+    /// Returns the profile of a provider with that of one of its models over it.
     fn under(&self, exact: &Self) -> Self {
         let or = |one: &Option<String>, other: &Option<String>| one.clone().or_else(|| other.clone());
         let union = |one: &[String], other: &[String]| {
@@ -127,7 +127,7 @@ impl HarnessProfile {
         Self {
             base_system_prompt: or(&exact.base_system_prompt, &self.base_system_prompt),
             system_prompt_suffix: or(&exact.system_prompt_suffix, &self.system_prompt_suffix),
-            tool_description_overrides: over_each(&self.tool_description_overrides, &exact.tool_description_overrides),
+            tool_description_overrides: merged(&self.tool_description_overrides, &exact.tool_description_overrides),
             excluded_tools: union(&self.excluded_tools, &exact.excluded_tools),
             excluded_middleware: union(&self.excluded_middleware, &exact.excluded_middleware),
             extra_middleware: extra,
@@ -136,12 +136,12 @@ impl HarnessProfile {
                 description: or(&over.description, &general.description),
                 system_prompt: or(&over.system_prompt, &general.system_prompt),
             },
-            model_settings: over_each(&self.model_settings, &exact.model_settings),
+            model_settings: merged(&self.model_settings, &exact.model_settings),
         }
     }
 
-    /// Adds to a subagent what the profile of its model says.
-    fn dress(&self, subagent: &mut SubagentDefinition, has_base: bool) {
+    /// Applies the profile of its model to a subagent.
+    fn apply_to_subagent(&self, subagent: &mut SubagentDefinition, has_base: bool) {
         let base = self.base_system_prompt.as_deref().filter(|_| has_base);
         let added = [base, self.system_prompt_suffix.as_deref()];
         added
@@ -150,20 +150,20 @@ impl HarnessProfile {
             .for_each(|text| subagent.system_prompt.add(text));
         subagent.excluded_tools.extend(self.excluded_tools.iter().cloned());
         subagent.tool_description_overrides =
-            over_each(&self.tool_description_overrides, &subagent.tool_description_overrides);
-        let settings = over_each(
+            merged(&self.tool_description_overrides, &subagent.tool_description_overrides);
+        let settings = merged(
             &self.model_settings,
             &subagent.model_settings.take().unwrap_or_default(),
         );
         subagent.model_settings = Some(settings);
-        policy::take_away(subagent, &self.excluded_middleware);
+        policy::remove(subagent, &self.excluded_middleware);
         let wanted = |policy: &&Policy| !self.excluded_middleware.contains(&policy.name);
         let extra: Vec<Policy> = self.extra_middleware.iter().filter(wanted).cloned().collect();
         policy::add(subagent, &extra);
     }
 
-    /// The same for a main agent.
-    fn dress_main(&self, agent: &mut AgentDefinition) {
+    /// Applies the profile to a main agent.
+    fn apply_to_main_agent(&self, agent: &mut AgentDefinition) {
         let mut own = SubagentDefinition {
             system_prompt: std::mem::take(&mut agent.system_prompt),
             excluded_tools: std::mem::take(&mut agent.excluded_tools),
@@ -179,7 +179,7 @@ impl HarnessProfile {
             middleware: std::mem::take(&mut agent.middleware),
             ..SubagentDefinition::default()
         };
-        self.dress(&mut own, true);
+        self.apply_to_subagent(&mut own, true);
         agent.system_prompt = own.system_prompt;
         agent.excluded_tools = own.excluded_tools;
         agent.tool_description_overrides = own.tool_description_overrides;
@@ -191,13 +191,13 @@ impl HarnessProfile {
         (agent.limits, agent.middleware) = (own.limits, own.middleware);
     }
 
-    /// What makes no sense in the profile of this key. The fields of the findings are relative to it.
-    pub fn check(&self, key: &str, around: &ValidationContext) -> Vec<Diagnostic> {
+    /// Checks the profile of this key. The fields of the diagnostics are relative to it.
+    pub fn check(&self, key: &str, context: &ValidationContext) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let mut findings = vec![];
         let provider = key.split(':').next().unwrap_or_default();
-        if !around.providers.contains(provider) || key.ends_with(':') {
-            let known = suggestion(provider, around.providers.iter().map(String::as_str), "known are");
+        if !context.providers.contains(provider) || key.ends_with(':') {
+            let known = suggestion(provider, context.providers.iter().map(String::as_str), "known are");
             let message = format!("`{key}` must be a provider or `provider:model-name`; {known}");
             findings.push(Diagnostic::error(top.clone(), message));
         }
@@ -225,18 +225,19 @@ impl HarnessProfile {
         let excluded = excluded.map(|(at, tool)| (top.then("excluded_tools").then(at), tool));
         for (field, tool) in described
             .chain(excluded)
-            .filter(|(_, tool)| !is_known_tool(tool, around))
+            .filter(|(_, tool)| !is_known_tool(tool, context))
         {
-            let known = suggestion(tool, around.tools.iter().map(String::as_str), "declared are");
+            let known = suggestion(tool, context.tools.iter().map(String::as_str), "declared are");
             findings.push(Diagnostic::error(field, format!("there is no tool `{tool}`; {known}")));
         }
         for (at, name) in self.excluded_middleware.iter().enumerate() {
-            let problem = name_problem(name, around).map(|told| told.replace("is not listed", "cannot be excluded"));
+            let problem =
+                name_problem(name, context).map(|reported| reported.replace("is not listed", "cannot be excluded"));
             let field = top.then("excluded_middleware").then(at);
             findings.extend(problem.map(|problem| Diagnostic::error(field, problem)));
         }
         let list = top.then("extra_middleware");
-        findings.extend(policy::check(&list, &self.extra_middleware, &[], around));
+        findings.extend(policy::check(&list, &self.extra_middleware, &[], context));
         let until = self.extra_middleware.iter().position(|policy| policy.name == UNTIL);
         let message = "is about one subagent, and not about a model";
         findings.extend(until.map(|at| Diagnostic::error(list.then(at), message)));
@@ -244,8 +245,8 @@ impl HarnessProfile {
     }
 }
 
-/// The entries of both, those of the second over those of the first.
-fn over_each<M, K, V>(below: &M, above: &M) -> M
+/// Returns the entries of both; those of the second precede.
+fn merged<M, K, V>(below: &M, above: &M) -> M
 where
     M: Clone + IntoIterator<Item = (K, V)> + Extend<(K, V)>,
 {
@@ -269,7 +270,7 @@ mod tests {
         agent.resolved()
     }
 
-    fn around() -> ValidationContext {
+    fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
         ValidationContext {
             tools: set("lookup"),
@@ -310,14 +311,14 @@ mod tests {
             {"name": "a", "description": "Does this.", "system_prompt": "a", "model": "lab:small"},
             {"name": "b", "description": "Does that.", "system_prompt": "b", "todos": true},
             {"name": "c", "description": "Goes on.", "system_prompt": "c", "mode": "fork"}]})));
-        let told: Vec<(String, bool)> = agent
+        let reported: Vec<(String, bool)> = agent
             .subagents
             .iter()
             .map(|one| (one.system_prompt.text(), one.todos))
             .collect();
         let expected =
             [("a\n\nsmall", true), ("b\n\nbig", false), ("c", false)].map(|(text, todos)| (text.to_owned(), todos));
-        assert_eq!(told[1..], expected);
+        assert_eq!(reported[1..], expected);
         assert!(!agent.todos);
         let list: Vec<&str> = agent.subagents[1]
             .middleware
@@ -347,9 +348,9 @@ mod tests {
             all.applied(agent(own)).delegates()[0].system_prompt.text(),
             "Mine.\n\nend"
         );
-        let told = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
+        let reported = json!({"model": "lab:x", "system_prompt": "own", "general_purpose_subagent": {"inherit": {"prompt": true}}});
         let base = profiles(json!({"lab": {"base_system_prompt": "base"}}));
-        assert_eq!(base.applied(agent(told)).delegates()[0].system_prompt.text(), "own");
+        assert_eq!(base.applied(agent(reported)).delegates()[0].system_prompt.text(), "own");
         assert_eq!(
             base.applied(agent(json!({"model": "lab:x"}))).delegates()[0]
                 .system_prompt
@@ -362,14 +363,14 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_in_a_profile_is_told_where_it_stands() {
-        let told = |key: &str, value: Value| -> Vec<String> {
+        let reported = |key: &str, value: Value| -> Vec<String> {
             let profile: HarnessProfile = serde_json::from_value(value).expect("a profile");
-            profile.check(key, &around()).iter().map(ToString::to_string).collect()
+            profile.check(key, &context()).iter().map(ToString::to_string).collect()
         };
         let good = json!({"excluded_tools": ["lookup", "ls", "execute"], "tool_description_overrides": {"task": "Hand over."},
             "excluded_middleware": ["TodoListMiddleware"], "system_prompt_suffix": "x"});
-        assert_eq!(told("lab", good.clone()), [""; 0]);
-        assert_eq!(told("lab:any/model:7b", good), [""; 0]);
+        assert_eq!(reported("lab", good.clone()), [""; 0]);
+        assert_eq!(reported("lab:any/model:7b", good), [""; 0]);
         for (key, value, expected) in [
             (
                 "lob",
@@ -408,10 +409,10 @@ mod tests {
                 "base_system_prompt: must not be blank",
             ),
         ] {
-            let told = told(key, value);
+            let reported = reported(key, value);
             assert!(
-                told.len() == 1 && told[0].starts_with(expected),
-                "{expected}: {told:#?}"
+                reported.len() == 1 && reported[0].starts_with(expected),
+                "{expected}: {reported:#?}"
             );
         }
     }

@@ -10,18 +10,18 @@ use super::AgentDefinition;
 use super::diagnostic::{Diagnostic, FieldPath};
 use super::record::LARGEST_DEFINITION;
 
-/// How many blocks the instructions of one agent may have.
+/// The maximum number of blocks of the instructions of one agent.
 const MOST_BLOCKS: usize = 64;
-/// How many markers a provider takes in one request.
+/// The maximum number of markers in one request.
 pub const MOST_MARKERS: usize = 4;
 
 /// The instructions of an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum SystemPrompt {
-    /// One text. What is added to it is a part of the text, after a blank line.
+    /// One text. Additions become a part of the text, after a blank line.
     Text(String),
-    /// Several, kept apart. What is added is a block of its own behind them.
+    /// Several blocks, kept apart. Additions are blocks of their own at the end.
     Blocks(Vec<PromptBlock>),
 }
 
@@ -29,17 +29,17 @@ pub enum SystemPrompt {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PromptBlock {
-    /// What it is; instructions are text.
+    /// The kind of the block.
     #[serde(rename = "type")]
     pub kind: BlockKind,
     /// The text.
     pub text: String,
-    /// Tells the provider to keep all up to the end of this block for the next request.
+    /// Lets the provider cache everything up to the end of this block for the next request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_control: Option<CacheControl>,
 }
 
-/// What a block of instructions can be.
+/// The kind of a block of instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockKind {
@@ -52,24 +52,24 @@ pub enum BlockKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CacheControl {
-    /// How it is kept.
+    /// The kind of caching.
     #[serde(rename = "type")]
     pub kind: CacheKind,
-    /// For how long; five minutes when absent.
+    /// The duration; five minutes when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<CacheTtl>,
 }
 
-/// How a provider keeps what is marked.
+/// The kind of caching of a marked prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheKind {
-    /// For a while.
+    /// For a limited time.
     #[default]
     Ephemeral,
 }
 
-/// For how long a provider keeps what is marked.
+/// The duration for which a provider caches a marked prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CacheTtl {
     /// Five minutes.
@@ -102,12 +102,12 @@ impl From<&str> for PromptBlock {
 }
 
 impl SystemPrompt {
-    /// Whether it says nothing.
+    /// Returns whether all texts are blank.
     pub fn is_blank(&self) -> bool {
         self.parts().is_empty()
     }
 
-    /// The texts that say something, in their order.
+    /// Returns the texts that are not blank, in their order.
     pub fn parts(&self) -> Vec<&str> {
         let parts = match self {
             Self::Text(text) => vec![text.as_str()],
@@ -116,12 +116,12 @@ impl SystemPrompt {
         parts.into_iter().filter(|text| !text.trim().is_empty()).collect()
     }
 
-    /// All of it as one text, with a blank line between the blocks.
+    /// Returns one text, with a blank line between the blocks.
     pub fn text(&self) -> String {
         self.parts().join("\n\n")
     }
 
-    /// Its blocks; a text is one.
+    /// Returns the blocks; a text is one block.
     pub fn blocks(&self) -> Vec<PromptBlock> {
         match self {
             Self::Text(text) if text.trim().is_empty() => vec![],
@@ -140,7 +140,7 @@ impl SystemPrompt {
         }
     }
 
-    /// Adds other instructions to the end. Where either has blocks, so has what comes of it.
+    /// Adds other instructions to the end. If either has blocks, so has the result.
     pub fn append(&mut self, other: &Self) {
         match other {
             Self::Text(text) => self.add(text),
@@ -148,8 +148,8 @@ impl SystemPrompt {
         }
     }
 
-    /// Puts `text` in the place of `beginning`, if it begins so.
-    pub fn begin_instead(&mut self, beginning: &Self, text: &str) {
+    /// Replaces `beginning` with `text`, if the instructions begin with it.
+    pub fn replace_prefix(&mut self, beginning: &Self, text: &str) {
         match (self, beginning) {
             (Self::Text(whole), Self::Text(beginning)) if beginning.trim().is_empty() => {
                 let mut begun = Self::Text(text.to_owned());
@@ -171,7 +171,7 @@ impl SystemPrompt {
         }
     }
 
-    /// What makes no sense; `field` is where it stands.
+    /// Checks the instructions in `field`.
     fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Self::Blocks(blocks) = self else { return vec![] };
         let blank = blocks
@@ -207,7 +207,7 @@ impl SystemPrompt {
 }
 
 impl AgentDefinition {
-    /// What is wrong with the instructions in it.
+    /// Checks the instructions of the agent and its subagents.
     pub(super) fn check_prompts(&self) -> Vec<Diagnostic> {
         let top = FieldPath::default();
         let general = self.general_purpose_subagent.system_prompt.as_ref();
@@ -225,7 +225,7 @@ impl AgentDefinition {
 }
 
 impl<'de> Deserialize<'de> for SystemPrompt {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Prompt;
 
@@ -256,23 +256,23 @@ mod tests {
     use super::*;
     use crate::definition::ClientRules;
     use crate::definition::check::ValidationContext;
-    use crate::definition::judge;
+    use crate::definition::validate;
 
     fn findings(body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = ValidationContext {
+        let context = ValidationContext {
             providers,
             clients: ClientRules::everything(),
             ..ValidationContext::default()
         };
-        judge("a", body, &around)
+        validate("a", body, &context)
             .findings
             .iter()
             .map(ToString::to_string)
             .collect()
     }
 
-    fn told(prompt: Value) -> Vec<String> {
+    fn reported(prompt: Value) -> Vec<String> {
         findings(json!({"model": "scripted:x", "system_prompt": prompt}))
     }
 
@@ -284,7 +284,7 @@ mod tests {
     fn blocks_are_read_and_written_as_they_are() {
         let value = json!([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
             {"type": "text", "text": "b"}]);
-        assert_eq!(told(value.clone()), [""; 0]);
+        assert_eq!(reported(value.clone()), [""; 0]);
         assert_eq!(serde_json::to_value(prompt(value.clone())).ok(), Some(value));
         assert_eq!(serde_json::to_value(prompt(json!("a"))).ok(), Some(json!("a")));
     }
@@ -333,13 +333,13 @@ mod tests {
             ),
         ];
         for (value, expected) in cases {
-            let told = told(value);
+            let reported = reported(value);
             assert!(
-                told.len() == 1 && told[0].starts_with(expected),
-                "{expected}: {told:#?}"
+                reported.len() == 1 && reported[0].starts_with(expected),
+                "{expected}: {reported:#?}"
             );
         }
-        assert_eq!(told(marked(4)), [""; 0]);
+        assert_eq!(reported(marked(4)), [""; 0]);
     }
 
     #[test]
@@ -380,17 +380,17 @@ mod tests {
     #[test]
     fn another_beginning_leaves_the_rest_as_it_is() {
         let mut text = prompt(json!("a\n\nrest"));
-        text.begin_instead(&"a".into(), "other");
+        text.replace_prefix(&"a".into(), "other");
         assert_eq!(text.text(), "other\n\nrest");
         let mut added = SystemPrompt::from("rest");
-        added.begin_instead(&"".into(), "other");
+        added.replace_prefix(&"".into(), "other");
         assert_eq!(added.text(), "other\n\nrest");
         let own = prompt(json!([{"text": "a"}, {"text": "b"}]));
         let mut blocks = own.clone();
         blocks.add("rest");
-        blocks.begin_instead(&own, "other");
+        blocks.replace_prefix(&own, "other");
         assert_eq!(blocks.parts(), ["other", "rest"]);
-        blocks.begin_instead(&own, "more");
+        blocks.replace_prefix(&own, "more");
         assert_eq!(blocks.parts(), ["other", "rest"]);
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a provider is, as `kind` of a section `[providers.NAME]` says.
+/// The kind of a provider: `kind` of a section `[providers.NAME]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub enum ProviderKind {
@@ -49,26 +49,26 @@ pub enum Protocol {
     Scripted,
 }
 
-/// What the server knows of a kind of providers.
+/// The properties of a kind of provider.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ProviderTraits {
     /// The kind.
     pub kind: ProviderKind,
     /// The word for it in configurations and model names.
     pub word: &'static str,
-    /// What it speaks.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Its address, when the protocol does not imply it.
+    /// The address, unless the protocol implies it.
     pub address: Option<&'static str>,
     /// Environment variables that may hold its key, the usual one first.
     pub key_variables: &'static [&'static str],
     /// Environment variables that may hold its address.
     pub address_variables: &'static [&'static str],
-    /// Whether its public address demands a key.
+    /// Whether the public address requires a key.
     pub needs_key: bool,
-    /// Whether it makes vectors of texts.
+    /// Whether it computes embeddings.
     pub has_embeddings: bool,
-    /// Whether it can be used without a section in the configuration.
+    /// Whether it needs no section in the configuration.
     pub is_built_in: bool,
 }
 
@@ -145,7 +145,7 @@ pub const PROVIDERS: [ProviderTraits; 6] = [
 ];
 
 impl ProviderKind {
-    /// What the server knows of it.
+    /// Returns the properties of the kind.
     pub fn traits(self) -> &'static ProviderTraits {
         PROVIDERS
             .iter()

@@ -1,33 +1,33 @@
-//! Reading a value into a type, telling everything that has the wrong shape and not only the first such thing.
+//! Reads a value into a type and reports everything that has the wrong shape, not only the first mistake.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::diagnostic::{Diagnostic, FieldPath, Segment};
 use super::strict::Strict;
-use crate::domain::json_limits::{LimitExceeded, check, place_of_nul};
-use crate::domain::plain_words::plain;
+use crate::domain::json_limits::{LimitExceeded, check, find_nul};
+use crate::domain::serde_messages::for_toml;
 
-/// How many things of the wrong shape are told at most. After each the rest is read again.
+/// The maximum number of mistakes that are reported. After each the rest is read again.
 const MOST_FINDINGS: usize = 100;
 
-/// What came of reading.
+/// The result of reading.
 #[derive(Debug)]
 pub struct Parsed<T> {
-    /// What could be read; the fields with a wrong shape have their default. `None` when nothing could.
+    /// The value; fields with a wrong shape have their default. `None` if nothing could be read.
     pub value: Option<T>,
-    /// What had the wrong shape.
+    /// The mistakes.
     pub findings: Vec<Diagnostic>,
-    /// Which list elements were left out.
+    /// The list elements that were left out.
     pub gaps: FieldMap,
 }
 
-/// Which elements of lists were left out while reading, so that places in the value can be traced to the source.
+/// The elements of lists that were left out while reading, so that places in the value can be traced to the source.
 #[derive(Debug, Default)]
 pub struct FieldMap(Vec<(FieldPath, usize)>);
 
 impl FieldMap {
-    /// The place in the source of a place in the value that was read.
+    /// Returns the place in the source of a place in the value that was read.
     pub fn source_of(&self, field: &FieldPath) -> FieldPath {
         let mut source = FieldPath::default();
         for segment in &field.0 {
@@ -56,7 +56,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     let mut gaps = FieldMap::default();
     if let Err(exceeded) = check(&value) {
         let place = match exceeded {
-            LimitExceeded::Nul => place_of_nul(&value).unwrap_or_default(),
+            LimitExceeded::Nul => find_nul(&value).unwrap_or_default(),
             LimitExceeded::Depth | LimitExceeded::Values => FieldPath::default(),
         };
         findings.push(Diagnostic::error(place, exceeded.to_string()));
@@ -105,7 +105,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     }
 }
 
-/// Whether something about `field` would only repeat that it, or an element of it, could not be read.
+/// Returns whether a diagnostic about `field` would only repeat that it, or an element of it, could not be read.
 pub fn is_echo(field: &FieldPath, unread: &[Diagnostic]) -> bool {
     unread.iter().any(|earlier| {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
@@ -146,9 +146,9 @@ fn take_out(value: &mut Value, place: &FieldPath) -> bool {
     }
 }
 
-/// Says what is wrong in the words of configuration files.
+/// Words a message in the terms of configuration files.
 fn plain_words(field: &FieldPath, message: &str) -> String {
-    match plain(message) {
+    match for_toml(message) {
         Some(words) => words,
         None if field.is_secret() => "has the wrong form".to_owned(),
         None => message.to_owned(),
@@ -176,15 +176,15 @@ mod tests {
         number: u32,
     }
 
-    fn told(value: Value) -> Vec<String> {
+    fn reported(value: Value) -> Vec<String> {
         read::<Outer>(value).findings.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_list_is_no_table() {
-        let told = told(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
+        let reported = reported(json!({"inner": [1], "list": [{"number": 1}, [2]]}));
         assert_eq!(
-            told,
+            reported,
             [
                 "inner: must be a table, not a list",
                 "list[1]: must be a table, not a list"
@@ -206,10 +206,10 @@ mod tests {
     #[test]
     fn what_cannot_be_kept_is_refused_where_it_stands() {
         assert_eq!(
-            told(json!({"list": [{}, {"a\0": 1}]}))[0],
+            reported(json!({"list": [{}, {"a\0": 1}]}))[0],
             "list[1].\"a\u{fffd}\": contains the character U+0000, which cannot be stored"
         );
-        assert!(told(json!({"word": "a\0"}))[0].starts_with("word: contains"));
+        assert!(reported(json!({"word": "a\0"}))[0].starts_with("word: contains"));
     }
 
     #[test]

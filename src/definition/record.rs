@@ -1,4 +1,4 @@
-//! A definition as the server keeps it: which version it is, where it comes from, and what is to be said about it.
+//! A stored definition: its version, its source and its diagnostics.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::{AgentDefinition, BundledFiles, Diagnostic, FieldPath, Parsed, Severi
 use crate::domain::id::Digest;
 use crate::domain::time::Timestamp;
 
-/// How large a definition may be that a client brings, in bytes of JSON.
+/// The maximum size of the definition of a client, in bytes of JSON.
 pub const LARGEST_DEFINITION: usize = 256 * 1024;
-/// How many agents clients may define.
+/// The maximum number of agents that clients may define.
 pub const MOST_AGENTS: i64 = 500;
-/// How many versions of a definition are listed. Older ones stay only as long as a run needs them.
+/// The maximum number of versions of a definition that are listed. Older ones stay only as long as a run needs them.
 pub const VERSIONS_KEPT: i64 = 100;
 
 impl AgentDefinition {
@@ -66,7 +66,7 @@ impl AgentDefinition {
     }
 }
 
-/// Where an agent is defined.
+/// The place where an agent is defined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Provenance {
     /// In this file or folder.
@@ -94,15 +94,15 @@ pub struct DefinitionVersion {
     pub number: i64,
     /// Names the content.
     pub digest: Digest,
-    /// Where it was defined.
+    /// The place where it was defined.
     pub provenance: Provenance,
-    /// What it says.
+    /// The definition.
     pub definition: AgentDefinition,
     /// When it began to hold.
     pub created_at: Timestamp,
 }
 
-/// Something that is to be said about a definition, and the place where it is written.
+/// A diagnostic about a definition, with the place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredDiagnostic {
     /// The file, when it comes from one.
@@ -111,9 +111,9 @@ pub struct StoredDiagnostic {
     pub position: Option<(usize, usize)>,
     /// The field, as in `subagents[0].name`; empty for the whole.
     pub field: String,
-    /// What is wrong, and what is allowed.
+    /// The problem, and the allowed values.
     pub message: String,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
 }
 

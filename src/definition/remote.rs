@@ -1,6 +1,6 @@
 //! Subagents that are agents of their own, defined elsewhere: on this server, or on another one.
 //!
-//! They work in the background, on threads of their own, unless `async = false` makes them synchronous delegates.
+//! Such agents work in the background, on threads of their own, unless `async = false` makes them synchronous delegates.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,9 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
 use crate::domain::background::BackgroundAgent;
 
-/// The fields of a subagent that say something else than how an agent is made: who it is, where it is defined, how it is
-/// called, and what one delegation may use.
-const NOT_MAKING: [&str; 17] = [
+/// The fields of a subagent that a reference to another agent may have: its name, the place where it is defined, the way in which it is
+/// called, and the limits of one delegation.
+const FIELDS_OF_REFERENCES: [&str; 17] = [
     "name",
     "description",
     "runnable",
@@ -33,14 +33,14 @@ const NOT_MAKING: [&str; 17] = [
     "notify_parent",
 ];
 
-/// Where a subagent is defined.
+/// The place where a subagent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location<'a> {
     /// In its parent's definition.
     Inside,
-    /// It is the agent of this `graph_id` on this server.
+    /// The agent of this `graph_id` on this server.
     Local(&'a str),
-    /// It is the agent of this `graph_id` on the server at this address.
+    /// The agent of this `graph_id` on the server at this address.
     Remote {
         /// The agent.
         graph_id: &'a str,
@@ -50,7 +50,7 @@ pub enum Location<'a> {
 }
 
 impl SubagentDefinition {
-    /// Where it is defined.
+    /// Returns the place where it is defined.
     pub fn location(&self) -> Location<'_> {
         match (&self.graph_id, &self.url) {
             (None, _) => Location::Inside,
@@ -59,12 +59,12 @@ impl SubagentDefinition {
         }
     }
 
-    /// Whether it works in the background.
+    /// Returns whether it works in the background.
     pub fn is_background(&self) -> bool {
         self.graph_id.is_some() && self.in_background != Some(false)
     }
 
-    /// It as the agent sees it that may hand it work in the background; none if it does not work there.
+    /// Returns its description for the agent that may start background tasks; `None` if it does not work in the background.
     pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
         let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
         Some(BackgroundAgent {
@@ -80,22 +80,22 @@ impl SubagentDefinition {
         })
     }
 
-    /// What makes no sense about where it is defined; `field` is where it stands.
+    /// Checks the place where it is defined; `field` is the field of the subagent.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
-            Location::Inside => self.only_elsewhere(field),
-            Location::Local(graph_id) => self.no_own_making(field, graph_id),
+            Location::Inside => self.check_reference_fields(field),
+            Location::Local(graph_id) => self.check_own_fields(field, graph_id),
             Location::Remote { graph_id, url } => {
-                let mut findings = self.no_own_making(field, graph_id);
+                let mut findings = self.check_own_fields(field, graph_id);
                 let problem = address_problem(url).or_else(|| secret_problem(url));
                 findings.extend(problem.map(|problem| Diagnostic::error(field.then("url"), problem)));
                 findings
             }
         };
         if self.graph_id.is_some() {
-            findings.extend(self.stranger(field, agents));
+            findings.extend(self.unknown_agent(field, agents));
             if !self.is_background() {
-                findings.extend(self.only_background(field));
+                findings.extend(self.check_background_fields(field));
             }
             if self.url.is_none() && !self.headers.is_empty() {
                 let message = "goes with `url` only: nothing is sent to an agent on this server";
@@ -108,8 +108,8 @@ impl SubagentDefinition {
         findings
     }
 
-    /// That there is no such agent on this server.
-    fn stranger(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Diagnostic> {
+    /// Reports an agent that does not exist on this server.
+    fn unknown_agent(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Option<Diagnostic> {
         let Location::Local(graph_id) = self.location() else {
             return None;
         };
@@ -118,8 +118,8 @@ impl SubagentDefinition {
         (!agents.contains(graph_id)).then(|| Diagnostic::error(field.then("graph_id"), message()))
     }
 
-    /// The fields that only agents defined elsewhere have.
-    fn only_elsewhere(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    /// Checks the fields that only references to other agents have.
+    fn check_reference_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("url", self.url.is_some()),
             ("headers", !self.headers.is_empty()),
@@ -135,8 +135,8 @@ impl SubagentDefinition {
         )
     }
 
-    /// The fields that say how an agent is made, as far as they are given. All do but those of [`NOT_MAKING`].
-    pub(super) fn making(&self) -> Vec<String> {
+    /// Returns the given fields that describe the agent itself: all but [`FIELDS_OF_REFERENCES`].
+    pub(super) fn own_fields(&self) -> Vec<String> {
         let written = |subagent: &Self| match serde_json::to_value(subagent) {
             Ok(Value::Object(fields)) => fields,
             Ok(_) | Err(_) => Map::new(),
@@ -144,23 +144,23 @@ impl SubagentDefinition {
         let left_out = written(&Self::default());
         let given = written(self).into_iter();
         given
-            .filter(|(name, value)| left_out.get(name) != Some(value) && !NOT_MAKING.contains(&name.as_str()))
+            .filter(|(name, value)| left_out.get(name) != Some(value) && !FIELDS_OF_REFERENCES.contains(&name.as_str()))
             .map(|(name, _)| name)
             .collect()
     }
 
-    /// Those of them that are given although the other agent's own definition says it.
-    fn no_own_making(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
+    /// Reports fields that belong into the definition of the other agent.
+    fn check_own_fields(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
         let more = [
             ("runnable", self.runnable.is_some()),
             ("mode", self.mode != SubagentMode::default()),
             ("initial_messages", !self.initial_messages.is_empty()),
         ];
-        let making = self.making();
-        let making = making.iter().map(|name| (name.as_str(), true));
+        let own_fields = self.own_fields();
+        let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
         let mut findings = wrong(
             field,
-            making.chain(more),
+            own_fields.chain(more),
             "goes without `graph_id` only: that agent is defined elsewhere",
         );
         if graph_id.trim().is_empty() {
@@ -172,8 +172,8 @@ impl SubagentDefinition {
         findings
     }
 
-    /// The fields that only background subagents have, and those that they have not.
-    fn only_background(&self, field: &FieldPath) -> Vec<Diagnostic> {
+    /// Checks the fields that only background subagents have, and those that they cannot have.
+    fn check_background_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("webhook", self.webhook.is_some()),
             ("update_strategy", self.update_strategy.is_some()),
@@ -187,7 +187,7 @@ impl SubagentDefinition {
     }
 }
 
-/// What must not be in an address, which everybody may read.
+/// Reports the parts that an address must not have, since everybody may read it.
 fn secret_problem(url: &str) -> Option<String> {
     let url = url::Url::parse(url).ok()?;
     let has_secret = !url.username().is_empty() || url.password().is_some() || url.query().is_some();
@@ -195,7 +195,7 @@ fn secret_problem(url: &str) -> Option<String> {
     has_secret.then(|| problem.to_owned())
 }
 
-/// The fields that are given and should not be.
+/// Reports fields that are given and must not be.
 pub(super) fn wrong<'n>(
     field: &FieldPath,
     given: impl IntoIterator<Item = (&'n str, bool)>,
@@ -208,25 +208,25 @@ pub(super) fn wrong<'n>(
 }
 
 impl AgentDefinition {
-    /// The subagents whose results the agent waits for: those that its `task` tool offers.
+    /// Returns the subagents whose results the agent waits for: those that its `task` tool offers.
     pub fn synchronous(&self) -> impl Iterator<Item = &SubagentDefinition> {
         self.subagents.iter().filter(|subagent| !subagent.is_background())
     }
 
-    /// The subagents that work in the background.
+    /// Returns the subagents that work in the background.
     pub fn background(&self) -> impl Iterator<Item = &SubagentDefinition> {
         self.subagents.iter().filter(|subagent| subagent.is_background())
     }
 
-    /// The subagents that are agents of this server which is not among `agents`.
-    pub fn strangers(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
+    /// Reports subagents that are unknown agents of this server.
+    pub fn unknown_agents(&self, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let list = FieldPath::of(["subagents"]);
         let all = self.subagents.iter().enumerate();
-        all.filter_map(|(at, subagent)| subagent.stranger(&list.then(at), agents))
+        all.filter_map(|(at, subagent)| subagent.unknown_agent(&list.then(at), agents))
             .collect()
     }
 
-    /// That a background subagent has the name of the general-purpose one, so that the model would know two of that name.
+    /// Reports a background subagent with the name of the general-purpose subagent: the model would see two of that name.
     pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);
@@ -247,7 +247,7 @@ impl AgentDefinition {
 mod tests {
     use super::*;
 
-    fn told(text: Value) -> Vec<String> {
+    fn reported(text: Value) -> Vec<String> {
         let subagent: SubagentDefinition = serde_json::from_value(text).expect("a subagent");
         let agents = BTreeSet::from(["writer".to_owned()]);
         let findings = subagent.check_location(&FieldPath::default(), &agents);
@@ -260,25 +260,31 @@ mod tests {
         let inside = json!({"url": "http://a.b", "headers": {"x": "y"}, "async": true, "webhook": "http://a.b",
             "update_strategy": "enqueue", "notify_parent": false});
         assert_eq!(
-            told(inside),
+            reported(inside),
             ["url", "headers", "async", "webhook", "update_strategy", "notify_parent"]
         );
         let made = json!({"graph_id": "writer", "model": "a:b", "tools": [], "system_prompt": "x", "todos": true});
-        assert_eq!(told(made), ["system_prompt", "model", "tools", "todos"]);
+        assert_eq!(reported(made), ["model", "tools", "system_prompt", "todos"]);
         let delegate = json!({"graph_id": "writer", "async": false, "webhook": "http://a.b", "notify_parent": true});
-        assert_eq!(told(delegate), ["webhook", "notify_parent"]);
-        assert_eq!(told(json!({"graph_id": "writer", "headers": {"x": "y"}})), ["headers"]);
+        assert_eq!(reported(delegate), ["webhook", "notify_parent"]);
         assert_eq!(
-            told(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})),
+            reported(json!({"graph_id": "writer", "headers": {"x": "y"}})),
+            ["headers"]
+        );
+        assert_eq!(
+            reported(json!({"graph_id": "any", "url": "ftp://x", "webhook": "nowhere"})),
             ["url", "webhook"]
         );
         for url in ["https://me:hush@a.b", "https://me@a.b", "https://a.b/?key=hush"] {
-            assert_eq!(told(json!({"graph_id": "any", "url": url})), ["url"], "{url}");
+            assert_eq!(reported(json!({"graph_id": "any", "url": url})), ["url"], "{url}");
         }
-        assert_eq!(told(json!({"graph_id": "any", "url": "https://a.b/below/"})), [""; 0]);
-        assert_eq!(told(json!({"graph_id": "writre"})), ["graph_id"]);
         assert_eq!(
-            told(json!({"graph_id": "writer", "update_strategy": "enqueue"})),
+            reported(json!({"graph_id": "any", "url": "https://a.b/below/"})),
+            [""; 0]
+        );
+        assert_eq!(reported(json!({"graph_id": "writre"})), ["graph_id"]);
+        assert_eq!(
+            reported(json!({"graph_id": "writer", "update_strategy": "enqueue"})),
             [""; 0]
         );
     }

@@ -1,4 +1,4 @@
-//! What a definition may say about what the embedding program has registered: programs, by their names.
+//! References to programs that the embedding program has registered.
 
 use super::check::ValidationContext;
 use super::diagnostic::{Diagnostic, FieldPath, suggestion};
@@ -6,29 +6,29 @@ use super::remote::wrong;
 use super::{AgentDefinition, SubagentDefinition};
 
 impl AgentDefinition {
-    /// What is wrong with the names of programs in it.
-    pub(super) fn check_registered(&self, around: &ValidationContext) -> Vec<Diagnostic> {
+    /// Checks the names of programs.
+    pub(super) fn check_registered(&self, context: &ValidationContext) -> Vec<Diagnostic> {
         let mut findings = vec![];
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
-            findings.extend(subagent.check_runnable(&field, around));
+            findings.extend(subagent.check_runnable(&field, context));
         }
         findings
     }
 }
 
 impl SubagentDefinition {
-    fn check_runnable(&self, field: &FieldPath, around: &ValidationContext) -> Vec<Diagnostic> {
+    fn check_runnable(&self, field: &FieldPath, context: &ValidationContext) -> Vec<Diagnostic> {
         let Some(name) = &self.runnable else { return vec![] };
         let mut findings = vec![];
-        if !around.runnables.contains(name) {
-            let known = suggestion(name, around.runnables.iter().map(String::as_str), "registered are");
+        if !context.runnables.contains(name) {
+            let known = suggestion(name, context.runnables.iter().map(String::as_str), "registered are");
             let message = format!("there is no program `{name}`; {known}");
             findings.push(Diagnostic::error(field.then("runnable"), message));
         }
-        let making = self.making();
-        let making = making.iter().map(|name| (name.as_str(), true));
-        let senseless = making.chain([("recursion_limit", self.recursion_limit.is_some())]);
+        let own_fields = self.own_fields();
+        let own_fields = own_fields.iter().map(|name| (name.as_str(), true));
+        let senseless = own_fields.chain([("recursion_limit", self.recursion_limit.is_some())]);
         findings.extend(wrong(
             field,
             senseless,
@@ -44,9 +44,9 @@ mod tests {
 
     use crate::definition::ClientRules;
     use crate::definition::check::{RegisteredPolicy, ValidationContext};
-    use crate::definition::judge;
+    use crate::definition::validate;
 
-    fn around() -> ValidationContext {
+    fn context() -> ValidationContext {
         let set = |name: &str| [name.to_owned()].into_iter().collect();
         ValidationContext {
             providers: set("scripted"),
@@ -59,7 +59,7 @@ mod tests {
 
     fn findings(subagent: serde_json::Value) -> Vec<String> {
         let body = json!({"model": "scripted:x", "middleware": ["audit"], "subagents": [subagent]});
-        judge("a", body, &around())
+        validate("a", body, &context())
             .findings
             .iter()
             .map(ToString::to_string)

@@ -1,4 +1,4 @@
-//! Where an agent's skills and memory come from.
+//! The sources of an agent's skills and memory.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,20 +12,20 @@ use super::enclosed::{self, FOLDER, is_relative};
 use super::{AgentDefinition, policy};
 use crate::domain::path::{below, normalise};
 
-/// How many sources of one kind an agent may have.
+/// The maximum number of sources of one kind.
 const MOST: usize = 32;
-/// The longest path of one, in bytes.
+/// The maximum length of a path, in bytes.
 const LONGEST: usize = 512;
-/// The longest label, in characters.
+/// The maximum length of a label, in characters.
 const LONGEST_LABEL: usize = 64;
 
 /// A folder of skills.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum SkillSource {
-    /// Its path.
+    /// The path.
     Path(String),
-    /// Its path, and what a model is told that it is.
+    /// The path, and a label for the model.
     Labelled(LabelledSource),
 }
 
@@ -33,14 +33,14 @@ pub enum SkillSource {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LabelledSource {
-    /// Its path.
+    /// The path.
     pub path: String,
-    /// What a model is told that it is.
+    /// The label for the model.
     pub label: String,
 }
 
 impl SkillSource {
-    /// The path as it was written.
+    /// Returns the path as it was written.
     pub fn path(&self) -> &str {
         match self {
             Self::Path(path) => path,
@@ -48,12 +48,12 @@ impl SkillSource {
         }
     }
 
-    /// Where agents see it.
-    pub fn seen(&self) -> String {
-        enclosed::seen(self.path())
+    /// Returns the path at which agents see it.
+    pub fn agent_path(&self) -> String {
+        enclosed::agent_path(self.path())
     }
 
-    /// What a model is told that it is: the label, or the last part of the path.
+    /// Returns the label for the model: the given one, or the last part of the path.
     pub fn label(&self) -> String {
         match self {
             Self::Labelled(labelled) => labelled.label.clone(),
@@ -67,7 +67,7 @@ impl SkillSource {
 }
 
 impl<'de> Deserialize<'de> for SkillSource {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Source;
 
@@ -93,22 +93,22 @@ impl<'de> Deserialize<'de> for SkillSource {
 
 /// A file or folder that a definition names.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Named {
-    /// Where it is named.
+pub struct NamedSource {
+    /// The field that names it.
     pub field: FieldPath,
-    /// Its path, as it is written.
+    /// The path, as it is written.
     pub path: String,
-    /// For a folder of skills the tools that these may disclose; none for a file of memory.
+    /// The tools that the skills of a folder may disclose; `None` for a file of memory.
     pub tools: Option<Vec<String>>,
 }
 
-/// The entries of one list of files or folders.
-pub(super) fn named<'a>(
+/// Returns the entries of one list of files or folders.
+pub(super) fn entries<'a>(
     list: &FieldPath,
     paths: impl Iterator<Item = &'a str>,
     tools: Option<&[String]>,
-) -> Vec<Named> {
-    let entry = |(at, path): (usize, &str)| Named {
+) -> Vec<NamedSource> {
+    let entry = |(at, path): (usize, &str)| NamedSource {
         field: list.then(at),
         path: path.to_owned(),
         tools: tools.map(<[String]>::to_vec),
@@ -117,32 +117,36 @@ pub(super) fn named<'a>(
 }
 
 impl AgentDefinition {
-    /// The files and folders that it names as skills and memory, its subagents' included.
-    pub fn named(&self) -> Vec<Named> {
-        let mut all = of_fields(&FieldPath::default(), (&self.skills, &self.skill_tools), &self.memory);
-        all.extend(policy::named(&FieldPath::of(["middleware"]), &self.middleware));
+    /// Returns the files and folders that the definition and its subagents name as skills and memory.
+    pub fn named_sources(&self) -> Vec<NamedSource> {
+        let mut all = of_fields(&FieldPath::default(), &self.skills, &self.skill_tools, &self.memory);
+        all.extend(policy::named_sources(&FieldPath::of(["middleware"]), &self.middleware));
         let general = FieldPath::of(["general_purpose_subagent"]).then("middleware");
-        all.extend(policy::named(&general, &self.general_purpose_subagent.middleware));
+        all.extend(policy::named_sources(
+            &general,
+            &self.general_purpose_subagent.middleware,
+        ));
         for (at, subagent) in self.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
             all.extend(of_fields(
                 &field,
-                (&subagent.skills, &subagent.skill_tools),
+                &subagent.skills,
+                &subagent.skill_tools,
                 &subagent.memory,
             ));
-            all.extend(policy::named(&field.then("middleware"), &subagent.middleware));
+            all.extend(policy::named_sources(&field.then("middleware"), &subagent.middleware));
         }
         all
     }
 }
 
-fn of_fields(field: &FieldPath, (skills, tools): (&[SkillSource], &[String]), memory: &[String]) -> Vec<Named> {
-    let mut all = named(&field.then("skills"), skills.iter().map(SkillSource::path), Some(tools));
-    all.extend(named(&field.then("memory"), memory.iter().map(String::as_str), None));
+fn of_fields(field: &FieldPath, skills: &[SkillSource], tools: &[String], memory: &[String]) -> Vec<NamedSource> {
+    let mut all = entries(&field.then("skills"), skills.iter().map(SkillSource::path), Some(tools));
+    all.extend(entries(&field.then("memory"), memory.iter().map(String::as_str), None));
     all
 }
 
-/// What makes no sense in the sources of skills in `field`.
+/// Checks the sources of skills in `field`.
 pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Diagnostic> {
     let mut findings = check_paths(field, sources.iter().map(SkillSource::path));
     for (at, source) in sources.iter().enumerate() {
@@ -157,7 +161,7 @@ pub(super) fn check_skills(field: &FieldPath, sources: &[SkillSource]) -> Vec<Di
     findings
 }
 
-/// What makes no sense in a list of files or folders in `field`.
+/// Checks a list of files or folders in `field`.
 pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<Item = &'a str>) -> Vec<Diagnostic> {
     let mut findings = vec![];
     if paths.len() > MOST {
@@ -171,14 +175,14 @@ pub(super) fn check_paths<'a>(field: &FieldPath, paths: impl ExactSizeIterator<I
         let place = field.then(at);
         if let Some(problem) = source_problem(path) {
             findings.push(Diagnostic::error(place, problem));
-        } else if !seen.insert(enclosed::seen(path)) {
+        } else if !seen.insert(enclosed::agent_path(path)) {
             findings.push(Diagnostic::warning(place, format!("`{path}` is listed twice")));
         }
     }
     findings
 }
 
-/// Why a path cannot be a source of skills or memory; `None` when it can.
+/// Returns the reason why a path cannot be a source of skills or memory.
 pub fn source_problem(path: &str) -> Option<String> {
     if path.trim().is_empty() {
         return Some("must not be blank".to_owned());
@@ -199,13 +203,13 @@ pub fn source_problem(path: &str) -> Option<String> {
     reserved.then(|| format!("`{path}` must not lie in {FOLDER}, which belongs to the server"))
 }
 
-/// What a definition names that lies on the server's disk, which a client's definition may not; nor may it bring servers.
+/// Checks that the definition of a client names no files on the server's disk and defines no MCP servers.
 pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
     let on_disk = agent
-        .named()
+        .named_sources()
         .into_iter()
         .filter(|named| is_relative(&named.path) && !named.path.trim().is_empty());
-    let told = on_disk.map(|Named { field, path, .. }| {
+    let reported = on_disk.map(|NamedSource { field, path, .. }| {
         let message = format!(
             "`{path}` is relative, as in definitions that lie in files; one that comes over HTTP names places in the \
              thread's files, which begin with /"
@@ -218,7 +222,7 @@ pub(super) fn check_origin(agent: &AgentDefinition) -> Vec<Diagnostic> {
         .servers_mut()
         .map(|(field, _)| Diagnostic::error(field, message))
         .collect::<Vec<_>>();
-    told.chain(servers).collect()
+    reported.chain(servers).collect()
 }
 
 #[cfg(test)]
@@ -236,7 +240,7 @@ mod tests {
         let sources = sources(json!(["skills/", "/skills/team", {"path": "own", "label": "Mine"}]));
         let labels: Vec<String> = sources.iter().map(SkillSource::label).collect();
         assert_eq!(labels, ["skills", "team", "Mine"]);
-        assert_eq!(sources[2].seen(), "/.agent/own");
+        assert_eq!(sources[2].agent_path(), "/.agent/own");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What an agent reaches of the Store.
+//! The access of agents to the Store.
 
 use std::fmt;
 
@@ -10,24 +10,24 @@ use super::builtins::{Builtin, STORE};
 use super::diagnostic::{Diagnostic, FieldPath};
 use crate::domain::item::template::NamespaceTemplate;
 
-/// Whether an agent has tools for the Store, and what these reach.
+/// The rule for an agent's access to the Store.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum StoreRule {
     /// `true`: a namespace of the assistant's own; `false`: no tools.
     Switch(bool),
-    /// What is said.
+    /// The access.
     PeerPolicy(StoreReach),
 }
 
-/// What an agent reaches of the Store.
+/// The access of agents to the Store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreReach {
     /// The namespace, with all below it. `{name}` in a label is filled with what the run's context says of that name;
     /// `{assistant_id}`, `{thread_id}` and `{agent_name}` the server knows by itself.
     pub namespace: Vec<String>,
-    /// Whether it can only read.
+    /// Whether the agent can only read.
     pub read_only: bool,
 }
 
@@ -47,7 +47,7 @@ impl Default for StoreRule {
 }
 
 impl StoreRule {
-    /// What the agent reaches, if anything.
+    /// Returns the access of the agent, if it has any.
     pub fn reach(&self) -> Option<StoreReach> {
         match self {
             Self::Switch(on) => on.then(StoreReach::default),
@@ -55,7 +55,7 @@ impl StoreRule {
         }
     }
 
-    /// The tools that the agent has for it.
+    /// Returns the tools that the agent has for the Store.
     pub fn tools(&self) -> &'static [&'static str] {
         let tools = Builtin::tools_of(STORE);
         match self.reach() {
@@ -65,7 +65,7 @@ impl StoreRule {
         }
     }
 
-    /// What makes no sense; `field` is where the rule stands.
+    /// Checks the rule in `field`.
     pub(super) fn check(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let Self::PeerPolicy(reach) = self else { return vec![] };
         let list = field.then("namespace");
@@ -79,7 +79,7 @@ impl StoreRule {
 }
 
 impl<'de> Deserialize<'de> for StoreRule {
-    /// By hand, since the derived one would only say that no variant matched.
+    /// Written by hand, since the derived code would only report that no variant matched.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Rule;
 

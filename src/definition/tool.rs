@@ -13,9 +13,9 @@ use super::Headers;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, default)]
 pub struct ToolDefinition {
-    /// How it is reached: behind HTTP, or in the server itself.
+    /// The kind: behind HTTP, or in the server itself.
     pub kind: ToolKind,
-    /// What it is for, for the model. A built-in tool has a description of its own.
+    /// The description for the model. A built-in tool has its own.
     pub description: String,
     /// The address of a tool behind HTTP.
     pub url: String,
@@ -29,12 +29,12 @@ pub struct ToolDefinition {
     pub headers: Headers,
     /// Seconds to wait for an answer.
     pub timeout_s: f64,
-    /// How often a call of a tool behind HTTP is made again when the tool could not be reached or says that it is busy
+    /// The maximum number of times that a call of a tool behind HTTP is repeated if the tool cannot be reached or is busy
     /// (status 429, 502, 503 or 504). At most 10; all attempts together take no longer than `timeout_s`.
     pub max_retries: u32,
-    /// What to do about a call that was begun before a crash.
+    /// The handling of a call that was started before a crash.
     pub after_crash: AfterCrash,
-    /// What an error means for the run.
+    /// The effect of an error on the run.
     pub on_error: OnError,
 }
 
@@ -58,7 +58,7 @@ impl Default for ToolDefinition {
 /// The tools that come with the server and can be declared with `kind = "builtin"`. They need no network.
 pub const BUILT_IN: [&str; 2] = ["lookup", "publish"];
 
-/// Where a declared tool is.
+/// The kind of a declared tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -70,7 +70,7 @@ pub enum ToolKind {
     Builtin,
 }
 
-/// What to do about a call that was begun before a crash.
+/// The handling of a call that was started before a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -84,12 +84,12 @@ pub enum AfterCrash {
     Fail,
 }
 
-/// What an error of a tool means for the run.
+/// The effect of an error of a tool on the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// The model is told.
+    /// The model reads it as an error result.
     #[default]
     Report,
     /// The run ends.

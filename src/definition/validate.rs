@@ -1,4 +1,4 @@
-//! Reads the definition of an agent and says all that is to be said about it.
+//! Reads and validates the definition of an agent.
 
 use serde_json::Value;
 
@@ -7,19 +7,19 @@ use super::compat::deprecated;
 use super::record::LARGEST_DEFINITION;
 use super::source::check_origin;
 use super::{AgentDefinition, Diagnostic, FieldPath, Severity, is_echo, read};
-use crate::domain::plain_words::in_json;
+use crate::domain::serde_messages::for_json;
 
-/// What came of reading a definition.
+/// The result of validating a definition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Validated {
-    /// The definition; only if it can be used.
+    /// The definition, if it can be used.
     pub definition: Option<AgentDefinition>,
-    /// Mistakes and oddities, each with its field.
+    /// Errors and warnings.
     pub findings: Vec<Diagnostic>,
 }
 
-/// Judges a definition that did not come from a file. A file's definition meets the same checks.
-pub fn judge(graph_id: &str, mut body: Value, around: &ValidationContext) -> Validated {
+/// Validates a definition that did not come from a file. Definitions in files meet the same checks.
+pub fn validate(graph_id: &str, mut body: Value, context: &ValidationContext) -> Validated {
     let size = serde_json::to_vec(&body).map_or(usize::MAX, |json| json.len());
     if size > LARGEST_DEFINITION {
         let message = format!("has {size} bytes of JSON; more than {LARGEST_DEFINITION} are not kept");
@@ -35,10 +35,10 @@ pub fn judge(graph_id: &str, mut body: Value, around: &ValidationContext) -> Val
         .collect();
     let reading = read::<AgentDefinition>(body);
     if let Some(agent) = &reading.value {
-        for finding in check_agent(graph_id, agent, around)
+        for finding in check_agent(graph_id, agent, context)
             .into_iter()
             .chain(check_origin(agent))
-            .chain(around.clients.check(agent))
+            .chain(context.clients.check(agent))
         {
             let field = reading.gaps.source_of(&finding.field);
             if !is_echo(&field, &reading.findings) {
@@ -50,7 +50,7 @@ pub fn judge(graph_id: &str, mut body: Value, around: &ValidationContext) -> Val
     // It came as JSON.
     findings
         .iter_mut()
-        .for_each(|finding| finding.message = in_json(&finding.message));
+        .for_each(|finding| finding.message = for_json(&finding.message));
     findings.sort_by(|one, other| one.field.cmp(&other.field));
     let is_usable = findings.iter().all(|finding| finding.severity == Severity::Warning);
     Validated {
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::definition::ClientRules;
 
-    fn around() -> ValidationContext {
+    fn context() -> ValidationContext {
         ValidationContext {
             tools: ["lookup".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
@@ -78,7 +78,7 @@ mod tests {
     #[test]
     fn every_mistake_is_told_with_its_field() {
         let body = json!({"model": "laab:x", "tools": ["nope", 3], "subagents": [{"name": "a"}], "foo": 1});
-        let Validated { definition, findings } = judge("a b", body, &around());
+        let Validated { definition, findings } = validate("a b", body, &context());
         assert_eq!(definition, None);
         let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
         assert_eq!(
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_good_definition_can_have_oddities() {
         let body = json!({"model": "scripted:x", "default_tools": ["lookup"]});
-        let Validated { definition, findings } = judge("a", body, &around());
+        let Validated { definition, findings } = validate("a", body, &context());
         assert_eq!(
             definition.and_then(|agent| agent.general_purpose_subagent.tools),
             Some(vec!["lookup".to_owned()])
@@ -102,7 +102,7 @@ mod tests {
     fn a_client_names_neither_folders_on_the_disk_nor_files_that_it_would_bring_along() {
         let body = json!({"model": "scripted:x", "skills": ["/skills", "skills"], "enclosed": {},
             "subagents": [{"name": "a", "description": "Does this and all of that.", "memory": ["AGENTS.md"]}]});
-        let Validated { definition, findings } = judge("a", body, &around());
+        let Validated { definition, findings } = validate("a", body, &context());
         assert_eq!(definition, None);
         let fields: Vec<String> = findings.iter().map(|finding| finding.field.to_string()).collect();
         assert_eq!(fields, ["enclosed", "skills[1]", "subagents[0].memory[0]"]);
@@ -110,8 +110,12 @@ mod tests {
 
     #[test]
     fn what_is_too_large_or_no_object_is_refused() {
-        let large = judge("a", json!({"system_prompt": "x".repeat(LARGEST_DEFINITION)}), &around());
+        let large = validate(
+            "a",
+            json!({"system_prompt": "x".repeat(LARGEST_DEFINITION)}),
+            &context(),
+        );
         assert!(large.definition.is_none() && large.findings[0].message.contains("bytes of JSON"));
-        assert!(judge("a", json!([1]), &around()).definition.is_none());
+        assert!(validate("a", json!([1]), &context()).definition.is_none());
     }
 }

@@ -9,9 +9,9 @@ use super::{Invalid, metadata};
 /// The name of an assistant whose request gave none.
 pub const UNTITLED: &str = "Untitled";
 /// The maximum length of a name, in characters.
-pub const LONGEST_NAME: usize = 512;
+pub const MAX_NAME_CHARS: usize = 512;
 /// The maximum length of a description, in characters.
-pub const LONGEST_DESCRIPTION: usize = 16 * 1024;
+pub const MAX_DESCRIPTION_CHARS: usize = 16 * 1024;
 /// The maximum size of `config` and of `context`, each in bytes of JSON. Both are copied into every run.
 pub const MAX_SETTING_BYTES: usize = 128 * 1024;
 
@@ -167,20 +167,20 @@ impl AssistantSettings {
     /// # Errors
     /// Returns the first field that is too large.
     pub fn check(&self) -> Result<(), Invalid> {
-        if self.name.is_empty() || self.name.chars().count() > LONGEST_NAME {
+        if self.name.is_empty() || self.name.chars().count() > MAX_NAME_CHARS {
             return Err(Invalid::new(
                 "name",
-                format!("must have 1 to {LONGEST_NAME} characters"),
+                format!("must have 1 to {MAX_NAME_CHARS} characters"),
             ));
         }
         if self
             .description
             .as_ref()
-            .is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION)
+            .is_some_and(|text| text.chars().count() > MAX_DESCRIPTION_CHARS)
         {
             return Err(Invalid::new(
                 "description",
-                format!("has more than {LONGEST_DESCRIPTION} characters"),
+                format!("has more than {MAX_DESCRIPTION_CHARS} characters"),
             ));
         }
         // `context` comes first: one that is too large is part of `config`, too, and the error shall name `context`.
@@ -196,7 +196,7 @@ impl AssistantSettings {
 
     /// Returns the settings of one run: those of the request, with these as defaults. Objects are merged by their
     /// top-level keys, and so is `configurable`.
-    pub fn laid_under(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
+    pub fn as_defaults_for(&self, config: &Map<String, Value>, context: &Map<String, Value>) -> RunSettings {
         let mut own = configurable(&self.config);
         own.extend(configurable(config));
         let mut merged = self.context.clone();
@@ -345,14 +345,14 @@ mod tests {
             json!({"recursion_limit": 5, "configurable": {"a": 1, "b": 1}}),
             json!({"a": 1, "b": 1}),
         );
-        let run = ours.laid_under(&object(json!({"configurable": {"b": 2}})), &object(json!({"b": 2})));
+        let run = ours.as_defaults_for(&object(json!({"configurable": {"b": 2}})), &object(json!({"b": 2})));
         assert_eq!(
             json!([run.config, run.context]),
             json!([{"recursion_limit": 5, "configurable": {"a": 1, "b": 2}}, {"a": 1, "b": 2}])
         );
-        let without = settings(json!({}), json!({"a": 1})).laid_under(&Map::new(), &Map::new());
+        let without = settings(json!({}), json!({"a": 1})).as_defaults_for(&Map::new(), &Map::new());
         assert_eq!(without.config, object(json!({"configurable": {"a": 1}})));
-        let plain = AssistantSettings::default().laid_under(&Map::new(), &Map::new());
+        let plain = AssistantSettings::default().as_defaults_for(&Map::new(), &Map::new());
         assert_eq!(plain, RunSettings::default());
     }
 
@@ -366,7 +366,7 @@ mod tests {
             Err("context".to_owned())
         );
         let long = AssistantSettings {
-            name: "é".repeat(LONGEST_NAME + 1),
+            name: "é".repeat(MAX_NAME_CHARS + 1),
             ..AssistantSettings::default()
         };
         assert_eq!(field(long), Err("name".to_owned()));

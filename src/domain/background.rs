@@ -1,8 +1,8 @@
-//! Background tasks: work that an agent has handed to another agent and does not wait for.
+//! Background tasks: work that an agent has delegated to another agent without waiting for the result.
 //!
-//! A task is a thread of the other agent. What the agent that asked for it knows is kept in its own state, under
-//! [`FIELD`]; how the task really stands is seen by looking at its thread. An outcome is new as long as the state does not
-//! know it, so it is told exactly once, whoever looks and however often.
+//! A task is a thread of the other agent. The delegating agent's knowledge about it is in its own state, under
+//! [`FIELD`]; the actual status is derived from the task's thread. An outcome is new until the state contains it, so
+//! it is reported exactly once, however often the task is checked.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -21,76 +21,76 @@ mod remote;
 
 pub use remote::{Answered, PollPolicy, RemoteWork};
 
-/// The field of the state that holds the tasks, by their ids.
+/// The state field with the tasks, by their ids.
 pub const FIELD: &str = "async_tasks";
-/// How that field is merged.
+/// The merge rule of the field.
 pub const RULE: FieldRule = FieldRule {
     merge: Merge::ByKey,
     visibility: FieldVisibility::Public,
 };
-/// The mark of a message that tells what became of a task.
+/// The key that marks a message as the notification of a task's outcome.
 pub const NOTIFICATION: &str = "deepagents_notification";
-/// How many characters of a result are told.
-pub const LONGEST_RESULT: usize = 80_000;
-/// How many earlier runs of a task are remembered in the state.
-const MOST_SUPERSEDED: usize = 50;
+/// The maximum length of a reported result, in characters.
+pub const MAX_RESULT_CHARS: usize = 80_000;
+/// The maximum number of earlier runs of a task in the state.
+const MAX_SUPERSEDED: usize = 50;
 
-/// An agent that works in the background, as the one that may hand it work sees it.
+/// An agent for background tasks, as it is described to the delegating agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BackgroundAgent {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// What it is good for.
+    /// The description of its abilities.
     pub description: String,
-    /// Which agent it is.
+    /// The key of the agent definition.
     pub graph_id: String,
-    /// The server that has it; this one when none.
+    /// The address of the agent's server; none for this server.
     pub url: Option<String>,
-    /// Headers sent to that server.
+    /// The headers of requests to that server.
     pub headers: Headers,
-    /// An address that is told when a run of it ends.
+    /// The webhook URL for the end of its runs.
     pub webhook: Option<String>,
-    /// What a further message does to the work under way.
+    /// The effect of a further message on the current run.
     pub update_strategy: UpdateStrategy,
-    /// Whether an idle parent is woken by what becomes of a task.
+    /// True if an idle parent is started when a task has an outcome.
     pub notify_parent: bool,
-    /// How much clients see of its work.
+    /// The visibility of the tasks to clients.
     pub visibility: Seen,
 }
 
-/// What becomes of the work under way when a background task is given a further message.
+/// The effect of a further message on the current run of a background task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UpdateStrategy {
-    /// It is broken off; what it did is kept.
+    /// Cancel the run and keep what it wrote.
     #[default]
     Interrupt,
-    /// It is finished first.
+    /// Finish the run first.
     Enqueue,
 }
 
-/// How a task stands.
+/// The status of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskStatus {
-    /// It is at work.
+    /// The task is running.
     Running,
-    /// It waits for its turn.
+    /// The task is queued.
     Pending,
-    /// It waits for a human.
+    /// The task waits for a human.
     Waiting,
-    /// It is done.
+    /// The task is complete.
     Success,
-    /// It failed.
+    /// The task failed.
     Error,
-    /// It took too long.
+    /// The task exceeded its time limit.
     Timeout,
-    /// It was cancelled.
+    /// The task was cancelled.
     Cancelled,
 }
 
 impl TaskStatus {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Self; 7] = [
         Self::Running,
         Self::Pending,
@@ -101,7 +101,7 @@ impl TaskStatus {
         Self::Cancelled,
     ];
 
-    /// The word for it.
+    /// Returns the word used in the state and in the database.
     pub fn word(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -114,7 +114,7 @@ impl TaskStatus {
         }
     }
 
-    /// Whether nothing more comes of the task unless it is given a further message.
+    /// Returns whether the status is final unless the task gets a further message.
     pub fn is_final(self) -> bool {
         match self {
             Self::Running | Self::Pending | Self::Waiting => false,
@@ -122,20 +122,21 @@ impl TaskStatus {
         }
     }
 
-    /// How a task stands that was begun, or given a message, and has already come so far: its outcome is still to be told.
+    /// Returns the status to record when a task was started, or got a message, and already has this status: an outcome
+    /// is recorded as running, so that it is still reported.
     #[must_use]
-    pub fn untold(self) -> Self {
+    pub fn unreported(self) -> Self {
         if self.is_outcome() { Self::Running } else { self }
     }
 
-    /// Whether it is worth telling: the task is over, or cannot go on without a human.
+    /// Returns whether the status is reported to the parent: the task is over, or waits for a human.
     pub fn is_outcome(self) -> bool {
         self.is_final() || self == Self::Waiting
     }
 }
 
 impl From<RunStatus> for TaskStatus {
-    /// What a run of a task is doing, as far as its status tells.
+    /// Converts the status of a task's run.
     fn from(status: RunStatus) -> Self {
         match status {
             RunStatus::Pending => Self::Pending,
@@ -148,33 +149,33 @@ impl From<RunStatus> for TaskStatus {
     }
 }
 
-/// What the state knows of a task.
+/// A task in the state of the delegating agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BackgroundTask {
-    /// Identifies it: the id of its thread.
+    /// The id of the task, which is the id of its thread.
     pub task_id: String,
-    /// The name of the agent that does it.
+    /// The name of the agent.
     pub agent_name: String,
-    /// Its thread.
+    /// The thread of the task.
     pub thread_id: String,
-    /// Its newest run that is known.
+    /// The newest known run.
     pub run_id: String,
-    /// The runs before that one, the oldest first.
+    /// The earlier runs, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub superseded_run_ids: Vec<String>,
-    /// How it stood when it was looked at last.
+    /// The status at the last check.
     pub status: TaskStatus,
-    /// When it was begun; like the others in UTC, to the second.
+    /// The time of creation, in UTC to the second like the other times.
     pub created_at: String,
-    /// When it was looked at last.
+    /// The time of the last check.
     pub last_checked_at: String,
-    /// When something about it changed last.
+    /// The time of the last change.
     pub last_updated_at: String,
 }
 
 impl BackgroundTask {
-    /// A task that was just begun.
-    pub fn begun(agent: &str, run: TaskRun, now: Timestamp) -> Self {
+    /// Creates a task that was just started.
+    pub fn started(agent: &str, run: TaskRun, now: Timestamp) -> Self {
         let TaskRun { thread, run, status } = run;
         let task_id = thread.clone();
         let agent_name = agent.to_owned();
@@ -185,14 +186,14 @@ impl BackgroundTask {
             thread_id: thread,
             run_id: run,
             superseded_run_ids: vec![],
-            status: status.untold(),
+            status: status.unreported(),
             created_at: now.clone(),
             last_checked_at: now.clone(),
             last_updated_at: now,
         }
     }
 
-    /// The tasks that a state knows, by their ids. What a client wrote there that is no task is passed over.
+    /// Returns the tasks in a state, ordered by id. Invalid entries, which clients may have written, are ignored.
     pub fn all(state: &State) -> Vec<Self> {
         let Some(Value::Object(tasks)) = state.fields.get(FIELD) else {
             return vec![];
@@ -203,14 +204,14 @@ impl BackgroundTask {
             .collect()
     }
 
-    /// The task of this id.
+    /// Returns the task with this id.
     pub fn find(state: &State, id: &str) -> Option<Self> {
         serde_json::from_value(state.fields.get(FIELD)?.get(id.trim())?.clone()).ok()
     }
 
-    /// The same task as it was `seen` now.
+    /// Returns the task with the data of a snapshot taken now.
     #[must_use]
-    pub fn seen(&self, seen: &TaskSnapshot, now: Timestamp) -> Self {
+    pub fn with_snapshot(&self, seen: &TaskSnapshot, now: Timestamp) -> Self {
         let is_new = self.status != seen.status || self.run_id != seen.run;
         let now = now.to_second();
         let last_updated_at = if is_new {
@@ -226,28 +227,28 @@ impl BackgroundTask {
         }
     }
 
-    /// The same task with a newer run.
+    /// Returns the task with a newer run.
     #[must_use]
     pub fn with_run(&self, run: &str) -> Self {
         let mut task = self.clone();
         if task.run_id != run {
             task.superseded_run_ids
                 .push(std::mem::replace(&mut task.run_id, run.to_owned()));
-            let surplus = task.superseded_run_ids.len().saturating_sub(MOST_SUPERSEDED);
+            let surplus = task.superseded_run_ids.len().saturating_sub(MAX_SUPERSEDED);
             task.superseded_run_ids.drain(..surplus);
         }
         task
     }
 
-    /// Whether what was `seen` is an outcome that the state does not know. That of a run which a newer one has
-    /// superseded is none.
-    pub fn is_news(&self, seen: &TaskSnapshot) -> bool {
+    /// Returns whether the snapshot is an outcome that the state does not contain. The outcome of a superseded run is
+    /// ignored.
+    pub fn has_new_outcome(&self, seen: &TaskSnapshot) -> bool {
         let is_other = self.status != seen.status || self.run_id != seen.run;
         let is_past = self.superseded_run_ids.contains(&seen.run);
         seen.status.is_outcome() && !self.status.is_final() && is_other && !is_past
     }
 
-    /// The write that makes the state know the task like this.
+    /// Returns the update that stores the task in the state.
     pub fn write(&self) -> Update {
         let task = serde_json::to_value(self).unwrap_or(Value::Null);
         let tasks = Map::from_iter([(self.task_id.clone(), task)]);
@@ -256,7 +257,7 @@ impl BackgroundTask {
         update
     }
 
-    /// The message that tells the agent what became of the task.
+    /// Returns the message that reports the outcome to the agent.
     pub fn notification(&self, seen: &TaskSnapshot) -> Message {
         let Self {
             task_id, agent_name, ..
@@ -270,7 +271,7 @@ impl BackgroundTask {
             TaskStatus::Error => "has failed",
             TaskStatus::Running | TaskStatus::Pending => "goes on",
         };
-        let more = seen.told();
+        let more = seen.report_text();
         let text = format!(
             "[Message of the server, not of the user] The background task {task_id} of `{agent_name}` {what} \
              (status: {status}).{more}"
@@ -282,48 +283,49 @@ impl BackgroundTask {
     }
 }
 
-/// A run of a task, as it was started.
+/// A started run of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskRun {
     /// The thread of the task.
     pub thread: String,
     /// The run.
     pub run: String,
-    /// What it is doing.
+    /// The status of the run.
     pub status: TaskStatus,
 }
 
-/// How a task stands when one looks.
+/// The status of a task at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskSnapshot {
-    /// Its newest run.
+    /// The newest run.
     pub run: String,
-    /// How it stands.
+    /// The status.
     pub status: TaskStatus,
-    /// What came of it, when it is done.
+    /// The result, if the task is complete.
     pub result: Option<String>,
-    /// What belongs to the result and is no text: images, files.
+    /// The parts of the result that are not text: images, files.
     pub media: Vec<Value>,
-    /// Why it failed, when it did.
+    /// The error, if the task failed.
     pub error: Option<String>,
-    /// The questions that it waits for, as `{id, value}`, and maybe with the `response_schema` of a valid answer.
+    /// The open interrupts as `{id, value}`, optionally with the `response_schema` of a valid answer.
     pub interrupts: Vec<Value>,
-    /// Why it is not known how it stands now, when its server is out of reach: this is how it stood before.
+    /// The reason why the current status is unknown, if the task's server is unreachable. The other fields are from
+    /// the last successful check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<String>,
-    /// What all of it has used so far, as far as its server tells; told of tasks on other servers only.
+    /// The usage of the whole task, if the server reports it. Only for tasks on other servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<Usage>,
-    /// Since when it is known to stand so; kept of tasks on other servers only.
+    /// The time of the last status change. Only for tasks on other servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// The questions of it that were answered here lately; kept of tasks on other servers only.
+    /// The interrupts that were answered here recently. Only for tasks on other servers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub answered: Vec<Answered>,
 }
 
 impl TaskSnapshot {
-    /// A run that stands like this, without anything to say about it.
+    /// Creates a snapshot with only a run and a status.
     pub fn of(run: impl Into<String>, status: TaskStatus) -> Self {
         let interrupts = vec![];
         let answered = vec![];
@@ -341,7 +343,7 @@ impl TaskSnapshot {
         }
     }
 
-    /// The questions that it waits for, as `{id, value}`.
+    /// Returns the open interrupts as `{id, value}`.
     pub fn asked(&self) -> Vec<Value> {
         self.interrupts
             .iter()
@@ -349,68 +351,68 @@ impl TaskSnapshot {
             .collect()
     }
 
-    fn told(&self) -> String {
+    fn report_text(&self) -> String {
         match self.status {
             TaskStatus::Success => format!(
                 "\n\nIts result:\n{}",
-                cut(self.result.as_deref().unwrap_or(NOTHING_SAID))
+                truncate(self.result.as_deref().unwrap_or(EMPTY_RESULT))
             ),
             TaskStatus::Waiting => {
                 let asked = Value::Array(self.asked()).to_string();
                 format!(
                     "\n\nIt asks:\n{}\n\nOnly a human can answer. Tell the user that the task waits.",
-                    cut(&asked)
+                    truncate(&asked)
                 )
             }
             TaskStatus::Error | TaskStatus::Timeout => self
                 .error
                 .as_deref()
-                .map(|error| format!("\n\nThe error:\n{}", cut(error)))
+                .map(|error| format!("\n\nThe error:\n{}", truncate(error)))
                 .unwrap_or_default(),
             TaskStatus::Cancelled | TaskStatus::Running | TaskStatus::Pending => String::new(),
         }
     }
 }
 
-/// What is told of a task that ended without a word.
-pub const NOTHING_SAID: &str = "(The agent finished without saying anything.)";
+/// The reported result of a task without any text.
+pub const EMPTY_RESULT: &str = "(The agent finished without saying anything.)";
 
-/// The beginning of a text that is too long to be told whole.
-pub fn cut(text: &str) -> String {
-    match text.char_indices().nth(LONGEST_RESULT) {
+/// Returns the text, truncated to the maximum length of a reported result.
+pub fn truncate(text: &str) -> String {
+    match text.char_indices().nth(MAX_RESULT_CHARS) {
         None => text.to_owned(),
-        Some((end, _)) => format!("{}\n[cut off after {LONGEST_RESULT} characters]", &text[..end]),
+        Some((end, _)) => format!("{}\n[cut off after {MAX_RESULT_CHARS} characters]", &text[..end]),
     }
 }
 
-/// Where a background run stands among those who started it, and what they allow it. Every run on the thread of a task
-/// carries it, so that a limit holds however many runs and servers lie in between.
+/// The ancestors of a background run, and the limits that they set. Every run on the thread of a task carries this,
+/// so that limits apply across any number of runs and servers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskLineage {
-    /// The run at the very top: the one that was asked for by a client.
+    /// The topmost run, which a client requested.
     pub top: RunId,
-    /// How many background tasks lie above and including this one.
+    /// The number of nested background tasks, including this one.
     pub nesting: u32,
-    /// How many levels of delegations may lie below, if somebody above limits it.
+    /// The number of delegation levels allowed below, if an ancestor limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub levels: Option<u32>,
-    /// What the whole tree under the top may use, as it was written before there could be more than one such tree.
+    /// The limits of the whole tree, as stored when there was only one such tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tree: Option<Box<Limits>>,
-    /// The trees that it belongs to and whose limits reach this far.
+    /// The trees whose limits include this run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trees: Vec<BudgetScope>,
-    /// The subagent that began it; none for the main agent.
+    /// The subagent that started the task; none for the main agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub starter: Option<StartedBy>,
-    /// How much clients see of it: never more than of who began it.
+    /// The visibility to clients, never greater than that of the agent that started the task.
     #[serde(default)]
     pub visibility: Seen,
 }
 
 impl TaskLineage {
-    /// The trees that it belongs to and whose limits reach this far.
-    pub fn limited(&self) -> Vec<BudgetScope> {
+    /// Returns the trees whose limits include this run.
+    pub fn budget_scopes(&self) -> Vec<BudgetScope> {
         let before = || {
             self.tree.iter().map(|limits| BudgetScope {
                 top: self.top,
@@ -425,59 +427,59 @@ impl TaskLineage {
     }
 }
 
-/// A run that limits what it and all below it use together.
+/// A run whose limits include everything below it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BudgetScope {
-    /// The run, the first one of those that went on with each other.
+    /// The run; if it was resumed, the first run of the turn.
     pub top: RunId,
     /// The limits.
     pub limits: Limits,
 }
 
-/// The subagent that began a task.
+/// The subagent that started a task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StartedBy {
-    /// Its run.
+    /// The run of the subagent.
     pub run: RunId,
-    /// The names of the agents from the main one down to it.
+    /// The names of the agents from the main agent down to the subagent.
     pub path: Vec<String>,
 }
 
-/// What the server remembers of a task.
+/// A task, as it is stored in the database.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TaskRecord {
-    /// The task: the id of its thread.
+    /// The id of the task, which is the id of its thread.
     pub task: ThreadId,
-    /// The thread of the agent that asked for it.
+    /// The thread of the delegating agent.
     pub parent_thread: ThreadId,
-    /// The run in whose course it was asked for.
+    /// The run that delegated the task.
     pub parent_run: RunId,
-    /// The assistant that was asked in that run.
+    /// The assistant of that run.
     pub parent_assistant: AssistantId,
-    /// The tool call.
+    /// The id of the tool call.
     pub call: String,
-    /// The name of the agent that does it.
+    /// The name of the agent.
     pub agent: String,
-    /// Which agent that is.
+    /// The key of the agent definition.
     pub graph_id: String,
-    /// The server that has it; this one when none.
+    /// The address of the agent's server; none for this server.
     pub url: Option<String>,
-    /// Its place below the agent that asked.
+    /// The ancestors of the task.
     pub ancestry: TaskLineage,
-    /// Whether an idle parent is woken by what becomes of it.
+    /// True if an idle parent is started when the task has an outcome.
     pub notify: bool,
-    /// Whether something may come of it that the parent does not know.
+    /// True if there may be an outcome that the parent does not know.
     pub watched: bool,
-    /// The run whose outcome the parent was woken for last.
-    pub told: Option<RunId>,
-    /// When it was begun.
+    /// The run whose outcome was reported last by starting the parent.
+    pub reported_run: Option<RunId>,
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// What is known of the work, when another server does it.
+    /// The data of a task on another server.
     pub remote: RemoteWork,
 }
 
 impl TaskRecord {
-    /// The run of the agent that began it, main agent or subagent.
+    /// Returns the run of the main agent or subagent that started the task.
     pub fn starter(&self) -> RunId {
         self.ancestry
             .starter
@@ -496,7 +498,7 @@ mod tests {
             run: "r1".to_owned(),
             status,
         };
-        BackgroundTask::begun("writer", run, Timestamp(1_767_225_600_999_999))
+        BackgroundTask::started("writer", run, Timestamp(1_767_225_600_999_999))
     }
 
     #[test]
@@ -518,20 +520,22 @@ mod tests {
     fn an_outcome_is_news_until_the_state_knows_it() {
         let done = TaskSnapshot::of("r1", TaskStatus::Success);
         let running = task(TaskStatus::Running);
-        assert!(running.is_news(&done));
-        assert!(!running.is_news(&TaskSnapshot::of("r1", TaskStatus::Pending)));
-        assert!(!running.seen(&done, Timestamp(0)).is_news(&done));
+        assert!(running.has_new_outcome(&done));
+        assert!(!running.has_new_outcome(&TaskSnapshot::of("r1", TaskStatus::Pending)));
+        assert!(!running.with_snapshot(&done, Timestamp(0)).has_new_outcome(&done));
         let waits = TaskSnapshot::of("r1", TaskStatus::Waiting);
-        let waiting = running.seen(&waits, Timestamp(0));
-        assert!(!waiting.is_news(&waits));
-        assert!(waiting.is_news(&TaskSnapshot::of("r2", TaskStatus::Waiting)) && waiting.is_news(&done));
+        let waiting = running.with_snapshot(&waits, Timestamp(0));
+        assert!(!waiting.has_new_outcome(&waits));
+        assert!(
+            waiting.has_new_outcome(&TaskSnapshot::of("r2", TaskStatus::Waiting)) && waiting.has_new_outcome(&done)
+        );
         let newer = running.with_run("r2");
         assert!(
-            !newer.is_news(&TaskSnapshot::of("r1", TaskStatus::Cancelled)),
+            !newer.has_new_outcome(&TaskSnapshot::of("r1", TaskStatus::Cancelled)),
             "the run was superseded"
         );
         assert!(
-            task(TaskStatus::Success).is_news(&done),
+            task(TaskStatus::Success).has_new_outcome(&done),
             "it was over before anybody heard that it had begun"
         );
     }
@@ -539,7 +543,7 @@ mod tests {
     #[test]
     fn what_is_told_is_marked_and_cut() {
         let long = TaskSnapshot {
-            result: Some("é".repeat(LONGEST_RESULT + 5)),
+            result: Some("é".repeat(MAX_RESULT_CHARS + 5)),
             ..TaskSnapshot::of("r1", TaskStatus::Success)
         };
         let message = task(TaskStatus::Running).notification(&long);
@@ -552,6 +556,6 @@ mod tests {
             message.is_human() && text.starts_with("[Message of the server, not of the user]"),
             "{text:.80}"
         );
-        assert_eq!(text.matches('é').count(), LONGEST_RESULT);
+        assert_eq!(text.matches('é').count(), MAX_RESULT_CHARS);
     }
 }

@@ -1,22 +1,22 @@
-//! How long to wait before something that failed, or has not changed, is tried again.
+//! Pauses between attempts.
 
 use std::time::Duration;
 
 use uuid::Uuid;
 
-/// Pauses that grow by a factor from one attempt to the next, up to the longest.
+/// Pauses that grow by a factor with each attempt, up to a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     /// The pause after the first failure.
     pub first: Duration,
-    /// By how much each further one is longer.
+    /// The growth factor.
     pub factor: u32,
-    /// The longest pause.
+    /// The maximum pause.
     pub longest: Duration,
 }
 
 impl Backoff {
-    /// Pauses that double.
+    /// Creates pauses that double.
     pub const fn doubling(first: Duration, longest: Duration) -> Self {
         Self {
             first,
@@ -25,15 +25,15 @@ impl Backoff {
         }
     }
 
-    /// The pause after so many failures, counted from one.
+    /// Returns the pause after this number of failures, counted from one.
     pub fn pause(&self, failures: u32) -> Duration {
         let growth = self.factor.saturating_pow(failures.saturating_sub(1));
         self.first.saturating_mul(growth).min(self.longest)
     }
 }
 
-/// A pause of about this length, between three and five quarters of it: many that wait for one server shall not come back at
-/// one moment. For one key it is always the same, so that a pause is known before it is made.
+/// Returns a pause between three and five quarters of `pause`, so that many clients of one server do not return at
+/// the same time. The result is the same for the same key, so that it can be computed in advance.
 pub fn spread(pause: Duration, key: Uuid) -> Duration {
     let share = u32::from(key.as_bytes()[15]);
     pause * 3 / 4 + pause * share / 512

@@ -21,7 +21,7 @@ pub struct BusyTime {
 
 impl BusyTime {
     /// Adds the interval from `from` to `until`.
-    pub fn covers(&mut self, from: Timestamp, until: Timestamp) {
+    pub fn add(&mut self, from: Timestamp, until: Timestamp) {
         let from = from.max(self.before);
         if until <= from {
             return;
@@ -29,7 +29,9 @@ impl BusyTime {
         let between = |earlier: Timestamp, later: Timestamp| later.0.saturating_sub(earlier.0).max(0);
         if from > self.until {
             self.micros = self.micros.saturating_add(between(from, until));
-            (self.before, self.from, self.until) = (self.until, from, until);
+            self.before = self.until;
+            self.from = from;
+            self.until = until;
             return;
         }
         let head = between(from, self.from.min(until));
@@ -37,7 +39,8 @@ impl BusyTime {
             .micros
             .saturating_add(head)
             .saturating_add(between(self.until, until));
-        (self.from, self.until) = (self.from.min(from), self.until.max(until));
+        self.from = self.from.min(from);
+        self.until = self.until.max(until);
     }
 
     /// Returns the sum in seconds.
@@ -54,7 +57,7 @@ mod tests {
         let mut time = BusyTime::default();
         stretches
             .iter()
-            .for_each(|(from, until)| time.covers(Timestamp(*from), Timestamp(*until)));
+            .for_each(|(from, until)| time.add(Timestamp(*from), Timestamp(*until)));
         time.micros
     }
 

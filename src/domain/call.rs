@@ -19,7 +19,8 @@ pub struct Call {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub edited: Option<Action>,
     /// The status of the call.
-    pub fate: CallStatus,
+    #[serde(rename = "fate")]
+    pub status: CallStatus,
 }
 
 /// The status of a tool call.
@@ -36,7 +37,7 @@ pub enum CallStatus {
     Delegated {
         /// The child run.
         child: RunId,
-        /// Whether the child run waits for answers to interrupts.
+        /// True if the child run waits for answers to interrupts.
         parked: bool,
     },
     /// The call is complete.
@@ -48,13 +49,13 @@ pub enum CallStatus {
 pub struct ToolOutput {
     /// The result message, and the other writes of the call.
     pub writes: Update,
-    /// Whether the agent ends once all calls of the step are complete (a tool that returns directly, structured
+    /// True if the agent ends once all calls of the step are complete (a tool that returns directly, structured
     /// output).
     #[serde(default)]
     pub ends: bool,
-    /// Whether the log already has this output as an event of its own.
-    #[serde(default)]
-    pub shown: bool,
+    /// True if the log already has this output as an event of its own.
+    #[serde(default, rename = "shown")]
+    pub is_logged: bool,
     /// Writes to the Store. They are stored together with the output and are no longer part of it then.
     #[serde(skip)]
     pub changes: Vec<ItemChange>,
@@ -66,7 +67,7 @@ impl ToolOutput {
         Self {
             writes: Update::messages([message]),
             ends: false,
-            shown: false,
+            is_logged: false,
             changes: vec![],
         }
     }
@@ -95,7 +96,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
         .map(|call| Call {
             id: call.id.clone(),
             edited: edited(&call.id),
-            fate: CallStatus::Ready,
+            status: CallStatus::Ready,
         });
     let unreadable = answer.invalid_tool_calls().iter().filter_map(|call| {
         let id = call.id.clone()?;
@@ -109,7 +110,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
         is_open(&id).then(|| Call {
             id,
             edited: None,
-            fate: CallStatus::Answered(Box::new(answered)),
+            status: CallStatus::Answered(Box::new(answered)),
         })
     });
     readable.chain(unreadable).collect()
@@ -118,7 +119,7 @@ pub(super) fn pending_calls(answer: &Message, later: &[Arc<Message>], state: &St
 impl Call {
     /// Returns whether the driver can execute or continue the call now.
     pub(super) fn may_run(&self) -> bool {
-        match &self.fate {
+        match &self.status {
             CallStatus::Ready | CallStatus::Started | CallStatus::Delegated { parked: false, .. } => true,
             CallStatus::Asking | CallStatus::Delegated { parked: true, .. } | CallStatus::Answered(_) => false,
         }
@@ -126,7 +127,7 @@ impl Call {
 
     /// Returns the output of a call that is complete.
     pub fn answer(&self) -> Option<&ToolOutput> {
-        match &self.fate {
+        match &self.status {
             CallStatus::Answered(answer) => Some(answer),
             CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Delegated { .. } => None,
         }

@@ -25,7 +25,7 @@ pub struct Entry {
     /// The writes: one update, or for `tools` one for each call, in the order of the calls.
     pub writes: Vec<Update>,
     /// The indexes of those `writes` that the log already has as events of their own.
-    pub shown: Vec<usize>,
+    pub logged_writes: Vec<usize>,
 }
 
 /// The cause of a checkpoint.
@@ -76,7 +76,7 @@ pub struct Checkpoint {
     pub run: Option<RunId>,
     /// The number in the log of the thread.
     pub seq: i64,
-    /// Whether the checkpoint starts a branch: its parent already had a child.
+    /// True if the checkpoint starts a branch: its parent already had a child.
     pub forks: bool,
     /// The progress of the step that follows the checkpoint.
     pub position: Position,
@@ -108,14 +108,14 @@ impl Position {
     /// hooks that waited for them start again. A call that was started keeps that status: the original may still
     /// complete it.
     #[must_use]
-    pub fn detached(mut self) -> Self {
+    pub fn for_copy(mut self) -> Self {
         self.asked.clear();
         self.reviewed.clear();
         self.copied = !matches!(self.phase, Phase::Start | Phase::Ended);
         if let Phase::Tools { calls } = &mut self.phase {
             for call in calls {
-                match call.fate {
-                    CallStatus::Asking | CallStatus::Delegated { .. } => call.fate = CallStatus::Ready,
+                match call.status {
+                    CallStatus::Asking | CallStatus::Delegated { .. } => call.status = CallStatus::Ready,
                     CallStatus::Ready | CallStatus::Started | CallStatus::Answered(_) => {}
                 }
             }
@@ -130,11 +130,11 @@ impl Position {
             Phase::Start => vec![self.task(head, START, None)],
             Phase::Model => vec![self.task(head, MODEL, None)],
             Phase::Work { node, .. } => vec![self.task(head, node, None)],
-            Phase::Hooks { moment, next } => self.hook_tasks(plan, head, *moment, *next),
+            Phase::Hooks { point, next } => self.hook_tasks(plan, head, *point, *next),
             Phase::Tools { calls } => (0..calls.len())
                 .filter(|at| calls[*at].answer().is_none())
                 .map(|at| {
-                    let child = match calls[at].fate {
+                    let child = match calls[at].status {
                         CallStatus::Delegated { child, .. } => Some(child),
                         CallStatus::Ready | CallStatus::Started | CallStatus::Asking | CallStatus::Answered(_) => None,
                     };
@@ -154,15 +154,15 @@ impl Position {
         tasks
     }
 
-    fn hook_tasks(&self, plan: Option<&Plan>, head: CheckpointId, moment: HookPoint, next: usize) -> Vec<Task> {
+    fn hook_tasks(&self, plan: Option<&Plan>, head: CheckpointId, point: HookPoint, next: usize) -> Vec<Task> {
         if let Some(hook) = self.asked.iter().find_map(|i| match &i.asker {
             InterruptSource::Hook(name) => Some(name.clone()),
             InterruptSource::Call(_) => None,
         }) {
             return vec![self.task(head, &hook, None)];
         }
-        let named = plan.and_then(|plan| plan.hooks(moment).get(next));
-        match moment {
+        let named = plan.and_then(|plan| plan.hooks(point).get(next));
+        match point {
             HookPoint::BeforeAgent | HookPoint::BeforeModel => vec![self.task(head, MODEL, None)],
             HookPoint::AfterModel | HookPoint::AfterAgent => {
                 named.map(|name| self.task(head, name, None)).into_iter().collect()

@@ -26,9 +26,9 @@ pub struct Cron {
     pub schedule: Schedule,
     /// The time after which no run is started.
     pub end: Option<Timestamp>,
-    /// Whether runs are started at all.
+    /// True if runs are started at all.
     pub enabled: bool,
-    /// Whether a thread that was created for a run is kept when the run ends.
+    /// True if a thread that was created for a run is kept when the run ends.
     pub keep_threads: bool,
     /// The time of the next run; none if there is none.
     pub due_at: Option<Timestamp>,

@@ -121,7 +121,7 @@ pub enum Fact {
         base: Option<CheckpointId>,
         /// The attempt of the run, from 1.
         attempt: u32,
-        /// Whether the run continues where an earlier run stopped.
+        /// True if the run continues where an earlier run stopped.
         resumed: bool,
     },
     /// Calls of the last answer started or resumed, delegated ones included. Calls that are answered without being
@@ -146,7 +146,7 @@ pub enum Fact {
     BrokenOff {
         /// The text received so far; tool calls as far as their arguments were received.
         message: Box<Message>,
-        /// Whether the model failed; otherwise the call was cancelled.
+        /// True if the model failed; otherwise the call was cancelled.
         failed: bool,
     },
     /// The agent raised interrupts and waits for their answers.
@@ -172,7 +172,7 @@ pub enum Fact {
         status: RunStatus,
         /// The failure, if it failed.
         error: Option<Failure>,
-        /// Whether the agent waits for answers, or stopped at a breakpoint of the client.
+        /// True if the agent waits for answers, or stopped at a breakpoint of the client.
         #[serde(default)]
         waits: bool,
         /// The usage up to here; set when the event is stored.

@@ -1,13 +1,13 @@
-//! Paths to fields of documents, as messages name them.
+//! Paths of fields in documents, for messages.
 
 use std::fmt;
 
-/// One step on the way to a field.
+/// A segment of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Segment {
-    /// Into a table, by key.
+    /// A key of an object.
     Key(String),
-    /// Into a list, by position from 0.
+    /// An index of a list, from 0.
     Index(usize),
 }
 
@@ -29,17 +29,17 @@ impl From<usize> for Segment {
     }
 }
 
-/// The way to a field, written `agents.agent.subagents[0].name`.
+/// The path of a field, displayed as `agents.agent.subagents[0].name`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct FieldPath(pub Vec<Segment>);
 
 impl FieldPath {
-    /// The way through these keys.
+    /// Creates a path from its segments.
     pub fn of<S: Into<Segment>>(segments: impl IntoIterator<Item = S>) -> Self {
         Self(segments.into_iter().map(Into::into).collect())
     }
 
-    /// The way one step further.
+    /// Returns the path with another segment appended.
     #[must_use]
     pub fn then(&self, segment: impl Into<Segment>) -> Self {
         let mut segments = self.0.clone();
@@ -47,23 +47,23 @@ impl FieldPath {
         Self(segments)
     }
 
-    /// The way on along another one.
+    /// Returns the path with another path appended.
     #[must_use]
     pub fn join(&self, rest: &Self) -> Self {
         Self(self.0.iter().chain(&rest.0).cloned().collect())
     }
 
-    /// What remains of the way after `start`; `None` when it does not begin so.
+    /// Returns the rest of the path after `start`; `None` if it does not begin with that.
     pub fn after(&self, start: &Self) -> Option<Self> {
         self.0.strip_prefix(start.0.as_slice()).map(|rest| Self(rest.to_vec()))
     }
 
-    /// The way to what contains the field.
+    /// Returns the path of the containing object or list.
     pub fn parent(&self) -> Option<Self> {
         self.0.split_last().map(|(_, rest)| Self(rest.to_vec()))
     }
 
-    /// Whether the field may hold a secret, so that its value is not to be shown.
+    /// Returns whether the field may hold a secret, so that its value must not be shown.
     pub fn is_secret(&self) -> bool {
         self.0.iter().any(|segment| match segment {
             Segment::Key(key) => matches!(key.as_str(), "api_key" | "headers" | "secret" | "url" | "env" | "args"),

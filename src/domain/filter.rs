@@ -94,8 +94,8 @@ impl MetadataFilter {
 
     /// Returns whether the terms decide the match, so that every object with all of them matches. They do not for
     /// objects and lists inside lists: terms do not say which values belong to the same item.
-    pub fn is_told_by_terms(&self) -> bool {
-        self.0.values().all(is_told_by_terms)
+    pub fn is_decided_by_terms(&self) -> bool {
+        self.0.values().all(is_decided_by_terms)
     }
 }
 
@@ -157,9 +157,9 @@ fn count(value: &Value) -> usize {
     }
 }
 
-fn is_told_by_terms(value: &Value) -> bool {
+fn is_decided_by_terms(value: &Value) -> bool {
     match value {
-        Value::Object(fields) => fields.values().all(is_told_by_terms),
+        Value::Object(fields) => fields.values().all(is_decided_by_terms),
         Value::Array(items) => items.iter().all(|item| !item.is_object() && !item.is_array()),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     }
@@ -275,8 +275,8 @@ mod tests {
         let wanted = filter(json!({"list": [{"a": 1, "b": 2}]}));
         assert!(wanted.terms().is_subset(&terms_of(&whole)));
         assert!(!wanted.matches(&whole));
-        assert!(!wanted.is_told_by_terms());
-        assert!(filter(json!({"list": [1, "x"], "deep": {"a": {}}})).is_told_by_terms());
+        assert!(!wanted.is_decided_by_terms());
+        assert!(filter(json!({"list": [1, "x"], "deep": {"a": {}}})).is_decided_by_terms());
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub enum Destination {
     Model(Option<Vec<Message>>),
     /// The tool step.
     Tools {
-        /// Whether to run the calls of the last answer that have no result yet.
+        /// True to run the calls of the last answer that have no result yet.
         own: bool,
         /// The calls that the client sent.
         sent: Vec<ToolCall>,
@@ -70,11 +70,11 @@ impl Destination {
         let mut found: Option<Self> = None;
         for (at, target) in targets.iter().enumerate() {
             let field = format!("command.goto[{at}]");
-            let Some(place) = Self::of_one(target, plan).map_err(under(&field))? else {
+            let Some(destination) = Self::of_one(target, plan).map_err(under(&field))? else {
                 continue;
             };
-            found = Some(match (found, place) {
-                (None, place) => place,
+            found = Some(match (found, destination) {
+                (None, destination) => destination,
                 (Some(Self::Tools { own, sent: mut all }), Self::Tools { own: too, sent }) => {
                     all.extend(sent);
                     Self::Tools {
@@ -82,11 +82,11 @@ impl Destination {
                         sent: all,
                     }
                 }
-                (Some(earlier), place) if earlier == place => place,
+                (Some(earlier), destination) if earlier == destination => destination,
                 (Some(_), _) => {
                     return Err(Invalid::new(
                         field,
-                        "is another place: the loop of an agent stands at one node at a time",
+                        "is another node: an agent continues at one node at a time",
                     ));
                 }
             });
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn the_error_names_the_invalid_target() {
         let cases = [
-            (json!(["model", "tools"]), "command.goto[1]: is another place"),
+            (json!(["model", "tools"]), "command.goto[1]: is another node"),
             (
                 json!([{"node": "model", "input": {}}]),
                 "command.goto[0].input.messages: is missing",

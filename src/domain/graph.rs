@@ -29,7 +29,7 @@ pub struct Edge {
     pub source: String,
     /// The id of the second node.
     pub target: String,
-    /// Whether the edge is taken only under a condition.
+    /// True if the edge is taken only under a condition.
     pub conditional: bool,
 }
 

@@ -5,17 +5,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Headers of requests to another server, by name. Their values may be secrets: they are never printed, and clients see
-/// [`Headers::MASK`] in their place.
+/// Headers of requests to another server, by name. Their values may be secrets: they are never printed, and clients
+/// receive [`Headers::MASK`] instead.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Headers(pub BTreeMap<String, String>);
 
 impl Headers {
-    /// What is shown instead of a value.
+    /// The text shown instead of a value.
     pub const MASK: &str = "<not shown>";
 
-    /// Whether there are none.
+    /// Returns whether there are no headers.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -152,7 +152,7 @@ impl fmt::Display for InterruptId {
     }
 }
 
-/// Names the content of a definition: equal definitions have equal ones.
+/// The digest of a definition's content: equal definitions have equal digests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Digest(pub String);

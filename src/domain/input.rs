@@ -1,7 +1,7 @@
-//! From what clients send to what is written: the many spellings of a message, of files, of the other fields.
+//! The input of clients: parses the various forms of messages, files and fields.
 //!
-//! Clients of the field may write a message as a text, as a pair `["user", "hello"]`, or as a dictionary with `role` or
-//! `type`. Everything behind this module knows one form only, [`Message`].
+//! Clients may write a message as a text, as a pair `["user", "hello"]`, or as an object with `role` or `type`. All
+//! other modules know only one form, [`Message`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,38 +13,37 @@ use serde_json::{Map, Value};
 use super::Invalid;
 use super::json_limits::check;
 use super::message::{Content, InvalidToolCall, Message, Role, ToolCall, ToolStatus};
-use super::path::{FOLDER, is_enclosed, normalise};
+use super::path::{FOLDER, is_bundled, normalise};
 use super::state::{Encoding, File, PINNED_SKILLS, SKILLS, Update, is_private};
 
-/// How many messages one input may bring.
+/// The maximum number of messages in one input.
 pub const MAX_MESSAGES: usize = 10_000;
 
-/// How many messages a subagent may begin with.
-const MOST_INITIAL: usize = 100;
-/// How many skills may be pinned at once.
-const MOST_PINNED: usize = 32;
+/// The maximum number of initial messages of a subagent.
+const MAX_INITIAL: usize = 100;
+/// The maximum number of pinned skills.
+const MAX_PINNED: usize = 32;
 
-/// Public fields that an agent only gives out: as input they are ignored.
+/// Public fields that are only output: as input they are ignored.
 const OUTPUT_ONLY: [&str; 3] = ["todos", "structured_response", "jump_to"];
 
-/// Whether a field of this name is not taken from outside.
+/// Returns whether the field is ignored as input.
 pub fn is_output_only(field: &str) -> bool {
     OUTPUT_ONLY.contains(&field)
 }
 
-/// Reads the input of a run. Fields that are not taken as input (private ones, `todos`, …) are ignored; messages without
-/// an id keep none.
+/// Parses the input of a run. Private and output-only fields are ignored. Messages without an id keep none.
 ///
 /// # Errors
-/// Names the part of the input that is wrong (`messages[2].role`) and what would be right.
+/// Names the invalid part of the input (`messages[2].role`) and what is expected.
 pub fn read_input(input: &Value) -> Result<Update, Invalid> {
     let mut update = read_update(input)?;
     update.fields.retain(|name, _| !is_output_only(name));
     Ok(update)
 }
 
-/// Reads a write into the state: an object, a list of objects or of pairs `[field, value]` that are written one after the
-/// other, or nothing. Unlike input it may set every public field.
+/// Parses a state update: an object, a list of objects or of `[field, value]` pairs that are applied in order, or
+/// null. Unlike input it may set every public field.
 ///
 /// # Errors
 /// As [`read_input`].
@@ -61,13 +60,13 @@ pub fn read_update(values: &Value) -> Result<Update, Invalid> {
             all
         }
         Value::Bool(_) | Value::Number(_) | Value::String(_) => {
-            return Err(under("input")(not("an object of state fields", values)));
+            return Err(under("input")(unexpected("an object of state fields", values)));
         }
     };
     Ok(update)
 }
 
-/// One of several writes: an object, or a field with its value.
+/// Parses one of several updates: an object, or a field with its value.
 fn read_item(item: &Value) -> Result<Update, Invalid> {
     match item {
         Value::Object(fields) => read_fields(fields),
@@ -75,7 +74,9 @@ fn read_item(item: &Value) -> Result<Update, Invalid> {
             [Value::String(field), value] => read_fields(&Map::from_iter([(field.clone(), value.clone())])),
             _ => Err(Invalid::new("", "must be a pair [field, value] when it is a list")),
         },
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Err(not("an object or a pair", item)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {
+            Err(unexpected("an object or a pair", item))
+        }
     }
 }
 
@@ -85,7 +86,7 @@ fn read_fields(fields: &Map<String, Value>) -> Result<Update, Invalid> {
         match name.as_str() {
             "messages" => update.messages = read_messages(value)?.into_iter().map(Arc::new).collect(),
             "files" => update.files = read_files(value)?,
-            // Taken away, it is looked for anew; what is in it is the server's.
+            // A client may delete the list of skills, so that it is loaded again, but not write it.
             SKILLS if value.is_null() => drop(update.fields.insert(SKILLS.to_owned(), Value::Null)),
             name if is_private(name) => {}
             PINNED_SKILLS => drop(update.fields.insert(PINNED_SKILLS.to_owned(), read_pinned(value)?)),
@@ -97,20 +98,20 @@ fn read_fields(fields: &Map<String, Value>) -> Result<Update, Invalid> {
     Ok(update)
 }
 
-/// Reads names of skills.
+/// Parses the names of pinned skills.
 fn read_pinned(value: &Value) -> Result<Value, Invalid> {
-    let wrong = |_| under(PINNED_SKILLS)(not("a list of names of skills", value));
+    let wrong = |_| under(PINNED_SKILLS)(unexpected("a list of names of skills", value));
     let Some(names) = Option::<Vec<String>>::deserialize(value).map_err(wrong)? else {
         return Ok(Value::Null);
     };
-    if names.len() > MOST_PINNED {
-        let reason = format!("names {} skills, but {MOST_PINNED} are allowed at once", names.len());
+    if names.len() > MAX_PINNED {
+        let reason = format!("names {} skills, but {MAX_PINNED} are allowed at once", names.len());
         return Err(Invalid::new(PINNED_SKILLS, reason));
     }
     Ok(names.into())
 }
 
-/// Reads one message or a list of them.
+/// Parses one message or a list of messages.
 fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
     match value {
         Value::Null => Ok(vec![]),
@@ -124,16 +125,17 @@ fn read_messages(value: &Value) -> Result<Vec<Message>, Invalid> {
             .map(|(at, item)| read_message(item).map_err(under(&format!("messages[{at}]"))))
             .collect(),
         Value::String(_) | Value::Object(_) => Ok(vec![read_message(value).map_err(under("messages"))?]),
-        Value::Bool(_) | Value::Number(_) => {
-            Err(under("messages")(not("a text, a message or a list of messages", value)))
-        }
+        Value::Bool(_) | Value::Number(_) => Err(under("messages")(unexpected(
+            "a text, a message or a list of messages",
+            value,
+        ))),
     }
 }
 
-/// Reads the messages with which a subagent begins.
+/// Parses the initial messages of a subagent.
 ///
 /// # Errors
-/// Which of them is wrong, and why.
+/// The index of the invalid message, and the reason.
 pub fn read_initial(values: &[Value]) -> Result<Vec<Message>, (usize, String)> {
     let mut read: Vec<Message> = vec![];
     for (at, value) in values.iter().enumerate() {
@@ -146,18 +148,18 @@ pub fn read_initial(values: &[Value]) -> Result<Vec<Message>, (usize, String)> {
     Ok(read)
 }
 
-/// Reads a message that is to follow others.
+/// Parses a message that follows others.
 fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
-    if before.len() == MOST_INITIAL {
+    if before.len() == MAX_INITIAL {
         return Err(Invalid::new(
             "",
-            format!("is one too many; at most {MOST_INITIAL} are allowed"),
+            format!("is one too many; at most {MAX_INITIAL} are allowed"),
         ));
     }
     check(value).map_err(|exceeded| exceeded.of(""))?;
     let message = read_message(value)?;
     if message.role == Role::Remove {
-        return Err(Invalid::new("", "must not take a message away: there is none yet"));
+        return Err(Invalid::new("", "must not remove a message: there is none yet"));
     }
     let makes = |id: &str| before.iter().flat_map(Message::tool_calls).any(|call| call.id == id);
     match message.answers().filter(|id| !makes(id)) {
@@ -169,7 +171,7 @@ fn read_next(before: &[Message], value: &Value) -> Result<Message, Invalid> {
     }
 }
 
-/// Reads one message in any of its spellings.
+/// Parses one message in any form.
 fn read_message(value: &Value) -> Result<Message, Invalid> {
     match value {
         Value::String(text) => Ok(Message::human(text.as_str())),
@@ -185,10 +187,10 @@ fn read_message(value: &Value) -> Result<Message, Invalid> {
                 .into_iter()
                 .find_map(|name| Some((name, fields.get(name)?)))
                 .ok_or_else(|| Invalid::new("role", "is missing (so is `type`, its other name)"))?;
-            let role = role.as_str().ok_or_else(|| under(name)(not("a text", role)))?;
+            let role = role.as_str().ok_or_else(|| under(name)(unexpected("a text", role)))?;
             message_of(role, name, fields)
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => Err(not("a text, a pair or an object", value)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Err(unexpected("a text, a pair or an object", value)),
     }
 }
 
@@ -241,13 +243,16 @@ fn content(fields: &Map<String, Value>, role: &Role) -> Result<Content, Invalid>
         Some(Value::String(text)) => Ok(Content::Text(text.clone())),
         Some(Value::Array(blocks)) => match blocks.iter().position(|b| !b.is_string() && !b.is_object()) {
             None => Ok(Content::Blocks(blocks.clone())),
-            Some(at) => Err(under(&format!("content[{at}]"))(not(
+            Some(at) => Err(under(&format!("content[{at}]"))(unexpected(
                 "a text or an object",
                 &blocks[at],
             ))),
         },
         Some(other) if matches!(role, Role::Tool { .. }) => Ok(Content::Text(other.to_string())),
-        Some(other) => Err(under("content")(not("a text or a list of content blocks", other))),
+        Some(other) => Err(under("content")(unexpected(
+            "a text or a list of content blocks",
+            other,
+        ))),
     }
 }
 
@@ -270,10 +275,10 @@ fn ai_role(fields: &Map<String, Value>) -> Result<Role, Invalid> {
     })
 }
 
-/// Reads a call: `{name, args, id}`, or as OpenAI writes it, `{id, function: {name, arguments}}`, whose arguments are a
-/// text and may be unreadable.
+/// Parses a call: `{name, args, id}`, or the form of OpenAI, `{id, function: {name, arguments}}`, whose arguments are
+/// a text and may be invalid JSON.
 pub(super) fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCall>, Invalid> {
-    let fields = value.as_object().ok_or_else(|| not("an object", value))?;
+    let fields = value.as_object().ok_or_else(|| unexpected("an object", value))?;
     let id = text(fields, "id")?.ok_or_else(|| Invalid::new("id", "is missing"))?;
     let Some(function) = fields.get("function") else {
         let name = text(fields, "name")?.ok_or_else(|| Invalid::new("name", "is missing"))?;
@@ -285,7 +290,7 @@ pub(super) fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCal
     };
     let function = function
         .as_object()
-        .ok_or_else(|| under("function")(not("an object", function)))?;
+        .ok_or_else(|| under("function")(unexpected("an object", function)))?;
     let name = text(function, "name").map_err(under("function"))?;
     let name = name.ok_or_else(|| Invalid::new("function.name", "is missing"))?;
     let arguments = text(function, "arguments")
@@ -307,7 +312,7 @@ pub(super) fn read_call(value: &Value) -> Result<Result<ToolCall, InvalidToolCal
 
 fn tool_role(is_function: bool, fields: &Map<String, Value>) -> Result<Role, Invalid> {
     let call = text(fields, "tool_call_id")?;
-    // The older `function` role names the function it answers, nothing else.
+    // The older `function` role has only the name of the function.
     let call = if is_function {
         call.or(text(fields, "name")?)
     } else {
@@ -324,34 +329,34 @@ fn tool_role(is_function: bool, fields: &Map<String, Value>) -> Result<Role, Inv
     })
 }
 
-/// Reads files by path; `null` deletes.
+/// Parses files by path; `null` deletes a file.
 fn read_files(value: &Value) -> Result<BTreeMap<String, Option<Arc<File>>>, Invalid> {
     let files = match value {
         Value::Null => return Ok(BTreeMap::new()),
         Value::Object(files) => files,
         Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            return Err(under("files")(not("an object of files by path", value)));
+            return Err(under("files")(unexpected("an object of files by path", value)));
         }
     };
     files
         .iter()
         .map(|(path, file)| {
-            let place = format!("files[{path:?}]");
-            let path = read_path(path).map_err(under(&place))?;
-            let file = read_file(file).map_err(under(&place))?;
+            let field = format!("files[{path:?}]");
+            let path = read_path(path).map_err(under(&field))?;
+            let file = read_file(file).map_err(under(&field))?;
             Ok((path, file.map(Arc::new)))
         })
         .collect()
 }
 
-/// The one spelling of the path of a file, as tools know it.
+/// Parses the path of a file and returns its normal form.
 fn read_path(path: &str) -> Result<String, Invalid> {
-    let clean = normalise(path).map_err(|why| Invalid::new("", format!("is no path of a file: {why}")))?;
+    let clean = normalise(path).map_err(|why| Invalid::new("", format!("is not a file path: {why}")))?;
     if clean == "/" {
-        return Err(Invalid::new("", "is no path of a file: it names none"));
+        return Err(Invalid::new("", "is not a file path: it is empty"));
     }
-    if is_enclosed(&clean) {
-        let reason = format!("cannot be written: what lies in {FOLDER} belongs to the definition of the agent");
+    if is_bundled(&clean) {
+        let reason = format!("cannot be written: the files in {FOLDER} belong to the agent's definition");
         return Err(Invalid::new("", reason));
     }
     Ok(clean)
@@ -364,11 +369,11 @@ fn read_file(value: &Value) -> Result<Option<File>, Invalid> {
         Value::Object(fields) => {
             let content = match fields.get("content") {
                 Some(Value::String(text)) => text.clone(),
-                // Older clients keep a file as its lines.
+                // Older clients store a file as a list of lines.
                 Some(Value::Array(lines)) if lines.iter().all(Value::is_string) => {
                     lines.iter().filter_map(Value::as_str).collect::<Vec<_>>().join("\n")
                 }
-                Some(other) => return Err(under("content")(not("a text", other))),
+                Some(other) => return Err(under("content")(unexpected("a text", other))),
                 None => return Err(Invalid::new("content", "is missing")),
             };
             Ok(Some(File {
@@ -379,7 +384,7 @@ fn read_file(value: &Value) -> Result<Option<File>, Invalid> {
             }))
         }
         Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-            Err(not("null, a text or an object with `content`", value))
+            Err(unexpected("null, a text or an object with `content`", value))
         }
     }
 }
@@ -393,23 +398,23 @@ fn file_of(content: String) -> File {
     }
 }
 
-/// The text under `name`; absent and null are the same.
+/// Returns the text of a field; absent and null are the same.
 fn text(fields: &Map<String, Value>, name: &str) -> Result<Option<String>, Invalid> {
     optional(fields, name, "a text")
 }
 
-/// What is under `name`, which must be `wanted`; absent and null are the same.
+/// Parses a field that must be `wanted`; absent and null are the same.
 fn optional<T: DeserializeOwned>(fields: &Map<String, Value>, name: &str, wanted: &str) -> Result<Option<T>, Invalid> {
     match fields.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => T::deserialize(value)
             .map(Some)
-            .map_err(|_| under(name)(not(wanted, value))),
+            .map_err(|_| under(name)(unexpected(wanted, value))),
     }
 }
 
-/// Says that `value` is not what is `wanted`; where it stands is added by [`under`].
-fn not(wanted: &str, value: &Value) -> Invalid {
+/// Creates the error for a `value` that is not `wanted`. [`under`] adds the field.
+fn unexpected(wanted: &str, value: &Value) -> Invalid {
     let kind = match value {
         Value::Null => "null".to_owned(),
         Value::Bool(_) => "true or false".to_owned(),
@@ -422,8 +427,8 @@ fn not(wanted: &str, value: &Value) -> Invalid {
     Invalid::new("", format!("must be {wanted}, not {kind}"))
 }
 
-/// Puts `place` in front of the path of an error.
-pub(super) fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
+/// Prepends `field` to the field of an error.
+pub(super) fn under(field: &str) -> impl Fn(Invalid) -> Invalid {
     move |error| {
         let joint = if error.field.is_empty() || error.field.starts_with('[') {
             ""
@@ -431,7 +436,7 @@ pub(super) fn under(place: &str) -> impl Fn(Invalid) -> Invalid {
             "."
         };
         Invalid {
-            field: format!("{place}{joint}{}", error.field),
+            field: format!("{field}{joint}{}", error.field),
             reason: error.reason,
         }
     }

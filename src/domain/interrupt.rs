@@ -40,7 +40,7 @@ pub fn is_id(text: &str) -> bool {
 
 /// Returns the placeholder for the answer to a remote interrupt that was answered on the other server. The call then
 /// reads the status of the remote run and sends no answer to it.
-pub fn settled_elsewhere() -> Value {
+pub fn answered_remotely() -> Value {
     json!({"adjutant_settled_elsewhere": true})
 }
 

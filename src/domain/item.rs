@@ -19,9 +19,9 @@ pub use filter::{Condition, ItemFilter, Test};
 pub use texts::TextPath;
 
 /// The maximum number of labels in a namespace.
-pub const DEEPEST_NAMESPACE: usize = 32;
+pub const MAX_NAMESPACE_LABELS: usize = 32;
 /// The maximum length of a label, in bytes.
-pub const LONGEST_LABEL: usize = 256;
+pub const MAX_LABEL_BYTES: usize = 256;
 /// The maximum length of a namespace, in bytes: all labels, and a dot after each. With a key it fits into an index
 /// entry.
 pub const MAX_NAMESPACE_BYTES: usize = 1024;
@@ -30,7 +30,7 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// The maximum size of a value, in bytes of JSON.
 pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
 /// The maximum time to live of an item: a hundred years, in minutes.
-pub const LONGEST_TTL_MINUTES: f64 = 52_560_000.0;
+pub const MAX_TTL_MINUTES: f64 = 52_560_000.0;
 /// The first label that clients may not use, as on LangGraph's own servers.
 pub const RESERVED_ROOT: &str = "langgraph";
 
@@ -64,8 +64,11 @@ impl Namespace {
             check_label(label).map_err(|reason| Invalid::new(format!("{field}[{at}]"), reason))?;
         }
         let length: usize = labels.iter().map(|label| label.len() + 1).sum();
-        if labels.len() > DEEPEST_NAMESPACE {
-            return Err(Invalid::new(field, format!("has more than {DEEPEST_NAMESPACE} labels")));
+        if labels.len() > MAX_NAMESPACE_LABELS {
+            return Err(Invalid::new(
+                field,
+                format!("has more than {MAX_NAMESPACE_LABELS} labels"),
+            ));
         }
         if length > MAX_NAMESPACE_BYTES {
             return Err(Invalid::new(
@@ -111,8 +114,8 @@ pub fn check_label(label: &str) -> Result<(), String> {
             "Namespace label '{label}' must be a non-empty string without periods"
         ));
     }
-    if label.len() > LONGEST_LABEL {
-        return Err(format!("Namespace label is longer than {LONGEST_LABEL} bytes"));
+    if label.len() > MAX_LABEL_BYTES {
+        return Err(format!("Namespace label is longer than {MAX_LABEL_BYTES} bytes"));
     }
     if label.contains(['\0', AFTER_ALL]) {
         return Err("Namespace label contains a character that cannot be stored".to_owned());
@@ -166,7 +169,7 @@ pub struct ItemQuery {
     pub wanted: ItemSearch,
     /// The text to rank the results by. Ignored without a vector index.
     pub query: Option<String>,
-    /// Whether the time to live of the results starts anew; the configured default, if none.
+    /// True if the time to live of the results starts anew; the configured default, if none.
     pub refresh: Option<bool>,
 }
 
@@ -202,7 +205,7 @@ pub struct NewItem {
     /// The value, which replaces an older one.
     pub value: Map<String, Value>,
     /// The time to live.
-    pub stay: ItemLifetime,
+    pub lifetime: ItemLifetime,
     /// The texts to index.
     pub indexing: Indexing,
 }
@@ -291,10 +294,10 @@ pub enum ItemChange {
 /// Converts minutes to a time to live.
 ///
 /// # Errors
-/// Returns an error if the number is no valid duration, or exceeds [`LONGEST_TTL_MINUTES`].
+/// Returns an error if the number is no valid duration, or exceeds [`MAX_TTL_MINUTES`].
 pub fn ttl(field: &str, minutes: f64) -> Result<Duration, Invalid> {
-    if !(minutes > 0.0 && minutes <= LONGEST_TTL_MINUTES) {
-        let reason = format!("must be more than 0 and at most {LONGEST_TTL_MINUTES} minutes");
+    if !(minutes > 0.0 && minutes <= MAX_TTL_MINUTES) {
+        let reason = format!("must be more than 0 and at most {MAX_TTL_MINUTES} minutes");
         return Err(Invalid::new(field, reason));
     }
     Ok(Duration::from_secs_f64(minutes * 60.0))

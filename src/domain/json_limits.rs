@@ -1,9 +1,8 @@
-//! The limits of JSON that comes from outside: how deeply a document nests and how many values it holds.
+//! The limits of JSON from outside: the nesting of a document and the number of its values.
 //!
-//! One pair of numbers holds for everybody: clients, models, tools, MCP servers, remote agents and files. The depth is far
-//! below what the reader of stored columns allows (128 levels), so that what was accepted, with the few levels of its
-//! envelope, can be read back. [`scan`] judges a text before anything is allocated for it; [`check`] judges a value that
-//! somebody else has parsed.
+//! The same limits apply to clients, models, tools, MCP servers, remote agents and files. The maximum nesting is well
+//! below that of the parser for stored columns (128 levels), so that an accepted document can be read back with its
+//! envelope. [`scan`] checks a text before anything is allocated for it; [`check`] checks a parsed value.
 
 use std::fmt;
 
@@ -13,19 +12,19 @@ use serde_json::Value;
 use super::Invalid;
 use super::field_path::{FieldPath, Segment};
 
-/// How many levels a document may nest; a text or a number nests 0.
+/// The maximum nesting of a document; a text or a number has nesting 0.
 pub const MAX_DEPTH: usize = 64;
-/// How many values a document may hold, containers and keys of objects included.
+/// The maximum number of values in a document, including containers and the keys of objects.
 pub const MAX_VALUES: usize = 200_000;
 
-/// Why a document is refused.
+/// The limit that a document exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitExceeded {
-    /// It nests deeper than [`MAX_DEPTH`].
+    /// The nesting exceeds [`MAX_DEPTH`].
     Depth,
-    /// It holds more values than [`MAX_VALUES`].
+    /// The number of values exceeds [`MAX_VALUES`].
     Values,
-    /// A text in it contains U+0000, which Postgres cannot store.
+    /// A text contains U+0000, which Postgres cannot store.
     Nul,
 }
 
@@ -40,17 +39,18 @@ impl fmt::Display for LimitExceeded {
 }
 
 impl LimitExceeded {
-    /// The same as a refusal of `field`.
+    /// Converts the error into one about `field`.
     pub fn of(self, field: impl Into<String>) -> Invalid {
         Invalid::new(field, self.to_string())
     }
 }
 
-/// What one JSON value takes beside its text, in bytes: about what it takes parsed, with the copies that are made of it on
-/// its way.
+/// The memory for one JSON value in addition to its text, in bytes: about the size of the parsed value with the
+/// copies that are made of it.
 pub const VALUE_BYTES: usize = 128;
 
-/// How many JSON values may begin in a piece of a text. Texts with commas count for more than they hold.
+/// Returns the maximum number of JSON values that may begin in a piece of text. Commas inside of strings are counted,
+/// too.
 pub fn count_values(piece: &[u8]) -> usize {
     piece
         .iter()
@@ -58,14 +58,14 @@ pub fn count_values(piece: &[u8]) -> usize {
         .count()
 }
 
-/// About how much memory a JSON text takes with what is parsed of it, in bytes.
+/// Returns the approximate memory for a JSON text and its parsed value, in bytes.
 pub fn parsed_bytes(text: &str) -> usize {
     text.len() + count_values(text.as_bytes()) * VALUE_BYTES
 }
 
-/// Judges the text of a JSON document without parsing it, in one pass and without allocating.
+/// Checks a JSON text without parsing it, in one pass and without allocating.
 ///
-/// A text that is no JSON passes or fails by chance; the parser that comes next refuses it.
+/// The result for a text that is not JSON is arbitrary; the parser rejects it later.
 ///
 /// # Errors
 /// The first limit that the document exceeds.
@@ -108,22 +108,22 @@ fn scan_to(text: &[u8], most: usize) -> Result<(), LimitExceeded> {
             return Err(LimitExceeded::Values);
         }
     }
-    // Told last: whoever replaces it or names its place has to read the document.
+    // Returned last, because callers that replace or locate the character have to parse the document.
     if has_nul { Err(LimitExceeded::Nul) } else { Ok(()) }
 }
 
-/// Judges a value. It is walked without recursion, so its own depth cannot exhaust the stack.
+/// Checks a value. It does not recurse, so a deeply nested value cannot exhaust the stack.
 ///
 /// # Errors
-/// A limit that the value exceeds.
+/// The limit that the value exceeds.
 pub fn check(value: &Value) -> Result<(), LimitExceeded> {
     check_to(value, MAX_DEPTH)
 }
 
-/// The same with another limit of the depth.
+/// Checks a value against another maximum nesting.
 ///
 /// # Errors
-/// A limit that the value exceeds.
+/// The limit that the value exceeds.
 pub fn check_to(value: &Value, most: usize) -> Result<(), LimitExceeded> {
     let mut values = 0_usize;
     let mut open = vec![(value, 0_usize)];
@@ -152,22 +152,22 @@ pub fn check_to(value: &Value, most: usize) -> Result<(), LimitExceeded> {
     Ok(())
 }
 
-/// How many levels an outside party may put around what is kept of its answer: the envelopes of protocols, the fields of
-/// a state. What is kept is judged by itself, by [`MAX_DEPTH`].
+/// The number of levels that protocol envelopes and state fields may add around an outside value. The value itself is
+/// checked against [`MAX_DEPTH`].
 const ENVELOPE: usize = 16;
 
-/// Why the JSON of an outside party is refused. It follows on "the answer".
+/// The error for JSON from an outside party. The text continues "the answer".
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignJsonError {
-    /// It exceeds a limit.
+    /// The JSON exceeds a limit.
     #[error("{0}")]
     Limit(LimitExceeded),
-    /// It is no JSON, or not of the expected form.
+    /// The text is not JSON, or has an unexpected form.
     #[error("is not JSON ({0})")]
     Form(#[from] serde_json::Error),
 }
 
-/// Reads the JSON of a tool, an MCP server or a remote agent: within the limits, with U+FFFD in the place of U+0000.
+/// Parses the JSON of a tool, an MCP server or a remote agent, within the limits. U+0000 is replaced by U+FFFD.
 ///
 /// # Errors
 /// See [`ForeignJsonError`].
@@ -183,10 +183,10 @@ pub fn read_foreign<T: DeserializeOwned>(text: &[u8]) -> Result<T, ForeignJsonEr
     }
 }
 
-/// Judges a value of an outside party, and puts U+FFFD in the place of U+0000. As [`check`], it does not recurse.
+/// Checks a value from an outside party and replaces U+0000 by U+FFFD. Like [`check`], it does not recurse.
 ///
 /// # Errors
-/// A limit that the value exceeds; never [`LimitExceeded::Nul`].
+/// The limit that the value exceeds; never [`LimitExceeded::Nul`].
 pub fn admit(value: &mut Value) -> Result<(), LimitExceeded> {
     admit_to(value, MAX_DEPTH)
 }
@@ -222,31 +222,31 @@ fn admit_to(value: &mut Value, most: usize) -> Result<(), LimitExceeded> {
     Ok(())
 }
 
-/// Puts U+FFFD in the place of U+0000.
+/// Replaces U+0000 by U+FFFD.
 pub fn replace_nul(text: &mut String) {
     if text.contains('\0') {
         *text = text.replace('\0', "\u{fffd}");
     }
 }
 
-/// The text with U+FFFD in the place of U+0000.
+/// Returns the text with U+0000 replaced by U+FFFD.
 #[must_use]
 pub fn without_nul(mut text: String) -> String {
     replace_nul(&mut text);
     text
 }
 
-/// Where in a value the character U+0000 stands first, as `messages[0].content`; none if it is nowhere. A key that contains
-/// it has U+FFFD in its place. As [`check`], it does not recurse.
-pub fn place_of_nul(value: &Value) -> Option<FieldPath> {
-    let mut place = FieldPath::default();
+/// Returns the path of the first U+0000 in a value, as in `messages[0].content`. In a key it is replaced by U+FFFD.
+/// Like [`check`], it does not recurse.
+pub fn find_nul(value: &Value) -> Option<FieldPath> {
+    let mut path = FieldPath::default();
     let mut open = vec![(value, 0, None)];
     while let Some((value, depth, segment)) = open.pop() {
-        place.0.truncate(depth);
-        place.0.extend(segment);
-        let below = place.0.len();
+        path.0.truncate(depth);
+        path.0.extend(segment);
+        let below = path.0.len();
         match value {
-            Value::String(text) if text.contains('\0') => return Some(place),
+            Value::String(text) if text.contains('\0') => return Some(path),
             Value::Array(items) => {
                 let items = items.iter().enumerate().rev();
                 open.extend(items.map(|(at, item)| (item, below, Some(Segment::Index(at)))));
@@ -254,7 +254,7 @@ pub fn place_of_nul(value: &Value) -> Option<FieldPath> {
             Value::Object(fields) => {
                 let segment = |key: &String| Segment::Key(without_nul(key.clone()));
                 if let Some(key) = fields.keys().find(|key| key.contains('\0')) {
-                    return Some(place.then(segment(key)));
+                    return Some(path.then(segment(key)));
                 }
                 open.extend(
                     fields
@@ -343,9 +343,9 @@ mod tests {
 
     #[test]
     fn the_place_of_the_character_zero_is_told() {
-        let place = |text: &str| place_of_nul(&serde_json::from_str(text).unwrap()).map(|place| place.to_string());
-        assert_eq!(place(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
-        assert_eq!(place(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));
-        assert_eq!(place(r#"{"a": "fine"}"#), None);
+        let path = |text: &str| find_nul(&serde_json::from_str(text).unwrap()).map(|path| path.to_string());
+        assert_eq!(path(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
+        assert_eq!(path(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));
+        assert_eq!(path(r#"{"a": "fine"}"#), None);
     }
 }

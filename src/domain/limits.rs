@@ -203,7 +203,7 @@ pub enum Spending {
 impl Limits {
     /// Returns the name and value of the limit that `spending` would exceed, given the usage and the number of
     /// subagents that run or wait.
-    pub fn broken_by(&self, spending: Spending, used: &Usage, under_way: u64) -> Option<(&'static str, String)> {
+    pub fn exceeded_by(&self, spending: Spending, used: &Usage, under_way: u64) -> Option<(&'static str, String)> {
         let whole = |name, limit: Option<u64>, used: u64| {
             limit
                 .filter(|limit| used >= *limit)
@@ -240,7 +240,7 @@ mod tests {
             ..Limits::default()
         };
         let broken =
-            |spending, used: Usage, under_way| limits.broken_by(spending, &used, under_way).map(|(name, _)| name);
+            |spending, used: Usage, under_way| limits.exceeded_by(spending, &used, under_way).map(|(name, _)| name);
         let none = Usage::default();
         assert_eq!(
             broken(
@@ -286,7 +286,7 @@ mod tests {
             Some("children_at_once")
         );
         assert_eq!(
-            Limits::default().broken_by(
+            Limits::default().exceeded_by(
                 Spending::Child,
                 &Usage {
                     children: u64::MAX,

@@ -1,8 +1,8 @@
-//! Where a run stands, and where it goes from there: the heart of the program.
+//! The state machine of a run.
 //!
-//! [`Machine::next`] says what has to be done, the driver does it, and one of the `…_done` methods writes the outcome
-//! down and moves on. Nothing here waits or looks at the world, so a machine that was stored can be loaded by another
-//! process, days later, and goes on as if nothing had happened.
+//! [`Machine::next`] returns the next action, the driver performs it, and one of the `…_done` methods records the outcome
+//! and advances. Nothing here does I/O or waits, so a stored machine can be loaded by another process, days later, and
+//! continues from there.
 //!
 //! ```text
 //!  before_agent ─► before_model ─► model ─► after_model ─┬─► tools ─┐
@@ -23,101 +23,101 @@ use super::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
 use super::message::{Message, ToolCall};
 use super::state::{State, Update};
 
-mod clash;
-mod outside;
+mod external;
+mod overwrites;
 mod plan;
+mod program;
 mod review;
-mod work;
 
 pub use plan::{END, HookPoint, MODEL, Plan, RUNNABLE, START, TOOLS};
 
-/// Where a run stands between two commits. Serialised, this is the checkpoint; the state is stored as what each
-/// checkpoint wrote.
+/// The state of a run between two commits. Its position is stored with the newest checkpoint; its state is the sum of
+/// the checkpoints' writes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Machine {
-    /// The fields of the thread.
+    /// The state of the thread.
     pub state: State,
     /// The newest checkpoint of this lane.
     pub head: Option<CheckpointId>,
     /// The number of the newest checkpoint; the first one is -1.
     pub step: Option<i64>,
-    /// What is under way after it.
+    /// The progress of the step after it.
     pub position: Position,
 }
 
-/// The part of a [`Machine`] that is stored with its newest checkpoint, and rewritten as the step proceeds.
+/// The part of a [`Machine`] that is stored with its newest checkpoint and updated as the step proceeds.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Position {
-    /// What comes next.
+    /// The current phase.
     pub phase: Phase,
-    /// The questions of the step under way, open or answered.
+    /// The interrupts of the current step, open or answered.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<Interrupt>,
-    /// How many questions the step under way has asked; their ids differ by it.
+    /// The number of questions that the current step has asked, from which their ids are derived.
     #[serde(default)]
     pub questions: u32,
-    /// Steps that this run has taken, hooks included.
+    /// The number of steps that this run has taken, including hooks.
     #[serde(default)]
     pub taken: u32,
-    /// Why the step under way failed, when it did.
+    /// The failure of the current step, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// What the model is shown instead of the conversation, when a client said so. It holds for one question.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shown: Option<Vec<Message>>,
-    /// Whether the checkpoint came here with the copy of a thread: what is under way after it has the same tasks in the
-    /// original. Whoever goes on from here begins a branch of its own first.
+    /// The messages for the next model call instead of the conversation, if a client's command gave them.
+    #[serde(default, rename = "shown", skip_serializing_if = "Option::is_none")]
+    pub model_input: Option<Vec<Message>>,
+    /// True if the checkpoint was copied with its thread, so that the current step has the same task ids as in the
+    /// original. A run that continues from here starts a new branch first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub copied: bool,
-    /// The calls of the step under way that a human has approved: a digest of the content of each, by its id.
+    /// The calls of the current step that a human has approved: a digest of each, by call id.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub reviewed: BTreeMap<String, String>,
 }
 
-/// The part of the loop that a run is in.
+/// The phases of the loop.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// The input is stored but not yet written into the state.
+    /// The input is stored but not yet written to the state.
     #[default]
     Start,
-    /// The hooks of one moment; those before `next` have run.
+    /// The hooks of one hook point; those before `next` have run.
     Hooks {
-        /// Which hooks.
-        moment: HookPoint,
-        /// The index of the next one in the [`Plan`].
+        /// The hook point.
+        point: HookPoint,
+        /// The index of the next hook in the [`Plan`].
         next: usize,
     },
-    /// The model is to be asked.
+    /// The model is called next.
     Model,
-    /// The calls of the last answer, each with its own fate.
+    /// The calls of the last answer, each with its status.
     Tools {
         /// The calls, in the model's order.
         calls: Vec<Call>,
     },
-    /// A program that does the whole work of the run is to be run.
+    /// The program that does all of the run's work.
     Work {
-        /// The node under which clients see it.
+        /// The public name of the program's node.
         node: String,
-        /// Whether it was begun. Read back after a crash this means: its outcome is unknown.
+        /// True if the program was started. Read back after a crash: its outcome is unknown.
         #[serde(default)]
         begun: bool,
     },
-    /// Nothing remains to be done.
+    /// The run is complete.
     Ended,
 }
 
-/// Why a run could not go on.
+/// A failure that ends a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The class of the error, as clients know it (`GraphRecursionError`).
+    /// The class, as clients know it (`GraphRecursionError`).
     pub class: String,
-    /// What is said about it; safe to show.
+    /// The message, which may be shown to clients.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure of `class`.
+    /// Creates a failure.
     pub fn new(class: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             class: class.into(),
@@ -125,44 +125,44 @@ impl Failure {
         }
     }
 
-    /// That a client has cancelled the run.
+    /// Creates the failure of a cancelled run.
     pub fn cancelled() -> Self {
         Self::new("UserInterrupt", "The run was cancelled by request.")
     }
 }
 
-/// What the driver has to do next. Nothing else ever has to be done.
+/// The next action of the driver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Run one hook.
     RunHook(HookPoint, usize),
-    /// Ask the model.
+    /// Call the model.
     AskModel,
     /// Run these calls, by their index in the phase.
     RunCalls(Vec<usize>),
-    /// Run the program that does the whole work.
+    /// Run the program.
     Work,
-    /// Nothing can go on before somebody answers.
+    /// Wait for the answers to interrupts.
     Park,
-    /// The run is over.
+    /// End the run.
     End,
-    /// The run cannot go on.
+    /// End the run with a failure.
     Fail(Failure),
 }
 
-/// Where a hook or an answer may send the loop out of turn.
+/// The targets of a jump by a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Jump {
-    /// To the hooks before the model.
+    /// The hooks before the model.
     Model,
-    /// To the calls of the last answer.
+    /// The calls of the last answer.
     Tools,
-    /// To the hooks after the agent, then out.
+    /// The hooks after the agent, and then the end.
     End,
 }
 
 impl Machine {
-    /// What has to be done now.
+    /// Returns the next action.
     pub fn next(&self, plan: &Plan) -> Step {
         let step = match &self.position.phase {
             Phase::Start => Step::Fail(Failure::new(
@@ -170,7 +170,7 @@ impl Machine {
                 "there is nothing to run: no input was given",
             )),
             Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } if self.has_open_question() => Step::Park,
-            Phase::Hooks { moment, next } => Step::RunHook(*moment, *next),
+            Phase::Hooks { point, next } => Step::RunHook(*point, *next),
             Phase::Model => Step::AskModel,
             Phase::Tools { calls } => Self::next_calls(calls),
             Phase::Work { .. } => Step::Work,
@@ -193,7 +193,7 @@ impl Machine {
 
     fn next_calls(calls: &[Call]) -> Step {
         let runnable: Vec<usize> = (0..calls.len()).filter(|at| calls[*at].may_run()).collect();
-        // Without an open call nothing runs, but the step has to be finished.
+        // Without an open call there is nothing to run, but the step has to be finished.
         let waits = runnable.is_empty() && calls.iter().any(|call| call.answer().is_none());
         if waits { Step::Park } else { Step::RunCalls(runnable) }
     }
@@ -202,83 +202,83 @@ impl Machine {
         self.position.asked.iter().any(|interrupt| interrupt.answer.is_none())
     }
 
-    /// Begins a new turn: leaves whatever was under way, writes the input, and goes to the first hook.
+    /// Starts a new turn: drops the current step, writes the input, and advances to the first hook.
     ///
-    /// Leaves two checkpoints, as clients of the field expect: one that stands before the input and one after it.
+    /// Creates two checkpoints, as LangGraph clients expect: one before the input and one after it.
     pub fn begin(&mut self, plan: &Plan, input: Update, ids: [CheckpointId; 2]) -> [Entry; 2] {
         self.position = Position::default();
-        let before = self.enter(ids[0], CheckpointSource::Input, START, vec![]);
+        let before = self.append_entry(ids[0], CheckpointSource::Input, START, vec![]);
         let input = input.ruled(&plan.rules);
         self.state.apply(&input);
-        let after = self.enter(ids[1], CheckpointSource::Loop, START, vec![input]);
-        self.arrive(plan, HookPoint::BeforeAgent, 0);
+        let after = self.append_entry(ids[1], CheckpointSource::Loop, START, vec![input]);
+        self.advance_to(plan, HookPoint::BeforeAgent, 0);
         [before, after]
     }
 
-    /// Prepares a stored machine for another run: its steps are counted anew, an old failure is forgotten.
-    pub fn reopen(&mut self) {
+    /// Prepares a stored machine for another run: resets the number of steps and the failure.
+    pub fn prepare_for_run(&mut self) {
         self.position.taken = 0;
         self.position.failure = None;
     }
 
-    /// A hook ran and wrote `update`. Leaves a checkpoint only if it wrote something.
+    /// Records that a hook ran and wrote `update`. Creates a checkpoint only if it wrote something.
     pub fn hook_done(&mut self, plan: &Plan, update: Update, jump: Option<Jump>, id: CheckpointId) -> Option<Entry> {
-        let Phase::Hooks { moment, next } = self.position.phase else {
+        let Phase::Hooks { point, next } = self.position.phase else {
             return None;
         };
         self.position.taken += 1;
-        self.forget_questions();
+        self.clear_questions();
         let entry = (!update.is_empty()).then(|| {
             self.state.apply(&update);
-            let node = plan.hooks(moment).get(next).map_or("", String::as_str);
-            self.enter(id, CheckpointSource::Loop, node, vec![update])
+            let node = plan.hooks(point).get(next).map_or("", String::as_str);
+            self.append_entry(id, CheckpointSource::Loop, node, vec![update])
         });
         match jump {
-            None => self.arrive(plan, moment, next + 1),
-            Some(Jump::Model) => self.arrive(plan, HookPoint::BeforeModel, 0),
-            Some(Jump::Tools) => self.arrive_at_tools(plan),
-            Some(Jump::End) if moment == HookPoint::AfterAgent => self.position.phase = Phase::Ended,
-            Some(Jump::End) => self.arrive(plan, HookPoint::AfterAgent, 0),
+            None => self.advance_to(plan, point, next + 1),
+            Some(Jump::Model) => self.advance_to(plan, HookPoint::BeforeModel, 0),
+            Some(Jump::Tools) => self.advance_to_tools(plan),
+            Some(Jump::End) if point == HookPoint::AfterAgent => self.position.phase = Phase::Ended,
+            Some(Jump::End) => self.advance_to(plan, HookPoint::AfterAgent, 0),
         }
         entry
     }
 
-    /// The hook under way asks a human and will be run again when all of it is answered.
+    /// Records that the current hook raised interrupts. It runs again when all of them are answered.
     pub fn hook_asked(&mut self, plan: &Plan, questions: Vec<Question>) -> Vec<Interrupt> {
-        let Phase::Hooks { moment, next } = self.position.phase else {
+        let Phase::Hooks { point, next } = self.position.phase else {
             return vec![];
         };
-        let Some(node) = plan.hooks(moment).get(next).cloned() else {
+        let Some(node) = plan.hooks(point).get(next).cloned() else {
             return vec![];
         };
         let task = TaskId::of_step(self.head, &node, 0);
         self.ask(task, InterruptSource::Hook(node), questions)
     }
 
-    /// The model answered with `message`; `extra` is what policies around it write.
+    /// Records the model's answer; `extra` are the writes of the middleware around the call.
     pub fn model_done(&mut self, plan: &Plan, message: Message, extra: Update, id: CheckpointId) -> Entry {
         self.position.taken += 1;
-        self.position.shown = None;
+        self.position.model_input = None;
         self.position.reviewed.clear();
-        self.forget_questions();
+        self.clear_questions();
         let mut update = Update::messages([message]);
         update.merge(extra);
         self.state.apply(&update);
-        let entry = self.enter(id, CheckpointSource::Loop, MODEL, vec![update]);
-        self.arrive(plan, HookPoint::AfterModel, 0);
+        let entry = self.append_entry(id, CheckpointSource::Loop, MODEL, vec![update]);
+        self.advance_to(plan, HookPoint::AfterModel, 0);
         entry
     }
 
-    /// Notes what became of a call.
-    pub fn set_fate(&mut self, at: usize, fate: CallStatus) {
+    /// Sets the status of a call.
+    pub fn set_call_status(&mut self, at: usize, status: CallStatus) {
         if let Phase::Tools { calls } = &mut self.position.phase
             && let Some(call) = calls.get_mut(at)
         {
-            call.fate = fate;
+            call.status = status;
         }
     }
 
-    /// The call asks a human and will be looked at again when all of it is answered.
+    /// Records that a call raised interrupts. It runs again when all of them are answered.
     pub fn call_asked(&mut self, at: usize, questions: Vec<Question>) -> Vec<Interrupt> {
         let task = self.call_task(at);
         let Phase::Tools { calls } = &mut self.position.phase else {
@@ -287,29 +287,30 @@ impl Machine {
         let Some(call) = calls.get_mut(at) else {
             return vec![];
         };
-        call.fate = CallStatus::Asking;
+        call.status = CallStatus::Asking;
         let asker = InterruptSource::Call(call.id.clone());
         self.ask(task, asker, questions)
     }
 
-    /// What the asker itself asked last, each question with its answer. They stay until the step is done, so that whoever
-    /// runs again after a crash need not ask again.
+    /// Returns the last questions of this asker with their answers. They are kept until the step is done, so that an
+    /// asker that runs again after a crash need not ask again.
     pub fn answers_to(&self, asker: &InterruptSource) -> Vec<(Question, Value)> {
         let own = |i: &&Interrupt| i.asker == *asker && i.question.kind != QuestionKind::UnknownOutcome;
         let answered = |i: &Interrupt| Some((i.question.clone(), i.answer.clone()?));
         self.position.asked.iter().filter(own).filter_map(answered).collect()
     }
 
-    /// Takes the answer about the unknown outcome of a call, if there is one: it holds for this outcome and no later one.
-    pub fn take_verdict(&mut self, call: &str) -> Option<Value> {
+    /// Removes and returns the decision about the unknown outcome of a call, if there is one. It is valid for this
+    /// outcome only.
+    pub fn take_decision(&mut self, call: &str) -> Option<Value> {
         let about = |i: &Interrupt| matches!(&i.asker, InterruptSource::Call(id) if id == call) && i.answer.is_some();
         let is_verdict = |i: &Interrupt| i.question.kind == QuestionKind::UnknownOutcome && about(i);
         let at = self.position.asked.iter().position(is_verdict)?;
         self.position.asked.remove(at).answer
     }
 
-    /// Gives the answer to an open question; the asker is looked at again when it waits for no other one. False if it is
-    /// not open here.
+    /// Answers an open interrupt. The asker runs again when none of its interrupts is open. Returns false if the
+    /// interrupt is not open here.
     pub fn resolve(&mut self, id: &InterruptId, answer: Value) -> bool {
         let Some(asked) = self
             .position
@@ -328,25 +329,25 @@ impl Machine {
             calls
                 .iter_mut()
                 .filter(|call| call.id == asker)
-                .for_each(|call| call.fate = CallStatus::Ready);
+                .for_each(|call| call.status = CallStatus::Ready);
         }
         true
     }
 
-    /// Lets the call that `child` works on go on: the child has something to do again. False if there is none.
+    /// Lets the delegated call continue whose child run is `child`. Returns false if there is none.
     pub fn unpark(&mut self, child: RunId) -> bool {
         let Phase::Tools { calls } = &mut self.position.phase else {
             return false;
         };
         let parked = CallStatus::Delegated { child, parked: true };
-        let Some(call) = calls.iter_mut().find(|call| call.fate == parked) else {
+        let Some(call) = calls.iter_mut().find(|call| call.status == parked) else {
             return false;
         };
-        call.fate = CallStatus::Delegated { child, parked: false };
+        call.status = CallStatus::Delegated { child, parked: false };
         true
     }
 
-    /// If every call of the step is answered: writes the answers in the order of the calls and moves on.
+    /// Finishes the tool step if every call is answered: writes the results in the order of the calls, and advances.
     pub fn tools_done(&mut self, plan: &Plan, id: CheckpointId) -> Option<Entry> {
         let Phase::Tools { calls } = &self.position.phase else {
             return None;
@@ -357,18 +358,18 @@ impl Machine {
         }
         self.position.taken += 1;
         self.position.reviewed.clear();
-        self.forget_questions();
+        self.clear_questions();
         let ends = answers.iter().any(|answer| answer.ends);
-        let shown = (0..answers.len()).filter(|at| answers[*at].shown).collect();
+        let logged = (0..answers.len()).filter(|at| answers[*at].is_logged).collect();
         let mut writes: Vec<Update> = answers
             .into_iter()
             .map(|answer| answer.writes.ruled(&plan.rules))
             .collect();
-        clash::tell(&mut writes);
+        overwrites::report(&mut writes);
         writes.iter().for_each(|update| self.state.apply(update));
-        let mut entry = self.enter(id, CheckpointSource::Loop, TOOLS, writes);
-        entry.shown = shown;
-        self.arrive(
+        let mut entry = self.append_entry(id, CheckpointSource::Loop, TOOLS, writes);
+        entry.logged_writes = logged;
+        self.advance_to(
             plan,
             if ends {
                 HookPoint::AfterAgent
@@ -380,29 +381,30 @@ impl Machine {
         Some(entry)
     }
 
-    /// Goes to hook `next` of `moment`, or past the moment when it has no more hooks.
-    fn arrive(&mut self, plan: &Plan, moment: HookPoint, next: usize) {
+    /// Advances to hook `next` of `point`, or beyond that hook point if it has no more hooks.
+    fn advance_to(&mut self, plan: &Plan, point: HookPoint, next: usize) {
         if let Some(node) = plan.program {
             let node = node.to_owned();
             self.position.phase = Phase::Work { node, begun: false };
             return;
         }
-        if next < plan.hooks(moment).len() {
-            self.position.phase = Phase::Hooks { moment, next };
+        if next < plan.hooks(point).len() {
+            self.position.phase = Phase::Hooks { point, next };
             return;
         }
-        match moment {
-            HookPoint::BeforeAgent => self.arrive(plan, HookPoint::BeforeModel, 0),
+        match point {
+            HookPoint::BeforeAgent => self.advance_to(plan, HookPoint::BeforeModel, 0),
             HookPoint::BeforeModel => self.position.phase = Phase::Model,
-            HookPoint::AfterModel => self.arrive_at_tools(plan),
+            HookPoint::AfterModel => self.advance_to_tools(plan),
             HookPoint::AfterAgent => self.position.phase = Phase::Ended,
         }
     }
 
-    /// Goes to the calls that nobody answered yet; without any, back to the model when hooks answered them all, else out.
-    fn arrive_at_tools(&mut self, plan: &Plan) {
+    /// Advances to the calls without a result. If hooks have answered all calls, advances to the model; without
+    /// calls, to the end.
+    fn advance_to_tools(&mut self, plan: &Plan) {
         let Some((at, answer)) = self.state.messages.iter().enumerate().rev().find(|(_, m)| m.is_ai()) else {
-            return self.arrive(plan, HookPoint::AfterAgent, 0);
+            return self.advance_to(plan, HookPoint::AfterAgent, 0);
         };
         let later = &self.state.messages[at + 1..];
         let has_calls = !answer.tool_calls().is_empty() || answer.invalid_tool_calls().iter().any(|c| c.id.is_some());
@@ -410,18 +412,18 @@ impl Machine {
         if !calls.is_empty() {
             self.position.phase = Phase::Tools { calls };
         } else if has_calls {
-            self.arrive(plan, HookPoint::BeforeModel, 0);
+            self.advance_to(plan, HookPoint::BeforeModel, 0);
         } else {
-            self.arrive(plan, HookPoint::AfterAgent, 0);
+            self.advance_to(plan, HookPoint::AfterAgent, 0);
         }
     }
 
-    fn forget_questions(&mut self) {
+    fn clear_questions(&mut self) {
         self.position.asked.clear();
         self.position.questions = 0;
     }
 
-    /// Asks in the place of what the asker asked before, unless the questions are about an unknown outcome.
+    /// Raises interrupts. They replace the asker's earlier ones, unless they are about an unknown outcome.
     fn ask(&mut self, task: TaskId, asker: InterruptSource, questions: Vec<Question>) -> Vec<Interrupt> {
         if questions
             .iter()
@@ -447,7 +449,7 @@ impl Machine {
     }
 
     /// Adds a checkpoint to the history.
-    fn enter(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
+    fn append_entry(&mut self, id: CheckpointId, source: CheckpointSource, node: &str, writes: Vec<Update>) -> Entry {
         let step = self.step.map_or(-1, |step| step + 1);
         let entry = Entry {
             id,
@@ -456,7 +458,7 @@ impl Machine {
             source,
             node: node.to_owned(),
             writes,
-            shown: vec![],
+            logged_writes: vec![],
         };
         self.head = Some(id);
         self.step = Some(step);
@@ -464,7 +466,7 @@ impl Machine {
         entry
     }
 
-    /// The call at `at` as it shall run: the model's, or the reviewer's in its place.
+    /// Returns the call at `at` as it runs: the model's, or the reviewer's edit.
     pub fn call(&self, at: usize) -> Option<ToolCall> {
         let Phase::Tools { calls } = &self.position.phase else {
             return None;
@@ -481,20 +483,20 @@ impl Machine {
             .cloned()
     }
 
-    /// The fate of the call at `at`.
-    pub fn fate(&self, at: usize) -> Option<&CallStatus> {
+    /// Returns the status of the call at `at`.
+    pub fn call_status(&self, at: usize) -> Option<&CallStatus> {
         match &self.position.phase {
-            Phase::Tools { calls } => calls.get(at).map(|call| &call.fate),
+            Phase::Tools { calls } => calls.get(at).map(|call| &call.status),
             Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Work { .. } | Phase::Ended => None,
         }
     }
 
-    /// The task of the call at `at`.
+    /// Returns the task of the call at `at`.
     pub fn call_task(&self, at: usize) -> TaskId {
         TaskId::of_step(self.head, TOOLS, at)
     }
 
-    /// Whether every call of the step is answered.
+    /// Returns whether every call of the step is answered.
     pub fn all_answered(&self) -> bool {
         match &self.position.phase {
             Phase::Tools { calls } => calls.iter().all(|call| call.answer().is_some()),
@@ -502,17 +504,17 @@ impl Machine {
         }
     }
 
-    /// The children that wait, in the order of their calls.
+    /// Returns the parked child runs, in the order of their calls.
     pub fn parked_children(&self) -> Vec<RunId> {
         self.parked_calls().into_iter().map(|(_, child)| child).collect()
     }
 
-    /// The same, each with the place of its call.
+    /// Returns the parked child runs with the indexes of their calls.
     pub fn parked_calls(&self) -> Vec<(usize, RunId)> {
         let Phase::Tools { calls } = &self.position.phase else {
             return vec![];
         };
-        let parked = |(at, call): (usize, &Call)| match call.fate {
+        let parked = |(at, call): (usize, &Call)| match call.status {
             CallStatus::Delegated { child, parked: true } => Some((at, child)),
             CallStatus::Ready
             | CallStatus::Started
@@ -523,7 +525,7 @@ impl Machine {
         calls.iter().enumerate().filter_map(parked).collect()
     }
 
-    /// The questions that wait for an answer.
+    /// Returns the open interrupts.
     pub fn open_questions(&self) -> impl Iterator<Item = &Interrupt> {
         self.position
             .asked

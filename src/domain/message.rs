@@ -58,7 +58,7 @@ pub enum Role {
         /// Output for programs, which the model does not receive.
         #[serde(default)]
         artifact: Option<Value>,
-        /// Whether the call succeeded.
+        /// True if the call succeeded.
         #[serde(default)]
         status: ToolStatus,
     },

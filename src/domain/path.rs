@@ -32,11 +32,11 @@ pub fn below<'a>(path: &'a str, directory: &str) -> Option<&'a str> {
     path.strip_prefix(directory.trim_end_matches('/'))?.strip_prefix('/')
 }
 
-/// The folder in which an agent sees the files of its definition. Nothing else is there, and nobody can write there.
+/// The folder in which an agent sees the files of its definition. It contains nothing else and is read-only.
 pub const FOLDER: &str = "/.agent";
 
-/// Whether an absolute path lies in the folder with the files of the agent's definition.
-pub fn is_enclosed(path: &str) -> bool {
+/// Returns whether an absolute path is in the folder with the files of the agent's definition.
+pub fn is_bundled(path: &str) -> bool {
     path == FOLDER || below(path, FOLDER).is_some()
 }
 

@@ -15,7 +15,7 @@ const MAX_PATTERN_BYTES: usize = 1_000;
 /// A compiled pattern.
 pub struct Pattern {
     alternatives: Vec<Vec<Part>>,
-    /// Whether names that start with a dot are matched like all others.
+    /// True if names that start with a dot are matched like all others.
     has_dots: bool,
 }
 

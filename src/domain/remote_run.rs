@@ -1,21 +1,21 @@
-//! Work that another server does for a subagent, while the run of the subagent waits for it.
+//! Runs on other servers that a subagent's run waits for.
 
 use super::id::{Digest, RunId};
 use super::time::Timestamp;
 
-/// What is kept of such work, so that nothing is left of it when nobody wants it any more.
+/// A run on another server, stored so that it can be cancelled when its result is not needed any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteRun {
     /// The run of the subagent.
     pub run: RunId,
-    /// The agent whose definition names it.
+    /// The `graph_id` of the definition that contains the subagent.
     pub graph_id: String,
-    /// That definition.
+    /// The digest of that definition.
     pub definition: Option<Digest>,
-    /// The name of the subagent in it.
+    /// The name of the subagent in the definition.
     pub agent: String,
-    /// The server that does the work.
+    /// The address of the other server.
     pub url: String,
-    /// Since when that is out of reach.
+    /// The time since which that server is unreachable.
     pub lost_since: Option<Timestamp>,
 }

@@ -180,9 +180,9 @@ pub struct RunRequest {
     pub context: Map<String, Value>,
     /// The stream modes that the client requested.
     pub stream_mode: Vec<String>,
-    /// Whether streams include the events of subagents.
+    /// True if streams include the events of subagents.
     pub stream_subgraphs: bool,
-    /// Whether stream events carry ids.
+    /// True if stream events carry ids.
     pub stream_resumable: bool,
     /// The nodes to stop before; `*` for all.
     pub interrupt_before: Vec<String>,
@@ -192,9 +192,9 @@ pub struct RunRequest {
     pub checkpoint: Option<CheckpointId>,
     /// The strategy for a thread that is busy.
     pub multitask: Multitask,
-    /// Whether the thread was created for this run alone and is deleted with it.
+    /// True if the thread was created for this run alone and is deleted with it.
     pub temporary: bool,
-    /// Whether a temporary thread is kept until the request's idempotency key expires, so that a repeated request can
+    /// True if a temporary thread is kept until the request's idempotency key expires, so that a repeated request can
     /// follow the same run.
     pub held: bool,
     /// The agent, resolved at admission. From then on `config` and `context` include the assistant's settings.
@@ -216,7 +216,7 @@ impl RunRequest {
     }
 
     /// Returns the context for tools: `context`, or `config.configurable` if the request has no context.
-    pub fn told(&self) -> &Map<String, Value> {
+    pub fn tool_context(&self) -> &Map<String, Value> {
         match self.config.get("configurable").and_then(Value::as_object) {
             Some(configurable) if self.context.is_empty() => configurable,
             Some(_) | None => &self.context,
@@ -242,7 +242,7 @@ pub struct AssignedAgent {
 }
 
 /// The maximum size of a delegated `system_prompt`, in bytes: several times the instructions of large agents.
-pub const MAX_ORDERED_PROMPT_BYTES: usize = 64 * 1024;
+pub const MAX_DELEGATED_PROMPT_BYTES: usize = 64 * 1024;
 
 /// A task delegated to a subagent, as it is stored: the input of the child run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -282,14 +282,14 @@ pub struct Command {
     /// The nodes to continue at.
     pub goto: Vec<Goto>,
     /// Child runs that were cancelled while they waited. Their parents continue without them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub given_up: Vec<RunId>,
+    #[serde(rename = "given_up", skip_serializing_if = "Vec::is_empty")]
+    pub cancelled: Vec<RunId>,
 }
 
 impl Command {
     /// Returns whether the command resumes runs that wait.
-    pub fn goes_on(&self) -> bool {
-        !self.given_up.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
+    pub fn resumes(&self) -> bool {
+        !self.cancelled.is_empty() || self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 }
 

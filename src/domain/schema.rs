@@ -119,7 +119,7 @@ impl Schema {
     }
 
     /// Validates a value.
-    pub fn judge<'a>(&'a self, value: &'a Value) -> SchemaCheck<'a> {
+    pub fn validate<'a>(&'a self, value: &'a Value) -> SchemaCheck<'a> {
         let checks = self.checks(value);
         if checks > MAX_CHECKS {
             return SchemaCheck::Unexplained(TOO_LARGE);
@@ -148,7 +148,7 @@ impl Schema {
     /// # Errors
     /// Returns the first part that does not match.
     pub fn check(&self, field: &str, value: &Value) -> Result<(), Invalid> {
-        match self.judge(value) {
+        match self.validate(value) {
             SchemaCheck::Fits => Ok(()),
             SchemaCheck::Wrong(errors) => {
                 let Some(error) = errors.first() else { return Ok(()) };
@@ -194,9 +194,9 @@ fn count(value: &Value) -> u64 {
 struct Size {
     /// The maximum number of parts that one value is checked against.
     per_value: u64,
-    /// Whether the schema refers to itself, or to a schema that cannot be measured.
+    /// True if the schema refers to itself, or to a schema that cannot be measured.
     is_recursive: bool,
-    /// Whether a value may be checked in more than one way.
+    /// True if a value may be checked in more than one way.
     has_alternatives: bool,
 }
 

@@ -54,7 +54,7 @@ pub fn of_message(message: &Message) -> usize {
         Content::Text(text) => text.len(),
         Content::Blocks(blocks) => blocks.iter().map(of_value).sum(),
     };
-    let said = match &message.role {
+    let role_size = match &message.role {
         Role::Ai {
             tool_calls,
             invalid_tool_calls,
@@ -72,7 +72,7 @@ pub fn of_message(message: &Message) -> usize {
         Role::Tool { artifact, .. } => artifact.as_ref().map_or(0, of_value),
         Role::Human | Role::System | Role::Remove => 0,
     };
-    MESSAGE_BYTES + content + said + of_fields(&message.additional_kwargs) + of_fields(&message.response_metadata)
+    MESSAGE_BYTES + content + role_size + of_fields(&message.additional_kwargs) + of_fields(&message.response_metadata)
 }
 
 /// Returns the size of the writes of an update.

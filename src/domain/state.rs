@@ -134,10 +134,10 @@ impl Update {
 
     /// Returns the update without the fields that are hidden from clients.
     pub fn public(&self) -> Update {
-        let mut shown = self.clone();
-        shown.fields.retain(|name, _| !self.hides(name));
-        shown.rules.clear();
-        shown
+        let mut visible = self.clone();
+        visible.fields.retain(|name, _| !self.hides(name));
+        visible.rules.clear();
+        visible
     }
 
     /// Returns the update with the rules of its fields added.
@@ -169,7 +169,7 @@ pub const SKILLS: &str = "skills_metadata";
 pub const PINNED_SKILLS: &str = "pinned_skills";
 
 /// The private field of a subagent with instructions from the agent that delegated to it.
-pub const ORDERED_PROMPT: &str = "_system_prompt";
+pub const DELEGATED_PROMPT: &str = "_system_prompt";
 
 /// Fields that clients see but that are not passed between an agent and its subagents.
 const NOT_SHARED: [&str; 5] = ["todos", "structured_response", PINNED_SKILLS, "rubric", "async_tasks"];
@@ -337,14 +337,14 @@ impl State {
     /// wrote.
     pub fn conclusion_after(&self, order: Option<&str>) -> Option<String> {
         let is_own = |message: &&Arc<Message>| order.is_none() || message.id.as_deref() != order;
-        let said = |message: &Arc<Message>| {
+        let text_of = |message: &Arc<Message>| {
             let text = message.content.text();
             (message.is_ai() && !text.trim().is_empty()).then(|| text.trim_end().to_owned())
         };
         match self.fields.get("structured_response").filter(|value| !value.is_null()) {
             Some(Value::String(text)) => Some(text.clone()),
             Some(value) => Some(value.to_string()),
-            None => self.messages.iter().rev().take_while(is_own).find_map(said),
+            None => self.messages.iter().rev().take_while(is_own).find_map(text_of),
         }
     }
 

@@ -1,11 +1,11 @@
 //! Suggestions for misspelt words.
 
-/// What is longer than this, in bytes, was not meant as a word that is known.
-const LONGEST_WORD: usize = 128;
+/// The maximum length of a word that is compared, in bytes.
+const MAX_WORD_BYTES: usize = 128;
 
-/// The word among `known` that was probably meant by `word`.
+/// Returns the word among `known` that is closest to `word`.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    if word.len() > LONGEST_WORD {
+    if word.len() > MAX_WORD_BYTES {
         return None;
     }
     let close = |other: &str| strsim::damerau_levenshtein(&word.to_lowercase(), &other.to_lowercase());
@@ -17,7 +17,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, other)| other)
 }
 
-/// Says which words are allowed, and first the one that was probably meant.
+/// Returns a text that lists the allowed words, beginning with the closest one.
 pub fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>, label: &str) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     let list = if known.is_empty() {

@@ -60,7 +60,7 @@ impl Thread {
 
     /// Returns the thread with this time to live, counted from its last change.
     #[must_use]
-    pub fn kept_for(self, ttl: Option<Ttl>) -> Self {
+    pub fn with_ttl(self, ttl: Option<Ttl>) -> Self {
         let expires_at = ttl.map(|ttl| self.updated_at.plus(ttl.after));
         Self {
             ttl,

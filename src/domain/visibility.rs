@@ -45,7 +45,7 @@ impl Visibility {
     }
 
     /// Returns the visible part of `event`, caused by an agent with this visibility. None if no part is visible.
-    pub fn shown(self, event: &Event) -> Option<Cow<'_, Event>> {
+    pub fn visible_part(self, event: &Event) -> Option<Cow<'_, Event>> {
         match (self, &event.body) {
             (Self::Hidden, _) => None,
             (Self::Full, _)
@@ -148,7 +148,7 @@ mod tests {
             source,
             node,
             writes: vec![writes],
-            shown: vec![],
+            logged_writes: vec![],
         };
         event(EventBody::Entry(Arc::new(entry)))
     }
@@ -175,17 +175,19 @@ mod tests {
             Message::tool(&call, ToolStatus::Success, "dug"),
         ]);
         writes.fields.insert("notes".to_owned(), json!("secret"));
-        let happened = step(writes);
-        let shown = Visibility::ToolsOnly.shown(&happened).expect("something");
+        let event_of = step(writes);
+        let shown = Visibility::ToolsOnly.visible_part(&event_of).expect("something");
         let written = written(&shown);
         let text = serde_json::to_string(&written).expect("JSON");
         assert!(
             !text.contains("secret") && text.contains("c1") && text.contains("dug"),
             "{text}"
         );
-        assert!(Visibility::Status.shown(&happened).is_none() && Visibility::Full.shown(&happened).is_some());
+        assert!(
+            Visibility::Status.visible_part(&event_of).is_none() && Visibility::Full.visible_part(&event_of).is_some()
+        );
         let silent = step(Update::messages([Message::ai("secret")]));
-        assert!(Visibility::ToolsOnly.shown(&silent).is_none());
+        assert!(Visibility::ToolsOnly.visible_part(&silent).is_none());
     }
 
     #[test]
@@ -196,9 +198,9 @@ mod tests {
             waits: false,
             used: None,
         }));
-        assert!(Visibility::Status.shown(&ended).is_some() && Visibility::Hidden.shown(&ended).is_none());
-        let told = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
-        assert!(Visibility::ToolsOnly.shown(&told).is_none());
+        assert!(Visibility::Status.visible_part(&ended).is_some() && Visibility::Hidden.visible_part(&ended).is_none());
+        let ended_event = event(EventBody::Fact(Fact::Custom { value: json!("secret") }));
+        assert!(Visibility::ToolsOnly.visible_part(&ended_event).is_none());
     }
 
     #[test]

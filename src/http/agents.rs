@@ -30,7 +30,9 @@ pub(super) async fn put(
     Path(graph_id): Path<String>,
     ApiJson(body): ApiJson<Object>,
 ) -> JsonResult<AgentView> {
-    Ok(Json(api.runs.put_agent(&graph_id, Value::Object(body)).await?.into()))
+    Ok(Json(
+        api.definitions.put_agent(&graph_id, Value::Object(body)).await?.into(),
+    ))
 }
 
 /// Shows an agent definition with its diagnostics; with `version`, one stored version.
@@ -45,7 +47,7 @@ pub(super) async fn get(
     params: Params,
 ) -> JsonResult<AgentOrVersion> {
     let found = api
-        .runs
+        .definitions
         .agent(&graph_id)
         .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
     let Some(text) = params.text("version") else {
@@ -70,7 +72,7 @@ pub(super) async fn get(
         (status = 404, description = "Agent not found", body = ErrorBody),
         (status = 409, description = "The agent is defined in a file", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
-    api.runs.remove_agent(&graph_id).await?;
+    api.definitions.remove_agent(&graph_id).await?;
     Ok(no_content())
 }
 
@@ -88,7 +90,7 @@ pub(super) async fn versions(
     params: Params,
 ) -> Result<Response, ApiError> {
     let page = params.page(10)?;
-    api.runs
+    api.definitions
         .agent(&graph_id)
         .ok_or_else(|| DefinitionError::NoAgent(graph_id.clone()))?;
     let part = (page.limit.into(), page.offset.into());
@@ -115,7 +117,9 @@ pub(super) async fn validate(
 ) -> JsonResult<ValidationView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
-        api.runs.judge_agent(graph_id, Value::Object(body.definition)).into(),
+        api.definitions
+            .validate_agent(graph_id, Value::Object(body.definition))
+            .into(),
     ))
 }
 
@@ -130,7 +134,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<AgentS
         usize::try_from(page.offset).unwrap_or(usize::MAX),
     );
     let permit = api.answers.permit().await?;
-    let (found, total) = api.runs.agents(|record| filter.matches(record), part);
+    let (found, total) = api.definitions.agents(|record| filter.matches(record), part);
     let found = ListPart {
         rows: found.into_iter().map(Some).collect(),
         is_cut: false,

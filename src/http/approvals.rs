@@ -23,7 +23,7 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
-    let remote = api.runs.pending_elsewhere(limit + offset).await?;
+    let remote = api.interrupts.pending_of_remote_tasks(limit + offset).await?;
     // Local and remote interrupts are merged before a page is cut.
     let (limit_of_read, offset_of_read) = if remote.is_empty() {
         (limit, offset)
@@ -69,8 +69,8 @@ pub(super) async fn list(
         Some(found) => found,
         None => {
             let records = api
-                .runs
-                .asked_by_remote(thread)
+                .interrupts
+                .of_remote_task(thread)
                 .await?
                 .ok_or_else(|| ApiError::no_thread(thread))?;
             records
@@ -102,7 +102,7 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
     if let Some(found) = read.await? {
         return Ok(found);
     }
-    let remote = api.runs.asked_by_remote(thread_id).await?.unwrap_or_default();
+    let remote = api.interrupts.of_remote_task(thread_id).await?.unwrap_or_default();
     remote
         .into_iter()
         .rfind(|record| record.interrupt.id == interrupt_id)
@@ -124,7 +124,7 @@ pub(super) async fn resolve(
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
     let run = api
-        .runs
+        .interrupts
         .resolve(path.thread_id, path.interrupt_id.clone(), answer)
         .await?;
     let interrupt = find(&api, path).await?.into();

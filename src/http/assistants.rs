@@ -40,8 +40,8 @@ pub(super) async fn create(
     let created_response =
         |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
     let once = api
-        .runs
-        .make_assistant(id, settings, reuse_existing, (key, created_response))
+        .assistants
+        .create_assistant(id, settings, reuse_existing, (key, created_response))
         .await?;
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
@@ -104,7 +104,7 @@ pub(super) async fn patch(
     ApiJson(body): ApiJson<AssistantPatch>,
 ) -> JsonResult<AssistantView> {
     Ok(Json(
-        api.runs
+        api.assistants
             .change_assistant(path.assistant_id, body.check()?)
             .await?
             .into(),
@@ -124,7 +124,7 @@ pub(super) async fn delete(
     ApiPath(path): ApiPath<AssistantPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
-    api.runs
+    api.assistants
         .delete_assistant(path.assistant_id, params.flag("delete_threads")?)
         .await?;
     Ok(no_content())
@@ -169,7 +169,10 @@ pub(super) async fn use_version(
     ApiJson(body): ApiJson<VersionChoice>,
 ) -> JsonResult<AssistantView> {
     Ok(Json(
-        api.runs.use_version(path.assistant_id, body.version).await?.into(),
+        api.assistants
+            .use_version(path.assistant_id, body.version)
+            .await?
+            .into(),
     ))
 }
 
@@ -191,8 +194,8 @@ pub(super) async fn graph(
     };
     let graph_id = graph_id_of(&api, path.assistant).await?;
     let drawing = api
-        .runs
-        .drawing(&graph_id, levels)
+        .assistants
+        .graph(&graph_id, levels)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(drawing.into()))
 }
@@ -204,7 +207,7 @@ pub(super) async fn graph(
 pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
     let graph_id = graph_id_of(&api, path.assistant).await?;
     let schemas = api
-        .runs
+        .assistants
         .schemas(&graph_id)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(SchemasView::new(&graph_id, schemas)))
@@ -249,7 +252,7 @@ async fn subagents(
 ) -> JsonResult<Subgraphs> {
     let graph_id = graph_id_of(api, assistant).await?;
     let found = api
-        .runs
+        .assistants
         .subagents(&graph_id, namespace, recurse)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_json_is_a_body_whatever_its_parameters() {
+    fn only_json_content_types_are_accepted() {
         let accepts = |text: &str| {
             let headers =
                 HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_str(text).expect("a header"))]);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_body_takes_a_unit_and_larger_ones_what_they_hold() {
+    fn the_smallest_body_takes_one_unit() {
         assert_eq!(units(0), 1);
         assert_eq!(units(UNIT), 1);
         assert_eq!(units(UNIT + 1), 2);

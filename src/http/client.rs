@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_an_address_or_a_network_of_ipv6_or_localhost() {
+    fn a_client_is_an_ipv4_address_an_ipv6_network_or_localhost() {
         assert_eq!(at("127.0.0.1"), at("::1"));
         assert_eq!(at("192.0.2.7"), at("::ffff:192.0.2.7"));
         assert_ne!(at("192.0.2.7"), at("192.0.2.8"));

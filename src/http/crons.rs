@@ -31,8 +31,8 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api
-        .runs
-        .create_cron(read_new_cron(body, None)?, key, created_response)
+        .crons
+        .create(read_new_cron(body, None)?, key, created_response)
         .await?;
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
@@ -55,8 +55,8 @@ pub(super) async fn create_for_thread(
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
     let once = api
-        .runs
-        .create_cron(read_new_cron(body, Some(path.thread_id))?, key, created_response)
+        .crons
+        .create(read_new_cron(body, Some(path.thread_id))?, key, created_response)
         .await?;
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
@@ -98,7 +98,7 @@ pub(super) async fn patch(
     for _ in 0..ATTEMPTS {
         let old = find(&api, path.cron_id).await?;
         let change = read_patch(&old, &body)?;
-        outcome = api.runs.update_cron(old, change).await;
+        outcome = api.crons.update(old, change).await;
         if !matches!(outcome, Err(CronError::Stale)) {
             break;
         }
@@ -111,7 +111,7 @@ pub(super) async fn patch(
     responses((status = 204, description = "The cron is deleted"),
         (status = 404, description = "Cron not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
-    let was_there = api.runs.delete_cron(path.cron_id).await?;
+    let was_there = api.crons.delete(path.cron_id).await?;
     if was_there {
         Ok(no_content())
     } else {

@@ -76,7 +76,7 @@ pub(super) async fn redeliver(
     State(api): State<Api>,
     ApiPath(path): ApiPath<DeliveryPath>,
 ) -> JsonResult<DeliveryView> {
-    let renewed = api.runs.redeliver(path.delivery_id).await?;
+    let renewed = api.deliveries.redeliver(path.delivery_id).await?;
     renewed
         .map(|renewed| Json(renewed.into()))
         .ok_or_else(|| ApiError::not_found("delivery_not_found"))

@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_ambiguous_answer_lists_what_is_pending() {
+    async fn an_ambiguous_answer_lists_the_open_interrupts() {
         let ids = ["a", "b"].map(|id| InterruptId(id.to_owned())).to_vec();
         let (status, body) = response_of(StartError::AmbiguousAnswer(ids)).await;
         assert_eq!(status, 422);
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_where_nobody_asked_is_a_conflict_with_the_way_out() {
+    async fn an_answer_without_an_open_interrupt_is_a_conflict() {
         let (status, body) = response_of(StartError::NoOpenInterrupt).await;
         assert_eq!(status, 409);
         assert_eq!(&body["code"], &json!("no_open_interrupt"));
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unknown_assistant_is_told_apart_from_an_unknown_graph() {
+    async fn an_unknown_assistant_is_404_and_an_unknown_graph_422() {
         let uuid = AssistantId::of_graph("x").to_string();
         assert_eq!(response_of(StartError::NoAssistant(uuid)).await.0, 404);
         assert_eq!(response_of(StartError::NoAssistant("nosuch".into())).await.0, 422);

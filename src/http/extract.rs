@@ -20,7 +20,7 @@ use super::unknown_keys;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, CronId, DeliveryId, InterruptId, RunId, ThreadId};
 use crate::domain::json_limits::{self, LimitExceeded};
-use crate::domain::plain_words::{in_json, plain};
+use crate::domain::serde_messages::{for_json, for_toml};
 use crate::runtime::AssistantRef;
 
 /// A JSON object as the body. Errors name the field.
@@ -128,7 +128,7 @@ pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
     let field = match exceeded {
         // Invalid JSON is refused by the parser that follows.
         LimitExceeded::Nul => match serde_json::from_slice(body) {
-            Ok(value) => json_limits::place_of_nul(&value),
+            Ok(value) => json_limits::find_nul(&value),
             Err(_) => return Ok(()),
         },
         LimitExceeded::Depth | LimitExceeded::Values => None,
@@ -151,7 +151,7 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
         serde_json::error::Category::Data => {
             let text = inner.to_string();
             let reason = text.rfind(" at line ").map_or(text.as_str(), |at| &text[..at]);
-            let reason = plain(reason).map_or_else(|| reason.to_owned(), |words| in_json(&words));
+            let reason = for_toml(reason).map_or_else(|| reason.to_owned(), |words| for_json(&words));
             Invalid::new(if path == "." { "body" } else { path.as_str() }, reason).into()
         }
         serde_json::error::Category::Syntax | serde_json::error::Category::Eof | serde_json::error::Category::Io => {
@@ -498,14 +498,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_said_to_be_none() {
+    fn invalid_json_is_refused() {
         for body in ["", "  ", "{bad", "{\"items\":[", "{} x", "nope"] {
             assert_eq!(refused(body), "Invalid JSON in request body", "{body}");
         }
     }
 
     #[test]
-    fn only_objects_are_bodies() {
+    fn a_body_must_be_an_object() {
         for body in ["null", "[1]", "[]", "\"x\""] {
             assert_eq!(refused(body), "body: must be a JSON object", "{body}");
         }
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_given_in_pieces_or_as_json() {
+    fn a_list_parameter_is_repeated_or_json() {
         let params = [("x", "a"), ("x", "[\"b\",\"c\"]"), ("y", "d"), ("x", "[e")];
         let params = Params(params.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec());
         assert_eq!(params.texts("x"), ["a", "b", "c", "[e"]);
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn select_leaves_the_wanted_columns() {
+    fn select_keeps_the_named_columns() {
         let select = Select::checked(vec!["a".into()], &["a", "b"]).expect("a is allowed");
         assert_eq!(
             select.pick(serde_json::json!({"a": 1, "b": 2})),

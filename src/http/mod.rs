@@ -20,7 +20,7 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::{Runs, Store};
+use crate::runtime::{Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
 
 mod about;
 mod agents;
@@ -72,8 +72,20 @@ pub struct Api {
     pub db: Db,
     /// The logs of the threads.
     pub events: Events,
-    /// Starts, cancels and resumes runs, and changes threads.
+    /// Starts and cancels runs.
     pub runs: Runs,
+    /// Crons.
+    pub crons: Crons,
+    /// Webhook deliveries.
+    pub deliveries: Deliveries,
+    /// Threads and their states.
+    pub threads: Threads,
+    /// Open interrupts and their answers.
+    pub interrupts: Interrupts,
+    /// Assistants.
+    pub assistants: Assistants,
+    /// Agent definitions.
+    pub definitions: Definitions,
     /// The Store: items beyond a thread.
     pub store: Store,
     /// The clock.

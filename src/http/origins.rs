@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_every_page_of_this_machine_and_no_other() {
+    fn loopback_allows_every_page_of_this_machine_and_no_other() {
         for origin in [
             "http://localhost",
             "http://localhost:3000",
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_are_allowed_by_name_in_the_form_in_which_browsers_write_them() {
+    fn origins_are_compared_in_the_form_of_browsers() {
         assert!(allows(&["https://chat.example.org:443"], "https://chat.example.org"));
         assert!(allows(&["loopback", "https://chat.example.org"], "http://localhost:1"));
         assert!(!allows(&["https://chat.example.org"], "http://chat.example.org"));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_answers_under_loopback_names_its_own_address_and_the_names_it_was_given() {
+    fn a_server_accepts_loopback_names_its_own_address_and_the_configured_names() {
         for host in [
             "localhost:8123",
             "LOCALHOST",
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_bound_to_all_addresses_answers_under_any_address_and_no_name() {
+    fn a_server_that_is_bound_to_all_addresses_accepts_any_address_and_no_name() {
         assert!(answers(&[], "0.0.0.0", "192.168.0.7:8123"));
         assert!(answers(&[], "::", "[2001:db8::7]:8123"));
         assert!(!answers(&[], "0.0.0.0", "rebind.evil.example"));

@@ -203,7 +203,7 @@ pub(super) async fn update(
         checkpoint,
     };
     let thread = path.thread_id;
-    let once = api.runs.write_state(thread, write, key, updated_response).await?;
+    let once = api.threads.write_state(thread, write, key, updated_response).await?;
     idempotency::respond(once, |checkpoint| {
         idempotency::response(updated_response(thread, checkpoint))
     })

@@ -92,7 +92,7 @@ pub(super) async fn batch(
         new_runs.push(new_run);
     }
     let started = api.runs.start_all(new_runs, key, batch_response).await;
-    let once = started.map_err(|(at, error)| ApiError::from(error).of_item(at))?;
+    let once = started.map_err(|refused| ApiError::from(refused.error).of_item(refused.at))?;
     idempotency::respond(once, |runs| idempotency::response(batch_response(&runs)))
 }
 

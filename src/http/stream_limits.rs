@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_counts_while_it_is_open_and_not_longer() {
+    fn a_stream_counts_only_while_it_is_open() {
         let limiter = StreamLimiter::new(StreamLimits {
             per_thread: 2,
             per_client: 3,

@@ -21,7 +21,7 @@ use crate::db::{self, checkpoints, interrupts};
 use crate::domain::checkpoint::Lane;
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
-use crate::runtime::known_of;
+use crate::runtime::known_status;
 
 /// Lists the child runs that a run delegated to, oldest first. Each of them lists its own children.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
@@ -62,7 +62,7 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
                 if record.ancestry.visibility == Visibility::Hidden {
                     continue;
                 }
-                let (run, status) = known_of(tx, &record).await?;
+                let (run, status) = known_status(tx, &record).await?;
                 tasks.push(BackgroundTaskView::of(record, run, status));
             }
             let used = match root == id {

@@ -28,7 +28,7 @@ use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::CreatedThread;
+use crate::runtime::{CreateThreadError, CreatedThread};
 
 pub(super) mod stream;
 
@@ -44,12 +44,15 @@ pub(super) async fn create(
     let if_exists = body.if_exists.unwrap_or_default();
     let new_thread = body.into_new_thread()?;
     match (
-        api.runs.create_thread(new_thread, key, created_response).await?,
+        api.threads.create_thread(new_thread, key, created_response).await,
         if_exists,
     ) {
         (Ok(once), _) => idempotency::respond(once, |new| idempotency::response(created_response(&new))),
-        (Err(id), IfExists::DoNothing) => Ok(Json(load_view(&api, id).await?).into_response()),
-        (Err(id), IfExists::Raise) => Err(ApiError::thread_exists(id)),
+        (Err(CreateThreadError::Exists(id)), IfExists::DoNothing) => {
+            Ok(Json(load_view(&api, id).await?).into_response())
+        }
+        (Err(CreateThreadError::Exists(id)), IfExists::Raise) => Err(ApiError::thread_exists(id)),
+        (Err(CreateThreadError::Write(error)), _) => Err(error.into()),
     }
 }
 
@@ -116,14 +119,12 @@ pub(super) async fn patch(
             {
                 let mut all = found.metadata;
                 all.extend(metadata.clone());
-                if let Err(invalid) = domain::metadata::check(&all) {
-                    return Ok(Err(invalid));
-                }
+                domain::metadata::check(&all)?;
             }
-            threads::patch(tx, id, &metadata, ttl, now).await.map(Ok)
+            Ok::<_, ApiError>(threads::patch(tx, id, &metadata, ttl, now).await?)
         })
     });
-    patch.await??.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
+    patch.await?.ok_or_else(|| ApiError::not_found("thread_not_found"))?;
     let is_minimal = headers.get_all("prefer").iter().any(|value| value == "return=minimal");
     if is_minimal {
         Ok(no_content())
@@ -137,7 +138,7 @@ pub(super) async fn patch(
     responses((status = 204, description = "The thread is deleted"),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
-    let was_there = api.runs.delete_thread(path.thread_id).await?;
+    let was_there = api.threads.delete_thread(path.thread_id).await?;
     if was_there {
         Ok(no_content())
     } else {
@@ -162,7 +163,7 @@ pub(super) async fn copy(
         return Err(ApiError::no_thread(from));
     }
     let once = api
-        .runs
+        .threads
         .copy_thread(from, key, created_response)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
@@ -176,7 +177,7 @@ pub(super) async fn copy(
 pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
     Ok(Json(ThreadsPruned {
-        pruned_count: api.runs.prune(threads, strategy).await?,
+        pruned_count: api.threads.prune(threads, strategy).await?,
     }))
 }
 

@@ -62,6 +62,6 @@ impl Drop for MeasuredRequest {
         let duration = self.started.elapsed();
         self.metrics
             .traffic()
-            .answered(self.method.as_str(), route, self.status.as_u16(), duration);
+            .record_response(self.method.as_str(), route, self.status.as_u16(), duration);
     }
 }

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn one_question_comes_with_the_values_and_several_come_alone() {
+    fn one_interrupt_comes_with_the_values_and_several_come_alone() {
         let values = json!({"messages": []});
         assert_eq!(with_questions(values.clone(), &[]), values);
         let one = with_questions(values.clone(), &[question(0)]);
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn newlines_are_sent_until_the_answer_is_there() {
+    async fn newlines_are_sent_until_the_result_is_ready() {
         let slow = async {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_while_waiting_is_told_in_the_body() {
+    fn a_fault_while_waiting_is_reported_in_the_body() {
         let body = result_json(Err(ApiError::fault(&"secret")));
         assert_eq!(body["__error__"]["error"], "InternalServerError");
         assert!(!body.to_string().contains("secret"));

@@ -22,7 +22,7 @@ pub struct Backlog {
     pub running: u64,
     /// The time since the oldest queued run became due.
     pub oldest: Duration,
-    /// How many jobs of each kind there are, at work or later, of all processes on the database.
+    /// The number of jobs of each kind, running or scheduled, in the whole database.
     pub jobs: Vec<(JobKind, u64)>,
 }
 

@@ -16,7 +16,7 @@ use crate::domain::state::Update;
 fn metrics() -> Metrics {
     let metrics = Metrics::new(Timestamp(1_700_000_000_500_000), ["lookup".to_owned()]);
     let names = |name: &str| [name.to_owned()].into_iter().collect();
-    metrics.work().knows(ConfiguredNames {
+    metrics.work().set_known_names(ConfiguredNames {
         agents: names("boss"),
         models: names("scripted:lab"),
     });
@@ -79,10 +79,10 @@ fn the_end_of_a_run_is_counted_with_status_and_duration() {
     };
     metrics
         .work()
-        .happened(&event(Lane::Main, ended()), Duration::from_millis(30));
+        .record_event(&event(Lane::Main, ended()), Duration::from_millis(30));
     metrics
         .work()
-        .happened(&event(Lane::Child(RunId::mint()), ended()), Duration::from_secs(9));
+        .record_event(&event(Lane::Child(RunId::mint()), ended()), Duration::from_secs(9));
     let labels = [("agent", "boss"), ("status", "success")];
     for kind in ["run", "subagent"] {
         let labels = [labels[0], labels[1], ("kind", kind)];
@@ -105,7 +105,7 @@ fn a_result_logged_before_its_step_is_counted_once() {
     };
     metrics
         .work()
-        .happened(&event(Lane::Main, EventBody::Fact(answered)), Duration::ZERO);
+        .record_event(&event(Lane::Main, EventBody::Fact(answered)), Duration::ZERO);
     let entry = Entry {
         id: CheckpointId::mint(),
         parent: None,
@@ -113,11 +113,11 @@ fn a_result_logged_before_its_step_is_counted_once() {
         source: CheckpointSource::Loop,
         node: TOOLS.to_owned(),
         writes: vec![writes, answer("lookup", ToolStatus::Error)],
-        shown: vec![0],
+        logged_writes: vec![0],
     };
     metrics
         .work()
-        .happened(&event(Lane::Main, EventBody::Entry(Arc::new(entry))), Duration::ZERO);
+        .record_event(&event(Lane::Main, EventBody::Entry(Arc::new(entry))), Duration::ZERO);
     for outcome in ["success", "error"] {
         let labels = [("tool", "lookup"), ("outcome", outcome)];
         assert_eq!(
@@ -144,7 +144,7 @@ fn a_made_up_tool_name_is_no_label() {
         };
         metrics
             .work()
-            .happened(&event(Lane::Main, EventBody::Fact(fact)), Duration::ZERO);
+            .record_event(&event(Lane::Main, EventBody::Fact(fact)), Duration::ZERO);
     }
     let count = |tool, outcome| {
         value(
@@ -161,9 +161,9 @@ fn a_made_up_tool_name_is_no_label() {
 #[test]
 fn agents_and_models_that_no_file_names_are_no_labels() {
     let metrics = metrics();
-    metrics.work().knows(ConfiguredNames::default());
+    metrics.work().set_known_names(ConfiguredNames::default());
     for _ in 0..3 {
-        metrics.work().run_began("made up by a client", Duration::ZERO);
+        metrics.work().run_started("made up by a client", Duration::ZERO);
     }
     assert_eq!(
         value(
@@ -187,7 +187,7 @@ fn tokens_are_counted_when_an_answer_is_complete() {
         model: "lab".to_owned(),
     });
     let say = |chunk| {
-        metrics.work().said(
+        metrics.work().record_delta(
             &origin(Lane::Main),
             &Delta {
                 answer: Arc::clone(&head),
@@ -242,7 +242,9 @@ fn a_stream_is_open_until_it_is_dropped() {
 #[test]
 fn a_method_that_no_route_has_is_no_label() {
     let metrics = metrics();
-    metrics.traffic().answered("BREW", "unknown", 404, Duration::ZERO);
+    metrics
+        .traffic()
+        .record_response("BREW", "unknown", 404, Duration::ZERO);
     let labels = [("method", "other"), ("status", "404")];
     assert_eq!(value(&metrics, "adjutant_http_requests_total", &labels), Some(1.0));
 }

@@ -58,7 +58,7 @@ impl HttpMetrics {
     }
 
     /// Counts a response to a request for this route (its template).
-    pub fn answered(&self, method: &str, route: &str, status: u16, took: Duration) {
+    pub fn record_response(&self, method: &str, route: &str, status: u16, took: Duration) {
         let method = known(method);
         let route = route.to_owned();
         self.requests

@@ -123,7 +123,7 @@ impl AgentMetrics {
     }
 
     /// Replaces the known names. All other names are counted together.
-    pub fn knows(&self, known: ConfiguredNames) {
+    pub fn set_known_names(&self, known: ConfiguredNames) {
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
     }
 
@@ -149,7 +149,7 @@ impl AgentMetrics {
     }
 
     /// Counts the start of a main agent's run that was due `waited` ago.
-    pub fn run_began(&self, agent: &str, waited: Duration) {
+    pub fn run_started(&self, agent: &str, waited: Duration) {
         self.waits
             .get_or_create(&AgentLabels {
                 agent: self.agent_label(agent),
@@ -158,7 +158,7 @@ impl AgentMetrics {
     }
 
     /// Counts the end of a run that no worker executed any more.
-    pub fn run_was_ended(&self, agent: &str, status: &'static str) {
+    pub fn run_ended_without_worker(&self, agent: &str, status: &'static str) {
         self.runs
             .get_or_create(&RunLabels {
                 agent: self.agent_label(agent),
@@ -174,12 +174,12 @@ impl AgentMetrics {
     }
 
     /// Counts a commit that failed.
-    pub fn commit_lost(&self, reason: &'static str) {
+    pub fn commit_failed(&self, reason: &'static str) {
         self.lost.get_or_create(&LostCommitLabels { reason }).inc();
     }
 
     /// Counts a stored event of a run that has been running for `age`.
-    pub fn happened(&self, event: &Event, age: Duration) {
+    pub fn record_event(&self, event: &Event, age: Duration) {
         let origin = &*event.origin;
         match &event.body {
             EventBody::Fact(Fact::Ended { status, .. }) => self.count_end(origin, status.word(), age),
@@ -189,7 +189,7 @@ impl AgentMetrics {
                     .writes
                     .iter()
                     .enumerate()
-                    .filter(|(at, _)| !entry.shown.contains(at));
+                    .filter(|(at, _)| !entry.logged_writes.contains(at));
                 new.for_each(|(_, writes)| self.count_tool_results(origin, writes));
             }
             EventBody::Entry(_)
@@ -246,7 +246,7 @@ impl AgentMetrics {
     }
 
     /// Counts the model call or the tokens of a piece of an answer.
-    pub fn said(&self, origin: &Origin, delta: &Delta) {
+    pub fn record_delta(&self, origin: &Origin, delta: &Delta) {
         let outcome = match &delta.chunk {
             Chunk::End { usage, .. } => {
                 self.count_tokens(origin, &delta.answer, usage.as_ref());

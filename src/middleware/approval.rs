@@ -1,7 +1,7 @@
-//! Policy: a human decides about some calls before they run.
+//! Middleware: a human approves calls before they run.
 //!
-//! After each answer of the model one question is asked about all of its calls that need approval; the free calls of
-//! the same answer wait as well. The question is built from the state alone, so asked again it is the same question.
+//! After each answer of the model, one interrupt asks about all calls that need approval; the other calls of the
+//! answer wait as well. The question depends on the state alone, so a repeated question is the same.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::model::ToolSpec;
 use crate::tool::literal::{python, spaced_json};
 use crate::tool::{Halt, Scope, Toolbox};
 
-/// The policy.
+/// The approval middleware.
 pub struct Approval {
     rules: BTreeMap<String, ApprovalRule>,
     files: FileRules,
@@ -30,8 +30,8 @@ pub struct Approval {
 }
 
 impl Approval {
-    /// Asks about calls as `rules` say, by tool; one whose name ends in `*` is about all tools that begin like it and have
-    /// no rule of their own. An edit may name any of `tools`: all that the agent can call.
+    /// Creates the middleware with the rules by tool name. A rule whose name ends in `*` applies to all tools with
+    /// that prefix that have no rule of their own. An edit may name any of `tools`, which are all tools of the agent.
     pub fn new(rules: BTreeMap<String, ApprovalRule>, tools: Toolbox) -> Self {
         Self {
             rules,
@@ -40,7 +40,7 @@ impl Approval {
         }
     }
 
-    /// The same, which also asks about calls of file tools for which there is no such rule, as `files` say.
+    /// Adds the rules for file tools, for calls that have no rule by tool name.
     #[must_use]
     pub fn with_files(self, files: FileRules) -> Self {
         Self { files, ..self }
@@ -55,12 +55,12 @@ impl Approval {
     fn allowed(&self, call: &ToolCall) -> &[DecisionKind] {
         match self.rule(&call.name) {
             Some(rule) => rule.allowed(),
-            None if self.files.asks_about(call) => &DecisionKind::ALL,
+            None if self.files.needs_approval_of(call) => &DecisionKind::ALL,
             None => &[],
         }
     }
 
-    /// The question about `calls`.
+    /// Returns the question about `calls`.
     fn question(&self, calls: &[ToolCall]) -> Question {
         let requests: Vec<Value> = calls.iter().map(|call| self.request(call)).collect();
         let configs: Vec<Value> = calls
@@ -92,7 +92,7 @@ impl Approval {
         json!({"name": call.name, "args": args, "description": description, "tool_call_id": call.id})
     }
 
-    /// What a valid answer looks like: for each call, in order, one of the decisions allowed for it.
+    /// Returns the schema of a valid answer: for each call, in order, one of the decisions allowed for it.
     fn answer_schema(&self, calls: &[ToolCall]) -> Value {
         let positions: Vec<Value> = calls.iter().map(|call| decision_schema(self.allowed(call))).collect();
         let may_edit = calls
@@ -118,12 +118,12 @@ impl Middleware for Approval {
         builtins::APPROVAL
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::AfterModel]
     }
 
     async fn hook(&self, _: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
-        let open = proposed(state);
+        let open = proposed_calls(state);
         let calls: Vec<ToolCall> = open
             .iter()
             .filter(|call| !self.allowed(call).is_empty())
@@ -135,7 +135,7 @@ impl Middleware for Approval {
         let Some(decisions) = scope.answer.as_ref().and_then(|answer| decisions(answer, calls.len())) else {
             return Err(self.question(&calls).into());
         };
-        // Calls that a client changed after they were asked about are not those that were decided about.
+        // A client may have changed the calls since the question; the decisions do not apply to the changed ones.
         if let Some(asked) = &scope.question {
             let question = self.question(&calls);
             if asked.value != question.value {
@@ -149,7 +149,7 @@ impl Middleware for Approval {
             .collect();
         Ok(HookResult {
             reviewed,
-            ..decided(state, &calls, decisions).into()
+            ..writes_of(state, &calls, decisions).into()
         })
     }
 
@@ -162,13 +162,13 @@ impl Middleware for Approval {
     }
 
     fn receive(&self, _: &Scope, state: &State, call: &ToolCall, answer: ToolOutput) -> ToolOutput {
-        noticed(state, call, answer)
+        with_notice(state, call, answer)
     }
 }
 
-/// The open calls of the last answer as the model made them: edits that lie in the state are those of an earlier answer
+/// Returns the open calls of the last answer as the model made them. Edits in the state belong to an earlier answer
 /// whose calls had the same ids.
-fn proposed(state: &State) -> Vec<ToolCall> {
+fn proposed_calls(state: &State) -> Vec<ToolCall> {
     let open = open_calls(state);
     let made = state.last_ai().map(|answer| answer.tool_calls()).unwrap_or_default();
     made.iter()
@@ -177,15 +177,15 @@ fn proposed(state: &State) -> Vec<ToolCall> {
         .collect()
 }
 
-/// The answer as decisions, when it has one for each of `count` calls. It was checked when it was given; should it
-/// not fit nevertheless, asking once more is better than failing.
+/// Parses the answer as `count` decisions. It was validated when it was given; if it does not match nevertheless, the
+/// question is asked again instead of failing.
 fn decisions(answer: &Value, count: usize) -> Option<Vec<Decision>> {
     let given: Decisions = serde_json::from_value(answer.clone()).ok()?;
     (given.decisions.len() == count).then_some(given.decisions)
 }
 
-/// What the decisions write: the answer once more, results of calls that do not run, and edits.
-fn decided(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Update {
+/// Returns the writes of the decisions: the answer with its calls, results for the calls that do not run, and edits.
+fn writes_of(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Update {
     let mut update = Update::none();
     update.messages.extend(state.last_ai().cloned());
     let mut edits = Map::new();
@@ -204,15 +204,15 @@ fn decided(state: &State, calls: &[ToolCall], decisions: Vec<Decision>) -> Updat
         update.messages.extend(result.map(Arc::new));
     }
     if edits.is_empty() {
-        update.merge(without_stale_edits(state, &proposed(state)));
+        update.merge(without_stale_edits(state, &proposed_calls(state)));
     } else {
         update.merge(Update::field(EDITED_CALLS, Value::Object(edits)));
     }
     update
 }
 
-/// The call that may run after `decision` about `call`. One that became a call of another tool was not approved by this: if
-/// that tool needs an approval, it is asked for.
+/// Returns the call that may run after `decision` about `call`. If the edit names another tool, this approval does
+/// not cover it: if that tool needs approval, another question is asked.
 fn approved(call: &ToolCall, decision: &Decision) -> Option<ToolCall> {
     match decision {
         Decision::Approve => Some(call.clone()),
@@ -225,22 +225,22 @@ fn approved(call: &ToolCall, decision: &Decision) -> Option<ToolCall> {
     }
 }
 
-/// What becomes of a call that was asked about just before it was to be made.
+/// The decision about a single call, made just before it runs.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ApprovalCheck {
-    /// It runs, maybe as another call.
+    /// The call runs, possibly edited.
     Run {
         /// The call that runs.
         action: Action,
-        /// Whether it is approved as it is; if not, it may have to be asked about.
+        /// True if the call is approved; otherwise it may need approval itself.
         approved: bool,
     },
-    /// It does not run; this is its result.
+    /// The call does not run; this is its result.
     Answer(ToolOutput),
 }
 
 impl ApprovalCheck {
-    /// What the answer to the question about `call` alone says; none if it says nothing that can be understood.
+    /// Returns the decision in the answer to the question about `call`; none if the answer cannot be parsed.
     pub fn of(call: &ToolCall, answer: &Value) -> Option<Self> {
         let decision = decisions(answer, 1)?.pop()?;
         let approved = approved(call, &decision).is_some();
@@ -275,7 +275,7 @@ fn rejection(call: &ToolCall, reason: Option<String>) -> String {
     }
 }
 
-/// Takes old edits away if they would hit one of `calls`: providers may use an id again in a later answer.
+/// Removes old edits that would apply to one of `calls`, since providers may reuse an id in a later answer.
 fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
     let hits = calls.iter().any(|call| edited(state, call).is_some());
     if hits {
@@ -285,8 +285,8 @@ fn without_stale_edits(state: &State, calls: &[ToolCall]) -> Update {
     }
 }
 
-/// `answer` with a notice for the model, when a reviewer had `call` run in place of what the model wanted.
-fn noticed(state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
+/// Adds a notice for the model to `answer`, if a reviewer had edited `call`.
+fn with_notice(state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
     let proposed = state
         .last_ai()
         .and_then(|answer| answer.tool_calls().iter().find(|other| other.id == call.id));
@@ -322,7 +322,8 @@ fn noticed(state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput
     answer
 }
 
-/// One decision out of `allowed`. Conditions instead of alternatives, since their errors name what is wrong.
+/// Returns the schema of one decision. It uses conditions instead of alternatives, since their errors name the
+/// mistake.
 fn decision_schema(allowed: &[DecisionKind]) -> Value {
     let rules: Vec<Value> = allowed
         .iter()
@@ -349,7 +350,7 @@ fn decision_schema(allowed: &[DecisionKind]) -> Value {
     schema
 }
 
-/// A call of one of `tools`, with arguments that fit it as far as its schema stands for itself.
+/// Returns the schema of a call of one of `tools`. Arguments are checked as far as the tool's schema can be embedded.
 fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
     let names: Vec<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
     let rules: Vec<Value> = tools
@@ -370,7 +371,7 @@ fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
     if !rules.is_empty() {
         let plain = schema.clone();
         schema["allOf"] = Value::Array(rules);
-        // Each is small enough, but all together may not be.
+        // Each schema is small enough, but all of them together may not be.
         if Schema::compile(&schema).is_err() {
             return plain;
         }
@@ -378,8 +379,8 @@ fn action_schema(tools: &[Arc<ToolSpec>]) -> Value {
     schema
 }
 
-/// Whether the schema means the same inside another one: references and identities would point elsewhere. One that is
-/// no schema at all would spoil the whole.
+/// Returns whether the schema means the same inside another one: references and ids would point elsewhere. An invalid
+/// schema would make the whole one invalid.
 fn stands_alone(schema: &Value) -> bool {
     fn has_references(schema: &Value) -> bool {
         match schema {

@@ -1,7 +1,7 @@
-//! Policy: the agent can hand work to others that do it in the background, and is told what comes of it.
+//! Middleware: the agent delegates tasks to background agents and is notified of their outcomes.
 //!
-//! Before each question to the model, and once more when it has given its final answer, the tasks that are not over are
-//! looked at. A new outcome is told in a message of its own, which is stored together with the note that it was told.
+//! Before each model call, and after the final answer, the active tasks are checked. A new outcome becomes a message,
+//! which is stored together with the task's new status.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,55 +18,52 @@ use crate::domain::machine::{HookPoint, Jump};
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope, background};
 
-/// How long it is waited for a task to say how it stands. Another server gets half of it; then it is said what is known.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of checking a task. Another server gets half of it; then the last known status is used.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The policy.
+/// The background task middleware.
 pub struct BackgroundWork {
     agents: Arc<[BackgroundAgent]>,
 }
 
 impl BackgroundWork {
-    /// Offers these agents.
+    /// Creates the middleware for these agents.
     pub fn new(agents: Vec<BackgroundAgent>) -> Self {
         Self { agents: agents.into() }
     }
 
-    /// How a task stands; none if that cannot be seen for now.
-    async fn look(scope: &Scope, task: &BackgroundTask) -> Option<TaskSnapshot> {
-        let looking = scope.tasks.look(scope, task);
-        match tokio::time::timeout(PATIENCE, looking).await {
+    /// Returns the current snapshot of a task; none if it is unavailable.
+    async fn fetch_snapshot(scope: &Scope, task: &BackgroundTask) -> Option<TaskSnapshot> {
+        let fetching = scope.tasks.look(scope, task);
+        match tokio::time::timeout(SNAPSHOT_TIMEOUT, fetching).await {
             Ok(Ok(seen)) => Some(seen),
             Ok(Err(reason)) => {
-                tracing::debug!(task = task.task_id, reason, "a background task was not to be seen");
+                tracing::debug!(task = task.task_id, reason, "could not check a background task");
                 None
             }
             Err(_) => {
-                tracing::debug!(
-                    task = task.task_id,
-                    "a background task did not say in time how it stands"
-                );
+                tracing::debug!(task = task.task_id, "checking a background task timed out");
                 None
             }
         }
     }
 
-    /// What the agent does not know yet, told.
-    async fn news(scope: &Scope, state: &State) -> Update {
+    /// Returns the update for outcomes that the agent does not know: tasks and messages.
+    async fn new_outcomes(scope: &Scope, state: &State) -> Update {
         let open: Vec<BackgroundTask> = BackgroundTask::all(state)
             .into_iter()
             .filter(|task| !task.status.is_final())
             .collect();
-        let seen = join_all(open.iter().map(|task| Self::look(scope, task))).await;
+        let seen = join_all(open.iter().map(|task| Self::fetch_snapshot(scope, task))).await;
         let mut update = Update::none();
         let mut under_way = 0;
         for (task, seen) in open.iter().zip(seen) {
             under_way += u64::from(seen.as_ref().is_none_or(|seen| !seen.status.is_final()));
-            let Some(seen) = seen.filter(|seen| task.is_news(seen)) else {
+            let Some(seen) = seen.filter(|seen| task.has_new_outcome(seen)) else {
                 continue;
             };
             update.messages.push(Arc::new(task.notification(&seen)));
-            update.merge(task.seen(&seen, scope.now()).write());
+            update.merge(task.with_snapshot(&seen, scope.now()).write());
         }
         scope.budget.in_background(under_way);
         update
@@ -79,7 +76,7 @@ impl Middleware for BackgroundWork {
         builtins::BACKGROUND
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeModel, HookPoint::AfterModel]
     }
 
@@ -92,15 +89,15 @@ impl Middleware for BackgroundWork {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+    async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
         let is_final_answer = state
             .last_ai()
             .is_some_and(|message| message.tool_calls().is_empty() && message.invalid_tool_calls().is_empty());
-        if moment == HookPoint::AfterModel && !is_final_answer {
+        if point == HookPoint::AfterModel && !is_final_answer {
             return Ok(HookResult::default());
         }
-        let update = Self::news(scope, state).await;
-        let jump = (moment == HookPoint::AfterModel && !update.is_empty()).then_some(Jump::Model);
+        let update = Self::new_outcomes(scope, state).await;
+        let jump = (point == HookPoint::AfterModel && !update.is_empty()).then_some(Jump::Model);
         Ok(HookResult {
             update,
             jump,

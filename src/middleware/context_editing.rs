@@ -1,7 +1,6 @@
-//! Policy: results of tools that lie far back are left out of what the model is sent, once the conversation is long.
+//! Middleware: in long conversations, older tool results are left out of the model's request.
 //!
-//! Only the question to the model is shortened. The state keeps every result, so clients see the whole conversation, and
-//! a restart changes nothing.
+//! Only the request is shortened. The state keeps every result, so clients see the whole conversation.
 
 use std::sync::Arc;
 
@@ -15,18 +14,18 @@ use crate::domain::message::{Content, Message, Role};
 use crate::model::ModelRequest;
 use crate::tool::Halt;
 
-/// What stands in the place of a result that is left out.
+/// The replacement for a result that is left out.
 const PLACEHOLDER: &str = "[cleared]";
-/// About how many bytes of a text make one token.
+/// The approximate number of bytes of one token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// The settings of the policy, and the policy with them.
+/// The context editing middleware, with its settings.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ContextEditing {
-    /// How long the conversation is, in estimated tokens, when results begin to be left out.
+    /// The length of the conversation from which results are left out, in estimated tokens.
     trigger: usize,
-    /// How many of the newest results always stay.
+    /// The number of newest results that are always kept.
     keep: usize,
 }
 
@@ -49,7 +48,7 @@ impl Middleware for ContextEditing {
         let policy: Self = read_settings(settings)?;
         if policy.trigger == 0 {
             let field = FieldPath::of(["trigger"]);
-            return Err(vec![Diagnostic::error(field, "must be a whole number from 1 up")]);
+            return Err(vec![Diagnostic::error(field, "must be a whole number of at least 1")]);
         }
         Ok(Some(Arc::new(policy)))
     }
@@ -61,7 +60,7 @@ impl Middleware for ContextEditing {
 }
 
 impl ContextEditing {
-    /// Leaves out the older results of a conversation that is too long.
+    /// Removes the older results of a conversation that is too long.
     fn clear(&self, messages: &mut [Arc<Message>]) {
         let bytes: usize = messages.iter().map(|message| size(message)).sum();
         if bytes / BYTES_PER_TOKEN < self.trigger {
@@ -79,7 +78,7 @@ impl ContextEditing {
     }
 }
 
-/// How much of a message the model reads, in bytes.
+/// Returns the size of a message for the model, in bytes.
 fn size(message: &Message) -> usize {
     match &message.content {
         Content::Text(text) => text.len(),
@@ -127,7 +126,7 @@ mod tests {
 
     #[test]
     fn settings_of_the_wrong_form_are_refused() {
-        let told = |settings: Value| {
+        let answer_errors = |settings: Value| {
             let settings = settings.as_object().cloned().unwrap_or_default();
             let findings = ContextEditing::default()
                 .configured(&settings)
@@ -135,13 +134,13 @@ mod tests {
                 .unwrap_or_default();
             findings.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(told(json!({"keep": 0, "trigger": 5})), [""; 0]);
+        assert_eq!(answer_errors(json!({"keep": 0, "trigger": 5})), [""; 0]);
         assert_eq!(
-            told(json!({"trigger": 0})),
-            ["trigger: must be a whole number from 1 up"]
+            answer_errors(json!({"trigger": 0})),
+            ["trigger: must be a whole number of at least 1"]
         );
         assert_eq!(
-            told(json!({"kept": 1})),
+            answer_errors(json!({"kept": 1})),
             ["kept: unknown key; did you mean `keep`? allowed are: trigger, keep"]
         );
     }

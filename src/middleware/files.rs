@@ -1,7 +1,7 @@
-//! Policy: the agent has file tools, and results too long for a conversation become files.
+//! Middleware: file tools, and files for tool results that are too long for the conversation.
 //!
-//! Also keeps two calls of one answer from changing the same file: both would start from the same content, and one
-//! change would be lost without a word.
+//! It also prevents two calls of one answer from changing the same file: both would start from the same content, and
+//! one change would be lost.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::{Contribution, Middleware, NextCall, open_calls};
-use crate::definition::FileRules;
 use crate::definition::builtins;
+use crate::definition::{AgentSpec, FileRules};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Content, Message, ToolCall};
@@ -19,23 +19,25 @@ use crate::domain::time::Timestamp;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope};
 
-/// The longest result, in characters, that stays in the conversation.
-const LONGEST_RESULT: usize = 80_000;
-/// How many lines a preview shows of the beginning and of the end.
+/// The maximum length of a result in the conversation, in characters.
+const MAX_RESULT_CHARS: usize = 80_000;
+/// The number of lines that a preview shows of the start, and of the end.
 const PREVIEW_LINES: usize = 5;
-/// How many characters of a line a preview shows.
+/// The maximum number of characters of a line in a preview.
 const PREVIEW_CHARS: usize = 1_000;
-/// Where long results are kept.
+/// The folder for long results.
 const FOLDER: &str = "/large_tool_results";
 
-/// The policy.
+/// The file middleware.
 pub struct FileTools {
     workspace: Arc<dyn FileWorkspace>,
     rules: FileRules,
+    /// The maximum length of a result that stays in the conversation, in characters.
+    max_result_chars: usize,
 }
 
 impl FileTools {
-    /// File tools over `workspace`, that do what `rules` allow.
+    /// Creates the middleware for `workspace` with these rules.
     pub fn new(workspace: Arc<dyn FileWorkspace>, rules: FileRules) -> Self {
         Self { workspace, rules }
     }
@@ -66,11 +68,11 @@ impl Middleware for FileTools {
     }
 
     fn receive(&self, scope: &Scope, _: &State, _: &ToolCall, answer: ToolOutput) -> ToolOutput {
-        shorten(answer, scope.now())
+        shorten(answer, self.max_result_chars, scope.now())
     }
 }
 
-/// Why `call` must not run beside the other calls of its message: an earlier one changes the same file.
+/// Returns the reason why `call` must not run: an earlier call of its message changes the same file.
 fn collision(call: &ToolCall, state: &State) -> Option<String> {
     let path = changed_path(call)?;
     let first = open_calls(state)
@@ -85,12 +87,12 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
     })
 }
 
-/// Moves the texts of an answer that are too long for a conversation into files, and leaves notices in their places.
+/// Moves the texts of an answer that are too long into files, and replaces them by notices.
 fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
     let mut files = vec![];
     for message in &mut answer.writes.messages {
         if let Some((path, text)) = too_long(message) {
-            *message = Arc::new(noticed(message, &path, &text));
+            *message = Arc::new(with_notice(message, &path, &text));
             files.push((path, Some(Arc::new(File::text(text, now)))));
         }
     }
@@ -98,15 +100,15 @@ fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
     answer
 }
 
-/// Where the text of `message` goes, if it is too long.
+/// Returns the file path and the text of `message`, if the text is too long.
 fn too_long(message: &Message) -> Option<(String, String)> {
     let call = message.answers()?;
     if message.name.as_deref().is_some_and(|name| NAMES.contains(&name)) {
         return None;
     }
     let text = message.content.text();
-    // Bytes first: most results are short, and counting bytes costs nothing.
-    if text.len() <= LONGEST_RESULT || text.chars().count() <= LONGEST_RESULT {
+    // Most results are short, and the length in bytes is known without counting characters.
+    if text.len() <= MAX_RESULT_CHARS || text.chars().count() <= MAX_RESULT_CHARS {
         return None;
     }
     let safe = |letter: char| {
@@ -121,8 +123,8 @@ fn too_long(message: &Message) -> Option<(String, String)> {
     Some((format!("{FOLDER}/{name}"), text))
 }
 
-/// `message` with a notice in place of its `text`; blocks that are not text stay.
-fn noticed(message: &Message, path: &str, text: &str) -> Message {
+/// Returns `message` with a notice instead of its `text`. Blocks that are not text stay.
+fn with_notice(message: &Message, path: &str, text: &str) -> Message {
     let notice = format!(
         "The result of this call is too long to be shown: {} characters. All of it is in the file {path}. Read it in \
          parts with read_file (offset and limit), or find what you need in it with grep.\n\nIts beginning and end:\n{}",
@@ -145,7 +147,7 @@ fn noticed(message: &Message, path: &str, text: &str) -> Message {
     }
 }
 
-/// The first and the last lines with their numbers.
+/// Returns the first and the last lines with their numbers.
 fn preview(text: &str) -> String {
     let total = text.lines().count();
     let head = PREVIEW_LINES.min(total);

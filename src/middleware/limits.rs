@@ -1,7 +1,7 @@
-//! Policy: what a run may use is limited, and what it uses is counted.
+//! Middleware: counts the usage of a run and enforces its limits.
 //!
-//! A call of a tool beyond a limit is an error result that the model can read. A question to the model beyond a limit ends
-//! the run: the caller of a subagent is told so in the result. Delegations are counted where they are admitted.
+//! A tool call beyond a limit returns an error to the model. A model call beyond a limit ends the run; for a
+//! subagent, the caller's result says so. Delegations are counted at their admission.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::model::ModelRequest;
 use crate::tool::budget::Refused;
 use crate::tool::{CallOutcome, Halt};
 
-/// The policy. The innermost one, so that it counts what really happens.
+/// The limits middleware. It is the innermost one, so that it counts the calls that are really made.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct UsageLimits;
 
@@ -37,7 +37,7 @@ impl Middleware for UsageLimits {
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        // A call that goes on with the answer to its question was counted when it asked.
+        // A call that continues with the answer to its question was counted before.
         if next.scope.answer.is_none() {
             match next.scope.budget.claim(Spending::ToolCall, next.scope.now()).await {
                 Ok(()) => {}

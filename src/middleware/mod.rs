@@ -1,18 +1,18 @@
-//! Policies around the loop. One file, one policy.
+//! Middleware around the loop of an agent. One file for each.
 //!
-//! With two policies A and B, registered in this order, one round of the loop goes
+//! With the middleware A and B, in this order, one round of the loop is
 //!
 //! ```text
 //! A.before_agent  B.before_agent
 //!   A.before_model  B.before_model
 //!     A.wrap_model_call( B.wrap_model_call( model ) )
 //!   B.after_model  A.after_model
-//!     A.wrap_tool_call( B.wrap_tool_call( tool ) )        for each call, side by side
+//!     A.wrap_tool_call( B.wrap_tool_call( tool ) )        for each call, in parallel
 //! B.after_agent  A.after_agent
 //! ```
 //!
-//! A policy changes the state only by what it returns, and waits for a human only by [`Halt::Ask`]. It does not know the
-//! driver, the journal or the database. Neighbours: [`crate::tool`] below, [`crate::agent`] above.
+//! Middleware changes the state only by the updates it returns, and waits for a human only with [`Halt::Ask`]. It has no
+//! access to the driver, the journal or the database.
 
 use std::sync::Arc;
 
@@ -32,97 +32,102 @@ use crate::domain::state::{State, Update};
 use crate::model::ModelRequest;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
-pub mod addendum;
 pub mod approval;
 pub mod background;
 pub mod context_editing;
+pub mod dangling_calls;
 pub mod delegation;
 pub mod files;
 pub mod limits;
 pub mod memory;
-pub mod ordered;
+pub mod prompt_override;
+pub mod prompt_suffix;
 mod reminder;
-pub mod repair;
 pub mod repeated_failures;
 pub mod skills;
 pub mod store;
 pub mod structured;
 pub mod todos;
-pub mod until;
+pub mod until_tool;
 
-/// A policy. Every method has a default that does nothing.
+/// Middleware of the agent loop. Every method has a default that does nothing.
 #[async_trait]
 pub trait Middleware: Send + Sync {
-    /// Its public name, unique within an agent; part of the names of its hooks (`name.after_model`).
+    /// Returns the public name, which is unique within an agent and part of the names of its hooks
+    /// (`name.after_model`).
     fn name(&self) -> &str;
 
-    /// The same policy as these settings, which stand where a definition lists it, make it; none when it takes no settings.
+    /// Creates the middleware with these settings, which a definition gives where it lists the middleware; `None` if
+    /// it takes no settings.
     ///
     /// # Errors
-    /// What makes no sense, with fields relative to the settings.
+    /// The invalid settings, with fields relative to them.
     fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
         let _ = settings;
         Ok(None)
     }
 
-    /// The moments at which its hooks are to run. A hook that is not listed here is never called.
-    fn moments(&self) -> &[HookPoint] {
+    /// Returns the hook points at which [`Middleware::hook`] is called.
+    fn hook_points(&self) -> &[HookPoint] {
         &[]
     }
 
-    /// What it brings along, asked once when the agent is assembled.
+    /// Returns the tools, texts and fields that the middleware adds; called once when the agent is assembled.
     fn contribution(&self) -> Contribution {
         Contribution::default()
     }
 
-    /// Runs the hook of `moment`.
+    /// Runs the hook at `point`.
     ///
     /// # Errors
-    /// [`Halt::Ask`] parks the run; the hook is run again, with [`Scope::answer`] set, when somebody has answered.
-    async fn hook(&self, moment: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
-        let _ = (moment, scope, state);
+    /// [`Halt::Ask`] raises an interrupt; the hook runs again, with [`Scope::answer`] set, when it is answered.
+    async fn hook(&self, point: HookPoint, scope: &Scope, state: &State) -> Result<HookResult, Halt> {
+        let _ = (point, scope, state);
         Ok(HookResult::default())
     }
 
-    /// Stands around a question to the model. May change the request, ask several times, or not at all.
+    /// Wraps a model call. May change the request, call the model several times, or not at all.
     async fn wrap_model_call(&self, request: ModelRequest, next: NextModel<'_>) -> Result<ModelAnswer, Halt> {
         next.ask(request).await
     }
 
-    /// Stands around one tool call.
+    /// Wraps a tool call.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
         next.call(call).await
     }
 
-    /// Whether a human has to approve `call` before it is made, whatever way it came.
+    /// Returns whether a human has to approve `call` before it runs, whatever its source.
     fn needs_approval(&self, call: &ToolCall) -> bool {
         let _ = call;
         false
     }
 
-    /// The question whether `call`, which needs an approval, may be made.
+    /// Returns the question about `call`, which needs approval.
     fn approval_question(&self, call: &ToolCall) -> Option<Question> {
         let _ = call;
         None
     }
 
-    /// Looks at the result of a call before it is written down: a tool's, or a subagent's, which may come long after its
-    /// call went through [`Middleware::wrap_tool_call`], maybe in another process.
+    /// Processes the result of a call before it is recorded. The result of a subagent may arrive long after its call
+    /// went through [`Middleware::wrap_tool_call`], possibly in another process.
     fn receive(&self, scope: &Scope, state: &State, call: &ToolCall, answer: ToolOutput) -> ToolOutput {
         let _ = (scope, state, call);
         answer
     }
 }
 
-/// The policies of the server that an agent has where its definition lists them, with their settings there.
+/// Returns the built-in middleware that definitions may list with settings.
 pub fn listed() -> Vec<Arc<dyn Middleware>> {
-    vec![Arc::new(context_editing::ContextEditing::default())]
+    vec![
+        Arc::new(context_editing::ContextEditing::default()),
+        Arc::new(todos::Todos::new()),
+    ]
 }
 
-/// Reads the settings of a policy.
+/// Parses the settings of a middleware.
 ///
 /// # Errors
-/// Everything that has the wrong shape, with its field.
+/// The invalid fields.
 pub fn read_settings<T: DeserializeOwned>(settings: &Map<String, Value>) -> Result<T, Vec<Diagnostic>> {
     let reading = read(Value::Object(settings.clone()));
     match reading.value {
@@ -131,26 +136,26 @@ pub fn read_settings<T: DeserializeOwned>(settings: &Map<String, Value>) -> Resu
     }
 }
 
-/// What a policy brings along.
+/// The tools, texts and fields that a middleware adds to an agent.
 #[derive(Clone, Default)]
 pub struct Contribution {
-    /// Tools it offers.
+    /// The tools.
     pub tools: Vec<Arc<dyn Tool>>,
-    /// Text that it adds to the instructions.
+    /// The text for the instructions.
     pub prompt: Option<String>,
-    /// Fields of the state that it keeps and clients see.
+    /// The state fields that the middleware keeps and clients can read.
     pub fields: Vec<Field>,
 }
 
-/// What a hook did.
+/// The result of a hook.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct HookResult {
-    /// What it writes.
+    /// The writes.
     pub update: Update,
-    /// Where the loop goes instead of on.
+    /// The place where the loop continues, if not at the next step.
     pub jump: Option<Jump>,
-    /// The calls that a human has approved, as they will run. One that needs an approval and has none is asked about before
-    /// it is made.
+    /// The calls that a human has approved, as they will run. A call that needs approval and is not among them is
+    /// asked about before it runs.
     pub reviewed: Vec<ToolCall>,
 }
 
@@ -164,25 +169,26 @@ impl From<Update> for HookResult {
     }
 }
 
-/// The model's answer on its way back through the policies.
+/// The model's answer on its way back through the middleware.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelAnswer {
     /// The answer.
     pub message: Message,
-    /// What policies write beside it. A policy that asks again drops what the first answer brought.
+    /// The writes of the middleware beside the message. A middleware that calls the model again drops those of the
+    /// first answer.
     pub extra: Update,
 }
 
-/// The innermost layer: really asks the model.
+/// The innermost layer of a model call.
 pub type AskModel<'a> = dyn Fn(ModelRequest) -> BoxFuture<'a, Result<ModelAnswer, Halt>> + Send + Sync + 'a;
 
-/// The innermost layer: really makes the call.
+/// The innermost layer of a tool call.
 pub type MakeCall<'a> = dyn Fn(ToolCall) -> BoxFuture<'a, Result<CallOutcome, Halt>> + Send + Sync + 'a;
 
-/// The calls of the model's last answer that have no result yet, as they are going to run: with the reviewer's edits.
+/// Returns the calls of the model's last answer that have no result yet, with the reviewer's edits.
 ///
-/// Within one step this is the same for every call of the step, since results are written when all are there; so a rule
-/// about several calls of one message, built on this list, comes out the same whenever and however often it is asked.
+/// Within one step the list is the same for every call, since results are written together. A rule about several
+/// calls of one message, based on this list, therefore always gives the same result.
 pub fn open_calls(state: &State) -> Vec<ToolCall> {
     let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
         return vec![];
@@ -197,31 +203,31 @@ pub fn open_calls(state: &State) -> Vec<ToolCall> {
         .collect()
 }
 
-/// The call that a reviewer put in the place of `call`, if one did.
+/// Returns the call that a reviewer put in the place of `call`, if there is one.
 fn edited(state: &State, call: &ToolCall) -> Option<ToolCall> {
     let action = state.fields.get(EDITED_CALLS)?.get(&call.id)?;
     let action: Action = serde_json::from_value(action.clone()).ok()?;
     Some(ToolCall::new(call.id.clone(), action.name, action.args))
 }
 
-/// The layers inside a policy, for a question to the model.
+/// The inner layers of a model call.
 #[derive(Clone, Copy)]
 pub struct NextModel<'a> {
-    /// The policies still to pass, outermost first.
+    /// The remaining middleware, outermost first.
     pub rest: &'a [Arc<dyn Middleware>],
-    /// What lies inside the last of them.
+    /// The innermost layer.
     pub ask: &'a AskModel<'a>,
-    /// Who asks.
+    /// The scope of the agent.
     pub scope: &'a Scope,
-    /// The state at the time of the question.
+    /// The state at the time of the call.
     pub state: &'a State,
 }
 
 impl NextModel<'_> {
-    /// Passes the request on and waits for the answer.
+    /// Passes the request to the inner layers and returns the answer.
     ///
     /// # Errors
-    /// As the inner layers say.
+    /// The errors of the inner layers.
     pub async fn ask(self, request: ModelRequest) -> Result<ModelAnswer, Halt> {
         match self.rest.split_first() {
             Some((policy, rest)) => policy.wrap_model_call(request, NextModel { rest, ..self }).await,
@@ -230,24 +236,24 @@ impl NextModel<'_> {
     }
 }
 
-/// The layers inside a policy, for one tool call.
+/// The inner layers of a tool call.
 #[derive(Clone, Copy)]
 pub struct NextCall<'a> {
-    /// The policies still to pass, outermost first.
+    /// The remaining middleware, outermost first.
     pub rest: &'a [Arc<dyn Middleware>],
-    /// What lies inside the last of them.
+    /// The innermost layer.
     pub make: &'a MakeCall<'a>,
-    /// Who calls.
+    /// The scope of the call.
     pub scope: &'a Scope,
-    /// The state as it stood when the step began.
+    /// The state at the start of the step.
     pub state: &'a State,
 }
 
 impl NextCall<'_> {
-    /// Passes the call on and waits for its outcome.
+    /// Passes the call to the inner layers and returns its outcome.
     ///
     /// # Errors
-    /// As the inner layers say.
+    /// The errors of the inner layers.
     pub async fn call(self, call: ToolCall) -> Result<CallOutcome, Halt> {
         match self.rest.split_first() {
             Some((policy, rest)) => policy.wrap_tool_call(call, NextCall { rest, ..self }).await,
@@ -261,7 +267,7 @@ mod tests {
     use serde_json::{Map, json};
 
     use super::*;
-    use crate::definition::{FileRules, builtins};
+    use crate::definition::{AgentDefinition, builtins};
     use crate::domain::item::template::NamespaceTemplate;
     use crate::domain::message::{Role, ToolStatus};
     use crate::tool::files::StateFiles;
@@ -273,7 +279,10 @@ mod tests {
             Arc::new(todos::Todos::new()),
             Arc::new(store::StoreAccess::new(template, false)),
             Arc::new(background::BackgroundWork::new(vec![])),
-            Arc::new(files::FileTools::new(Arc::new(StateFiles), FileRules::default())),
+            Arc::new(files::FileTools::new(
+                Arc::new(StateFiles),
+                &AgentDefinition::default().spec("a"),
+            )),
         ];
         for policy in policies {
             let tools = policy.contribution().tools;

@@ -1,4 +1,4 @@
-//! What is said to a model that ends its work in plain text although a certain call was asked for.
+//! A reminder for a model that ends its turn in plain text although it must make a certain call.
 
 use serde_json::{Value, json};
 
@@ -8,27 +8,27 @@ use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
 use crate::tool::Halt;
 
-/// How often a model is reminded in one turn.
-const MOST: usize = 2;
-/// The mark that says which policy a message comes from.
+/// The maximum number of reminders in one turn.
+const MAX_REMINDERS: usize = 2;
+/// The key that marks a message with the middleware that wrote it.
 const SOURCE: &str = "lc_source";
 
-/// A policy's reminder.
+/// A reminder of one middleware.
 pub(super) struct ToolUseReminder {
-    /// What marks the messages as this policy's.
+    /// The value that marks the middleware's messages.
     pub(super) source: &'static str,
-    /// What is said.
+    /// The text of the reminder.
     pub(super) text: String,
-    /// The class and the words of the failure when it was said often enough.
+    /// The class and the message of the failure after the last reminder.
     pub(super) failure: (&'static str, &'static str),
 }
 
 impl ToolUseReminder {
-    /// Reminds, if the model's last message is plain text.
+    /// Returns the reminder, if the model's last message is plain text.
     ///
     /// # Errors
-    /// The failure, when the model was reminded before and to no avail.
-    pub(super) fn about(self, state: &State) -> Result<HookResult, Halt> {
+    /// The failure, if the maximum number of reminders was sent before.
+    pub(super) fn remind(self, state: &State) -> Result<HookResult, Halt> {
         let Some(last) = state.last_ai() else {
             return Ok(HookResult::default());
         };
@@ -39,8 +39,8 @@ impl ToolUseReminder {
             .messages
             .iter()
             .rev()
-            .take_while(|message| !message.is_human() || self.is_ours(message));
-        if turn.filter(|message| self.is_ours(message)).count() >= MOST {
+            .take_while(|message| !message.is_human() || self.is_reminder(message));
+        if turn.filter(|message| self.is_reminder(message)).count() >= MAX_REMINDERS {
             let (class, text) = self.failure;
             return Err(Halt::Fail(Failure::new(class, text)));
         }
@@ -53,7 +53,7 @@ impl ToolUseReminder {
         })
     }
 
-    fn is_ours(&self, message: &Message) -> bool {
+    fn is_reminder(&self, message: &Message) -> bool {
         message.is_human() && message.additional_kwargs.get(SOURCE).and_then(Value::as_str) == Some(self.source)
     }
 }

@@ -1,8 +1,8 @@
-//! Policy: a model that repeats the same failing call is told so, and then stopped.
+//! Middleware: warns a model that repeats a failing call, and then ends the run.
 //!
-//! A call is the same when its tool and its arguments are. It is repeated when every answer of the model since the last message
-//! of a person makes it and it fails each time. The result of failure number N says so; after N more the run ends. All of
-//! it is read from the messages, so a restart changes nothing.
+//! Calls are equal if their tool and arguments are. A call is repeated if every answer of the model since the last
+//! human message makes it, and it fails each time. The result of failure number N contains a warning; after N more
+//! failures the run ends. All of this is derived from the messages, so it survives a restart.
 
 use std::sync::Arc;
 
@@ -17,18 +17,19 @@ use crate::domain::state::State;
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
 
-/// The class of the error that ends a run.
+/// The class of the failure that ends a run.
 const CLASS: &str = "RepeatedFailureError";
 
-/// The policy.
+/// The repeated-failures middleware.
 #[derive(Debug, Clone, Copy)]
 pub struct RepeatedFailures {
-    /// After how many failures the model is told. After twice as many the run ends.
+    /// The number of failures before the warning. The run ends after twice as many.
     limit: usize,
 }
 
 impl RepeatedFailures {
-    /// The model is told after `limit` failures, and the run ends after twice as many. None when `limit` is 0.
+    /// Creates the middleware: a warning after `limit` failures, the end of the run after twice as many. None if
+    /// `limit` is 0.
     pub fn new(limit: u32) -> Option<Self> {
         let limit = usize::try_from(limit).ok().filter(|limit| *limit > 0)?;
         Some(Self { limit })
@@ -55,7 +56,7 @@ impl Middleware for RepeatedFailures {
 
     fn receive(&self, _: &Scope, state: &State, call: &ToolCall, mut answer: ToolOutput) -> ToolOutput {
         let mut turns = turns(&state.messages);
-        // The call belongs to the newest answer of the model, whose results are just coming in.
+        // The call belongs to the newest answer, whose results are still arriving.
         let is_current = turns.next().is_some_and(|turn| turn.makes(call));
         let before = turns.take_while(|turn| turn.fails(call)).take(self.limit).count();
         if !is_current || before + 1 != self.limit {
@@ -73,7 +74,7 @@ impl Middleware for RepeatedFailures {
     }
 }
 
-/// What the model reads in the result of the failure at which it is told.
+/// Returns the warning in the result of a failure.
 fn notice(tool: &str, times: usize) -> String {
     format!(
         "This call of `{tool}` has now failed {times} times in a row with exactly these arguments. Repeating it will not \
@@ -83,15 +84,15 @@ fn notice(tool: &str, times: usize) -> String {
 
 fn add_text(content: &mut Content, text: &str) {
     match content {
-        Content::Text(said) => {
-            said.push_str("\n\n");
-            said.push_str(text);
+        Content::Text(existing) => {
+            existing.push_str("\n\n");
+            existing.push_str(text);
         }
         Content::Blocks(blocks) => blocks.push(serde_json::json!({"type": "text", "text": text})),
     }
 }
 
-/// The tool of a call that failed in each of the last `times` answers of the model.
+/// Returns the tool of a call that failed in each of the last `times` answers of the model.
 fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
     let newest = turns(messages).next()?;
     let calls = newest.answer.tool_calls().iter();
@@ -101,7 +102,7 @@ fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
     if let Some(call) = repeated {
         return Some(&call.name);
     }
-    // A call whose arguments are no JSON object was never run; it fails by itself.
+    // A call whose arguments are not a JSON object never ran; it counts as failed.
     let unreadable = newest.answer.invalid_tool_calls().iter().find(|call| {
         let same = |turn: &Turn<'_>| {
             let mut calls = turn.answer.invalid_tool_calls().iter();
@@ -112,7 +113,7 @@ fn repeated(messages: &[Arc<Message>], times: usize) -> Option<&str> {
     unreadable.map(|call| call.name.as_deref().unwrap_or_default())
 }
 
-/// An answer of the model and the messages up to the next.
+/// An answer of the model and the messages up to the next one.
 struct Turn<'a> {
     answer: &'a Message,
     results: &'a [Arc<Message>],
@@ -123,7 +124,7 @@ impl Turn<'_> {
         self.answer.tool_calls().iter().any(|other| other.id == call.id)
     }
 
-    /// Whether the same call was made in this turn, and failed.
+    /// Returns whether the turn made the same call and it failed.
     fn fails(&self, call: &ToolCall) -> bool {
         let same = |other: &&ToolCall| other.name == call.name && other.args == call.args;
         let failed = |other: &ToolCall| {
@@ -134,7 +135,7 @@ impl Turn<'_> {
     }
 }
 
-/// The turns since the last message of a person, the newest first.
+/// Returns the turns since the last human message, newest first.
 fn turns(messages: &[Arc<Message>]) -> impl Iterator<Item = Turn<'_>> {
     let mut end = messages.len();
     std::iter::from_fn(move || {
@@ -171,7 +172,7 @@ mod tests {
         ToolCall::new(id, "read", args.as_object().cloned().unwrap_or_default())
     }
 
-    /// A turn whose calls ended like this.
+    /// Returns a turn with calls of these statuses.
     fn turn(calls: &[(ToolCall, ToolStatus)]) -> Vec<Arc<Message>> {
         let role = Role::Ai {
             tool_calls: calls.iter().map(|(call, _)| call.clone()).collect(),
@@ -192,7 +193,7 @@ mod tests {
         std::iter::once(Arc::new(Message::human("go"))).chain(turns).collect()
     }
 
-    /// The text of the result of another failure after these messages.
+    /// Returns the text of the result of another failure after these messages.
     fn next_result(mut messages: Vec<Arc<Message>>, path: &str) -> String {
         let again = call("again", path);
         messages.extend(turn(&[(again.clone(), ToolStatus::Error)]).into_iter().take(1));

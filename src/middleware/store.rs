@@ -1,22 +1,22 @@
-//! Policy: the agent has tools with which it remembers things beyond its thread, and looks them up.
+//! Middleware: tools that read and write the Store, the agent's memory beyond the thread.
 
 use super::{Contribution, Middleware};
 use crate::definition::builtins;
 use crate::domain::item::template::NamespaceTemplate;
 use crate::tool::store::tools;
 
-/// What the agent is told about its memory.
+/// The text about the memory in the instructions.
 const PROMPT: &str = "You have a long-term memory that outlives this conversation. Look into it with `store_search` when \
     something from earlier may matter.";
 
-/// The policy.
+/// The Store middleware.
 pub struct StoreAccess {
     template: NamespaceTemplate,
     read_only: bool,
 }
 
 impl StoreAccess {
-    /// Tools that reach the namespace that a run makes of `template`; only those that read, if `read_only`.
+    /// Creates tools for the namespace that each run fills into `template`; only the reading ones if `read_only`.
     pub fn new(template: NamespaceTemplate, read_only: bool) -> Self {
         Self { template, read_only }
     }

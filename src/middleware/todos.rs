@@ -1,12 +1,13 @@
-//! Policy: the agent keeps a list of what it has to do.
+//! Middleware: the agent keeps a list of todos.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
-use super::{Contribution, Middleware, open_calls};
-use crate::definition::builtins;
+use super::{Contribution, Middleware, open_calls, read_settings};
+use crate::definition::{Diagnostic, builtins};
 use crate::domain::call::ToolOutput;
 use crate::domain::graph::Field;
 use crate::domain::message::{Message, ToolCall, ToolStatus};
@@ -15,7 +16,7 @@ use crate::model::ToolSpec;
 use crate::tool::literal::python;
 use crate::tool::{CallOutcome, Halt, Scope, Tool};
 
-/// The tool, and the field it writes.
+/// The name of the tool, and of the field that it writes.
 const TOOL: &str = "write_todos";
 const FIELD: &str = "todos";
 
@@ -26,17 +27,27 @@ const DESCRIPTION: &str = "Writes the list of what is to be done for the present
 
 const PROMPT: &str = "Plan work of several steps with `write_todos`, and keep the list true while you work.";
 
-/// The policy.
+/// The todo middleware.
 #[derive(Clone)]
 pub struct Todos {
     tool: Arc<WriteTodos>,
+    settings: Settings,
+}
+
+/// The settings of the policy.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Settings {
+    /// The text about planning in the instructions; a standard text when absent, and none when blank.
+    system_prompt: Option<String>,
 }
 
 impl Todos {
-    /// The policy.
+    /// Creates the middleware.
     pub fn new() -> Self {
         Self {
             tool: Arc::new(WriteTodos { spec: Arc::new(spec()) }),
+            settings: Settings::default(),
         }
     }
 }
@@ -52,11 +63,19 @@ impl Middleware for Todos {
         builtins::TODOS
     }
 
+    fn configured(&self, settings: &Map<String, Value>) -> Result<Option<Arc<dyn Middleware>>, Vec<Diagnostic>> {
+        Ok(Some(Arc::new(Self {
+            settings: read_settings(settings)?,
+            ..self.clone()
+        })))
+    }
+
     fn contribution(&self) -> Contribution {
         let schema = self.tool.spec.parameters["properties"][FIELD].clone();
+        let prompt = self.settings.system_prompt.as_deref().unwrap_or(PROMPT);
         Contribution {
             tools: vec![self.tool.clone()],
-            prompt: Some(PROMPT.to_owned()),
+            prompt: (!prompt.trim().is_empty()).then(|| prompt.to_owned()),
             fields: vec![Field { name: FIELD, schema }],
         }
     }
@@ -108,9 +127,8 @@ impl Tool for WriteTodos {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Map;
-
     use super::*;
+    use crate::definition::FieldPath;
     use crate::domain::message::Role;
     use crate::domain::time::Timestamp;
 
@@ -146,6 +164,24 @@ mod tests {
             json!([{"content": "plan", "status": "pending"}]),
         ));
         assert_eq!(outcome(vec![call("a")]).await, CallOutcome::Answer(expected));
+    }
+
+    #[test]
+    fn the_text_about_planning_can_be_set_or_left_out() {
+        let configured = |settings: Value| {
+            let settings = settings.as_object().cloned().unwrap_or_default();
+            Todos::new()
+                .configured(&settings)
+                .map(|policy| policy.expect("a policy").contribution().prompt)
+        };
+        assert_eq!(configured(json!({})), Ok(Some(PROMPT.to_owned())));
+        assert_eq!(
+            configured(json!({"system_prompt": "Plan."})),
+            Ok(Some("Plan.".to_owned()))
+        );
+        assert_eq!(configured(json!({"system_prompt": " "})), Ok(None));
+        let findings = configured(json!({"system_prompt": 7})).unwrap_err();
+        assert_eq!(findings[0].field, FieldPath::of(["system_prompt"]));
     }
 
     #[tokio::test]

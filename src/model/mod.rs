@@ -1,7 +1,7 @@
-//! Language models: what the loop asks of one, and the adapters that answer.
+//! Language models: the interface for the loop, and its implementations.
 //!
-//! The loop knows [`Model`] and nothing of any provider. A model always streams; whoever wants only the whole
-//! answer takes the last event. Neighbours: [`crate::agent`] asks, [`crate::middleware`] may change the request.
+//! [`Model`] is independent of providers. A model always streams; a caller that needs only the complete answer takes
+//! the last event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,32 +23,34 @@ pub mod scripted;
 /// A language model.
 #[async_trait]
 pub trait Model: Send + Sync {
-    /// The provider's word for itself and the model's name, as in `openai` and `gpt-5`.
+    /// Returns the provider's name and the model's name, as in `openai` and `gpt-5`.
     fn identity(&self) -> (&str, &str);
 
-    /// Why a block of what a human says cannot be sent to the model, whatever else is said; none if it can be tried.
+    /// Returns the reason why a content block of a human message can never be sent to the model; none if it may be
+    /// possible.
     fn refusal(&self, _block: &Value) -> Option<String> {
         None
     }
 
-    /// Asks the model. The stream yields any number of deltas and ends with exactly one [`ModelEvent::Done`]; an error is
-    /// the last item. A stream that ends without either was cut, and the caller treats it as [`ModelError::Interrupted`].
+    /// Sends a request to the model. The stream yields any number of deltas and ends with exactly one
+    /// [`ModelEvent::Done`]; an error is the last item. A stream that ends without either was cut off, and the caller
+    /// treats it as [`ModelError::Interrupted`].
     async fn ask(
         &self,
         request: ModelRequest,
     ) -> Result<BoxStream<'static, Result<ModelEvent, ModelError>>, ModelError>;
 }
 
-/// One question to a model. Cheap to clone: the messages are shared.
+/// A request to a model. Cheap to clone: the messages are shared.
 #[derive(Debug, Clone, Default)]
 pub struct ModelRequest {
     /// The instructions; blank means none.
     pub system: SystemPrompt,
     /// The conversation, oldest first, without system messages.
     pub messages: Vec<Arc<Message>>,
-    /// The tools the model may call.
+    /// The tools that the model may call.
     pub tools: Vec<Arc<ToolSpec>>,
-    /// Whether it must call one.
+    /// The tool choice.
     pub tool_choice: ToolChoice,
     /// Provider settings merged into the request (`temperature`, `max_tokens`, …).
     pub settings: Map<String, Value>,
@@ -63,7 +65,7 @@ impl ModelRequest {
     }
 }
 
-/// Whether the model may, or must, call a tool.
+/// True if the model may, or must, call a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ToolChoice {
     /// The model decides.
@@ -76,110 +78,111 @@ pub enum ToolChoice {
 /// A tool as the model sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolSpec {
-    /// The name it is called by.
+    /// The name.
     pub name: String,
-    /// What it is for.
+    /// The description.
     pub description: String,
-    /// JSON Schema of the arguments, an object schema.
+    /// The JSON Schema of the arguments, an object schema.
     pub parameters: Value,
 }
 
 /// A piece of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelEvent {
-    /// More text.
+    /// A piece of text.
     Text(String),
-    /// More of the model's reasoning.
+    /// A piece of reasoning.
     Reasoning(String),
-    /// More of a tool call. The first chunk of an `index` carries `id` and `name`.
+    /// A piece of a tool call. The first piece of an `index` has the `id` and the `name`.
     CallChunk {
-        /// Which call of this answer, from 0.
+        /// The index of the call within the answer, from 0.
         index: usize,
-        /// The provider's id, on the first chunk.
+        /// The provider's id, in the first piece.
         id: Option<String>,
-        /// The tool, on the first chunk.
+        /// The name of the tool, in the first piece.
         name: Option<String>,
-        /// More of the JSON text of the arguments.
+        /// A piece of the JSON text of the arguments.
         args: String,
     },
-    /// The whole answer: an `ai` message with calls, unreadable calls, usage and `response_metadata`
-    /// (`finish_reason`, `model_name`, `model_provider`), but without an id. Always the last event.
+    /// The complete answer: an `ai` message with calls, invalid calls, usage and `response_metadata`
+    /// (`finish_reason`, `model_name`, `model_provider`), without an id. Always the last event.
     Done(Box<Message>),
 }
 
-/// Why a model did not answer. The text is for the log and the operator; it never contains a key.
+/// The error of a model request. The text is for the log and never contains a key.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ModelError {
-    /// The provider refused the request as it stands: asking again will not help.
+    /// The provider refused the request; a retry will not help.
     #[error("the model refused the request ({status}): {message}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// The provider's words.
+        /// The provider's message.
         message: String,
     },
-    /// Something in the conversation cannot be sent to the model, so it was not asked. The text may be shown.
+    /// The conversation has content that the model does not support, so no request was sent. The text may be shown to
+    /// clients.
     #[error("{message}")]
     UnsupportedContent {
-        /// Which message and block, and why.
+        /// The message and block, and the reason.
         message: String,
     },
     /// Too many requests.
     #[error("the model is rate limited: {message}")]
     RateLimited {
-        /// How long the provider asks to wait.
+        /// The provider's `retry-after`.
         retry_after: Option<Duration>,
-        /// The provider's words.
+        /// The provider's message.
         message: String,
     },
-    /// The conversation does not fit.
+    /// The conversation exceeds the model's context.
     #[error("the request is too long for the model: {message}")]
     TooLong {
-        /// The provider's words.
+        /// The provider's message.
         message: String,
     },
-    /// The provider could not be reached or failed (5xx, connection refused, time-out).
+    /// The provider could not be reached or failed (5xx, connection refused, timeout).
     #[error("the model is unavailable: {message}")]
     Unavailable {
-        /// How long the provider asks to wait.
+        /// The provider's `retry-after`.
         retry_after: Option<Duration>,
-        /// What happened.
+        /// The reason.
         message: String,
     },
-    /// The answer broke off after it had begun; what arrived is not an answer.
+    /// The answer ended before it was complete.
     #[error("the model's answer broke off: {message}")]
     Interrupted {
-        /// What happened.
+        /// The reason.
         message: String,
     },
-    /// The provider hung: nothing came for as long as anybody waits.
+    /// The provider sent no data for too long.
     #[error("the model takes too long: {message}")]
     TimedOut {
-        /// What happened.
+        /// The reason.
         message: String,
     },
-    /// The provider said more than is taken in.
+    /// The answer exceeds a size limit.
     #[error("the model's answer is too large: {message}")]
     TooLarge {
-        /// What happened.
+        /// The reason.
         message: String,
     },
-    /// There is nothing to ask: no message and no instructions. The provider would refuse it, and is not asked.
+    /// The request has neither messages nor instructions. Providers would refuse it, so it is not sent.
     #[error(
         "there is nothing to ask the model: the thread has no messages, and the agent has no instructions. Send a message in \
          `input.messages`"
     )]
     NothingToAsk,
-    /// The model cannot be used as configured (no such provider, key missing).
+    /// The model cannot be used with this configuration (unknown provider, missing key).
     #[error("{message}")]
     Misconfigured {
-        /// What is missing, and where to set it.
+        /// The missing setting, and where to set it.
         message: String,
     },
 }
 
 impl ModelError {
-    /// A short class name, shown to clients in place of the provider's words.
+    /// Returns the error class, which clients receive instead of the provider's message.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Refused { .. } => "ModelRefusedError",
@@ -195,11 +198,11 @@ impl ModelError {
         }
     }
 
-    /// Whether asking the same again may succeed.
+    /// Returns whether a retry may succeed.
     pub fn may_retry(&self) -> bool {
         match self {
             Self::RateLimited { .. } | Self::Unavailable { .. } | Self::Interrupted { .. } => true,
-            // Who waited for one that hung does not wait as long again.
+            // After a timeout another attempt would wait as long again.
             Self::Refused { .. }
             | Self::UnsupportedContent { .. }
             | Self::TooLong { .. }

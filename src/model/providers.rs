@@ -1,9 +1,8 @@
-//! The providers an operator configured, and the models they serve.
+//! The configured model providers and their models.
 //!
-//! `"openai:gpt-5"` names a provider and one of its models; [`Providers::model`] turns that into a [`Model`]. What
-//! a provider needs (a key, an address) is checked when a model of it is first asked for, so a server starts
-//! without keys it never uses. Everything that knows the wire formats is below this file; no type of the library
-//! behind it leaves this room.
+//! `"openai:gpt-5"` names a provider and one of its models; [`Providers::model`] returns the [`Model`]. A provider's
+//! key and address are checked when one of its models is first used, so that a server starts without the keys of
+//! unused providers. The wire formats are below this module; no type of the underlying library leaves it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -34,62 +33,62 @@ mod request;
 mod separators;
 mod transport;
 
-/// Models kept at once. Clients may name any model, so their number must have an end.
-const MOST_MODELS: usize = 256;
+/// The maximum number of cached models, since clients may name any model.
+const MAX_MODELS: usize = 256;
 
-/// How to reach one provider.
+/// The configuration of a provider.
 #[derive(Debug, Clone)]
 pub struct ProviderConfig {
-    /// What it is.
+    /// The kind of provider.
     pub kind: ProviderKind,
-    /// Its address, when not the public one. For `openai` it ends where `/chat/completions` begins, usually in `/v1`.
+    /// The base URL, if not the public one. For `openai` it ends before `/chat/completions`, usually in `/v1`.
     pub base_url: Option<String>,
-    /// The key it asks for.
+    /// The source of the API key.
     pub api_key: ApiKeySource,
 }
 
-/// Where a provider's key comes from.
+/// The source of an API key.
 #[derive(Debug, Clone)]
 pub enum ApiKeySource {
-    /// The key itself.
+    /// The configuration.
     Inline(SecretString),
     /// An environment variable, read by the configuration.
     Env {
         /// The variable's name, for messages.
         name: String,
-        /// What it held, if it was set.
+        /// The value, if it was set.
         value: Option<SecretString>,
     },
-    /// A file that holds nothing but the key, read when a model of the provider is first used.
+    /// A file that contains only the key, read when a model of the provider is first used.
     File(PathBuf),
-    /// None: the provider wants none, or the variable usual for its kind is meant.
+    /// No source: the provider needs no key, or the usual variable of its kind is used.
     None,
 }
 
-/// All providers, by name, and the models in use.
+/// All providers by name, and the cached models.
 pub struct Providers {
     configs: BTreeMap<String, ProviderConfig>,
     policy: RetryPolicy,
     limits: AnswerLimits,
     http: DynHttpClient,
-    /// Those of the embedding program, by the name before the colon.
+    /// The providers of the embedding program, by the name before the colon.
     own: BTreeMap<String, ModelSource>,
     models: Mutex<HashMap<String, Arc<dyn Model>>>,
 }
 
-/// Makes the model of a name after the colon.
+/// A function that creates the model for the name after the colon.
 pub type ModelSource = Arc<dyn Fn(&str) -> Result<Arc<dyn Model>, ModelError> + Send + Sync>;
 
 impl ProviderConfig {
-    /// The address that requests go to, when the protocol does not imply it.
+    /// Returns the base URL, if the protocol does not imply it.
     fn address(&self) -> Option<&str> {
         self.base_url.as_deref().or(self.kind.traits().address)
     }
 }
 
 impl Providers {
-    /// The configured providers, and under the names not configured the built-in ones: `openai`, `anthropic`,
-    /// `google_genai` and `ollama`. `variable` looks up an environment variable; it is asked only here.
+    /// Creates the configured providers, and the built-in ones for names that are not configured: `openai`,
+    /// `anthropic`, `google_genai` and `ollama`. `variable` reads an environment variable.
     pub fn new(configs: BTreeMap<String, ProviderConfig>, variable: impl Fn(&str) -> Option<String>) -> Self {
         let mut all: BTreeMap<String, ProviderConfig> = PROVIDERS
             .iter()
@@ -97,7 +96,7 @@ impl Providers {
             .map(|traits| (traits.word.to_owned(), built_in(traits, &variable)))
             .collect();
         for (name, mut config) in configs {
-            // An address of one's own needs no key; the usual one is sent there if it is set.
+            // A custom address needs no key; the usual one is sent there if it is set.
             let fits = |usual: &&ProviderConfig| {
                 let is_set = matches!(usual.api_key, ApiKeySource::Env { value: Some(_), .. });
                 usual.kind == config.kind && (is_set || config.base_url.is_none())
@@ -122,12 +121,12 @@ impl Providers {
         }
     }
 
-    /// The same providers with another patience.
+    /// Returns the providers with another retry policy.
     pub fn with_retries(self, policy: RetryPolicy) -> Self {
         Self { policy, ..self }
     }
 
-    /// The same providers with other bounds of what they say.
+    /// Returns the providers with other limits of answers.
     pub fn with_limits(self, limits: AnswerLimits) -> Self {
         Self {
             limits,
@@ -136,38 +135,39 @@ impl Providers {
         }
     }
 
-    /// The same providers, and those of the embedding program. One of these precedes another of its name.
+    /// Returns the providers with those of the embedding program, which take precedence.
     pub fn with_own(self, own: BTreeMap<String, ModelSource>) -> Self {
         Self { own, ..self }
     }
 
-    /// The names that may stand before the colon.
+    /// Returns the names of the providers.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.own.keys().chain(self.configs.keys()).map(String::as_str)
     }
 
-    /// The model of a name like `openai:gpt-5`; the same one each time. Its first use fails with
-    /// [`ModelError::Misconfigured`] when the provider is unknown or its key is missing. Early failures of a
-    /// provider are retried, see [`super::retry`].
+    /// Returns the model for a name like `openai:gpt-5`, always the same instance. The first use fails with
+    /// [`ModelError::Misconfigured`] if the provider is unknown or its key is missing. Early failures of the provider
+    /// are retried, see [`super::retry`].
     pub fn model(&self, name: &str) -> Result<Arc<dyn Model>, ModelError> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(model) = models.get(name) {
             return Ok(Arc::clone(model));
         }
         let model: Arc<dyn Model> = Arc::new(Retrying::new(self.build(name)?, self.policy));
-        if models.len() >= MOST_MODELS {
+        if models.len() >= MAX_MODELS {
             models.clear();
         }
         models.insert(name.to_owned(), Arc::clone(&model));
         Ok(model)
     }
 
-    /// Whether there is a provider for a model of this name, be it usable or not.
+    /// Returns whether the provider of this model name exists, even if it cannot be used.
     pub fn knows(&self, name: &str) -> bool {
         split(name).is_some_and(|(provider, _)| self.own.contains_key(provider) || self.configs.contains_key(provider))
     }
 
-    /// The provider of a model of this name, and why it has no key, if that is what a call of the model would fail with.
+    /// Returns the provider of a model name and the reason why its key is missing, if a request would fail because of
+    /// that.
     pub fn missing_key<'a>(&'a self, name: &'a str) -> Option<(&'a str, String)> {
         if split(name).is_some_and(|(provider, _)| self.own.contains_key(provider)) {
             return None;
@@ -188,10 +188,10 @@ impl Providers {
             return Ok(Arc::new(Scripted::new(model)));
         }
         let key = key(provider, config)?;
-        Ok(build::model(config, model, key, (self.http.clone(), self.limits)))
+        Ok(build::model(config, model, key, self.http.clone(), self.limits))
     }
 
-    /// The provider of a name, its model, and how to reach it.
+    /// Returns the provider of a model name, the model's own name, and the configuration.
     fn find<'a>(&'a self, name: &'a str) -> Result<(&'a str, &'a str, &'a ProviderConfig), ModelError> {
         let (provider, model) =
             split(name).ok_or_else(|| misconfigured(format!("`{name}` names no provider; write `provider:model`")))?;
@@ -216,12 +216,12 @@ impl fmt::Debug for Providers {
     }
 }
 
-/// Why no provider can be sent a block of what a human says; none if one may take it.
+/// Returns the reason why no provider supports a content block of a human message; none if one may support it.
 pub(super) fn refusal(block: &serde_json::Value) -> Option<String> {
     content::human_block(block).err()
 }
 
-/// Provider and model. Well-known model families are recognised without their provider.
+/// Splits a name into provider and model. Well-known model families are recognised without the provider.
 fn split(name: &str) -> Option<(&str, &str)> {
     if let Some((provider, model)) = name.split_once(':') {
         return (!provider.is_empty() && !model.is_empty()).then_some((provider, model));
@@ -267,8 +267,8 @@ fn built_in(traits: &ProviderTraits, variable: &impl Fn(&str) -> Option<String>)
     }
 }
 
-/// The provider's key. Only public addresses insist on one: a gateway or a local server may do without, unless its owner
-/// names a variable or a file for it.
+/// Returns the provider's key. Only public addresses require one: a gateway or a local server may work without a key,
+/// unless a variable or a file is configured for it.
 fn key(provider: &str, config: &ProviderConfig) -> Result<Option<SecretString>, ModelError> {
     let optional = config.base_url.is_some() || !config.kind.traits().needs_key;
     match &config.api_key {
@@ -301,11 +301,11 @@ fn misconfigured(message: String) -> ModelError {
     ModelError::Misconfigured { message }
 }
 
-/// One connection pool for all providers. A client that cannot be built reports why on every request.
+/// Returns the shared connection pool. If the client cannot be created, every request returns the reason.
 fn client(limits: AnswerLimits) -> DynHttpClient {
     match BoundedClient::new(limits) {
         Ok(client) => DynHttpClient::new(client),
-        // It reports at each request why no client can be built.
+        // This client returns the reason with every request.
         Err(_) => rig_reqwest::shared(),
     }
 }

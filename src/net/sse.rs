@@ -106,7 +106,7 @@ mod tests {
     const LONGEST: usize = 1000;
 
     #[test]
-    fn events_are_found_however_the_bytes_are_cut() {
+    fn events_are_found_in_pieces_of_any_size() {
         let text = ": heartbeat\n\nevent: messages\r\ndata: [1,\r\ndata: 2]\r\nid: 7\r\n\r\ndata:{}\n\ndata: left";
         let expected = [
             PeerFrame {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn blanks_at_the_end_of_data_are_kept_and_every_kind_of_line_end_is_known() {
+    fn trailing_blanks_are_kept_and_all_line_ends_are_recognized() {
         let expected = ["a  ", " b\t"].map(|data| PeerFrame {
             data: data.to_owned(),
             ..PeerFrame::default()
@@ -152,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_the_first_line_only() {
+    fn a_byte_order_mark_is_removed_from_the_first_line_only() {
         let mut frames = Frames::up_to(LONGEST);
         let found = frames.take("\u{feff}data: a\n\n\u{feff}data: b\n\n".as_bytes());
         assert_eq!(found.len(), 1);
     }
 
     #[test]
-    fn an_event_without_an_end_takes_no_more_than_its_share() {
+    fn an_endless_event_takes_limited_memory() {
         let mut frames = Frames::up_to(LONGEST);
         for _ in 0..10 {
             assert_eq!(frames.take(&vec![b'x'; LONGEST / 2]), []);

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_public_internet_may_be_told() {
+    fn public_addresses_are_allowed() {
         for url in [
             "https://example.org/hook?x=1",
             "http://93.184.216.34:8080/",
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_inside_may_be_told() {
+    fn private_addresses_are_refused() {
         for url in [
             "http://localhost/",
             "http://LOCALHOST./",
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_and_not_repeated() {
+    fn an_invalid_url_is_refused_and_not_repeated() {
         let long = format!("https://example.org/{}", "x".repeat(3000));
         for url in [
             "",
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_may_allow_what_is_inside() {
+    fn private_addresses_can_be_allowed() {
         let all = AddressRules {
             allow_private: true,
             ..AddressRules::default()
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_may_allow_some_hosts_only() {
+    fn hosts_can_be_restricted() {
         let hosts = vec!["*.example.org".into(), "hooks.example.com".into()];
         let rules = AddressRules {
             allowed_hosts: hosts,
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_leads_inside_leads_nowhere() {
+    async fn a_name_that_resolves_to_private_addresses_is_refused() {
         assert_eq!(leads_to(AddressRules::default(), "localhost").await, None);
         assert!(
             leads_to(

@@ -1,4 +1,4 @@
-//! A client of another server: threads, runs, states.
+//! The HTTP client for other servers: threads, runs and states.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use url::Url;
 use uuid::Uuid;
 
-use super::answers::{PeerRun, PeerState, PeerThread};
+use super::responses::{PeerRun, PeerState, PeerThread};
 use crate::definition::Headers;
 use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
@@ -23,52 +23,52 @@ use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
 use crate::net::ssrf::{AddressRules, SsrfGuard};
 
-/// How long one request may take, if there is patience for so long.
+/// The maximum duration of one request, unless the configured patience is shorter.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long it may take to be connected.
-const CONNECT: Duration = Duration::from_secs(10);
-/// How much of a refusal is passed on.
-const SHOWN_CHARS: usize = 500;
-/// How many runs elsewhere are listened to at once; more are asked now and then whether they are over.
-const LISTENED_TO: usize = 512;
-/// The header by which a server of our kind recognises a request that it has seen before.
+/// The timeout for connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum length of an error response that is passed on, in characters.
+const MAX_ERROR_CHARS: usize = 500;
+/// The maximum number of runs whose streams are read at once. Other runs are polled.
+const MAX_LISTENED_RUNS: usize = 512;
+/// The header with the idempotency key, which servers of this kind support.
 const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
-/// The header that says what kind of key is sent along.
-const SCHEME: &str = "x-auth-scheme";
+/// The header with the kind of API key.
+const AUTH_SCHEME: &str = "x-auth-scheme";
 
-/// Starts a task that ends by itself.
+/// A function that spawns a task that ends by itself.
 pub type SpawnRequest = Arc<dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync>;
 
-/// What the owner of the server decided about other servers.
+/// The configured policy for other servers.
 #[derive(Debug, Clone)]
 pub struct PeerPolicy {
-    /// Where servers may be that a client named. Those that the owner named may be anywhere.
+    /// The address rules for servers named by clients. Servers named in the configuration may have any address.
     pub rules: AddressRules,
-    /// Headers of requests to a server, by the origin of its address.
+    /// The headers of requests to a server, by the origin of its address.
     pub headers: BTreeMap<String, Headers>,
-    /// For how long a server may be out of reach before work there is given up that somebody waits for.
+    /// The time for which a server may be unreachable before a task that a run waits for fails.
     pub patience: Duration,
-    /// When work is looked at that nobody waits for.
-    pub looks: PollPolicy,
-    /// How much is read of what servers answer, and how long they may take.
+    /// The polling intervals for background tasks.
+    pub polling: PollPolicy,
+    /// The limits of responses.
     pub answers: PeerAnswerLimits,
 }
 
-/// The bounds of what another server answers.
+/// The limits of responses from another server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAnswerLimits {
-    /// The longest answer that is read, in bytes.
+    /// The maximum size of a response, in bytes.
     pub max_bytes: usize,
-    /// How much is read of what the runs of one turn stream, in bytes.
+    /// The maximum size of the streams of one turn's runs, in bytes.
     pub max_stream_bytes: usize,
-    /// The longest event of such a stream that is passed on, in bytes; longer ones are passed over.
+    /// The maximum size of an event in such a stream, in bytes; larger ones are ignored.
     pub max_event_bytes: usize,
-    /// How long nothing may arrive.
+    /// The maximum time without data.
     pub pieces: PieceLimits,
 }
 
-/// Other servers, and how they are reached. Cheap to clone.
+/// The clients for other servers. Cheap to clone.
 #[derive(Clone)]
 pub struct Peers {
     anywhere: Client,
@@ -76,50 +76,50 @@ pub struct Peers {
     rules: Arc<AddressRules>,
     headers: Arc<BTreeMap<String, Headers>>,
     pub(super) patience: Duration,
-    looks: PollPolicy,
+    polling: PollPolicy,
     answers: PeerAnswerLimits,
     pub(super) listeners: Arc<Semaphore>,
     pub(super) spawn: SpawnRequest,
 }
 
 impl Peers {
-    /// Prepares for talking to others.
+    /// Creates the clients.
     ///
     /// # Errors
-    /// When the system offers no TLS.
-    pub fn new(reach: PeerPolicy, spawn: SpawnRequest) -> Result<Self, reqwest::Error> {
-        let rules = Arc::new(reach.rules);
-        // A redirect could carry secrets to where they were not meant to go.
+    /// If TLS is not available on this system.
+    pub fn new(policy: PeerPolicy, spawn: SpawnRequest) -> Result<Self, reqwest::Error> {
+        let rules = Arc::new(policy.rules);
+        // A redirect could send secrets to another host.
         let client = || {
             crate::net::client_builder()
                 .redirect(redirect::Policy::none())
-                .connect_timeout(CONNECT)
+                .connect_timeout(CONNECT_TIMEOUT)
         };
-        // A proxy would lead past the rules.
+        // A proxy would bypass the address rules.
         let guarded = client()
             .no_proxy()
             .dns_resolver(Arc::new(SsrfGuard(Arc::clone(&rules))))
             .build()?;
-        let listeners = Arc::new(Semaphore::new(LISTENED_TO));
+        let listeners = Arc::new(Semaphore::new(MAX_LISTENED_RUNS));
         Ok(Self {
             anywhere: client().build()?,
             guarded,
             rules,
-            headers: Arc::new(reach.headers),
-            patience: reach.patience,
-            looks: reach.looks,
-            answers: reach.answers,
+            headers: Arc::new(policy.headers),
+            patience: policy.patience,
+            polling: policy.polling,
+            answers: policy.answers,
             listeners,
             spawn,
         })
     }
 
-    /// When work is looked at that nobody waits for.
-    pub fn looks(&self) -> &PollPolicy {
-        &self.looks
+    /// Returns the polling intervals for background tasks.
+    pub fn poll_policy(&self) -> &PollPolicy {
+        &self.polling
     }
 
-    /// For how long a server may be out of reach before work there is given up that somebody waits for.
+    /// Returns how long a server may be unreachable before a task that a run waits for fails.
     pub fn patience(&self) -> Duration {
         self.patience
     }
@@ -127,15 +127,15 @@ impl Peers {
     /// Checks the address of a server that a client named.
     ///
     /// # Errors
-    /// Names `field` and says why requests may not go there.
+    /// Names `field` and the reason why requests may not go there.
     pub fn check(&self, field: &str, url: &str) -> Result<(), Invalid> {
         self.rules.check(field, url).map(drop)
     }
 
-    /// The server at `url`, with the headers that it wants; `is_owners` if the owner of this server named it.
+    /// Returns the client for the server at `url`, with these headers; `is_owners` if the configuration named it.
     ///
     /// # Errors
-    /// Names what cannot be used, and does not repeat it: it may hold a secret.
+    /// Names the invalid part without its value, which may be a secret.
     pub fn peer(&self, url: &str, given: &BTreeMap<String, String>, is_owners: bool) -> Result<Peer, Invalid> {
         let url = match is_owners {
             true => Url::parse(url).map_err(|error| Invalid::new("url", error.to_string()))?,
@@ -146,7 +146,7 @@ impl Peers {
         }
         let client = if is_owners { &self.anywhere } else { &self.guarded };
         let timeout = self.patience.min(TIMEOUT);
-        // Those that the configuration gives to this server, and over them those of the definition.
+        // The headers from the configuration; those of the definition override them.
         let mut all = self
             .headers
             .get(&url.origin().ascii_serialization())
@@ -163,66 +163,66 @@ impl Peers {
     }
 }
 
-/// Another server. Cheap to clone.
+/// The client for one server. Cheap to clone.
 #[derive(Clone)]
 pub struct Peer {
     client: Client,
     url: Arc<Url>,
     headers: HeaderMap,
-    /// How long one request may take.
+    /// The timeout of one request.
     timeout: Duration,
     pub(super) answers: PeerAnswerLimits,
 }
 
-/// What a run there shall do.
+/// The request for a run on another server.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct RunOrder {
-    /// The agent: its `graph_id`, or the id of an assistant.
+pub struct RemoteRunRequest {
+    /// The `graph_id` of the agent, or the id of an assistant.
     pub assistant_id: String,
-    /// What it is told.
+    /// The input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<Value>,
-    /// What it shall do instead of taking input.
+    /// The command, instead of input.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<Value>,
-    /// Notes on the run, by which it is found again.
+    /// The metadata, by which the run is found again.
     pub metadata: Map<String, Value>,
-    /// What is to be streamed.
+    /// The stream modes.
     pub stream_mode: Vec<&'static str>,
-    /// Whether the stream can be taken up again.
+    /// True if the stream can be resumed.
     pub stream_resumable: bool,
-    /// What becomes of it when the thread is busy.
+    /// The multitask strategy.
     pub multitask_strategy: &'static str,
-    /// An address that is told when it ends.
+    /// The webhook URL for the end of the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub webhook: Option<String>,
-    /// The settings of the run.
+    /// The configuration of the run.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub config: Map<String, Value>,
 }
 
-/// Why another server was of no use. The words are free of secrets.
+/// The error of a request to another server. Its texts contain no secrets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// It did not answer, or not to the end.
+    /// There was no response, or no complete one.
     #[error("it could not be reached: {0}")]
     Unreachable(String),
-    /// It answered, but not with what was asked for.
-    #[error("it answered with status {status}: {said}")]
+    /// The server returned an error.
+    #[error("it answered with status {status}: {message}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What it said.
-        said: String,
+        /// The error response.
+        message: String,
     },
-    /// What it answered is something else than expected.
-    #[error("its answer cannot be understood: {0}")]
+    /// The response has an unexpected form.
+    #[error("its response cannot be parsed: {0}")]
     Misunderstood(String),
 }
 
 impl PeerError {
-    /// Whether the same request may succeed later.
-    pub fn may_pass(&self) -> bool {
+    /// Returns whether the same request may succeed later.
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
             Self::Refused { status, .. } => matches!(status, 408 | 425 | 429 | 500..=599),
@@ -230,22 +230,22 @@ impl PeerError {
         }
     }
 
-    /// Whether it is certain that the request had no effect: the server itself said that it did not want it.
+    /// Returns whether the request certainly had no effect: the server itself refused it.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { status: 400..=407 | 409..=499, .. })
     }
 }
 
-/// What another server answers, or why it is of no use.
+/// The result of a request to another server.
 pub type PeerResult<T> = Result<T, PeerError>;
 
 impl Peer {
-    /// Its name, for those who read about it: where it is, without what may be secret in the address.
-    pub fn place(&self) -> String {
+    /// Returns the server's address for messages, without parts that may be secret.
+    pub fn display_url(&self) -> String {
         self.url.origin().ascii_serialization()
     }
 
-    /// Makes a thread, unless it is there already.
+    /// Creates a thread, unless it exists.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -255,7 +255,7 @@ impl Peer {
             .await
     }
 
-    /// A thread; none if there is none of this id.
+    /// Returns a thread; none if it does not exist.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -263,17 +263,17 @@ impl Peer {
         self.find(self.request(Method::GET, &format!("threads/{id}"))).await
     }
 
-    /// Starts a run. One that was asked for under the same `key` may be given back instead.
+    /// Starts a run. A repeated request with the same `key` may return the existing run.
     ///
     /// # Errors
-    /// See [`PeerError`]. Whether the run began is unknown when no answer came.
-    pub async fn create_run(&self, thread: Uuid, order: &RunOrder, key: &str) -> PeerResult<PeerRun> {
+    /// See [`PeerError`]. Without a response it is unknown whether the run was started.
+    pub async fn create_run(&self, thread: Uuid, order: &RemoteRunRequest, key: &str) -> PeerResult<PeerRun> {
         let body = serde_json::to_string(order).map_err(|error| PeerError::Misunderstood(error.to_string()))?;
         let request = self.request(Method::POST, &format!("threads/{thread}/runs"));
         self.ask(request.header(IDEMPOTENCY_KEY, key).body(body)).await
     }
 
-    /// A run; none if there is none of this id.
+    /// Returns a run; none if it does not exist.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -282,7 +282,7 @@ impl Peer {
             .await
     }
 
-    /// The newest runs of a thread, the newest first; none if there is no such thread.
+    /// Returns the latest runs of a thread, newest first; none if the thread does not exist.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -291,7 +291,7 @@ impl Peer {
         Ok(self.find(self.request(Method::GET, &path)).await?.unwrap_or_default())
     }
 
-    /// Stops a run. False if there was nothing to stop.
+    /// Cancels a run. Returns false if there was nothing to cancel.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -299,14 +299,14 @@ impl Peer {
         let path = format!("threads/{thread}/runs/{run}/cancel?wait=false&action=interrupt");
         let response = self.send(self.request(Method::POST, &path).body("{}")).await?;
         match response.head().status() {
-            // It is over, or unknown.
+            // The run has ended, or does not exist.
             StatusCode::NOT_FOUND | StatusCode::CONFLICT => Ok(false),
             status if status.is_success() => Ok(true),
             _ => Err(self.refused(response).await),
         }
     }
 
-    /// Where a thread stands; none if there is no such thread.
+    /// Returns the state of a thread; none if the thread does not exist.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -315,7 +315,7 @@ impl Peer {
             .await
     }
 
-    /// Listens to a run, from behind the event `after` on, or from its beginning.
+    /// Opens the stream of a run, from its start or after the event `after`.
     ///
     /// # Errors
     /// See [`PeerError`].
@@ -347,7 +347,7 @@ impl Peer {
         request.header(CONTENT_TYPE, "application/json")
     }
 
-    /// A path below the address of the server, which may have a path of its own.
+    /// Returns the URL of a path below the server's address, which may have a path of its own.
     fn address(&self, path: &str) -> Url {
         let mut url = Url::clone(&self.url);
         let (path, query) = path
@@ -371,11 +371,11 @@ impl Peer {
         let found = self.find(request).await?;
         found.ok_or_else(|| PeerError::Refused {
             status: 404,
-            said: "it knows nothing of that kind".to_owned(),
+            message: "it returned not found".to_owned(),
         })
     }
 
-    /// What the answer says; nothing when there is nothing of that kind.
+    /// Sends a request and parses the response; returns none for a 404.
     async fn find<T: DeserializeOwned>(&self, request: RequestBuilder) -> PeerResult<Option<T>> {
         let response = self.send(request).await?;
         match response.head().status() {
@@ -390,31 +390,31 @@ impl Peer {
         }
     }
 
-    /// What a refusal says.
+    /// Converts an error response.
     async fn refused(&self, response: PieceReader) -> PeerError {
         let status = response.head().status().as_u16();
-        let body = read(response, SHOWN_CHARS * 8).await.unwrap_or_default();
+        let body = read(response, MAX_ERROR_CHARS * 8).await.unwrap_or_default();
         let detail = |body: &Value| body.get("detail")?.as_str().map(str::to_owned);
-        let said = serde_json::from_slice::<Value>(&body)
+        let message = serde_json::from_slice::<Value>(&body)
             .ok()
             .and_then(|body| detail(&body));
-        let mut said = said.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
-        // A server that echoes what it was sent must not hand our secrets on.
+        let mut message = message.unwrap_or_else(|| String::from_utf8_lossy(&body).into_owned());
+        // A server that echoes the request must not leak the secrets in its headers.
         let secrets = self.headers.values().filter(|value| value.is_sensitive());
         for secret in secrets
             .filter_map(|value| value.to_str().ok())
             .filter(|value| value.len() >= 4)
         {
-            said = said.replace(secret, "***");
+            message = message.replace(secret, "***");
         }
         PeerError::Refused {
             status,
-            said: said.chars().take(SHOWN_CHARS).collect(),
+            message: message.chars().take(MAX_ERROR_CHARS).collect(),
         }
     }
 }
 
-/// Reads an answer of at most so many bytes.
+/// Reads a response of at most `longest` bytes.
 async fn read(mut response: PieceReader, longest: usize) -> PeerResult<Vec<u8>> {
     let is_ok = response.head().status().is_success();
     let mut body = Vec::new();
@@ -434,13 +434,13 @@ impl From<PieceError> for PeerError {
     fn from(error: PieceError) -> Self {
         Self::Unreachable(match error {
             PieceError::Silent(limit) => limit.to_string(),
-            PieceError::Broken(error) => why(&error),
+            PieceError::Broken(error) => error_text(&error),
         })
     }
 }
 
-/// Why there was no answer, without the address, which may hold a secret.
-pub(super) fn why(error: &reqwest::Error) -> String {
+/// Returns the text of a transport error without the URL, which may contain a secret.
+pub(super) fn error_text(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "it took too long".to_owned();
     }
@@ -454,8 +454,11 @@ pub(super) fn why(error: &reqwest::Error) -> String {
 }
 
 fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, Invalid> {
-    // So the field's platform tells those who come with a key of its own; another server does not mind.
-    let mut headers = HeaderMap::from_iter([(HeaderName::from_static(SCHEME), HeaderValue::from_static("langsmith"))]);
+    // LangGraph Platform expects this header for requests with a key of their own; other servers ignore it.
+    let mut headers = HeaderMap::from_iter([(
+        HeaderName::from_static(AUTH_SCHEME),
+        HeaderValue::from_static("langsmith"),
+    )]);
     for (name, value) in given {
         let wrong = |reason: &str| Invalid::new(format!("headers.{name}"), reason);
         let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("is not a header name"))?;

@@ -1,16 +1,17 @@
-//! Other servers that speak the same wire, and agents that work there.
+//! Other servers that speak the same API, and the agents on them.
 //!
-//! [`Peer`] is a client of one of them. [`RemoteAgent`] is an agent there: a [program](crate::tool::Runnable) here, so that
-//! it has a run, a history, questions, limits and an end like every subagent. A [`RemoteThread`] is a thread there on which
-//! work from here is done. Neighbours: [`crate::agent`] assembles and runs such agents.
+//! [`Peer`] is the client for one server. [`RemoteAgent`] is an agent on another server as a local
+//! [program](crate::tool::Runnable), so that it has a run, a history, interrupts, limits and an end like every
+//! subagent. [`RemoteThread`] is a thread on another server that executes a task of this one. [`crate::agent`]
+//! assembles and runs such agents.
 
-pub mod answers;
 pub mod client;
-pub mod delegate;
 mod question;
-mod workplace;
+pub mod remote_agent;
+mod remote_thread;
+pub mod responses;
 
-pub use client::{Peer, PeerAnswerLimits, PeerError, PeerPolicy, Peers, RunOrder};
-pub use delegate::RemoteAgent;
-pub use question::{is_asked, passed_on, resume};
-pub use workplace::{NotBegun, RemoteThread};
+pub use client::{Peer, PeerAnswerLimits, PeerError, PeerPolicy, Peers, RemoteRunRequest};
+pub use question::{is_asked, resume, to_question};
+pub use remote_agent::RemoteAgent;
+pub use remote_thread::{RemoteThread, StartFailed};

@@ -1,14 +1,14 @@
-//! Questions of another server, as they are asked here.
+//! The conversion of another server's interrupts into local questions.
 
 use serde_json::{Map, Value, json};
 
-use super::answers::PeerInterrupt;
+use super::responses::PeerInterrupt;
 use crate::domain::interrupt::{DecisionKind, Question, QuestionKind, is_id};
 use crate::domain::schema::Schema;
 
-/// The question to be asked here in the place of one there. Approvals are known by their form, so that they can be decided
-/// here like those of our own agents.
-pub fn passed_on(interrupt: PeerInterrupt) -> Question {
+/// Converts an interrupt into a question. Approvals are recognised by their form, so that they can be decided like
+/// those of local agents.
+pub fn to_question(interrupt: PeerInterrupt) -> Question {
     let PeerInterrupt {
         id,
         value,
@@ -41,7 +41,7 @@ pub fn passed_on(interrupt: PeerInterrupt) -> Question {
     }
 }
 
-/// What a valid decision about so many calls looks like.
+/// Returns the schema of valid decisions about `count` calls.
 fn decisions(count: usize, configs: &[Value]) -> Value {
     let position = |at: usize| {
         let allowed = configs.get(at).and_then(|config| config.get("allowed_decisions"));
@@ -61,8 +61,8 @@ fn decisions(count: usize, configs: &[Value]) -> Value {
     })
 }
 
-/// How these answers are taken back to the server that asked: by id, so that none is taken for the answer to another question
-/// that is asked there by now. Old servers have ids that are not known as such: one answer goes to them as it is.
+/// Returns the `resume` value for these answers: by interrupt id, so that no answer goes to another interrupt. Old
+/// servers have ids in an unknown form; a single answer is sent to them without an id.
 pub fn resume(answers: &[(Question, Value)]) -> Value {
     if let [(question, only)] = answers
         && !question.key.as_deref().is_some_and(is_id)
@@ -75,7 +75,7 @@ pub fn resume(answers: &[(Question, Value)]) -> Value {
     Value::Object(by_id.collect::<Map<_, _>>())
 }
 
-/// Whether a question there is the one that was passed on as `question`. Very old servers give no ids: then it may be.
+/// Returns whether the interrupt with id `there` is the one behind `question`. Without an id it may be.
 pub fn is_asked(there: Option<&str>, question: &Question) -> bool {
     match (there, question.key.as_deref()) {
         (Some(there), Some(here)) => there == here,
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     fn asked(value: Value) -> Question {
-        passed_on(PeerInterrupt {
+        to_question(PeerInterrupt {
             id: Some("q1".to_owned()),
             value,
             response_schema: None,

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::{AssistantError, AssistantRef, Runs, StartError};
-use crate::agent::assemble::{Agents, RegisteredAgent};
+use super::AssistantError;
+use super::core::Core;
+use super::threads::Threads;
+use crate::agent::assemble::RegisteredAgent;
 use crate::db::threads::{ThreadOrder, ThreadQuery};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
@@ -16,42 +18,8 @@ use crate::domain::id::{AssistantId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::time::Timestamp;
 
-/// How many threads are looked up at once to be deleted.
+/// The most threads that one query returns for deletion.
 const THREADS: i64 = 100;
-
-/// Who runs: the assistant as it stands now, and the agent behind it.
-pub(super) struct ResolvedAssistant {
-    pub(super) assistant: Assistant,
-    pub(super) known: Arc<RegisteredAgent>,
-}
-
-/// Finds out who is asked.
-pub(super) async fn cast(
-    tx: &mut Tx<'_>,
-    agents: &Agents,
-    wanted: &AssistantRef,
-) -> DbResult<Result<ResolvedAssistant, StartError>> {
-    let id = match wanted {
-        AssistantRef::Id(id) => *id,
-        AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
-            Some(known) => known.assistant,
-            None => return Ok(Err(StartError::NoAssistant(graph_id.clone()))),
-        },
-    };
-    let Some(assistant) = assistants::find(tx, id).await? else {
-        return Ok(Err(StartError::NoAssistant(id.to_string())));
-    };
-    match agents.of_graph(&assistant.settings.graph_id) {
-        Some(known) => Ok(Ok(ResolvedAssistant {
-            known: Arc::clone(known),
-            assistant,
-        })),
-        None => Ok(Err(StartError::NoAgent {
-            assistant: id,
-            graph_id: assistant.settings.graph_id,
-        })),
-    }
-}
 
 /// The assistant that an agent has by itself, as it is made.
 pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
@@ -116,13 +84,24 @@ async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Ve
         .collect())
 }
 
-impl Runs {
-    /// Makes an assistant, once for each key; what is kept is how it is `shown`. When there is one of this id: that one, if
+/// Creates, changes and deletes assistants, and describes their agents. Cheap to clone.
+#[derive(Clone)]
+pub struct Assistants {
+    core: Arc<Core>,
+    threads: Threads,
+}
+
+impl Assistants {
+    pub(super) fn new(core: Arc<Core>, threads: Threads) -> Self {
+        Self { core, threads }
+    }
+
+    /// Creates an assistant, once per key. `shown` renders the stored response. An existing one of this id is returned if
     /// `or_take_it`.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
-    pub async fn make_assistant(
+    pub async fn create_assistant(
         &self,
         id: AssistantId,
         settings: AssistantSettings,
@@ -132,22 +111,22 @@ impl Runs {
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
         self.graph_is_known(&settings.graph_id)?;
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let assistant = Assistant::new(id, settings, now);
-        let write = self.0.db.write_once(key, now, shown, move |tx| {
+        let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if assistants::insert(tx, &assistant).await? {
-                    return Ok(Ok(assistant));
+                    return Ok(assistant);
                 }
                 let found = if or_take_it {
                     assistants::find(tx, id).await?
                 } else {
                     None
                 };
-                Ok(found.ok_or(AssistantError::Exists(id)))
+                found.ok_or(AssistantError::Exists(id))
             })
         });
-        write.await?
+        write.await
     }
 
     /// Gives an assistant a new version and takes it into use.
@@ -162,26 +141,22 @@ impl Runs {
         if let Some(graph_id) = &change.graph_id {
             self.graph_is_known(graph_id)?;
         }
-        let now = self.0.clock.now();
-        let write = self.0.db.write(move |tx| {
+        let now = self.core.clock.now();
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 let Some(mut assistant) = assistants::lock(tx, id).await? else {
-                    return Ok(Err(AssistantError::NoAssistant(id)));
+                    return Err(AssistantError::NoAssistant(id));
                 };
-                assistant.settings = match assistant.settings.changed(change) {
-                    Ok(settings) => settings,
-                    Err(_) => return Ok(Err(AssistantError::TwoContexts)),
-                };
-                if let Err(invalid) = assistant.settings.check() {
-                    return Ok(Err(invalid.into()));
-                }
+                let changed = assistant.settings.changed(change);
+                assistant.settings = changed.map_err(|_| AssistantError::TwoContexts)?;
+                assistant.settings.check()?;
                 assistant.version = assistants::newest_version(tx, id).await? + 1;
                 assistant.updated_at = now;
                 assistants::update(tx, &assistant).await?;
-                Ok(Ok(assistant))
+                Ok(assistant)
             })
         });
-        write.await?
+        write.await
     }
 
     /// Takes a version of an assistant into use. Runs that were started keep the version that they were started with.
@@ -189,21 +164,21 @@ impl Runs {
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
     pub async fn use_version(&self, id: AssistantId, number: i64) -> Result<Assistant, AssistantError> {
-        let now = self.0.clock.now();
-        let write = self.0.db.write(move |tx| {
+        let now = self.core.clock.now();
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 let Some(mut assistant) = assistants::lock(tx, id).await? else {
-                    return Ok(Err(AssistantError::NoAssistant(id)));
+                    return Err(AssistantError::NoAssistant(id));
                 };
                 let Some(version) = assistants::version(tx, id, number).await? else {
-                    return Ok(Err(AssistantError::NoVersion(id, number)));
+                    return Err(AssistantError::NoVersion(id, number));
                 };
                 assistant.take(version, now);
                 assistants::update(tx, &assistant).await?;
-                Ok(Ok(assistant))
+                Ok(assistant)
             })
         });
-        write.await?
+        write.await
     }
 
     /// Deletes an assistant with its versions; with the threads on which it worked last, too, if `with_threads`. Its runs
@@ -213,7 +188,7 @@ impl Runs {
     /// See [`AssistantError`]. One that a definition has by itself cannot be deleted as long as there is the definition.
     pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
         if let Some(graph_id) = self
-            .0
+            .core
             .registry
             .records()
             .keys()
@@ -221,17 +196,13 @@ impl Runs {
         {
             return Err(AssistantError::Automatic(graph_id.clone()));
         }
-        let found = self
-            .0
-            .db
-            .read(move |tx| Box::pin(async move { assistants::find(tx, id).await }))
-            .await?;
+        let found = self.core.db.read(move |tx| Box::pin(assistants::find(tx, id))).await?;
         found.ok_or(AssistantError::NoAssistant(id))?;
         loop {
             if with_threads {
                 self.delete_threads_of(id).await?;
             }
-            let write = self.0.db.write(move |tx| {
+            let write = self.core.db.write(move |tx| {
                 Box::pin(async move {
                     // A run may have come to a new thread meanwhile.
                     if with_threads && !threads_of(tx, id, 1).await?.is_empty() {
@@ -250,23 +221,23 @@ impl Runs {
 
     async fn delete_threads_of(&self, id: AssistantId) -> DbResult<()> {
         loop {
-            let read = self.0.db.read(move |tx| Box::pin(threads_of(tx, id, THREADS)));
+            let read = self.core.db.read(move |tx| Box::pin(threads_of(tx, id, THREADS)));
             let threads = read.await?;
             if threads.is_empty() {
                 return Ok(());
             }
             for thread in threads {
-                self.delete_thread(thread).await?;
+                self.threads.delete_thread(thread).await?;
             }
         }
     }
 
     fn graph_is_known(&self, graph_id: &str) -> Result<(), AssistantError> {
-        if self.0.registry.agents().of_graph(graph_id).is_some() {
+        if self.core.registry.agents().of_graph(graph_id).is_some() {
             return Ok(());
         }
         let known = self
-            .0
+            .core
             .registry
             .agents()
             .all()
@@ -279,27 +250,27 @@ impl Runs {
     }
 
     /// The assistants that the definitions have by themselves.
-    pub fn assistants(&self) -> Vec<DefaultAssistant> {
+    pub fn automatic(&self) -> Vec<DefaultAssistant> {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
             graph_id: known.graph_id.clone(),
             name: known.agent.name.clone(),
         };
-        self.0.registry.agents().all().map(card).collect()
+        self.core.registry.agents().all().map(card).collect()
     }
 
     /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
-    pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
-        self.0
+    pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
+        self.core
             .registry
             .agents()
             .of_graph(graph_id)
-            .map(|known| known.agent.drawing(levels))
+            .map(|known| known.agent.graph(levels))
     }
 
     /// What the state and the settings of this definition's agent look like. None without such a definition.
     pub fn schemas(&self, graph_id: &str) -> Option<Schemas> {
-        self.0
+        self.core
             .registry
             .agents()
             .of_graph(graph_id)
@@ -309,7 +280,7 @@ impl Runs {
     /// The subagents of this definition's agent, by their names: one level, or all of them (`a|b` for a subagent's
     /// subagent) if `recurse`; only the one of this namespace, if there is one. None without such a definition.
     pub fn subagents(&self, graph_id: &str, namespace: Option<&str>, recurse: bool) -> Option<Vec<(String, Schemas)>> {
-        self.0
+        self.core
             .registry
             .agents()
             .of_graph(graph_id)

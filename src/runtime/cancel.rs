@@ -1,23 +1,23 @@
-//! Stopping runs: one, or all of a kind.
+//! Cancellation of runs: one, or all of a status.
 
 use std::sync::Arc;
 
-use super::admission::{AdmissionContext, AdmissionDeps};
-use super::desk::RunContext;
-use super::giving_up::{self, CallerNotice};
-use super::worker::Worker;
+use super::admission::{AdmissionContext, Admitted};
+use super::dispatcher::Dispatcher;
+use super::interrupts::{self, CallerNotice};
+use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, log_lines};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
 
-/// What becomes of the work of a cancelled run.
+/// The treatment of the work of a cancelled run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelAction {
-    /// It stays.
+    /// Keep the work.
     Interrupt,
-    /// It is undone, and the run deleted.
+    /// Undo the work and delete the run.
     Rollback,
 }
 
@@ -47,41 +47,32 @@ impl Runs {
     /// # Errors
     /// See [`CancelError`].
     pub async fn cancel(&self, thread: ThreadId, run: RunId, action: CancelAction) -> Result<(), CancelError> {
-        let work = self.seen_through(move |runs| async move {
-            let now = runs.0.clock.now();
-            let webhooks = Arc::clone(&runs.0.webhooks);
-            let house = runs.0.house();
-            let (permit, occasion) = runs.occasion();
-            let write = runs.0.db.write(move |tx| {
+        let runs = self.clone();
+        let work = self.core.run_detached(async move {
+            let write = runs.admission.admit(vec![], move |tx, context| {
                 Box::pin(async move {
-                    match db::runs::find(tx, thread, run).await? {
-                        Some(found) => tell(tx, &found, action, (&*webhooks, now), (&house, occasion)).await,
-                        None => Ok(Err(CancelError::NoRun)),
-                    }
+                    let found = db::runs::find(tx, thread, run).await?;
+                    request(tx, &found.ok_or(CancelError::NoRun)?, action, &context).await
                 })
             });
-            let teller = match write.await? {
-                Ok(teller) => teller,
-                Err(refusal) => return Ok(Err(refusal)),
-            };
-            match teller {
-                Some(CallerNotice::Started(admitted)) => drop(runs.take_up(*admitted, permit)),
-                Some(CallerNotice::AtWork(hears)) => drop(runs.0.parked.stop(hears)),
-                Some(CallerNotice::Next) => {}
-                None => drop(runs.0.stop(run, action)),
+            let (notice, _started) = write.await?;
+            match notice {
+                Some(CallerNotice::AtWork(hears)) => drop(runs.dispatcher.parked.stop(hears)),
+                Some(CallerNotice::Started | CallerNotice::Next) => {}
+                None => drop(runs.dispatcher.stop(run, action)),
             }
-            runs.0.bell.notify_one();
-            runs.0.webhooks.ring();
-            Ok(Ok(()))
+            runs.dispatcher.wakeup.notify_one();
+            runs.core.webhooks.wake();
+            Ok(())
         });
-        work.await?
+        work.await
     }
 
     /// Stops a run without waiting for anything, for a client that has left. What it did stays.
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
         // Nobody is left who could be told how it went.
-        drop(self.0.shutdown.spawn("cancel", async move {
+        drop(self.core.shutdown.spawn("cancel", async move {
             runs.cancel(thread, run, CancelAction::Interrupt).await.err()
         }));
     }
@@ -92,14 +83,15 @@ impl Runs {
     /// # Errors
     /// When the database fails; some may have been stopped then.
     pub async fn cancel_all(&self, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
-        self.seen_through(move |runs| async move {
+        let runs = self.clone();
+        let work = self.core.run_detached(async move {
             let stopped = running && runs.stop_all(action).await?;
             let withdrawn = pending && runs.withdraw_all(action).await?;
-            runs.0.bell.notify_one();
-            runs.0.webhooks.ring();
+            runs.dispatcher.wakeup.notify_one();
+            runs.core.webhooks.wake();
             Ok(stopped || withdrawn)
-        })
-        .await
+        });
+        work.await
     }
 
     /// Stops all runs that are at work. False if there are none.
@@ -107,7 +99,7 @@ impl Runs {
         let mut last = None;
         loop {
             let page = self
-                .0
+                .core
                 .db
                 .write(move |tx| Box::pin(some_running(tx, last, action)))
                 .await?;
@@ -116,19 +108,19 @@ impl Runs {
             };
             last = Some(*thread);
             for (_, run) in page {
-                self.0.stop(run, action);
+                self.dispatcher.stop(run, action);
             }
         }
     }
 
     /// Withdraws all runs that wait for their turn by now. False if there are none.
     async fn withdraw_all(&self, action: CancelAction) -> DbResult<bool> {
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let mut any = false;
         loop {
-            let webhooks = Arc::clone(&self.0.webhooks);
+            let webhooks = Arc::clone(&self.core.webhooks);
             match self
-                .0
+                .core
                 .db
                 .write(move |tx| Box::pin(some_pending(tx, action, webhooks, now)))
                 .await?
@@ -140,28 +132,30 @@ impl Runs {
     }
 }
 
-impl Worker {
+impl Dispatcher {
     /// Undoes what a run did.
-    pub(super) async fn roll_back(&self, desk: &Arc<RunContext>) -> DbResult<()> {
-        self.metrics
+    pub(super) async fn roll_back(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
+        self.core
+            .metrics
             .work()
-            .run_was_ended(desk.run.lineage.agent(), log_lines::ROLLED_BACK);
-        let log = Arc::clone(&desk.log);
-        let now = self.clock.now();
+            .run_ended_without_worker(run_context.run.lineage.agent(), log_lines::ROLLED_BACK);
+        let log = Arc::clone(&run_context.log);
+        let now = self.core.clock.now();
         let last = log.is_open().then(|| log.reserve(1));
-        let run = desk.run.clone();
-        let desk = Arc::clone(desk);
+        let run = run_context.run.clone();
+        let run_context = Arc::clone(run_context);
         let undone = self
+            .core
             .db
             .write(move |tx| {
                 Box::pin(async move {
-                    if !desk.holds_lease(tx, now).await? {
+                    if !run_context.holds_lease(tx, now).await? {
                         return Ok(());
                     }
-                    if let Some(ledger) = desk.ledger.get() {
+                    if let Some(ledger) = run_context.ledger.get() {
                         ledger.close(tx, now, 0).await?;
                     }
-                    admission::undo(tx, &desk.run, last, now).await
+                    admission::undo(tx, &run_context.run, last, now).await
                 })
             })
             .await;
@@ -175,36 +169,33 @@ impl Worker {
     }
 }
 
-/// Writes down that a run is to stop. Who tells its caller, if it is a subagent that waits.
-async fn tell(
+/// Requests that a run stops. For a subagent that waits, returns also which run notifies its caller, and that run if it was started for it.
+async fn request(
     tx: &mut Tx<'_>,
     run: &Run,
     action: CancelAction,
-    (webhooks, now): (&Webhooks, Timestamp),
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<Option<CallerNotice>, CancelError>> {
+    context: &AdmissionContext,
+) -> Result<(Option<CallerNotice>, Option<Admitted>), CancelError> {
     let is_child = run.lineage.depth > 0;
     match run.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, run, action, (webhooks, now)).await?;
-            Ok(Ok(None))
+            admission::withdraw(tx, run, action, (&context.core.webhooks, context.now)).await?;
+            Ok((None, None))
         }
-        RunStatus::Running if is_child && action == CancelAction::Rollback => Ok(Err(CancelError::NoUndo)),
+        RunStatus::Running if is_child && action == CancelAction::Rollback => Err(CancelError::NoUndo),
         RunStatus::Running => {
             db::runs::request_cancel(tx, run.id, action.word()).await?;
-            Ok(Ok(None))
+            Ok((None, None))
         }
         RunStatus::Interrupted if is_child => {
-            let given_up = giving_up::give_up(tx, run, action, (house, occasion)).await?;
-            Ok(given_up.map(Some))
+            let (notice, admitted) = interrupts::cancel_waiting(tx, run, action, context).await?;
+            Ok((Some(notice), admitted))
         }
-        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => {
-            Ok(Err(CancelError::Over))
-        }
+        RunStatus::Success | RunStatus::Error | RunStatus::Timeout | RunStatus::Interrupted => Err(CancelError::Over),
     }
 }
 
-/// How many runs one transaction stops.
+/// The most runs that one transaction cancels.
 const AT_ONCE: i64 = 100;
 
 /// Tells some of the runs at work to stop, those on the threads behind `after`; returns which.

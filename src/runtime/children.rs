@@ -1,4 +1,4 @@
-//! The runs of subagents at work in this process, each with what tells it alone to stop.
+//! The runs of subagents at work in this process, each with its own cancellation token.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ pub(super) struct AtWork {
 }
 
 impl Children {
-    /// Notes that `run` is at work, or is about to be: from now on it can be told to stop.
+    /// Registers a run that is, or is about to be, at work: from now on it can be cancelled.
     pub(super) fn enter(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
         let stop = Arc::new(stop);
         self.all().insert(run, Arc::clone(&stop));
@@ -30,12 +30,12 @@ impl Children {
         }
     }
 
-    /// Tells a run to stop. False if it is not at work here.
+    /// Cancels a run. Returns false if it is not at work in this process.
     pub(super) fn stop(&self, run: RunId) -> bool {
         self.all().get(&run).map(|stop| stop.cancel()).is_some()
     }
 
-    /// Whether the run is at work here.
+    /// Returns whether the run is at work in this process.
     pub(super) fn has(&self, run: RunId) -> bool {
         self.all().contains_key(&run)
     }
@@ -46,7 +46,7 @@ impl Children {
 }
 
 impl AtWork {
-    /// What tells the run to stop.
+    /// Returns the token that cancels the run.
     pub(super) fn stop(&self) -> &CancellationToken {
         &self.stop
     }

@@ -1,4 +1,4 @@
-//! Runs that are started by the clock.
+//! Crons: runs that start at scheduled times.
 //!
 //! A due time is met exactly once: the run is made in the transaction that moves the cron on to its next due time, and with it
 //! the job of the cron; of several servers on one database the one that has claimed the job does it. What was missed, because no server ran or the
@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::admission::{self, AdmissionDeps};
-use super::{AssistantRef, CronError, NewRun, Runs, StartError, Target, assistants};
+use super::admission::{self, Admission, AdmissionContext, Checked};
+use super::core::Core;
+use super::{AssistantRef, BatchError, CronError, NewRun, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
 use crate::domain::cron::{Cron, Schedule};
@@ -23,31 +24,31 @@ use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
-/// A wish for a cron, checked for shape but not yet for sense.
+/// A request for a cron whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewCron {
-    /// Where its runs shall run; none gives every run a thread of its own.
+    /// The thread of its runs; none gives every run a thread of its own.
     pub thread: Option<ThreadId>,
-    /// Who shall run.
+    /// The assistant of its runs.
     pub assistant: AssistantRef,
-    /// When.
+    /// The times of its runs.
     pub schedule: Schedule,
-    /// After this instant no run is started any more.
+    /// The time after which no run is started.
     pub end: Option<Timestamp>,
-    /// Whether runs are started at all.
+    /// False while no runs are started.
     pub enabled: bool,
-    /// Whether a thread of a run's own stays when the run is over.
+    /// True to keep the thread of a run when the run is over.
     pub keep_threads: bool,
-    /// What each run shall do.
+    /// The request of each run.
     pub request: RunRequest,
-    /// The requester's notes.
+    /// The metadata.
     pub metadata: Map<String, Value>,
-    /// The wish as the client wrote it.
+    /// The request as the client wrote it.
     pub payload: Map<String, Value>,
 }
 
 impl NewCron {
-    /// The cron that is wished for. It has no due time yet.
+    /// Returns the cron without a due time.
     fn into_cron(self, id: CronId, assistant: AssistantId, now: Timestamp) -> Cron {
         let Self {
             thread,
@@ -98,8 +99,8 @@ fn open<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<Strin
     value.as_object_mut().expect("an object was just put there")
 }
 
-/// What one due time asks for.
-pub(super) fn wish_of(cron: &Cron) -> NewRun {
+/// Returns the run of one due time.
+pub(super) fn new_run_of(cron: &Cron) -> NewRun {
     let keep = cron.keep_threads;
     let mut metadata = cron.metadata.clone();
     metadata.insert("cron_id".to_owned(), json!(cron.id));
@@ -113,84 +114,95 @@ pub(super) fn wish_of(cron: &Cron) -> NewRun {
     }
 }
 
-/// What the run of a cron is admitted with.
-pub(super) struct RunAhead {
-    pub(super) house: AdmissionDeps,
+/// The result of the checks that are made before the run of a cron is admitted.
+pub(super) struct PrecheckedRun {
+    pub(super) checked: Vec<Checked>,
     /// The thread of the cron.
     pub(super) thread: Option<ThreadId>,
     /// The request that was checked.
     pub(super) request: Option<RunRequest>,
-    /// Why it is not granted, if that is known already.
+    /// The refusal, if one is known already.
     pub(super) refusal: Option<StartError>,
 }
 
-/// The cron that is wished for, if its runs can be admitted as far as can be told ahead. It has no due time yet.
-async fn lay_out(
+/// Returns the cron without a due time, if its runs can be admitted as far as is known in advance.
+async fn check_cron(
     tx: &mut Tx<'_>,
-    wish: NewCron,
-    house: &AdmissionDeps,
-    (id, now): (CronId, Timestamp),
-) -> DbResult<Result<Cron, CronError>> {
-    let cast = match assistants::cast(tx, &house.registry.agents(), &wish.assistant).await? {
-        Ok(cast) => cast,
-        Err(refusal) => return Ok(Err(refusal.into())),
-    };
-    let cron = wish.into_cron(id, cast.assistant.id, now);
-    if let Err(invalid) = admission::check_ahead(&wish_of(&cron), &cast, house) {
-        return Ok(Err(invalid.into()));
-    }
+    new_cron: NewCron,
+    context: &AdmissionContext,
+    id: CronId,
+) -> Result<Cron, CronError> {
+    let resolved = context.core.registry.resolve(tx, &new_cron.assistant).await?;
+    let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
+    admission::check_ahead(&new_run_of(&cron), &resolved, context)?;
     if cron.thread.is_none() && cron.request.checkpoint.is_some() {
         let reason = "needs a thread: a cron without one begins anew each time";
-        return Ok(Err(Invalid::new("checkpoint", reason).into()));
+        return Err(Invalid::new("checkpoint", reason).into());
     }
-    Ok(Ok(cron))
+    Ok(cron)
 }
 
-impl Runs {
-    /// Makes a cron, once for each key; what is kept is how it is `shown`.
+/// Crons: creates, changes and deletes them. Cheap to clone.
+#[derive(Clone)]
+pub struct Crons {
+    pub(super) core: Arc<Core>,
+    pub(super) admission: Admission,
+}
+
+impl Crons {
+    pub(super) fn new(core: Arc<Core>, admission: Admission) -> Self {
+        Self { core, admission }
+    }
+
+    /// Creates a cron, once per key. `shown` renders the stored response to repeated requests.
     ///
     /// # Errors
     /// See [`CronError`]; nothing is stored then.
-    pub async fn create_cron(
+    pub async fn create(
         &self,
-        wish: NewCron,
+        new_cron: NewCron,
         key: Option<IdempotencyKey>,
         shown: fn(&Cron) -> StoredResponse,
     ) -> Result<Once<Cron>, CronError> {
         let id = CronId::mint();
-        let now = self.0.clock.now();
-        let house = match self.cron_ahead(&wish, id, now).await {
-            Ok(house) => house,
-            Err(refusal) => return self.kept(key).await?.ok_or(refusal),
+        let now = self.core.clock.now();
+        let checked = match self.precheck_cron(&new_cron, id, now).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
         };
-        let write = self.0.db.write_once(key, now, shown, move |tx| {
+        let context = AdmissionContext {
+            now,
+            ..self.admission.context(checked)
+        };
+        let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
-                if let Some(thread) = wish.thread
+                if let Some(thread) = new_cron.thread
                     && db::threads::lock(tx, thread).await?.is_none()
                 {
-                    return Ok(Err(CronError::NoThread(thread)));
+                    return Err(CronError::NoThread(thread));
                 }
-                let mut cron = match lay_out(tx, wish, &house, (id, now)).await? {
-                    Ok(cron) => cron,
-                    Err(refusal) => return Ok(Err(refusal)),
-                };
+                let mut cron = check_cron(tx, new_cron, &context, id).await?;
                 cron.due_at = cron.next_after(now);
                 db::crons::insert(tx, &cron).await?;
-                Ok(Ok(cron))
+                Ok(cron)
             })
         });
-        write.await?
+        write.await
     }
 
-    /// Puts `wish` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule, its
+    /// Puts `new_cron` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule, its
     /// zone or its end, or when it is enabled: what was due while it was not is not made up for.
     ///
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
-    pub async fn update_cron(&self, old: Cron, wish: NewCron) -> Result<Cron, CronError> {
-        let now = self.0.clock.now();
-        let house = self.cron_ahead(&wish, old.id, now).await?;
-        self.0
+    pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
+        let now = self.core.clock.now();
+        let checked = self.precheck_cron(&new_cron, old.id, now).await?;
+        let context = AdmissionContext {
+            now,
+            ..self.admission.context(checked)
+        };
+        self.core
             .db
             .write(move |tx| {
                 Box::pin(async move {
@@ -199,72 +211,72 @@ impl Runs {
                         db::threads::lock(tx, thread).await?;
                     }
                     let Some(found) = db::crons::lock(tx, old.id).await? else {
-                        return Ok(Err(CronError::NoCron));
+                        return Err(CronError::NoCron);
                     };
                     if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
-                        return Ok(Err(CronError::Stale));
+                        return Err(CronError::Stale);
                     }
-                    let mut new = match lay_out(tx, wish, &house, (old.id, now)).await? {
-                        Ok(new) => Cron {
-                            thread: old.thread,
-                            created_at: old.created_at,
-                            ..new
-                        },
-                        Err(refusal) => return Ok(Err(refusal)),
+                    let mut new = Cron {
+                        thread: old.thread,
+                        created_at: old.created_at,
+                        ..check_cron(tx, new_cron, &context, old.id).await?
                     };
                     let is_woken = new.enabled && !found.enabled;
                     let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));
                     let goes_on = !is_woken && new.schedule == found.schedule && still_due.is_some();
                     new.due_at = if goes_on { still_due } else { new.next_after(now) };
                     db::crons::update(tx, &new).await?;
-                    Ok(Ok(new))
+                    Ok(new)
                 })
             })
-            .await?
+            .await
     }
 
-    /// What a cron is made with, after those parts of the wish were checked whose check takes long.
-    async fn cron_ahead(&self, wish: &NewCron, id: CronId, now: Timestamp) -> Result<AdmissionDeps, CronError> {
-        self.0.webhooks.check(&wish.request)?;
+    /// Makes the slow checks of the request for a cron.
+    async fn precheck_cron(&self, new_cron: &NewCron, id: CronId, now: Timestamp) -> Result<Vec<Checked>, CronError> {
+        self.core.webhooks.check(&new_cron.request)?;
         // Which assistant is meant is found out by whoever looks at the wish.
-        let cron = wish.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
+        let cron = new_cron.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
         let ahead = NewRun {
-            assistant: wish.assistant.clone(),
-            ..wish_of(&cron)
+            assistant: new_cron.assistant.clone(),
+            ..new_run_of(&cron)
         };
-        let checked = self.checked_ahead(&Arc::new(vec![ahead])).await;
-        checked.map_err(|(_, refusal)| CronError::of_check(refusal))
+        let checked = self.admission.precheck(&Arc::new(vec![ahead])).await;
+        checked.map_err(|refused| CronError::of_check(refused.error))
     }
 
-    /// What the run of a cron is admitted with, after its request was checked, as far as that takes long.
-    pub(super) async fn run_ahead(&self, id: CronId) -> DbResult<RunAhead> {
+    /// Makes the slow checks of the run of a cron.
+    pub(super) async fn precheck_run(&self, id: CronId) -> DbResult<PrecheckedRun> {
         let found = self
-            .0
+            .core
             .db
             .read(move |tx| Box::pin(async move { db::crons::find(tx, id).await }))
             .await;
         // One that is gone or cannot be read is met by the write.
         let Some(cron) = db::unless_corrupt(found)?.flatten() else {
-            return Ok(RunAhead {
-                house: self.0.house(),
+            return Ok(PrecheckedRun {
+                checked: vec![],
                 thread: None,
                 request: None,
                 refusal: None,
             });
         };
-        let checked = self.checked_ahead(&Arc::new(vec![wish_of(&cron)])).await;
+        let checked = self.admission.precheck(&Arc::new(vec![new_run_of(&cron)])).await;
         let thread = cron.thread;
         let request = Some(cron.request);
         match checked {
-            Ok(house) => Ok(RunAhead {
-                house,
+            Ok(checked) => Ok(PrecheckedRun {
+                checked,
                 thread,
                 request,
                 refusal: None,
             }),
-            Err((_, StartError::Fault(error))) => Err(error),
-            Err((_, refusal)) => Ok(RunAhead {
-                house: self.0.house(),
+            Err(BatchError {
+                error: StartError::Fault(error),
+                ..
+            }) => Err(error),
+            Err(BatchError { error: refusal, .. }) => Ok(PrecheckedRun {
+                checked: vec![],
                 thread,
                 request,
                 refusal: Some(refusal),
@@ -275,9 +287,9 @@ impl Runs {
     /// Deletes a cron. False if there is none.
     ///
     /// # Errors
-    /// When the database fails.
-    pub async fn delete_cron(&self, id: CronId) -> DbResult<bool> {
-        self.0
+    /// Returns an error when the database fails.
+    pub async fn delete(&self, id: CronId) -> DbResult<bool> {
+        self.core
             .db
             .write(move |tx| Box::pin(async move { db::crons::delete(tx, id).await }))
             .await

@@ -5,26 +5,27 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::OpenError;
 use super::assistants;
+use super::core::Core;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
-use super::{OpenError, Runs};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{
     AgentDefinition, ClientRules, DefinitionVersion, Diagnostic, FieldPath, MOST_AGENTS, Provenance, Severity,
-    StoredDiagnostic, VERSIONS_KEPT, Validated, judge,
+    StoredDiagnostic, VERSIONS_KEPT, Validated, validate,
 };
 use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
-/// How often it is looked whether clients of other servers have defined agents.
+/// The pause between two looks for definitions that came to other servers.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long a definition out of use stays although nothing shows that it is needed: another server may be admitting a run
 /// by it in this moment.
 const GRACE: Duration = Duration::from_secs(600);
 
-/// Why an agent was not defined, shown or removed.
+/// The refusal to define, read or remove an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum DefinitionError {
     /// There is no such agent.
@@ -55,7 +56,7 @@ pub enum DefinitionError {
     Fault(#[from] db::DbError),
 }
 
-/// What a client brings.
+/// A definition from a client.
 struct Brought {
     definition: AgentDefinition,
     now: Timestamp,
@@ -65,7 +66,7 @@ impl Registry {
     /// Takes over what files and clients define.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
-            let made = self.workshop.known(
+            let made = self.workshop.register(
                 &agent.graph_id,
                 &agent.definition,
                 &Provenance::File(agent.place.clone()),
@@ -78,7 +79,7 @@ impl Registry {
         self.replace(&sources);
         let before = self.clock.now().minus(GRACE);
         self.db
-            .write(move |tx| Box::pin(async move { db::definitions::sweep(tx, before).await }))
+            .write(move |tx| Box::pin(db::definitions::sweep(tx, before)))
             .await?;
         Ok(())
     }
@@ -98,7 +99,7 @@ impl Registry {
                     let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
                     assistants::register(tx, &assistant).await?;
                 }
-                Ok(versions)
+                Ok::<_, db::DbError>(versions)
             })
         });
         let versions = write.await?;
@@ -128,7 +129,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Whether clients may define agents.
+    /// Returns whether clients may define agents.
     fn are_clients_allowed(&self) -> Result<(), DefinitionError> {
         if self.around().clients.enabled {
             Ok(())
@@ -139,9 +140,7 @@ impl Registry {
 
     /// Takes over what clients of other servers have changed.
     async fn catch_up(&self) -> DbResult<()> {
-        let read = self
-            .db
-            .read(move |tx| Box::pin(async move { db::definitions::last_change(tx).await }));
+        let read = self.db.read(move |tx| Box::pin(db::definitions::last_change(tx)));
         let last = read.await?;
         let mut sources = self.sources.lock().await;
         if sources.seen != last {
@@ -156,7 +155,7 @@ impl Registry {
     }
 
     /// Takes over what clients of other servers have changed, as it happens. Ends with the server.
-    pub(super) async fn keep_up(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
+    pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
         while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
             if let Err(error) = self.catch_up().await {
                 tracing::warn!(%error, "could not look for agents that clients have defined");
@@ -199,33 +198,43 @@ async fn store(
     tx: &mut Tx<'_>,
     graph_id: &str,
     brought: &Brought,
-) -> DbResult<Result<Option<(DefinitionVersion, i64)>, DefinitionError>> {
+) -> Result<Option<(DefinitionVersion, i64)>, DefinitionError> {
     let in_use = db::definitions::of_client(tx, graph_id).await?;
     if in_use.is_some_and(|version| version.definition == brought.definition) {
-        return Ok(Ok(None));
+        return Ok(None);
     }
     // Of two who do this at once the second waits here, and sees what the first did.
     let change = db::definitions::note_change(tx).await?;
     let old = db::definitions::of_client(tx, graph_id).await?;
     if old.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
-        return Ok(Err(DefinitionError::TooMany));
+        return Err(DefinitionError::TooMany);
     }
     let version = keep(tx, graph_id, &brought.definition, &Provenance::Client, brought.now).await?;
     db::definitions::put(tx, graph_id, version.number).await?;
     let assistant = assistants::automatic(graph_id, &brought.definition, brought.now);
     assistants::register(tx, &assistant).await?;
-    Ok(Ok(Some((version, change))))
+    Ok(Some((version, change)))
 }
 
-impl Runs {
+/// The definitions of agents: read, defined by clients, and replaced by those of files. Cheap to clone.
+#[derive(Clone)]
+pub struct Definitions {
+    core: Arc<Core>,
+}
+
+impl Definitions {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
     /// Defines an agent, or changes the definition of one. Runs that began keep to the old one.
     ///
     /// # Errors
     /// See [`DefinitionError`]; nothing is stored then.
     pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         registry.are_clients_allowed()?;
-        let Validated { definition, findings } = self.judge_agent(graph_id, body);
+        let Validated { definition, findings } = self.validate_agent(graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(
                 findings.into_iter().map(StoredDiagnostic::from).collect(),
@@ -235,7 +244,7 @@ impl Runs {
         may_be_changed(&sources, graph_id)?;
         let known = registry
             .workshop
-            .known(graph_id, &definition, &Provenance::Client)
+            .register(graph_id, &definition, &Provenance::Client)
             .map_err(|error| {
                 let finding = Diagnostic::error(FieldPath::default(), error.to_string());
                 DefinitionError::Unusable(vec![finding.into()])
@@ -248,7 +257,7 @@ impl Runs {
         let write = registry
             .db
             .write(move |tx| Box::pin(async move { store(tx, &key, &brought).await }));
-        match write.await?? {
+        match write.await? {
             Some((version, change)) => {
                 let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
                 registry.follow(&mut sources, change, apply).await?;
@@ -274,7 +283,7 @@ impl Runs {
     /// # Errors
     /// See [`DefinitionError`].
     pub async fn remove_agent(&self, graph_id: &str) -> Result<(), DefinitionError> {
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         registry.are_clients_allowed()?;
         let mut sources = registry.sources.lock().await;
         may_be_changed(&sources, graph_id)?;
@@ -299,10 +308,10 @@ impl Runs {
     }
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
-    pub fn judge_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut judgement = judge(graph_id, body, &self.0.registry.around());
-        let peers = &self.0.registry.workshop.peers;
-        let webhooks = &self.0.webhooks;
+    pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
+        let mut judgement = judge(graph_id, body, &self.core.registry.around());
+        let peers = &self.core.registry.workshop.peers;
+        let webhooks = &self.core.webhooks;
         let mut forbidden: Vec<Diagnostic> = vec![];
         let subagents = judgement
             .definition
@@ -329,7 +338,7 @@ impl Runs {
 
     /// The agent of this name, as it is defined now.
     pub fn agent(&self, graph_id: &str) -> Option<AgentRecord> {
-        self.0.registry.records().get(graph_id).cloned()
+        self.core.registry.records().get(graph_id).cloned()
     }
 
     /// The agents for which `wanted` holds, by their names: the part `(limit, offset)` of them, and how many there are.
@@ -338,7 +347,7 @@ impl Runs {
         wanted: impl Fn(&AgentRecord) -> bool,
         (limit, offset): (usize, usize),
     ) -> (Vec<AgentRecord>, usize) {
-        let records = self.0.registry.records();
+        let records = self.core.registry.records();
         let found: Vec<&AgentRecord> = records.values().filter(|record| wanted(record)).collect();
         (
             found
@@ -357,9 +366,9 @@ impl Runs {
     /// and the providers with which it began, nothing of it is taken over, and the former definitions say why.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn replace_files(&self, files: FileAgents) -> DbResult<()> {
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         let mut around = registry.around();
         around
             .agents
@@ -380,7 +389,7 @@ impl Runs {
         let mut sources = registry.sources.lock().await;
         let is_known = sources.are_of(&files);
         if !is_known {
-            self.0.metrics.work().knows(files.labels());
+            self.core.metrics.work().set_known_names(files.labels());
             registry.store_files(&mut sources, files).await?;
         }
         // They were found good just now.
@@ -394,7 +403,7 @@ impl Runs {
 
     /// Keeps to the former definitions of files, and says why.
     pub async fn refuse_files(&self, reasons: Vec<(Option<String>, StoredDiagnostic)>) {
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         for (_, reason) in reasons.iter().filter(|(_, reason)| reason.severity == Severity::Error) {
             tracing::error!(%reason, "a change of the definitions is not taken over; the former ones stay in use");
         }
@@ -405,12 +414,12 @@ impl Runs {
 
     /// Why an agent of a file cannot run on this server as it began.
     fn misfits(&self, agent: &super::FileAgent, around: &ValidationContext) -> Vec<(Option<String>, StoredDiagnostic)> {
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         let found = check_agent(&agent.graph_id, &agent.definition, around);
         let provenance = Provenance::File(agent.place.clone());
         let made = registry
             .workshop
-            .known(&agent.graph_id, &agent.definition, &provenance)
+            .register(&agent.graph_id, &agent.definition, &provenance)
             .err();
         let unmade = made.map(|error| Diagnostic::error(FieldPath::default(), error.to_string()));
         let mistakes = found

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::children::AtWork;
-use super::desk::{RunContext, fault};
-use super::{Report, admission, log_lines};
+use super::run_context::{RunContext, fault};
+use super::{Report, interrupts, log_lines};
 use crate::agent::assemble::RegisteredAgent;
-use crate::agent::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbError, DbResult};
 use crate::domain::checkpoint::{Entry, Lane};
@@ -28,13 +28,15 @@ use crate::domain::run::{Lineage, Run, RunStatus};
 use crate::domain::time::Timestamp;
 use crate::tool::budget::{Budget, Meter};
 
+mod child;
 mod commit;
 
+use child::ChildAdmission;
 use commit::{CommitBatch, CommitOutcome, PlacedStep, write_batch};
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
-    desk: Arc<RunContext>,
+    run_context: Arc<RunContext>,
     /// The run of this lane: the main agent's, or a child's.
     run: RunId,
     origin: Arc<Origin>,
@@ -42,11 +44,11 @@ pub(super) struct LaneJournal {
     segment: Mutex<Option<i64>>,
     /// Since when it is at work in this process.
     began: Timestamp,
-    /// What the run has used; none for who only writes down that it is over.
+    /// The usage of the run; none for a journal that only stores its end.
     meter: Option<Arc<Meter>>,
-    /// What the main agent may use, with all below it.
+    /// The budget of the main agent with all below it.
     budget: Option<Budget>,
-    /// What of it is stored, time aside.
+    /// The usage that is stored, without time.
     stored: Mutex<Usage>,
     /// Tells the loop that writes here to stop.
     stop: CancellationToken,
@@ -57,10 +59,10 @@ pub(super) struct LaneJournal {
 impl LaneJournal {
     /// Shows what is not to be stored to those who are there.
     fn show(&self, body: EventBody) {
-        let at = self.desk.clock.now();
-        let run = self.desk.run.id;
+        let at = self.run_context.core.clock.now();
+        let run = self.run_context.run.id;
         let origin = Arc::clone(&self.origin);
-        self.desk.log.publish_volatile(|seq| Event {
+        self.run_context.log.publish_volatile(|seq| Event {
             seq,
             run,
             at,
@@ -70,17 +72,17 @@ impl LaneJournal {
     }
 
     pub(super) fn main(
-        desk: Arc<RunContext>,
+        run_context: Arc<RunContext>,
         segment: Option<i64>,
         (stop, budget): (CancellationToken, Option<Budget>),
     ) -> Self {
-        let origin = Arc::new(Origin::of(&desk.run));
-        let run = desk.run.id;
-        let began = desk.clock.now();
+        let origin = Arc::new(Origin::of(&run_context.run));
+        let run = run_context.run.id;
+        let began = run_context.core.clock.now();
         let stored = Mutex::default();
         let meter = budget.as_ref().map(|budget| Arc::clone(budget.meter()));
         Self {
-            desk,
+            run_context,
             run,
             origin,
             segment: Mutex::new(segment),
@@ -100,11 +102,11 @@ impl LaneJournal {
         (at_work, meter): (AtWork, &Arc<Meter>),
     ) -> Box<dyn Journal> {
         Box::new(Self {
-            desk: Arc::clone(&self.desk),
+            run_context: Arc::clone(&self.run_context),
             run: run.id,
             origin: Arc::new(Origin::of(run)),
             segment: Mutex::new(segment),
-            began: self.desk.clock.now(),
+            began: self.run_context.core.clock.now(),
             meter: Some(Arc::clone(meter)),
             budget: None,
             stored: Mutex::default(),
@@ -115,7 +117,7 @@ impl LaneJournal {
 
     /// Notes that a child is about to work, before its row is written or read: who cancels it looks at the row first.
     fn enters(&self, child: RunId) -> AtWork {
-        self.desk.children.enter(child, self.stop.child_token())
+        self.run_context.children.enter(child, self.stop.child_token())
     }
 
     /// The agent of this server that a child is, if it is one.
@@ -123,16 +125,16 @@ impl LaneJournal {
         if child.request.agent.is_none() {
             return Ok(None);
         }
-        let known = patiently(self.desk.run.id, || self.desk.registry.of_run(child)).await;
-        known.map_err(|error| fault(self.desk.run.id, &error))
+        let known = patiently(self.run_context.run.id, || self.run_context.core.registry.of_run(child)).await;
+        known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
     /// Numbers the notes and lays out what is to be written.
-    fn lay_out(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
-        let at = self.desk.clock.now();
+    fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
+        let at = self.run_context.core.clock.now();
         let (notes, items) = split(notes);
         let count = notes.len();
-        let first = self.desk.log.reserve(count);
+        let first = self.run_context.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
         let mut batch = CommitBatch {
             first,
@@ -152,15 +154,15 @@ impl LaneJournal {
         for (note, seq) in notes.into_iter().zip(first..) {
             let body = match note {
                 PendingWrite::Entry { entry, position } => {
-                    self.lay_out_entry(&mut batch, machine, (entry, position), seq)
+                    self.build_entry(&mut batch, machine, (entry, position), seq)
                 }
-                PendingWrite::Fact(fact) => self.lay_out_fact(&mut batch, machine, fact, seq),
+                PendingWrite::Fact(fact) => self.build_fact(&mut batch, machine, fact, seq),
                 PendingWrite::Items(_) => continue,
             };
             let origin = Arc::clone(&self.origin);
             batch.events.push(Arc::new(Event {
                 seq,
-                run: self.desk.run.id,
+                run: self.run_context.run.id,
                 at,
                 origin,
                 body,
@@ -177,7 +179,7 @@ impl LaneJournal {
         (std::mem::replace(&mut *stored, counted) != counted).then_some(used)
     }
 
-    fn lay_out_entry(
+    fn build_entry(
         &self,
         batch: &mut CommitBatch,
         machine: &Machine,
@@ -199,7 +201,7 @@ impl LaneJournal {
         EventBody::Entry(entry)
     }
 
-    fn lay_out_fact(&self, batch: &mut CommitBatch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
+    fn build_fact(&self, batch: &mut CommitBatch, machine: &Machine, mut fact: Fact, seq: i64) -> EventBody {
         match &mut fact {
             Fact::Asked { interrupts, .. } => {
                 let at = batch.at;
@@ -247,7 +249,7 @@ impl LaneJournal {
     /// What is to be known of what was used when the run ends, besides what its meter says.
     async fn rest(&self) -> DbResult<Rest> {
         let run = self.run;
-        let now = self.desk.clock.now();
+        let now = self.run_context.core.clock.now();
         let whole = self.budget.as_ref().map(Budget::whole);
         let under_way = whole.map_or(0, Meter::under_way);
         if self.origin.lane != Lane::Main || whole.is_some_and(|whole| whole.usage(now).children == 0) {
@@ -257,7 +259,8 @@ impl LaneJournal {
             });
         }
         let read = self
-            .desk
+            .run_context
+            .core
             .db
             .read(move |tx| Box::pin(db::runs::usages_with_background(tx, run)));
         let mut used = read.await?;
@@ -273,8 +276,8 @@ impl LaneJournal {
         InterruptRecord {
             seq,
             interrupt: interrupt.clone(),
-            thread: self.desk.run.thread,
-            run: self.desk.run.id,
+            thread: self.run_context.run.thread,
+            run: self.run_context.run.id,
             lane: self.origin.lane,
             agent: self.origin.agent.clone(),
             path: self.origin.path.clone(),
@@ -294,7 +297,7 @@ impl LaneJournal {
         (status, error): (RunStatus, Option<&Failure>),
         at: Timestamp,
     ) -> Option<Delivery> {
-        let run = &self.desk.run;
+        let run = &self.run_context.run;
         if self.origin.lane != Lane::Main || run.request.webhook().is_none() {
             return None;
         }
@@ -305,7 +308,7 @@ impl LaneJournal {
             ..run.clone()
         };
         let values = machine.state.values();
-        self.desk.webhooks.delivery(&Report {
+        self.run_context.core.webhooks.delivery(&Report {
             run: &run,
             began: Some(self.began),
             ended: at,
@@ -315,28 +318,28 @@ impl LaneJournal {
 
     /// Counts what is stored now.
     fn count(&self, events: &[Arc<Event>], begun: Instant) {
-        let work = self.desk.metrics.work();
+        let work = self.run_context.core.metrics.work();
         work.committed(begun.elapsed());
-        let age = self.desk.clock.now().since(self.began);
-        events.iter().for_each(|event| work.happened(event, age));
+        let age = self.run_context.core.clock.now().since(self.began);
+        events.iter().for_each(|event| work.record_event(event, age));
         if self.origin.lane == Lane::Main {
             let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
-            ends.for_each(|end| log_lines::run_ended(&self.desk.run, &end));
+            ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
         }
     }
 
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
-        let desk = Arc::clone(&self.desk);
+        let run_context = Arc::clone(&self.run_context);
         let run = self.run;
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
-        let turn = self.desk.turns.take();
-        let write = self.desk.db.write(move |tx| {
+        let turn = self.run_context.turns.take();
+        let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
-                let written = write_batch(tx, &desk, (run, lane), &batch, turn, &before).await?;
-                if matches!(written, CommitOutcome::Now) && desk.has_company && ends {
-                    db::rings::ring(tx, db::Notification::Ended(desk.run.thread)).await?;
+                let written = write_batch(tx, &run_context, (run, lane), &batch, turn, &before).await?;
+                if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
+                    db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                 }
                 Ok(written)
             })
@@ -376,12 +379,12 @@ impl LaneJournal {
             let Some(pause) = pauses.next().filter(|_| error.is_transient()) else {
                 break Err(error);
             };
-            tracing::warn!(run = %self.desk.run.id, %error, "a step cannot be stored yet");
+            tracing::warn!(run = %self.run_context.run.id, %error, "a step cannot be stored yet");
             tokio::time::sleep(pause).await;
-            batch = Arc::new(batch.renumbered(self.desk.log.reserve(batch.count)));
+            batch = Arc::new(batch.renumbered(self.run_context.log.reserve(batch.count)));
         };
         for numbers in tried {
-            self.desk
+            self.run_context
                 .log
                 .abandon(numbers.start, usize::try_from(numbers.end - numbers.start).unwrap_or(0));
         }
@@ -448,18 +451,22 @@ impl Journal for LaneJournal {
             .iter()
             .any(|note| matches!(note, PendingWrite::Fact(Fact::Ended { .. })));
         let fault = |error: DbError| {
-            self.desk.metrics.work().commit_lost("database");
-            fault(self.desk.run.id, &error)
+            self.run_context.core.metrics.work().commit_failed("database");
+            fault(self.run_context.run.id, &error)
         };
         let rest = match ends {
-            true => Some(patiently(self.desk.run.id, || self.rest()).await.map_err(fault)?),
+            true => Some(
+                patiently(self.run_context.run.id, || self.rest())
+                    .await
+                    .map_err(fault)?,
+            ),
             false => None,
         };
-        let batch = self.lay_out(machine, notes, rest);
+        let batch = self.build_step(machine, notes, rest);
         let first = batch.first;
         let begun = Instant::now();
         let Some(stored) = self.store(batch).await.map_err(fault)? else {
-            self.desk.metrics.work().commit_lost("lease");
+            self.run_context.core.metrics.work().commit_failed("lease");
             return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
@@ -467,31 +474,35 @@ impl Journal for LaneJournal {
         self.count(&stored.events, begun);
         let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
         if let (true, Some(head)) = (main_ended, machine.head) {
-            self.desk.db.states().put(head, Arc::new(machine.state.clone()));
+            self.run_context
+                .core
+                .db
+                .states()
+                .put(head, Arc::new(machine.state.clone()));
         }
-        self.desk.log.publish(stored.events);
+        self.run_context.log.publish(stored.events);
         if stored.report.is_some() {
-            self.desk.webhooks.ring();
+            self.run_context.core.webhooks.wake();
         }
         Ok(())
     }
 
-    fn say(&self, delta: Delta) {
-        self.desk.metrics.work().said(&self.origin, &delta);
+    fn publish(&self, delta: Delta) {
+        self.run_context.core.metrics.work().record_delta(&self.origin, &delta);
         self.show(EventBody::Delta(delta));
     }
 
-    fn begin(&self, work: AgentWork) {
+    fn publish_start(&self, work: AgentWork) {
         self.show(EventBody::Begun(work));
     }
 
-    fn put_out(&self, call: String, text: String) {
+    fn publish_output(&self, call: String, text: String) {
         self.show(EventBody::Output { call, text });
     }
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
-        let desk = Arc::clone(&self.desk);
-        let now = self.desk.clock.now();
+    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
+        let run_context = Arc::clone(&self.run_context);
+        let now = self.run_context.core.clock.now();
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let id = wish.id;
         let order = wish.order.clone();
@@ -501,32 +512,33 @@ impl Journal for LaneJournal {
         let asked = Arc::new((wish, head, used));
         // Who asks again finds the child that was admitted before, as of the same instant.
         let admit = || {
-            let desk = Arc::clone(&desk);
+            let run_context = Arc::clone(&run_context);
             let asked = Arc::clone(&asked);
-            self.desk.db.write(move |tx| {
+            self.run_context.core.db.write(move |tx| {
                 Box::pin(async move {
                     let (wish, head, used) = &*asked;
-                    if !desk.holds_lease(tx, now).await? {
+                    if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let verdict = admission::child(tx, (&desk.run, &desk.registry), wish, now).await?;
-                    if let (Ok(_), Some((head, position))) = (&verdict, head) {
-                        db::checkpoints::set_position(tx, desk.run.thread, *head, position, desk.run.id).await?;
+                    let admission = child::admit(tx, (&run_context.run, &run_context.core.registry), wish, now).await?;
+                    if let (ChildAdmission::Admitted(_), Some((head, position))) = (&admission, head) {
+                        db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
+                            .await?;
                     }
                     if let Some(used) = used {
                         db::runs::set_usage(tx, lane, used).await?;
                     }
-                    Ok(Some(verdict))
+                    Ok(Some(admission))
                 })
             })
         };
-        let admitted = patiently(self.desk.run.id, admit)
+        let admitted = patiently(self.run_context.run.id, admit)
             .await
-            .map_err(|error| fault(self.desk.run.id, &error))?
+            .map_err(|error| fault(self.run_context.run.id, &error))?
             .ok_or(ExitReason::LeaseLost)?;
         match admitted {
-            Err(reason) => Ok(ChildVerdict::Refused(reason)),
-            Ok(run) if run.created_at == now => {
+            ChildAdmission::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
+            ChildAdmission::Admitted(run) if run.created_at == now => {
                 let stop = at_work.stop().clone();
                 let meter = Arc::new(Meter::new(Usage::default(), now));
                 let journal = self.child_journal(&run, None, (at_work, &meter));
@@ -542,10 +554,10 @@ impl Journal for LaneJournal {
                     input: None,
                     journal,
                 };
-                Ok(ChildVerdict::Admitted(Box::new(child)))
+                Ok(ChildAdmission::Admitted(Box::new(child)))
             }
-            Ok(_) => match self.find_child(id).await? {
-                Some((_, child)) => Ok(ChildVerdict::Admitted(Box::new(child))),
+            ChildAdmission::Admitted(_) => match self.find_child(id).await? {
+                Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
                 None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
             },
         }
@@ -556,10 +568,10 @@ impl Journal for LaneJournal {
     }
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
-        let thread = self.desk.run.thread;
+        let thread = self.run_context.run.thread;
         let at_work = self.enters(child);
         let find = || {
-            self.desk.db.read(move |tx| {
+            self.run_context.core.db.read(move |tx| {
                 Box::pin(async move {
                     let Some(run) = db::runs::get_by_id(tx, child).await? else {
                         return Ok(None);
@@ -573,9 +585,9 @@ impl Journal for LaneJournal {
                 })
             })
         };
-        let found = patiently(self.desk.run.id, find)
+        let found = patiently(self.run_context.run.id, find)
             .await
-            .map_err(|error| fault(self.desk.run.id, &error))?;
+            .map_err(|error| fault(self.run_context.run.id, &error))?;
         let known = match &found {
             Some((run, ..)) => self.known(run).await?,
             None => None,
@@ -584,13 +596,13 @@ impl Journal for LaneJournal {
             // One that failed has told its parent, or is about to: it is not tried again.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
-                machine.reopen();
+                machine.prepare_for_run();
             }
             let stop = at_work.stop().clone();
             if is_to_stop {
                 stop.cancel();
             }
-            let meter = Arc::new(Meter::new(used, self.desk.clock.now()));
+            let meter = Arc::new(Meter::new(used, self.run_context.core.clock.now()));
             let journal = self.child_journal(&run, segment, (at_work, &meter));
             let order = run
                 .request
@@ -613,28 +625,33 @@ impl Journal for LaneJournal {
         }))
     }
 
-    async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
+    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
         // Enlisted before the look, or who gives it up right after it would not be heard.
-        let waits = self.desk.parked.enter(child, CancellationToken::new());
-        let read = || self.desk.db.read(move |tx| Box::pin(db::runs::is_given_up(tx, child)));
-        if !patiently(self.desk.run.id, read)
+        let waits = self.run_context.parked.enter(child, CancellationToken::new());
+        let read = || {
+            self.run_context
+                .core
+                .db
+                .read(move |tx| Box::pin(db::runs::is_cancelled_while_waiting(tx, child)))
+        };
+        if !patiently(self.run_context.run.id, read)
             .await
-            .map_err(|error| fault(self.desk.run.id, &error))?
+            .map_err(|error| fault(self.run_context.run.id, &error))?
         {
             waits.stop().cancelled().await;
         }
         Ok(())
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
-        let thread = self.desk.run.thread;
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
+        let thread = self.run_context.run.thread;
         let read = || {
-            self.desk.db.read(move |tx| {
-                Box::pin(async move { admission::open_questions(tx, thread, Lane::Child(child)).await })
+            self.run_context.core.db.read(move |tx| {
+                Box::pin(async move { interrupts::open_interrupts(tx, thread, Lane::Child(child)).await })
             })
         };
-        patiently(self.desk.run.id, read)
+        patiently(self.run_context.run.id, read)
             .await
-            .map_err(|error| fault(self.desk.run.id, &error))
+            .map_err(|error| fault(self.run_context.run.id, &error))
     }
 }

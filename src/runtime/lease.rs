@@ -8,17 +8,17 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
 use super::CancelAction;
-use super::worker::Worker;
+use super::dispatcher::Dispatcher;
 use crate::db::{self, DbResult, Engine, Notification};
 use crate::domain::id::RunId;
 
-impl Worker {
+impl Dispatcher {
     /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
-    pub(super) async fn sign_on(&self) -> DbResult<()> {
-        let id = self.id;
+    pub(super) async fn take_lease(&self) -> DbResult<()> {
+        let id = self.core.id;
         let lease = self.lease;
         let alone = self.is_alone();
-        let write = self.db.write(move |tx| {
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 // An embedded database has one server, so all others are gone for certain.
                 if alone {
@@ -32,15 +32,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether no other process can be at work on the same database.
+    /// Returns whether no other process can use the same database.
     fn is_alone(&self) -> bool {
-        self.db.engine() == Engine::Sqlite
+        self.core.db.engine() == Engine::Sqlite
     }
 
-    /// Gives the lease on this process back, and with it what is still running: it may be taken over at once.
-    pub(super) async fn sign_off(&self) -> DbResult<()> {
-        let id = self.id;
-        let write = self.db.write(move |tx| {
+    /// Releases the lease of this process and its runs, which may be taken over at once.
+    pub(super) async fn release_lease(&self) -> DbResult<()> {
+        let id = self.core.id;
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 db::runs::release_all(tx, id).await?;
                 db::workers::retire(tx, id).await
@@ -49,11 +49,12 @@ impl Worker {
         write.await
     }
 
-    /// Keeps the lease and hears of cancellations that came to other processes. Ends with the server.
-    pub(super) async fn keep_lease(self: Arc<Self>) {
+    /// Renews the lease and reads cancellations that came to other processes. Ends with the server.
+    pub(super) async fn run_lease_loop(self: Arc<Self>) {
         // By a clock that nobody sets. What others go by is the clock of the database.
         let mut good_until = Instant::now() + self.lease;
         while self
+            .core
             .shutdown
             .soft()
             .run_until_cancelled(tokio::time::sleep(self.heartbeat))
@@ -80,12 +81,12 @@ impl Worker {
     }
 
     async fn beat(&self) -> DbResult<Vec<(RunId, CancelAction)>> {
-        let id = self.id;
+        let id = self.core.id;
         let lease = self.lease;
-        let write = self.db.write(move |tx| {
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 db::workers::beat(tx, id, lease).await?;
-                Ok((
+                DbResult::Ok((
                     db::workers::has_company(tx, id).await?,
                     db::runs::cancels_of(tx, id).await?,
                 ))
@@ -99,33 +100,44 @@ impl Worker {
             .collect())
     }
 
-    /// Hears what other processes on the same database ring. Ends with the server.
-    pub(super) async fn hear(self: Arc<Self>) {
-        let mut rings = self.db.rings();
-        while let Some(heard) = self.shutdown.soft().run_until_cancelled(rings.recv()).await {
+    /// Receives the notifications of other processes on the same database. Ends with the server.
+    pub(super) async fn run_notification_loop(self: Arc<Self>) {
+        let mut notifications = self.core.db.notifications();
+        while let Some(heard) = self
+            .core
+            .shutdown
+            .soft()
+            .run_until_cancelled(notifications.recv())
+            .await
+        {
             match heard {
-                Ok(Notification::Queue) => self.bell.notify_one(),
-                Ok(Notification::Cancel(run)) if self.works_on(run) => self.hear_cancels().await,
+                Ok(Notification::Queue) => self.wakeup.notify_one(),
+                Ok(Notification::Cancel(run)) if self.works_on(run) => self.read_cancels().await,
                 Ok(Notification::Cancel(run)) => drop(self.parked.stop(run)),
-                Ok(Notification::Ended(thread)) => self.events.wake(thread),
+                Ok(Notification::Ended(thread)) => self.core.events.wake(thread),
                 Err(RecvError::Lagged(_)) => {
-                    self.bell.notify_one();
-                    self.hear_cancels().await;
+                    self.wakeup.notify_one();
+                    self.read_cancels().await;
                 }
                 Err(RecvError::Closed) => return,
             }
         }
     }
 
-    /// Whether the run is at work here, be it the main agent's or a subagent's.
+    /// Returns whether a run of the main agent or of a subagent is at work in this process.
     fn works_on(&self, run: RunId) -> bool {
         self.active().contains_key(&run) || self.children.has(run)
     }
 
     /// Stops the runs here that somebody wants to be stopped.
-    async fn hear_cancels(&self) {
-        let id = self.id;
-        match self.db.read(move |tx| Box::pin(db::runs::cancels_of(tx, id))).await {
+    async fn read_cancels(&self) {
+        let id = self.core.id;
+        match self
+            .core
+            .db
+            .read(move |tx| Box::pin(db::runs::cancels_of(tx, id)))
+            .await
+        {
             Ok(cancels) => {
                 for (run, word) in cancels {
                     self.stop(run, CancelAction::from_word(&word));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::desk::RunContext;
+use super::run_context::RunContext;
 use crate::db::trees::{self, TreeUsed};
 use crate::db::{self, Db, DbError, DbResult, Tx};
 use crate::domain::background::BudgetScope;
@@ -43,7 +43,7 @@ pub(super) struct RemainingTime {
     limit: f64,
 }
 
-/// What is charged.
+/// A charge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BudgetCharge {
     /// What has changed before.
@@ -57,7 +57,7 @@ pub(super) struct BudgetCharge {
 impl BudgetLedger {
     /// Opens the books for a run whose share is called `share`, and which has used this much by what is stored.
     pub(super) async fn open(
-        desk: &RunContext,
+        run_context: &RunContext,
         trees: Vec<BudgetScope>,
         share: RunId,
         used: &Usage,
@@ -65,17 +65,17 @@ impl BudgetLedger {
         if trees.is_empty() {
             return Ok(None);
         }
-        let thread = desk.run.thread;
-        let now = desk.clock.now();
+        let thread = run_context.run.thread;
+        let now = run_context.core.clock.now();
         let used = UsageChange::from(used);
         let all = trees.clone();
-        let write = desk.db.write(move |tx| {
+        let write = run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 enter(tx, &all, (share, thread), now).await?;
                 for tree in &all {
                     set_share(tx, tree, share, &used).await?;
                 }
-                Ok(())
+                DbResult::Ok(())
             })
         });
         write.await?;
@@ -84,7 +84,7 @@ impl BudgetLedger {
             ..Page::default()
         });
         Ok(Some(Arc::new(Self {
-            db: desk.db.clone(),
+            db: run_context.core.db.clone(),
             trees,
             share,
             page,
@@ -107,7 +107,7 @@ impl BudgetLedger {
                 .unwrap_or(i64::MAX)
                 .saturating_sub(share.under_way);
             let change = UsageChange { under_way, ..noted };
-            used.busy.covers(since, now);
+            used.busy.add(since, now);
             used.sum = used.sum.plus(change);
             trees::set(tx, tree.top, &used).await?;
             trees::add_to_share(tx, tree.top, self.share, &change).await?;
@@ -153,14 +153,14 @@ impl SharedBudget for BudgetLedger {
             .db
             .write(move |tx| Box::pin(async move { self::charge(tx, (&trees, share), charge, (since, now)).await }));
         let refused = match write.await {
-            Ok(Ok(left)) => {
+            Ok(left) => {
                 let mut page = self.page();
                 page.since = page.since.max(now);
                 page.left = left;
                 return Ok(());
             }
-            Ok(Err(exceeded)) => exceeded.into(),
-            Err(error) => away(self.share, &error),
+            Err(ChargeError::Exceeded(exceeded)) => exceeded.into(),
+            Err(ChargeError::Fault(error)) => away(self.share, &error),
         };
         self.note(noted);
         Err(refused)
@@ -189,6 +189,17 @@ impl SharedBudget for BudgetLedger {
     }
 }
 
+/// The refusal of a charge.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ChargeError {
+    /// A limit of one of them forbids it.
+    #[error("{0}")]
+    Exceeded(LimitReached),
+    /// The database failed.
+    #[error(transparent)]
+    Fault(#[from] DbError),
+}
+
 /// Charges all of these trees, or none if a limit of one of them forbids it; how much time there is then.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
@@ -199,19 +210,19 @@ pub(super) async fn charge(
         in_background,
     }: BudgetCharge,
     (since, now): (Timestamp, Timestamp),
-) -> DbResult<Result<Option<RemainingTime>, LimitReached>> {
+) -> Result<Option<RemainingTime>, ChargeError> {
     let mut all: Vec<(RunId, TreeUsed)> = vec![];
     let mut left: Option<RemainingTime> = None;
     for tree in trees {
         let Some(mut used) = trees::lock(tx, tree.top).await? else {
             continue;
         };
-        used.busy.covers(since, now);
+        used.busy.add(since, now);
         used.sum = used.sum.plus(noted);
         if let Some(spending) = spending {
             let under_way = under_way(tx, tree, &used).await?;
-            if let Some((limit, value)) = tree.limits.broken_by(spending, &usage_of(&used), under_way) {
-                return Ok(Err(exceeded(limit, value)));
+            if let Some((limit, value)) = tree.limits.exceeded_by(spending, &usage_of(&used), under_way) {
+                return Err(ChargeError::Exceeded(exceeded(limit, value)));
             }
         }
         if let Some(limit) = tree.limits.wall_s {
@@ -244,7 +255,7 @@ pub(super) async fn charge(
         .await?;
         trees::add_to_share(tx, tree, share, &noted.plus(spent)).await?;
     }
-    Ok(Ok(left))
+    Ok(left)
 }
 
 /// Begins the books of whoever's share is called `share`, for these trees.

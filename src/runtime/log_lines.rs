@@ -10,20 +10,20 @@ use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
 use crate::domain::run::Run;
 
-/// What a log line calls the end of a run that was undone.
+/// The word for the end of a run that was undone.
 pub(super) const ROLLED_BACK: &str = "rolled_back";
 
-/// How a run of a main agent ended.
+/// The end of a run of a main agent.
 pub(super) struct FinishedRun<'a> {
     /// The word for it.
     status: &'static str,
-    /// Why, when it failed or was cancelled.
+    /// The error, when it failed or was cancelled.
     error: Option<&'a Failure>,
-    /// Whether it stopped to wait, for answers or at a breakpoint.
+    /// True when it waits, for answers or at a breakpoint.
     waits: bool,
-    /// For how long it was at work in this process, when it was.
+    /// The time for which it was at work in this process.
     took: Option<Duration>,
-    /// What it used, with all that worked for it, when that is known.
+    /// Its usage with that of all runs below it, when it is known.
     used: Option<Usage>,
 }
 
@@ -99,7 +99,7 @@ pub(super) fn asked(asked: &InterruptRecord) {
     );
 }
 
-/// Says which questions a new run brings answers to.
+/// Logs the interrupts that a new run answers.
 pub(super) fn answered(run: &Run) {
     let answers = run
         .request

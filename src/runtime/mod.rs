@@ -1,6 +1,7 @@
-//! From a wish to a running loop: starting, resuming, cancelling.
+//! The runtime: it starts, continues and cancels runs.
 //!
-//! Only [`Runs`] changes runs and threads. Neighbours: [`crate::http`] above asks, [`crate::agent`] below runs.
+//! Only [`Runs`] and [`Threads`] change runs and threads; the other handles are [`Interrupts`], [`Assistants`] and
+//! [`Definitions`]. What they share is the `Core`. Neighbours: [`crate::http`] above asks, [`crate::agent`] below runs.
 //!
 //! Why a run was refused or waits: `admission.rs`. Who carries it out, and what if that process dies: `worker.rs`, `lease.rs`.
 //! What is one transaction: `journal/`. Where an answer goes: `resume.rs`. Which agents there are: `registry.rs`.
@@ -13,91 +14,94 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde_json::{Map, Value};
 
-use crate::db::interrupts::InterruptState;
-use crate::db::{self, Db, DbResult, Engine};
-use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
-use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
-use crate::domain::machine::Plan;
+use crate::db::{Db, Engine};
+use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
+use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
 use crate::events::Events;
-use crate::metrics::{Backlog, Metrics};
+use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
 
 mod admission;
-mod ahead;
-mod answering;
 mod assistants;
 mod background;
 mod cancel;
 mod children;
+mod commit_order;
+mod core;
 mod crons;
 mod definitions;
-mod desk;
-mod giving_up;
+mod dispatcher;
+mod error;
+mod interrupts;
 mod jobs;
 mod journal;
 mod lease;
 mod ledger;
 mod log_lines;
-mod opening;
-mod queue;
-mod refusal;
+mod prepare;
 mod registry;
-mod resume;
-mod starting;
+mod run_context;
+mod runs;
+mod state_update;
 mod store;
 mod sweeper;
 mod threads;
-mod turns;
 mod webhooks;
-mod worker;
-mod writing;
 
-pub use answering::{InterruptReply, RespondError};
-pub use assistants::DefaultAssistant;
-pub use background::known_of;
+pub use admission::RunBounds;
+pub use assistants::{Assistants, DefaultAssistant};
+pub use background::known_status;
 pub use cancel::CancelAction;
-pub use crons::NewCron;
-pub use definitions::DefinitionError;
-pub use queue::RunBounds;
-pub use refusal::{AssistantError, CancelError, CronError, OpenError, ResolveError, StartError, StateWriteError};
+pub use crons::{Crons, NewCron};
+pub use definitions::{DefinitionError, Definitions};
+pub use error::{
+    AssistantError, BatchError, CancelError, CreateThreadError, CronError, OpenError, ResolveError, StartError,
+    StateWriteError,
+};
+pub use interrupts::{InterruptReply, Interrupts, Resolution, RespondError};
+pub use jobs::Deliveries;
 pub use registry::{AgentRecord, AgentSources, FileAgent, FileAgents};
+pub use runs::Runs;
 pub use store::{IndexParts, Store, StoreError, StoreSettings};
 pub use sweeper::Retention;
-pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep};
+pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
-use worker::Worker;
+use self::core::Core;
+use background::BackgroundTasks;
+use dispatcher::Dispatcher;
+use jobs::JobRunner;
 
-/// A wish for a run, checked for shape but not yet for sense.
+/// A request for a run whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewRun {
-    /// Where it shall run.
+    /// The thread.
     pub target: Target,
-    /// Who shall run.
+    /// The assistant.
     pub assistant: AssistantRef,
-    /// What it shall do. `command.resume` in it is empty; see `resume`.
+    /// The request. `command.resume` in it is empty; see `resume`.
     pub request: RunRequest,
-    /// The answer to open questions, as the client wrote it: one answer, or a map by interrupt id.
-    pub resume: Option<Value>,
-    /// The requester's notes.
+    /// The resolution of open interrupts that it brings.
+    pub resume: Option<Resolution>,
+    /// The metadata.
     pub metadata: Map<String, Value>,
-    /// How long to wait before it begins.
+    /// The delay before it begins.
     pub after: Duration,
 }
 
-/// Where a run shall run.
+/// The thread of a new run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// On this thread, which must exist.
+    /// This thread, which must exist.
     Thread(ThreadId),
-    /// On this thread, made if need be.
+    /// This thread, created if it does not exist.
     ThreadOrNew(ThreadId),
-    /// On a new thread of its own, which goes away afterwards unless `keep`.
+    /// A new thread, deleted afterwards unless `keep` is set.
     Stateless {
-        /// Whether the thread stays.
+        /// True to keep the thread.
         keep: bool,
     },
 }
@@ -112,7 +116,7 @@ impl Target {
     }
 }
 
-/// Who shall run, as the client names it.
+/// The assistant of a new run, as the client names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AssistantRef {
     /// An assistant.
@@ -122,7 +126,7 @@ pub enum AssistantRef {
 }
 
 impl AssistantRef {
-    /// Who is meant by `text`: an assistant if it is a UUID, else a definition.
+    /// Reads the name of an assistant: an id if it is a UUID, else the key of a definition.
     pub fn read(text: &str) -> Self {
         text.parse().map_or_else(|_| Self::Graph(text.to_owned()), Self::Id)
     }
@@ -131,47 +135,47 @@ impl AssistantRef {
 /// A write into the state of a thread from outside the loop.
 #[derive(Debug, Clone, Default)]
 pub struct StateWrite {
-    /// What to write: an object, a list of such, or nothing.
+    /// The values: an object, a list of objects, or null.
     pub values: Value,
-    /// The node that is to be taken for the writer.
+    /// The node on whose behalf the values are written.
     pub as_node: Option<String>,
     /// The checkpoint to write onto, when not the newest.
     pub checkpoint: Option<CheckpointId>,
 }
 
-/// What runs are made with.
+/// The parts of the runtime.
 pub struct RuntimeParts {
-    /// Where everything is stored.
+    /// The database.
     pub db: Db,
     /// The logs of all threads.
     pub events: Events,
-    /// What agents are defined by.
+    /// The sources of agents.
     pub ground: AgentSources,
-    /// Where the time comes from.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
     /// Owns the tasks.
     pub shutdown: Shutdown,
-    /// Where what happens is counted.
+    /// The metrics.
     pub metrics: Metrics,
-    /// What tools remember beyond a thread.
+    /// The store of items.
     pub store: Store,
-    /// How long threads and histories are kept.
+    /// The default lifetimes of threads and histories.
     pub retention: Retention,
-    /// Tells others that runs have ended.
+    /// The sender of webhooks.
     pub webhooks: Webhooks,
-    /// For how long a claim holds without a heartbeat.
+    /// The time for which a claim holds without a heartbeat.
     pub lease: Duration,
-    /// How often the lease is renewed; much less than it lasts.
+    /// The pause between two heartbeats; much shorter than the lease.
     pub heartbeat: Duration,
-    /// How many runs may be at work at once in this process.
+    /// The most concurrent runs in this process.
     pub max_concurrent_runs: usize,
-    /// How many may wait, and how long one may be at work.
+    /// The most runs in the queue, and the longest time that one may be at work.
     pub bounds: RunBounds,
-    /// How large files and states may become.
+    /// The largest sizes of files and states.
     pub sizes: SizeLimits,
-    /// How many calls of tools may be under way at once in this process.
+    /// The most concurrent tool calls in this process.
     pub max_calls: usize,
-    /// How many calls of tools and questions to models may be under way at once for one run with its subagents.
+    /// The most concurrent tool and model calls of one run with its subagents.
     pub max_calls_per_run: usize,
 }
 
@@ -180,284 +184,79 @@ fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Ou
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
 
-/// How runs are shown to who does not follow them.
+/// Renders runs as a stored response.
 pub type RunResponse = fn(&[Run]) -> StoredResponse;
 
-/// How a question stands.
-enum Standing {
-    /// It waits for its answer, asked by an agent of this assistant.
-    Open(AssistantId),
-    /// It has this very answer, with which this run went on.
-    AnsweredBy(RunId),
+/// The handles of the runtime, one for each subject. Cheap to clone.
+#[derive(Clone)]
+pub struct RuntimeHandles {
+    /// Runs.
+    pub runs: Runs,
+    /// Threads and their states.
+    pub threads: Threads,
+    /// Interrupts and the answers to them.
+    pub interrupts: Interrupts,
+    /// Crons.
+    pub crons: Crons,
+    /// Deliveries of webhooks.
+    pub deliveries: Deliveries,
+    /// Assistants.
+    pub assistants: Assistants,
+    /// Definitions of agents.
+    pub definitions: Definitions,
+    tasks: BackgroundTasks,
+    core: Arc<Core>,
 }
 
-/// Starts, resumes and cancels runs. Cheap to clone.
-#[derive(Clone)]
-pub struct Runs(Arc<Worker>);
-
-impl Runs {
-    /// Takes the lease on this process and begins to look for runs that are due, those that a crash left first.
+impl RuntimeHandles {
+    /// Takes the lease of this process and starts its tasks. The dispatcher looks for runs that are due, those that a crash
+    /// left first.
     ///
     /// # Errors
-    /// When an agent of a file cannot be assembled, or the database fails.
+    /// Returns an error when an agent of a file cannot be assembled, or the database fails.
     pub async fn open(mut parts: RuntimeParts) -> Result<Self, OpenError> {
         let files = std::mem::take(&mut parts.ground.files);
-        parts.metrics.work().knows(files.labels());
-        let worker = Arc::new(Worker::new(parts));
-        worker.registry.open(files).await?;
-        worker.sign_on().await?;
-        if worker.db.engine() == Engine::Postgres {
-            let soft = worker.shutdown.soft().clone();
-            spawn_essential(
-                &worker.shutdown,
-                "definitions",
-                Arc::clone(&worker.registry).keep_up(soft),
-            );
+        parts.metrics.work().set_known_names(files.labels());
+        let dispatcher = Arc::new(Dispatcher::new(parts));
+        let core = Arc::clone(&dispatcher.core);
+        core.registry.open(files).await?;
+        dispatcher.take_lease().await?;
+        if core.db.engine() == Engine::Postgres {
+            let soft = core.shutdown.soft().clone();
+            let run_reload_loop = Arc::clone(&core.registry).run_reload_loop(soft);
+            spawn_essential(&core.shutdown, "definitions", run_reload_loop);
         }
-        worker.sweep_copies(true).await?;
-        spawn_essential(&worker.shutdown, "lease", Arc::clone(&worker).keep_lease());
-        spawn_essential(&worker.shutdown, "dispatcher", Arc::clone(&worker).dispatch());
-        spawn_essential(&worker.shutdown, "hearing", Arc::clone(&worker).hear());
-        let runs = Self(Arc::clone(&worker));
-        runs.schedule_periodic_jobs().await?;
-        spawn_essential(&runs.0.shutdown, "jobs", runs.clone().run_jobs());
-        Ok(runs)
+        sweeper::sweep_copies(&core, true).await?;
+        spawn_essential(&core.shutdown, "lease", Arc::clone(&dispatcher).run_lease_loop());
+        spawn_essential(&core.shutdown, "dispatcher", Arc::clone(&dispatcher).dispatch());
+        spawn_essential(
+            &core.shutdown,
+            "hearing",
+            Arc::clone(&dispatcher).run_notification_loop(),
+        );
+        let handles = Self::new(&dispatcher);
+        let jobs = JobRunner::new(handles.clone());
+        jobs.schedule_periodic_jobs().await?;
+        spawn_essential(&core.shutdown, "jobs", jobs.run_jobs());
+        Ok(handles)
     }
 
-    /// The runs of this worker.
-    fn of(worker: Arc<Worker>) -> Self {
-        Self(worker)
-    }
-
-    /// Waits until no run and no job is at work in this process.
-    pub async fn rest(&self) {
-        self.0.at_rest(|_, _| true).await;
-        self.0.jobs.at_rest().await;
-    }
-
-    /// Gives the lease back, so that another process may go on at once with what is unfinished.
-    pub async fn close(&self) {
-        if let Err(error) = self.0.sign_off().await {
-            tracing::warn!(%error, "could not give the lease back");
+    fn new(dispatcher: &Arc<Dispatcher>) -> Self {
+        let core = Arc::clone(&dispatcher.core);
+        let runs = Runs::new(dispatcher);
+        let tasks = BackgroundTasks::new(runs.clone());
+        let deliveries = Deliveries::new(Arc::clone(&core));
+        let threads = Threads::new(runs.clone(), deliveries.clone());
+        Self {
+            interrupts: Interrupts::new(runs.clone(), tasks.clone()),
+            crons: Crons::new(Arc::clone(&core), runs.admission.clone()),
+            assistants: Assistants::new(Arc::clone(&core), threads.clone()),
+            definitions: Definitions::new(Arc::clone(&core)),
+            runs,
+            threads,
+            tasks,
+            deliveries,
+            core,
         }
-    }
-
-    /// How much is at work and waits.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn backlog(&self) -> DbResult<Backlog> {
-        let now = self.0.clock.now();
-        let read = self
-            .0
-            .db
-            .read(move |tx| Box::pin(async move { Ok((db::runs::queue(tx, now).await?, db::jobs::count(tx).await?)) }));
-        let (queue, jobs) = read.await?;
-        let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
-        let at_work = self.0.active().len();
-        Ok(Backlog {
-            at_work,
-            slots: self.0.slot_count,
-            queued: queue.due,
-            running: queue.running,
-            oldest,
-            jobs,
-        })
-    }
-
-    /// Gives the answer to one question; returns the run that goes on with it. The same answer again gives the same run.
-    ///
-    /// # Errors
-    /// See [`ResolveError`]; nothing is stored then.
-    pub async fn resolve(
-        &self,
-        thread: ThreadId,
-        interrupt: InterruptId,
-        answer: Value,
-    ) -> Result<RunId, ResolveError> {
-        let assistant = match self.question(thread, &interrupt, &answer).await {
-            Ok(Standing::Open(assistant)) => assistant,
-            Ok(Standing::AnsweredBy(run)) => return Ok(run),
-            Err(ResolveError::NoInterrupt) => return self.resolve_elsewhere(thread, &interrupt, answer).await,
-            Err(error) => return Err(error),
-        };
-        let request = RunRequest {
-            stream_mode: vec!["values".to_owned()],
-            ..RunRequest::default()
-        };
-        let wish = NewRun {
-            target: Target::Thread(thread),
-            assistant: AssistantRef::Id(assistant),
-            request,
-            resume: Some(Value::Object(
-                [(interrupt.0.clone(), answer.clone())].into_iter().collect(),
-            )),
-            metadata: Map::new(),
-            after: Duration::ZERO,
-        };
-        match self.start(wish).await {
-            Ok(run) => Ok(run.id),
-            // Not a question that waits: somebody was quicker.
-            Err(StartError::Invalid(invalid)) => match self.question(thread, &interrupt, &answer).await? {
-                Standing::Open(_) => Err(ResolveError::Invalid(invalid)),
-                Standing::AnsweredBy(run) => Ok(run),
-            },
-            Err(StartError::Fault(error)) => Err(error.into()),
-            // Answers are not refused because of the queue.
-            Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
-            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
-            Err(
-                StartError::NoThread(_)
-                | StartError::NoCheckpoint(_)
-                | StartError::QuestionPending(_)
-                | StartError::NoOpenInterrupt
-                | StartError::AmbiguousAnswer(_)
-                | StartError::ResumeNeedsThread,
-            ) => Err(ResolveError::NoInterrupt),
-        }
-    }
-
-    /// How a question stands for somebody who gives this answer.
-    async fn question(
-        &self,
-        thread: ThreadId,
-        interrupt: &InterruptId,
-        answer: &Value,
-    ) -> Result<Standing, ResolveError> {
-        let id = interrupt.clone();
-        let read = self.0.db.read(move |tx| {
-            Box::pin(async move {
-                let Some(asked) = db::interrupts::find(tx, thread, &id).await? else {
-                    return Ok(None);
-                };
-                let run = db::runs::get_by_id(tx, asked.run).await?;
-                Ok(run.map(|run| (asked, run.assistant)))
-            })
-        });
-        let (asked, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
-        match (asked.status, asked.resumed_by) {
-            (InterruptState::Pending, _) => Ok(Standing::Open(assistant)),
-            (InterruptState::Resolved, Some(by)) if asked.resolution.as_ref() == Some(answer) => {
-                Ok(Standing::AnsweredBy(by))
-            }
-            (status, _) => Err(ResolveError::Stale(status.word())),
-        }
-    }
-
-    /// Writes into the state of a thread that no run works on.
-    ///
-    /// # Errors
-    /// See [`StateWriteError`]; nothing is stored then.
-    pub async fn write_state(
-        &self,
-        thread: ThreadId,
-        write: StateWrite,
-        key: Option<IdempotencyKey>,
-        shown: fn(ThreadId, CheckpointId) -> StoredResponse,
-    ) -> Result<Once<CheckpointId>, StateWriteError> {
-        let checked = match self.checked_write(thread, write).await {
-            Ok(checked) => checked,
-            Err(refusal) => return self.kept(key).await?.ok_or(refusal),
-        };
-        let registry = Arc::clone(&self.0.registry);
-        let now = self.0.clock.now();
-        let kept = move |left: &CheckpointId| shown(thread, *left);
-        let write = self.0.db.write_once(key, now, kept, move |tx| {
-            Box::pin(async move { writing::write(tx, thread, checked, (&registry, now)).await })
-        });
-        write.await?
-    }
-
-    /// Stops what works on the thread, then deletes it. False if there is none.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
-        for run in self
-            .0
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::in_flight(tx, thread).await }))
-            .await?
-        {
-            self.stop_and_wait(&run).await?;
-        }
-        self.forget_deliveries(thread).await?;
-        self.0
-            .db
-            .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
-            .await
-    }
-
-    /// Stops the run if it is at work, then deletes it. False if there is none.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
-        let Some(found) = self
-            .0
-            .db
-            .read(move |tx| Box::pin(async move { db::runs::find(tx, thread, run).await }))
-            .await?
-        else {
-            return Ok(false);
-        };
-        // A subagent's run goes with that of its main agent.
-        if found.lineage.depth > 0 {
-            return Ok(false);
-        }
-        if !found.status.is_final() {
-            self.stop_and_wait(&found).await?;
-        }
-        self.0
-            .db
-            .write(move |tx| Box::pin(async move { db::runs::delete(tx, thread, run).await }))
-            .await
-    }
-
-    async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {
-        match self.cancel(run.thread, run.id, CancelAction::Interrupt).await {
-            Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
-            Err(CancelError::Fault(error)) => return Err(error),
-        }
-        self.0.quiet(run.thread).await;
-        Ok(())
-    }
-
-    /// The hooks of the agent that did a run, by the definition with which it began.
-    ///
-    /// # Errors
-    /// When the database fails.
-    pub async fn plan_of_run(&self, run: &Run) -> DbResult<Option<Plan>> {
-        // A subagent is described in the definition of the next agent above it that has one.
-        let mut owner = run.clone();
-        while let (None, Some(parent)) = (&owner.request.agent, owner.lineage.parent) {
-            let read = self
-                .0
-                .db
-                .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
-            let Some(found) = read.await? else { return Ok(None) };
-            owner = found;
-        }
-        let Some(known) = self.0.registry.of_run(&owner).await? else {
-            return Ok(None);
-        };
-        let levels = run.lineage.depth.saturating_sub(owner.lineage.depth);
-        if levels == 0 {
-            return Ok(Some(known.agent.plan.clone()));
-        }
-        let found = known
-            .agent
-            .subagents()
-            .and_then(|all| all.get(run.lineage.agent(), levels));
-        Ok(found.map(|agent| agent.plan.clone()))
-    }
-
-    /// The hooks of the agent with this `graph_id`.
-    pub fn plan_of(&self, graph_id: &str) -> Option<Plan> {
-        self.0
-            .registry
-            .agents()
-            .of_graph(graph_id)
-            .map(|known| known.agent.plan.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! Which agents there are now, and which there were. The set changes while the server runs, as a whole.
+//! The registry of agents: the current set and earlier definitions. The set is replaced as a whole while the server runs.
 //!
 //! A reader takes the set as it is and keeps to it; nobody waits for a change. A run keeps to the definition that it was
 //! admitted with: it names the content, and when that is not in use any more, it is found in the database.
@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use super::NewRun;
+use super::{AssistantRef, NewRun, StartError};
 use crate::agent::assemble::{AgentFactory, Agents, RegisteredAgent};
 use crate::db::{self, Db, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
@@ -14,6 +14,7 @@ use crate::definition::mcp::{McpOwner, McpServerDefinition, OwnedServers};
 use crate::definition::{
     AgentDefinition, DefinitionVersion, Diagnostic, Digest, FieldPath, GENERAL_PURPOSE, Severity, StoredDiagnostic,
 };
+use crate::domain::assistant::Assistant;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::machine::Phase;
@@ -22,14 +23,14 @@ use crate::domain::thread::Thread;
 use crate::domain::time::Clock;
 use crate::metrics::ConfiguredNames;
 
-/// How many agents of earlier definitions are kept in memory.
+/// The most agents of earlier definitions that are kept in memory.
 const PAST: usize = 64;
 
-/// What agents are defined by, and made of.
+/// The sources of agents.
 pub struct AgentSources {
-    /// What agents are made of.
+    /// The factory of agents.
     pub workshop: AgentFactory,
-    /// What definitions may refer to.
+    /// The names that definitions may refer to.
     pub around: ValidationContext,
     /// The agents that files define.
     pub files: FileAgents,
@@ -167,6 +168,12 @@ impl FileAgents {
     }
 }
 
+/// An assistant with the agent behind it.
+pub(super) struct ResolvedAssistant {
+    pub(super) assistant: Assistant,
+    pub(super) known: Arc<RegisteredAgent>,
+}
+
 impl Registry {
     /// A registry of no agents.
     pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: AgentFactory, around: ValidationContext) -> Self {
@@ -255,17 +262,17 @@ impl Registry {
         let DefinitionVersion {
             graph_id, definition, ..
         } = version;
-        let referred = definition
+        let referenced = definition
             .subagents
             .iter()
             .filter_map(|subagent| subagent.graph_id.clone());
         let around = ValidationContext {
-            agents: referred.collect(),
+            agents: referenced.collect(),
             ..self.around()
         };
         let mut agents: BTreeSet<String> = sources.files.keys().chain(sources.clients.keys()).cloned().collect();
         agents.insert(graph_id.clone());
-        let gone = definition.strangers(&agents);
+        let gone = definition.unknown_agents(&agents);
         let gone = gone.into_iter().map(|finding| Diagnostic {
             severity: Severity::Warning,
             ..finding
@@ -309,7 +316,7 @@ impl Registry {
         }
         let known = self
             .workshop
-            .known(&version.graph_id, &version.definition, &version.provenance);
+            .register(&version.graph_id, &version.definition, &version.provenance);
         known
             .map(Some)
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
@@ -350,7 +357,7 @@ impl Registry {
             return Ok(None);
         };
         let provenance = db::definitions::origin(tx, graph_id, digest).await?;
-        match self.workshop.known(graph_id, &definition, &provenance) {
+        match self.workshop.register(graph_id, &definition, &provenance) {
             Ok(known) => {
                 // It may be stored in the words of an earlier release; it is asked for by its stored name.
                 let known = Arc::new(known.stored_as(digest));
@@ -390,13 +397,45 @@ impl Registry {
     pub(super) async fn bound(
         &self,
         tx: &mut Tx<'_>,
-        wish: &NewRun,
+        new_run: &NewRun,
         known: Arc<RegisteredAgent>,
     ) -> DbResult<Arc<RegisteredAgent>> {
-        let goes_on = wish.resume.is_some() || wish.request.input.is_none();
-        match wish.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_begun(tx, (thread, wish.request.checkpoint), known).await,
+        let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
+        match new_run.target.thread().filter(|_| goes_on) {
+            Some(thread) => self.as_begun(tx, (thread, new_run.request.checkpoint), known).await,
             None => Ok(known),
+        }
+    }
+
+    /// The assistant that a request names, as it stands now, and the agent behind it.
+    ///
+    /// # Errors
+    /// When there is none, and when the database fails.
+    pub(super) async fn resolve(
+        &self,
+        tx: &mut Tx<'_>,
+        wanted: &AssistantRef,
+    ) -> Result<ResolvedAssistant, StartError> {
+        let agents = self.agents();
+        let id = match wanted {
+            AssistantRef::Id(id) => *id,
+            AssistantRef::Graph(graph_id) => match agents.of_graph(graph_id) {
+                Some(known) => known.assistant,
+                None => return Err(StartError::NoAssistant(graph_id.clone())),
+            },
+        };
+        let Some(assistant) = db::assistants::find(tx, id).await? else {
+            return Err(StartError::NoAssistant(id.to_string()));
+        };
+        match agents.of_graph(&assistant.settings.graph_id) {
+            Some(known) => Ok(ResolvedAssistant {
+                known: Arc::clone(known),
+                assistant,
+            }),
+            None => Err(StartError::NoAgent {
+                assistant: id,
+                graph_id: assistant.settings.graph_id,
+            }),
         }
     }
 

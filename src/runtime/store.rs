@@ -125,7 +125,7 @@ impl Store {
     /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there that
     /// cannot be found.
     async fn draft(&self, wish: NewItem) -> Result<PreparedItem, StoreError> {
-        let ttl = match wish.stay {
+        let ttl = match wish.lifetime {
             ItemLifetime::AsConfigured => self.0.settings.default_ttl,
             ItemLifetime::Forever => None,
             ItemLifetime::For(ttl) => Some(ttl),
@@ -141,7 +141,7 @@ impl Store {
     /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says otherwise.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn get(&self, address: ItemAddress, refresh: Option<bool>) -> DbResult<Option<Item>> {
         let now = self.0.clock.now();
         let found = self
@@ -156,7 +156,7 @@ impl Store {
     /// Forgets an item. Returns whether there was one.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn delete(&self, address: ItemAddress) -> DbResult<bool> {
         let now = self.0.clock.now();
         self.0
@@ -208,7 +208,7 @@ impl Store {
     /// The namespaces in which there are items.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn namespaces(&self, wanted: NamespaceSearch) -> DbResult<Vec<Namespace>> {
         let now = self.0.clock.now();
         self.0
@@ -251,7 +251,7 @@ impl Store {
             let swept = self
                 .0
                 .db
-                .write(move |tx| Box::pin(async move { items::sweep(tx, now, SWEEP).await }))
+                .write(move |tx| Box::pin(items::sweep(tx, now, SWEEP)))
                 .await?;
             all += swept;
             if swept < u64::from(SWEEP) {

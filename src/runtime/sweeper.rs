@@ -1,34 +1,22 @@
-//! How long threads are kept, and what is deleted at once. What goes when its time is over: `jobs/sweep.rs`.
+//! The lifetimes of threads, and deletions that do not wait for the sweep job (`jobs/sweep.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::desk::RunContext;
-use super::worker::Worker;
+use super::core::Core;
+use super::dispatcher::Dispatcher;
+use super::run_context::RunContext;
 use crate::db::{self, DbError, DbResult};
-use crate::domain::idempotency::REMEMBERED;
-use crate::domain::thread::{Ttl, TtlStrategy};
+use crate::domain::thread::Ttl;
 
-/// How long the thread of a stateless run is kept after its end if nobody was left to remove it.
-pub(super) const TEMPORARY: Ttl = Ttl {
-    after: Duration::from_secs(600),
-    strategy: TtlStrategy::Delete,
-};
-
-/// How long it is kept if whoever asked for the run may ask again what came of it.
-pub(super) const HELD: Ttl = Ttl {
-    after: REMEMBERED,
-    strategy: TtlStrategy::Delete,
-};
-
-/// How long things are kept.
+/// The default lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// Threads that do not say it themselves; for good when none.
+    /// The lifetime of threads that have none of their own; unlimited when none.
     pub threads: Option<Ttl>,
     /// The checkpoints of threads whose state has not changed since; for good when none.
     pub checkpoints: Option<Ttl>,
-    /// How often it is looked what can go.
+    /// The pause between two sweeps.
     pub interval: Duration,
 }
 
@@ -42,40 +30,41 @@ impl Default for Retention {
     }
 }
 
-impl Worker {
-    /// Takes away the copies of threads that a crash left unfinished. `at_start`, before anybody is served, see
-    /// [`db::copies::sweep`].
-    pub(super) async fn sweep_copies(&self, at_start: bool) -> DbResult<()> {
-        let now = self.clock.now();
-        while self
-            .db
-            .write(move |tx| Box::pin(db::copies::sweep(tx, at_start, now)))
-            .await?
-        {
-            tracing::info!("an unfinished copy of a thread was removed");
-        }
-        Ok(())
+/// Deletes the copies of threads that a crash left unfinished. `at_start` is set before clients are served, see
+/// [`db::copies::sweep`].
+pub(super) async fn sweep_copies(core: &Core, at_start: bool) -> DbResult<()> {
+    let now = core.clock.now();
+    while core
+        .db
+        .write(move |tx| Box::pin(db::copies::sweep(tx, at_start, now)))
+        .await?
+    {
+        tracing::info!("an unfinished copy of a thread was removed");
     }
+    Ok(())
+}
 
-    /// Removes the thread of a stateless run, once those who wait for the result have read it.
-    pub(super) async fn clear_away(&self, desk: &Arc<RunContext>) {
-        let request = &desk.run.request;
-        if !request.temporary || request.held || self.shutdown.soft().is_cancelled() {
+impl Dispatcher {
+    /// Deletes the thread of a stateless run once its readers have the result.
+    pub(super) async fn delete_temporary_thread(&self, run_context: &Arc<RunContext>) {
+        let request = &run_context.run.request;
+        if !request.temporary || request.held || self.core.shutdown.soft().is_cancelled() {
             return;
         }
         for _ in 0..200 {
-            // One is the desk's own.
-            if Arc::strong_count(&desk.log) <= 1 {
+            // One is held here.
+            if Arc::strong_count(&run_context.log) <= 1 {
                 break;
             }
             let pause = tokio::time::sleep(Duration::from_millis(25));
-            if self.shutdown.soft().run_until_cancelled(pause).await.is_none() {
+            if self.core.shutdown.soft().run_until_cancelled(pause).await.is_none() {
                 // It goes when its time is over, on whatever server.
                 return;
             }
         }
-        let thread = desk.run.thread;
+        let thread = run_context.run.thread;
         let deleted = self
+            .core
             .db
             .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
             .await;

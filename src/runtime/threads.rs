@@ -1,39 +1,40 @@
-//! Making threads, with a history if need be, and thinning them out.
+//! The handle for threads: create, copy, prune and delete them, and write into their states.
 
-use std::convert::Infallible;
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::writing::History;
-use super::{Runs, StateWriteError};
+use super::core::Core;
+use super::state_update::{self, History};
+use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError};
 use crate::db::{self, DbResult};
 use crate::domain::checkpoint::Lane;
-use crate::domain::id::ThreadId;
+use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 
-/// A wish for a thread, checked for shape.
+/// A request for a thread whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewThread {
     /// Its id.
     pub id: ThreadId,
-    /// The owner's own notes.
+    /// The metadata.
     pub metadata: Map<String, Value>,
-    /// How long it is to be kept; what the owner of the server decided, when none.
+    /// Its lifetime; the default of the server, when none.
     pub ttl: Option<Ttl>,
     /// The history it begins with: every item is a step.
     pub supersteps: Vec<Superstep>,
 }
 
-/// A step of a history that a client brings.
+/// A step of a history from a client.
 #[derive(Debug, Clone)]
 pub struct Superstep {
-    /// What was written in it; one write for each node.
+    /// The writes, one for each node.
     pub updates: Vec<NodeWrite>,
 }
 
-/// What a node wrote, in a history that a client brings.
+/// The write of a node, in a history from a client.
 #[derive(Debug, Clone)]
 pub struct NodeWrite {
     /// An object, a list of such, or nothing.
@@ -42,7 +43,7 @@ pub struct NodeWrite {
     pub node: Option<String>,
 }
 
-/// A thread that was just made.
+/// A thread that was just created.
 #[derive(Debug, Clone)]
 pub struct CreatedThread {
     /// The thread.
@@ -51,46 +52,106 @@ pub struct CreatedThread {
     pub state: Option<State>,
 }
 
-impl Runs {
-    /// Makes a thread, once for each key. Returns it with the state that its history comes to; or, if there is one of this
-    /// id, which then stays as it is, the id. `shown` says how it is shown, which is what is kept.
+/// Creates, copies, prunes and deletes threads, and writes into their states. Cheap to clone.
+#[derive(Clone)]
+pub struct Threads {
+    core: Arc<Core>,
+    runs: Runs,
+    deliveries: Deliveries,
+}
+
+impl Threads {
+    pub(super) fn new(runs: Runs, deliveries: Deliveries) -> Self {
+        Self {
+            core: Arc::clone(&runs.core),
+            runs,
+            deliveries,
+        }
+    }
+
+    /// Writes into the state of a thread that no run works on.
     ///
     /// # Errors
     /// See [`StateWriteError`]; nothing is stored then.
+    pub async fn write_state(
+        &self,
+        thread: ThreadId,
+        write: StateWrite,
+        key: Option<IdempotencyKey>,
+        shown: fn(ThreadId, CheckpointId) -> StoredResponse,
+    ) -> Result<Once<CheckpointId>, StateWriteError> {
+        let checked = match self.runs.admission.precheck_write(thread, write).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
+        };
+        let registry = Arc::clone(&self.core.registry);
+        let now = self.core.clock.now();
+        let kept = move |left: &CheckpointId| shown(thread, *left);
+        let write = self.core.db.write_once(key, now, kept, move |tx| {
+            Box::pin(async move { state_update::write(tx, thread, checked, (&registry, now)).await })
+        });
+        write.await
+    }
+
+    /// Stops what works on the thread, then deletes it. False if there is none.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn delete_thread(&self, thread: ThreadId) -> DbResult<bool> {
+        for run in self
+            .core
+            .db
+            .read(move |tx| Box::pin(db::runs::in_flight(tx, thread)))
+            .await?
+        {
+            self.runs.stop_and_wait(&run).await?;
+        }
+        self.deliveries.forget_thread(thread).await?;
+        self.core
+            .db
+            .write(move |tx| Box::pin(db::threads::delete(tx, thread)))
+            .await
+    }
+
+    /// Makes a thread, once for each key. Returns it with the state that its history comes to. `shown` says how it is
+    /// shown, which is what is kept.
+    ///
+    /// # Errors
+    /// See [`CreateThreadError`]; nothing is stored then.
     pub async fn create_thread(
         &self,
-        wish: NewThread,
+        new_thread: NewThread,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
-    ) -> Result<Result<Once<CreatedThread>, ThreadId>, StateWriteError> {
-        let now = self.0.clock.now();
-        let ttl = wish.ttl.or(self.0.retention.threads);
-        let thread = Thread::new(wish.id, wish.metadata, now).kept_for(ttl);
-        let agents = self.0.registry.agents();
+    ) -> Result<Once<CreatedThread>, CreateThreadError> {
+        let now = self.core.clock.now();
+        let ttl = new_thread.ttl.or(self.core.retention.threads);
+        let thread = Thread::new(new_thread.id, new_thread.metadata, now).with_ttl(ttl);
+        let agents = self.core.registry.agents();
         let known = agents.last_on(&thread);
         let history = History::replayed(
             known.as_ref().map(|known| &*known.agent),
-            &wish.supersteps,
-            self.0.sizes,
+            &new_thread.supersteps,
+            self.core.sizes,
         )?;
-        let write = self.0.db.write_once(key, now, shown, move |tx| {
+        let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if !db::threads::insert(tx, &thread).await? {
-                    return Ok(Err(thread.id));
+                    return Err(CreateThreadError::Exists(thread.id));
                 }
                 if history.is_empty() {
-                    return Ok(Ok(CreatedThread { thread, state: None }));
+                    return Ok(CreatedThread { thread, state: None });
                 }
                 history.store(tx, thread.id, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, thread.id, Lane::Main).await?;
                 let stored = db::threads::find(tx, thread.id).await?.unwrap_or(thread);
-                Ok(Ok(CreatedThread {
+                Ok(CreatedThread {
                     thread: stored,
                     state: machine.head.map(|_| machine.state),
-                }))
+                })
             })
         });
-        Ok(write.await?)
+        write.await
     }
 
     /// Copies a thread with the history of its main agent, once for each key; none if there is no such thread. `shown` says
@@ -106,18 +167,19 @@ impl Runs {
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
-        self.seen_through(move |runs| async move {
+        let threads = self.clone();
+        let work = self.core.run_detached(async move {
             let to = ThreadId::mint();
-            let copied = runs.copy_in_pieces(from, to, key, shown).await;
+            let copied = threads.copy_in_pieces(from, to, key, shown).await;
             if !matches!(copied, Ok(None | Some(Once::First(_)))) {
-                let abandoned = runs.0.db.write(move |tx| Box::pin(db::copies::abandon(tx, to))).await;
-                if let Err(error) = abandoned {
+                let abandoned = threads.core.db.write(move |tx| Box::pin(db::copies::abandon(tx, to)));
+                if let Err(error) = abandoned.await {
                     tracing::warn!(thread = %to, %error, "an unfinished copy stays until it is swept");
                 }
             }
             copied
-        })
-        .await
+        });
+        work.await
     }
 
     async fn copy_in_pieces(
@@ -127,15 +189,15 @@ impl Runs {
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let begun = self
-            .0
+            .core
             .db
             .write(move |tx| Box::pin(db::copies::begin(tx, from, to, now)))
             .await?;
         let Some(mut copy) = begun else { return Ok(None) };
         loop {
-            let read = self.0.db.read(move |tx| {
+            let read = self.core.db.read(move |tx| {
                 Box::pin(async move {
                     let mut copy = copy;
                     let piece = copy.next(tx).await?;
@@ -145,26 +207,24 @@ impl Runs {
             let (read, piece) = read.await?;
             copy = read;
             let Some(piece) = piece else { break };
-            let touched = self.0.clock.now();
-            self.0
+            let touched = self.core.clock.now();
+            self.core
                 .db
                 .write(move |tx| Box::pin(db::copies::store(tx, piece, touched)))
                 .await?;
         }
         let remains = copy.remains();
-        let write = self.0.db.write_once(key, now, shown, move |tx| {
+        let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 let thread = db::copies::finish(tx, to, remains, now).await?;
                 let (machine, _) = db::checkpoints::machine(tx, to, Lane::Main).await?;
-                Ok(Ok(CreatedThread {
+                Ok(CreatedThread {
                     thread,
                     state: machine.head.map(|_| machine.state),
-                }))
+                })
             })
         });
-        let finished: Result<_, Infallible> = write.await?;
-        let Ok(once) = finished;
-        Ok(Some(once))
+        write.await.map(Some)
     }
 
     /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not
@@ -175,14 +235,14 @@ impl Runs {
     pub async fn prune(&self, threads: Vec<ThreadId>, strategy: TtlStrategy) -> DbResult<u64> {
         let mut pruned = 0;
         for thread in threads {
-            let now = self.0.clock.now();
+            let now = self.core.clock.now();
             let done = match strategy {
                 TtlStrategy::Delete => self.delete_thread(thread).await?,
                 TtlStrategy::KeepLatest => {
                     let write = self
-                        .0
+                        .core
                         .db
-                        .write(move |tx| Box::pin(async move { db::retention::keep_latest(tx, thread, now).await }));
+                        .write(move |tx| Box::pin(db::retention::keep_latest(tx, thread, now)));
                     db::unless_corrupt(write.await)?.unwrap_or(false)
                 }
             };

@@ -28,39 +28,39 @@ mod signature;
 
 use signature::SigningKey;
 
-/// What the owner of the server decided about webhooks.
+/// The settings of webhooks.
 #[derive(Debug, Clone)]
 pub struct WebhookSettings {
-    /// Whether any loopback or private address may be told.
+    /// True to allow all loopback and private addresses.
     pub allow_private: bool,
     /// Names and addresses inside that may be told.
     pub private_hosts: Vec<String>,
     /// When not empty, only these names and addresses may be told; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
-    /// Whether only `https` may be used.
+    /// True to allow only `https`.
     pub require_https: bool,
     /// Headers of every report.
     pub headers: BTreeMap<String, SecretString>,
     /// With what reports are signed; unsigned without.
     pub secret: Option<SecretString>,
-    /// How long one attempt may take.
+    /// The timeout of one attempt.
     pub timeout: Duration,
-    /// How often a report is tried before it is given up.
+    /// The most attempts for one report.
     pub attempts: u32,
-    /// How long to wait after the first failure; three times as long after each further one.
+    /// The pause after the first failure; it triples with each further one.
     pub retry: Duration,
-    /// How long a report is remembered once it has arrived or was given up.
+    /// The time for which a finished delivery is kept.
     pub keep: Duration,
 }
 
-/// What there is to tell about a run that ended.
+/// A report about the end of a run.
 #[derive(Debug)]
 pub struct Report<'a> {
     /// The run as it ended.
     pub run: &'a Run,
-    /// When it began; none if it never did.
+    /// The time at which it began, if it did.
     pub began: Option<Timestamp>,
-    /// When it ended.
+    /// The time at which it ended.
     pub ended: Timestamp,
     /// The values of the thread then.
     pub values: Map<String, Value>,
@@ -149,7 +149,7 @@ impl Webhooks {
     }
 
     /// Writes down what is to be sent about a run that was cancelled before it began.
-    pub(super) async fn tell_withdrawn(&self, tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
+    pub(super) async fn report_withdrawn(&self, tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
         if run.request.webhook().is_none() {
             return Ok(());
         }
@@ -174,11 +174,11 @@ impl Webhooks {
     }
 
     /// Has the job queue look for what is to be sent.
-    pub(super) fn ring(&self) {
+    pub(super) fn wake(&self) {
         self.wakeup.notify_one();
     }
 
-    /// What wakes the job queue when there is something to send.
+    /// Returns what wakes the job queue when there is something to send.
     pub(super) fn wakeup(&self) -> Arc<Notify> {
         Arc::clone(&self.wakeup)
     }
@@ -211,7 +211,7 @@ impl Webhooks {
         Ok(response.status())
     }
 
-    /// How long to wait after so many failures.
+    /// Returns the pause after so many failures.
     pub(super) fn pause(&self, failures: u32) -> Duration {
         let backoff = Backoff {
             first: self.retry,
@@ -243,7 +243,7 @@ fn told(error: &reqwest::Error) -> String {
 fn headers(given: &BTreeMap<String, SecretString>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {
-        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is no name of a header"))?;
+        let key = HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("{name:?} is not a header name"))?;
         let mut value = HeaderValue::from_str(value.expose_secret())
             .map_err(|_| format!("the header {name} has a value that headers cannot have"))?;
         value.set_sensitive(true);

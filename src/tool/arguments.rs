@@ -45,7 +45,7 @@ impl ArgumentCheck {
     pub fn check(&self, args: &Map<String, Value>) -> Result<(), String> {
         let Some(compiled) = self.compiled() else { return Ok(()) };
         let args = Value::Object(args.clone());
-        let verdict = aside(compiled.takes_long(&args), || compiled.judge(&args));
+        let verdict = aside(compiled.takes_long(&args), || compiled.validate(&args));
         let mut lines: Vec<String> = match verdict {
             SchemaCheck::Fits => return Ok(()),
             SchemaCheck::Wrong(errors) => errors.iter().flat_map(error_lines).collect(),

@@ -138,7 +138,7 @@ struct TreeBudget {
 pub struct LimitReached {
     /// The name of the limit.
     pub limit: &'static str,
-    /// Its value.
+    /// The value.
     pub value: String,
     /// Whether the limit is that of the whole tree.
     pub of_tree: bool,
@@ -214,7 +214,7 @@ impl Budget {
         let mut own = self.meter.counts();
         let mut all = whole.counts();
         let check = |of_tree, limits: &Limits, used: Usage, under_way| {
-            let exceeded = limits.broken_by(spending, &used, under_way);
+            let exceeded = limits.exceeded_by(spending, &used, under_way);
             exceeded.map_or(Ok(()), |(limit, value)| Err(LimitReached { limit, value, of_tree }))
         };
         let in_background = own.in_background;
@@ -357,7 +357,7 @@ impl Budget {
     }
 }
 
-/// The tokens that the provider says an answer took, of input and of output.
+/// Returns the tokens that an answer has used according to the provider, of input and of output.
 fn tokens(message: &Message) -> (u64, u64) {
     let Role::Ai {
         usage_metadata: Some(usage),

@@ -1,7 +1,7 @@
-//! Things a model can call, and programs that work in the place of a model.
+//! Tools, and programs that work in the place of a model.
 //!
 //! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
-//! starts a run, never commits, and speaks to clients only through [`Scope::voice`]: what it wants of the server, or wants to be
+//! starts a run, never commits, and speaks to clients only through [`Scope::progress`]: what it wants of the server, or wants to be
 //! remembered, it returns.
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
@@ -30,37 +30,37 @@ pub mod items;
 pub mod literal;
 pub mod mcp;
 pub mod program;
+pub mod progress;
 pub mod remote;
 pub mod scope;
 pub mod slots;
 pub mod store;
-pub mod voice;
 
 pub use arguments::ArgumentCheck;
 pub use items::Items;
 pub use program::Runnable;
+pub use progress::{ProgressEvent, ProgressSink};
 pub use scope::Scope;
 pub use slots::CallSlots;
-pub use voice::{ProgressEvent, ProgressSink};
 
 /// A tool.
 #[async_trait]
 pub trait Tool: Send + Sync {
-    /// How the model sees it.
+    /// Returns the specification for the model.
     fn spec(&self) -> &Arc<ToolSpec>;
 
-    /// Whether a call reaches outside the state of the thread. Such a call is made only after everything that led to it
+    /// Returns whether a call has effects outside the state of the thread. Such a call is made only after everything that led to it
     /// is durable.
     fn has_effects(&self) -> bool {
         false
     }
 
-    /// What is to be done about a call that was begun before a crash. Tools without effects outside the state repeat.
+    /// Returns the handling of a call that was started before a crash. Tools without effects outside the state repeat.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::Repeat
     }
 
-    /// What an error of this tool means for the run.
+    /// Returns the effect of an error of this tool on the run.
     fn on_error(&self) -> OnError {
         OnError::Report
     }
@@ -72,16 +72,16 @@ pub trait Tool: Send + Sync {
     async fn call(&self, scope: &Scope, state: &State, call: &ToolCall) -> Result<CallOutcome, Halt>;
 }
 
-/// What a call came to.
+/// The outcome of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CallOutcome {
     /// A result.
     Answer(ToolOutput),
-    /// A subagent shall find the result.
+    /// A delegation to a subagent, whose result is the result of the call.
     Delegate(Delegation),
 }
 
-/// A wish to hand work to a subagent. Only the loop starts runs.
+/// A request to delegate work to a subagent. Only the loop starts runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delegation {
     /// The subagent's name.
@@ -91,7 +91,7 @@ pub struct Delegation {
 }
 
 impl Delegation {
-    /// Hands `work` to the subagent of this name. All that it is told is `work`.
+    /// Delegates `work` to the subagent of this name, which gets nothing but this text.
     pub fn to(subagent: impl Into<String>, work: impl Into<String>) -> Self {
         let order = DelegatedTask {
             description: work.into(),
@@ -103,41 +103,41 @@ impl Delegation {
         }
     }
 
-    /// The same with this form of the result (`response_format`) in the place of the subagent's own.
+    /// Sets the form of the result (`response_format`), in the place of the subagent's own.
     #[must_use]
-    pub fn in_form(mut self, format: Option<Value>) -> Self {
+    pub fn with_response_format(mut self, format: Option<Value>) -> Self {
         self.order.response_format = format;
         self
     }
 
-    /// The same with these instructions in the place of the subagent's own, unless they are blank.
+    /// Sets the instructions, in the place of the subagent's own, unless they are blank.
     #[must_use]
-    pub fn instructed(mut self, system_prompt: Option<String>) -> Self {
+    pub fn with_system_prompt(mut self, system_prompt: Option<String>) -> Self {
         self.order.system_prompt = system_prompt.filter(|prompt| !prompt.trim().is_empty());
         self
     }
 
-    /// The same with these messages before the work, behind those with which the subagent begins anyway.
+    /// Adds messages before the work, after those with which the subagent begins anyway.
     #[must_use]
-    pub fn beginning_with(mut self, messages: impl IntoIterator<Item = Message>) -> Self {
+    pub fn with_initial_messages(mut self, messages: impl IntoIterator<Item = Message>) -> Self {
         self.order.initial_messages.extend(messages);
         self
     }
 }
 
-/// Why something did not run to its end.
+/// The reason why a tool, a hook or a model call did not run to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Halt {
-    /// Humans have to answer all of these first: at least one.
+    /// Humans have to answer all of these questions first; there is at least one.
     Ask(Vec<Question>),
-    /// It failed.
+    /// A failure.
     Fail(Failure),
-    /// The run was told to stop.
+    /// The run has to stop.
     Stopped,
 }
 
 impl Halt {
-    /// Whether it failed: the only kind of halt that a policy may catch or retry.
+    /// Returns whether this is a failure: the only kind of halt that a policy may catch or retry.
     pub fn is_failure(&self) -> bool {
         matches!(self, Self::Fail(_))
     }
@@ -155,9 +155,9 @@ impl From<Failure> for Halt {
     }
 }
 
-/// Tools that come and go while the server runs.
+/// A source of tools that come and go while the server runs.
 pub trait ToolSource: Send + Sync {
-    /// Those that there are now.
+    /// Returns the current tools.
     fn tools(&self) -> Vec<Arc<dyn Tool>>;
 }
 
@@ -166,18 +166,18 @@ pub trait ToolSource: Send + Sync {
 pub struct Toolbox {
     tools: BTreeMap<String, Arc<dyn Tool>>,
     specs: Vec<Arc<ToolSpec>>,
-    /// Those that are not spoken of.
+    /// The tools that are not mentioned to the model.
     hidden: ToolNames,
-    /// Those that come and go. They never take the place of one that stays.
+    /// The sources of tools that come and go. These never replace a tool in `tools`.
     sources: Vec<Arc<dyn ToolSource>>,
-    /// Those that are not there, whoever brings them.
+    /// The names of tools that are left out, whatever their source.
     excluded: BTreeSet<String>,
-    /// Descriptions in the place of the tools' own.
+    /// The descriptions that replace the tools' own.
     described: BTreeMap<String, String>,
 }
 
 impl Toolbox {
-    /// Holds `tools` in this order; of two with one name the later stays.
+    /// Creates a toolbox of `tools` in this order; of two with one name the later stays.
     pub fn new(tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Self {
         let mut toolbox = Self::default();
         for tool in tools {
@@ -189,57 +189,57 @@ impl Toolbox {
         toolbox
     }
 
-    /// The same, of which these are not spoken of: something else tells when they are there.
+    /// Hides these tools from the model until something else mentions them.
     #[must_use]
-    pub fn hiding(self, hidden: ToolNames) -> Self {
+    pub fn with_hidden(self, hidden: ToolNames) -> Self {
         Self { hidden, ..self }
     }
 
-    /// The same, with tools that come and go.
+    /// Adds sources of tools that come and go.
     #[must_use]
     pub fn with_sources(self, sources: Vec<Arc<dyn ToolSource>>) -> Self {
         Self { sources, ..self }
     }
 
-    /// The same without the tools of these names, whoever brings them.
+    /// Leaves out the tools of these names, whatever their source.
     #[must_use]
-    pub fn excluding(self, names: impl Iterator<Item = String>) -> Self {
+    pub fn without(self, names: impl Iterator<Item = String>) -> Self {
         Self {
             excluded: names.collect(),
             ..self
         }
     }
 
-    /// The same with these descriptions in the place of the tools' own.
+    /// Replaces the descriptions of these tools.
     #[must_use]
-    pub fn describing(self, descriptions: impl Iterator<Item = (String, String)>) -> Self {
+    pub fn with_descriptions(self, descriptions: impl Iterator<Item = (String, String)>) -> Self {
         Self {
             described: descriptions.collect(),
             ..self
         }
     }
 
-    fn passing(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
+    fn from_sources(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
         let there = self.sources.iter().flat_map(|source| source.tools());
         there.filter(|tool| !self.tools.contains_key(&tool.spec().name))
     }
 
-    /// The tool of this name.
+    /// Returns the tool of this name.
     pub fn get(&self, name: &str) -> Option<Arc<dyn Tool>> {
         if self.excluded.contains(name) {
             return None;
         }
         let stays = self.tools.get(name).cloned();
-        stays.or_else(|| self.passing().find(|tool| tool.spec().name == name))
+        stays.or_else(|| self.from_sources().find(|tool| tool.spec().name == name))
     }
 
-    /// All that there are now as the model sees them, in their order.
+    /// Returns the specifications of all current tools for the model, in their order.
     pub fn specs(&self) -> Vec<Arc<ToolSpec>> {
         let all = self
             .specs
             .iter()
             .cloned()
-            .chain(self.passing().map(|tool| Arc::clone(tool.spec())));
+            .chain(self.from_sources().map(|tool| Arc::clone(tool.spec())));
         let there = all.filter(|spec| !self.excluded.contains(&spec.name));
         let described = |spec: Arc<ToolSpec>| match self.described.get(&spec.name) {
             Some(text) => Arc::new(ToolSpec {
@@ -251,19 +251,19 @@ impl Toolbox {
         there.map(described).collect()
     }
 
-    /// The names of those that are spoken of.
+    /// Returns the names of the tools that are not hidden.
     pub fn names(&self) -> Vec<String> {
         let names = self.specs().into_iter().map(|spec| spec.name.clone());
         names.filter(|name| !self.hidden.contains(name)).collect()
     }
 
-    /// Whether it has any, or may come to have some.
+    /// Returns whether there are no tools and no sources.
     pub fn is_empty(&self) -> bool {
         self.specs.is_empty() && self.sources.is_empty()
     }
 }
 
-/// The text for a model that called a tool it does not have; `names` are those it may call.
+/// Returns the text for a model that called an unknown tool; `names` are the tools that it may call.
 pub fn unknown<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let names: Vec<&str> = names.into_iter().collect();
     format!("Error: {name} is not a valid tool, try one of [{}].", names.join(", "))
@@ -308,9 +308,9 @@ mod tests {
     fn a_tool_that_is_excluded_is_not_there_and_one_that_is_described_anew_is_seen_so_whoever_brings_it() {
         let sources = ["passes", "goes"].map(|name| Arc::new(Passing(name)) as Arc<dyn ToolSource>);
         let toolbox = Toolbox::new([named("stays"), named("leaves")]).with_sources(sources.to_vec());
-        let toolbox = toolbox.excluding(["leaves", "goes"].map(str::to_owned).into_iter());
+        let toolbox = toolbox.without(["leaves", "goes"].map(str::to_owned).into_iter());
         let anew = ["stays", "passes"].map(|name| (name.to_owned(), format!("How {name}.")));
-        let toolbox = toolbox.describing(anew.into_iter());
+        let toolbox = toolbox.with_descriptions(anew.into_iter());
         let seen: Vec<String> = toolbox
             .specs()
             .iter()

@@ -13,10 +13,10 @@ use crate::domain::event::Chunk;
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope};
 
-/// How many outputs of a program may wait until the loop has taken them. A program that has more waits.
+/// The maximum number of outputs of a program that wait until the loop has taken them. A program that has more waits.
 const CAPACITY: usize = 64;
 
-/// A subagent that is a program. One can serve several subagents; [`Scope::agent`] tells as which it works.
+/// A subagent that is a program. One can serve several subagents; [`Scope::agent`] is the name of the current one.
 ///
 /// An async function is one, too:
 ///
@@ -33,13 +33,13 @@ const CAPACITY: usize = 64;
 /// ```
 #[async_trait]
 pub trait Runnable: Send + Sync {
-    /// What is to be done about work that was under way when the server died: it is run again, a human is asked (the
-    /// default, since it may have had effects), or its caller is told that it failed.
+    /// Returns the handling of work that was under way when the server died: it is run again, a human is asked (the
+    /// default, since it may have had effects), or it is an error result for its caller.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::default()
     }
 
-    /// Whether it ends by itself when [`Budget::time_left`](crate::tool::budget::Budget::time_left) is over, because it has
+    /// Returns whether it ends by itself when [`Budget::time_left`](crate::tool::budget::Budget::time_left) is over, because it has
     /// something to stop then. Any other is dropped.
     fn keeps_time(&self) -> bool {
         false
@@ -47,11 +47,11 @@ pub trait Runnable: Send + Sync {
 
     /// Does the work. The last message of `state` is the order; its files and fields are those that the caller shares.
     ///
-    /// What comes back is written into the state and, as with every subagent, passes on to the caller where it is shared.
-    /// It has to hold at least one message. The caller reads `structured_response` if it is set, else the last thing that
-    /// the subagent said. With [`Scope::form`] set one of the two has to fit it, the text as JSON.
+    /// The update is written into the state and, as with every subagent, passed on to the caller where it is shared.
+    /// The update has to hold at least one message. The caller reads `structured_response` if it is set, else the last
+    /// message of the subagent. With [`Scope::form`] set one of the two has to fit it, the text as JSON.
     ///
-    /// The future is dropped when the run is told to stop, and, if the work may be repeated, when the server stops.
+    /// The future is dropped when the run has to stop, and, if the work may be repeated, when the server stops.
     ///
     /// # Errors
     /// [`Halt::Fail`] is an error result for the caller. [`Halt::Ask`] parks the run: it is begun anew, with
@@ -70,17 +70,17 @@ where
     }
 }
 
-/// What the scope of a program holds besides.
+/// The part of a scope that only programs have.
 #[derive(Debug, Default)]
 pub struct ProgramScope {
-    /// How many questions it has asked so far: the same when it is run again after a crash.
+    /// The number of questions it has asked so far: the same when it is run again after a crash.
     pub asked: u32,
     /// Tells that this server stops. Another process goes on with the run, so work elsewhere is left as it is.
     pub leave: CancellationToken,
     output: Option<mpsc::Sender<ProgramOutput>>,
 }
 
-/// What a program gives out while it works.
+/// An output of a program while it works.
 #[derive(Debug)]
 pub(crate) enum ProgramOutput {
     /// A piece of the message of this id. Followers see it at once; it is not stored.
@@ -90,7 +90,7 @@ pub(crate) enum ProgramOutput {
         /// The piece; without one the message begins.
         chunk: Option<Chunk>,
     },
-    /// What it wrote before what it comes to: a checkpoint of its own, stored together with the end of the work.
+    /// An update before the result: a checkpoint of its own, stored together with the end of the work.
     Write(Update),
 }
 

@@ -54,7 +54,7 @@ pub fn client() -> Result<Client, reqwest::Error> {
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// The statuses with which a tool, or a gateway before it, says that it is busy or away for now.
+/// The statuses of a tool, or of a gateway before it, that is busy or not available for now.
 const BUSY: [StatusCode; 4] = [
     StatusCode::TOO_MANY_REQUESTS,
     StatusCode::BAD_GATEWAY,
@@ -261,7 +261,7 @@ impl RemoteTool {
         }
         match line["output"].take() {
             Value::Null => {}
-            Value::String(text) => scope.voice.tell_output(call, text).await,
+            Value::String(text) => scope.progress.send_output(call, text).await,
             Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
                 return Err(self.invalid_answer("`output` in a line of the answer is not a text"));
             }
@@ -278,7 +278,7 @@ impl RemoteTool {
 
     async fn send_custom(&self, scope: &Scope, values: Vec<Value>) {
         for value in values {
-            scope.voice.tell(value).await;
+            scope.progress.send(value).await;
         }
     }
 
@@ -314,9 +314,11 @@ impl RemoteTool {
         if let Some(request) = answer.delegate {
             let initial = read_initial(&request.initial_messages.unwrap_or_default())
                 .map_err(|(at, why)| self.invalid_answer(&format!("`delegate.initial_messages[{at}]`: {why}")))?;
-            let delegation =
-                Delegation::to(request.subagent_type, request.description).in_form(request.response_format);
-            let delegation = delegation.beginning_with(initial).instructed(request.system_prompt);
+            let delegation = Delegation::to(request.subagent_type, request.description)
+                .with_response_format(request.response_format);
+            let delegation = delegation
+                .with_initial_messages(initial)
+                .with_system_prompt(request.system_prompt);
             return Ok(CallOutcome::Delegate(delegation));
         }
         let Some(content) = answer.content else {

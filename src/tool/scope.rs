@@ -59,7 +59,7 @@ pub struct Scope {
     /// The limits on simultaneous calls.
     pub slots: CallSlots,
     /// Sends progress to clients while the run goes on.
-    pub voice: ProgressSink,
+    pub progress: ProgressSink,
     /// The JSON Schema (`response_format`) that a program's result has to match, if the delegating agent requires one.
     pub form: Option<Arc<Value>>,
     /// The answer to the question that the hook, call or program asked before, when it runs again; of several the first.
@@ -68,7 +68,7 @@ pub struct Scope {
     pub question: Option<Arc<Question>>,
     /// All the questions that it asked together before, each with its answer.
     pub answers: Arc<[(Question, Value)]>,
-    /// What a program is given besides.
+    /// The further context of a program.
     pub program: Arc<ProgramScope>,
 }
 
@@ -124,7 +124,7 @@ impl Scope {
             stop: CancellationToken::new(),
             budget: Budget::endless(now),
             slots: CallSlots::default(),
-            voice: ProgressSink::default(),
+            progress: ProgressSink::default(),
             form: None,
             answer: None,
             question: None,

@@ -18,12 +18,12 @@ use crate::domain::message::{Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
 use crate::model::ToolSpec;
 
-/// How many items one search shows unless the model asks for another number.
+/// The default number of items that one search shows.
 const FOUND: u32 = 10;
 /// The most items that one search shows.
 const MOST_FOUND: u32 = 50;
 
-/// What a tool of the Store does.
+/// The operation of a tool of the Store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Get,
@@ -130,7 +130,7 @@ impl StoreTool {
         })
     }
 
-    /// What the model is told, and what is to be stored with that.
+    /// The text for the model, and the change to be stored with it.
     async fn carry_out(&self, scope: &Scope, asked: &Map<String, Value>) -> Result<(String, Vec<ItemChange>), Failure> {
         let root = self.root(scope)?;
         let place = place(&root, asked).map_err(|error| Failure::new("InvalidItemError", error.to_string()))?;
@@ -150,7 +150,7 @@ impl StoreTool {
                 let wish = NewItem {
                     address,
                     value,
-                    stay: ItemLifetime::default(),
+                    lifetime: ItemLifetime::default(),
                     indexing: Indexing::default(),
                 };
                 (

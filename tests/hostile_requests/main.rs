@@ -16,6 +16,9 @@ mod endpoints;
 mod parties;
 #[path = "../support/postgres.rs"]
 mod postgres;
+#[path = "../support/process.rs"]
+#[expect(dead_code, reason = "the other tests kill and suspend servers, too")]
+mod process;
 mod requests;
 #[path = "../support/schemas.rs"]
 mod schemas;
@@ -61,7 +64,7 @@ async fn attack(folder: &tempfile::TempDir, url: &str, seed: u64) {
     static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _alone = ALONE.lock().await;
     let parties = parties::start().await;
-    let server = Server::start(folder.path(), url, &parties);
+    let server = Server::start(folder.path(), url, &parties).await;
     let places = endpoints::places(&server).await;
     let before = server.resources();
 
@@ -96,7 +99,7 @@ async fn attack(folder: &tempfile::TempDir, url: &str, seed: u64) {
         server.peak_memory() / 1024 / 1024,
         sent.statuses
     );
-    server.stop();
+    server.stop().await;
 }
 
 /// Checks that a run on a new thread is answered in time, and that every list can be read.

@@ -1,19 +1,19 @@
 //! The server under test, in a process with a memory limit, and a plain client.
 
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use serde_json::{Value, json};
 
 use super::MEMORY;
 use super::parties::Parties;
+use super::process::Process;
 
 /// The server in a process of its own.
 pub(crate) struct Server {
     /// The address, as `http://host:port`.
     pub(crate) base: String,
-    process: Child,
+    process: Process,
 }
 
 /// The resources of the process.
@@ -32,7 +32,7 @@ impl Resources {
 
 impl Server {
     /// Writes the configuration and starts the server with a memory limit.
-    pub(crate) fn start(folder: &Path, database: &str, parties: &Parties) -> Self {
+    pub(crate) async fn start(folder: &Path, database: &str, parties: &Parties) -> Self {
         let configuration = folder.join("adjutant.toml");
         std::fs::write(&configuration, parties.configuration(database)).unwrap();
         // The shell sets the limit and replaces itself with the server. The allocator must not reserve pages in
@@ -45,30 +45,12 @@ impl Server {
             env!("CARGO_BIN_EXE_adjutant"),
         ]);
         command.arg("--config").arg(&configuration).current_dir(folder);
-        command
-            .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
-            .env("NO_COLOR", "1")
-            .env("ADJUTANT_LOG", "info");
-        let mut process = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let mut read = vec![];
-        let base = loop {
-            let line = lines
-                .next()
-                .unwrap_or_else(|| panic!("the server did not start: {read:#?}"))
-                .unwrap();
-            if let Some(port) = port_in(&line) {
-                break format!("http://127.0.0.1:{port}");
-            }
-            read.push(line);
-        };
-        let log = folder.join("log");
-        std::thread::spawn(move || {
-            let lines: Vec<String> = lines.map_while(Result::ok).collect();
-            // For the inspection of failures; writing fails if the folder has been deleted.
-            let _ = std::fs::write(log, lines.join("\n"));
-        });
-        Self { base, process }
+        command.env("MIMALLOC_ARENA_EAGER_COMMIT", "0");
+        let process = Process::start(command).await;
+        Self {
+            base: process.base().await,
+            process,
+        }
     }
 
     /// Creates a client of the server.
@@ -105,27 +87,9 @@ impl Server {
     }
 
     /// Stops the server.
-    pub(crate) fn stop(mut self) {
-        let id = self.process.id().to_string();
-        Command::new("kill").args(["-TERM", &id]).status().unwrap();
-        let status = self.process.wait().unwrap();
-        assert!(status.success(), "the server ended with {status}");
+    pub(crate) async fn stop(self) {
+        self.process.terminates().await;
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Kills a process that a failed test left running.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-/// Returns the port in the log line with the listening address.
-fn port_in(line: &str) -> Option<&str> {
-    let rest = line.contains("listening").then(|| line.split_once("127.0.0.1:"))??.1;
-    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-    rest.get(..end)
 }
 
 /// A client that panics on error statuses.

@@ -145,7 +145,11 @@ impl Answers {
         let most = self.0[count * 99 / 100];
         let longest = self.0[count - 1];
         assert!(
-            most <= prompt && longest <= prompt * 20,
+            most <= prompt,
+            "of {count} answers of /ok 99 % took {most:?}, the longest {longest:?}"
+        );
+        assert!(
+            longest <= prompt * 20,
             "of {count} answers of /ok 99 % took {most:?}, the longest {longest:?}"
         );
     }

@@ -1,26 +1,32 @@
 //! The Postgres server of the tests: the one named by `ADJUTANT_TEST_POSTGRES_URL`, or else one that is started from
 //! the installed programs for the lifetime of this process. Without either, the tests on Postgres are skipped with a
 //! message.
+//!
+//! New databases on a server that was started here have the tables already, so that tests do not create them each time.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tokio::sync::OnceCell;
 
 /// The environment variable with the URL of the server.
 const SERVER: &str = "ADJUTANT_TEST_POSTGRES_URL";
 
-/// A shell script that starts a server on a socket in a directory of its own, prints the directory, and stops the
-/// server when standard input closes, so that nothing is left however this process ends.
+/// A shell script that starts a server in a new directory, prints the directory, and waits until standard input closes.
+/// The system closes it when this process ends, in whatever way; the script then stops the server and deletes the
+/// directory. Signals for a terminal or a group of processes must not end the script before that.
 const SCRIPT: &str = r#"
+trap '' INT TERM HUP
 cd /
-dir=$(mktemp -d /tmp/adjutant-postgres-XXXXXX) || exit 1
+dir=$(mktemp -d "$2/adjutant-postgres-XXXXXX") || exit 1
 trap 'rm -rf "$dir"' EXIT
-trap '' INT
 "$1/initdb" -D "$dir/data" -U adjutant -A trust -E UTF8 --locale=C --no-sync >"$dir/initdb.log" 2>&1 || { cat "$dir/initdb.log"; exit 1; }
-"$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
+"$1/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= -c fsync=off -c synchronous_commit=off -c full_page_writes=off \
+    -c autovacuum=off -c max_connections=300 >"$dir/log" 2>&1 </dev/null &
 server=$!
 tries=0
 until [ -S "$dir/.s.PGSQL.5432" ] && "$1/pg_isready" -q -h "$dir"; do
@@ -41,10 +47,10 @@ pub(crate) struct Database {
     name: String,
 }
 
-/// Creates an empty database; `None` if there is no server.
+/// Creates a database without rows; `None` if there is no server.
 pub(crate) async fn fresh_database() -> Option<Database> {
-    static ADMIN: OnceLock<Option<String>> = OnceLock::new();
-    let admin = ADMIN.get_or_init(find_server).as_deref()?;
+    static ADMIN: OnceCell<Option<String>> = OnceCell::const_new();
+    let admin = ADMIN.get_or_init(find_server).await.as_deref()?;
     let name = format!("adjutant_test_{}", uuid::Uuid::new_v4().simple());
     let mut conn = PgConnection::connect(admin).await.expect("the test server answers");
     sqlx::raw_sql(AssertSqlSafe(format!("create database {name}")))
@@ -82,30 +88,48 @@ fn url_of_database(url: &str, database: &str) -> String {
     format!("{}/{database}{mark}{settings}", &place[..server_end])
 }
 
-fn find_server() -> Option<String> {
+async fn find_server() -> Option<String> {
     let named = std::env::var_os(SERVER)
         .and_then(|url| url.into_string().ok())
         .filter(|url| !url.is_empty());
-    let found = named.or_else(start_server);
-    if found.is_none() {
-        // Not `eprintln!`, whose output is hidden for passing tests.
-        let text = format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
-        let _ = std::io::stderr().write_all(text.as_bytes());
+    if named.is_some() {
+        return named;
     }
-    found
+    let started = start_server();
+    match &started {
+        Some(url) => create_tables(&url_of_database(url, "template1")).await,
+        None => {
+            // Not `eprintln!`, whose output is hidden for passing tests.
+            let text =
+                format!("\n*** THE POSTGRES HALF OF THE TESTS IS SKIPPED: set {SERVER} or install Postgres ***\n");
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+    }
+    started
+}
+
+/// Creates the tables in the database that new databases are copies of.
+async fn create_tables(template: &str) {
+    let mut conn = PgConnection::connect(template).await.expect("the test server answers");
+    let tables = sqlx::migrate!("migrations/postgres").run(&mut conn).await;
+    tables.expect("the tables are created");
+    conn.close().await.expect("a clean close");
 }
 
 fn start_server() -> Option<String> {
     static PIPES: Mutex<Vec<std::process::ChildStdin>> = Mutex::new(Vec::new());
     let programs = installed_programs()?;
     let mut command = as_ordinary_user();
-    let started = command.args(["sh", "-c", SCRIPT, "postgres", &programs]);
-    let mut child = started
+    command
+        .args(["sh", "-c", SCRIPT, "postgres", &programs])
+        .arg(std::env::temp_dir());
+    // Outside the process group of the tests, whose signals would end the server before it is cleaned up.
+    command.process_group(0);
+    let started = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()?;
+        .stderr(Stdio::null());
+    let mut child = started.spawn().ok()?;
     // Kept until the process ends, which closes the pipe and stops the server.
     PIPES
         .lock()

@@ -1,11 +1,11 @@
-//! What one agent is to be, before it is put together.
+//! The draft of one agent, before it is built.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Delegating, SharedState};
-use crate::definition::enclosed::seen;
+use super::{Delegations, SharedState};
+use crate::definition::enclosed::agent_path;
 use crate::definition::mcp::McpOwner;
 use crate::definition::{self, AgentSpec, BundledFiles, SkillSource, SubagentDefinition, SystemPrompt};
 use crate::domain::background::BackgroundAgent;
@@ -14,54 +14,54 @@ use crate::middleware::memory::Memory;
 use crate::middleware::skills::Skills;
 use crate::tool::files::{FileWorkspace, StateFiles, WithEnclosed};
 
-/// What one agent is to be, and what it is made with on this server.
+/// The specification of one agent, with its dependencies on this server.
 #[derive(Clone)]
 pub(super) struct Draft {
     pub(super) spec: AgentSpec,
-    /// Whose MCP servers it may name.
+    /// The owner whose MCP servers it may name.
     pub(super) servers: McpOwner,
     pub(super) shares: SharedState,
-    /// Whether who delegates may write the instructions.
-    pub(super) ordered_prompt: bool,
-    pub(super) delegations: Option<Delegating>,
-    /// What stands at the end of the instructions, if it is a fork.
-    pub(super) addendum: Option<SystemPrompt>,
-    /// Who works for it in the background.
+    /// Whether a delegation may replace the instructions.
+    pub(super) prompt_is_replaceable: bool,
+    pub(super) delegations: Option<Delegations>,
+    /// The text at the end of the instructions, if it is a fork.
+    pub(super) fork_prompt: Option<SystemPrompt>,
+    /// The agents that work for it in the background.
     pub(super) background: Vec<BackgroundAgent>,
 }
 
 impl Draft {
-    /// What a fork of this agent is to be: the same but for what its description says of it.
+    /// Returns the draft of a fork of this agent.
     pub(super) fn forked(&self, fork: &SubagentDefinition) -> Self {
         Self {
             spec: fork.fork_spec(&self.spec),
-            delegations: self.delegations.as_ref().map(Delegating::refusing),
-            addendum: Some(fork.system_prompt.clone()),
-            // Its work ends with its result: nobody would be left to be told what comes of a task.
+            delegations: self.delegations.as_ref().map(Delegations::refusing),
+            fork_prompt: Some(fork.system_prompt.clone()),
+            // Its work ends with its result, so it could not be notified of the end of a task.
             background: vec![],
             ..self.clone()
         }
     }
 
-    /// The same with this form of its result, if one is given.
+    /// Returns the draft with this form of its result, if one is given.
     pub(super) fn in_form(mut self, format: Option<&Value>) -> Self {
         self.spec.response_format = format.cloned().or(self.spec.response_format);
         self
     }
 
-    /// The files of the definition that are this agent's own.
+    /// Returns the files of the definition that belong to this agent.
     fn own_files(&self) -> Arc<BundledFiles> {
         let named = self
             .spec
             .skills
             .iter()
-            .map(SkillSource::seen)
-            .chain(self.spec.memory.iter().map(|path| seen(path)));
+            .map(SkillSource::agent_path)
+            .chain(self.spec.memory.iter().map(|path| agent_path(path)));
         let paths: Vec<String> = named.collect();
         Arc::new(self.spec.enclosed.only(paths.iter().map(String::as_str)))
     }
 
-    /// Where its file tools work.
+    /// Returns the files on which its file tools work.
     pub(super) fn workspace(&self) -> Arc<dyn FileWorkspace> {
         let own = self.own_files();
         if own.is_empty() {
@@ -71,14 +71,14 @@ impl Draft {
         }
     }
 
-    /// The policies of what it knows: its skills and its memory.
+    /// Returns the policies of its skills and its memory.
     pub(super) fn knowledge(&self) -> Vec<Arc<dyn Middleware>> {
         let own = self.own_files();
         let has_files = self.spec.files == definition::Workspace::State;
         let mut policies: Vec<Arc<dyn Middleware>> = vec![];
         if !self.spec.skills.is_empty() {
             let skills = Skills::new(&self.spec.skills, Arc::clone(&own), &self.spec.skill_tools);
-            let folders = self.spec.skills.iter().map(SkillSource::seen).collect();
+            let folders = self.spec.skills.iter().map(SkillSource::agent_path).collect();
             let alone: Arc<dyn FileWorkspace> = Arc::new(WithEnclosed::within(Arc::clone(&own), folders));
             policies.push(Arc::new(if has_files { skills } else { skills.with_reader(&alone) }));
         }

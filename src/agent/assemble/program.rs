@@ -15,7 +15,7 @@ use crate::peer::RemoteAgent;
 use crate::tool::{Halt, Runnable, Scope};
 
 impl AgentFactory {
-    /// The agent of a subagent that is the registered program `name`.
+    /// Builds the agent of a subagent that is the registered program `name`.
     pub(super) fn program(&self, parent: &AgentDefinition, subagent: &SubagentDefinition, name: &str) -> Agent {
         let missing = || {
             let message = format!("this server has no program `{name}`");
@@ -32,7 +32,7 @@ impl AgentFactory {
         agent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own)
     }
 
-    /// The agent of a subagent that is the agent `graph_id` of the server at `url`. Clients see its work at the node of the
+    /// Builds the agent of a subagent that is the agent `graph_id` of the server at `url`. Clients see its work at the node of the
     /// model.
     pub(super) fn remote_agent(
         &self,
@@ -65,7 +65,7 @@ impl AgentFactory {
     }
 }
 
-/// The agent of a subagent that works at `node`.
+/// Builds the agent of a subagent that works at `node`.
 fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFields, own: AgentProgram) -> Agent {
     Agent {
         name: subagent.name.clone(),
@@ -85,7 +85,7 @@ fn agent(subagent: &SubagentDefinition, node: &'static str, declared: DeclaredFi
     }
 }
 
-/// A program that cannot be had: says why when it is run.
+/// A program that is not available: fails with the reason when it is run.
 struct FailingProgram {
     failure: Failure,
     after_crash: AfterCrash,

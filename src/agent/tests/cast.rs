@@ -1,4 +1,4 @@
-//! Agents and tools whose doings are counted.
+//! Agents and tools for tests, which count their effects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use crate::agent::assemble::plan;
-use crate::agent::roster::{Build, SubagentRegistry};
+use crate::agent::subagent_registry::{Build, SubagentRegistry};
 use crate::agent::{Agent, AgentKind, ModelLoop, SharedState};
 use crate::definition::{AfterCrash, ApprovalRule, OnError};
 use crate::domain::call::ToolOutput;
@@ -24,7 +24,7 @@ use crate::model::ToolSpec;
 use crate::model::scripted::Scripted;
 use crate::tool::{ArgumentCheck, CallOutcome, Delegation, Halt, Scope, Tool, Toolbox};
 
-/// The outer world: how often each call had its effect.
+/// The effects outside the server: the number of times that each call took effect.
 #[derive(Default)]
 pub(super) struct World {
     effects: Mutex<BTreeMap<String, usize>>,
@@ -40,32 +40,32 @@ impl World {
     }
 }
 
-/// A number that belongs to a name.
+/// Returns a number derived from a name.
 pub(super) fn number(name: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     hasher.finish()
 }
 
-/// What a tool does, by its name.
+/// The properties of a tool.
 pub(super) struct Act {
     spec: Arc<ToolSpec>,
     world: Arc<World>,
 }
 
-/// Has no effect outside: writes the call's id into the file `path`.
+/// No effect outside: writes the call's id into the file `path`.
 pub(super) const JOT: &str = "jot";
-/// Takes the file `path` away.
+/// Deletes the file `path`.
 pub(super) const ERASE: &str = "erase";
 /// Has an effect; after a crash a human is asked.
 pub(super) const SEND: &str = "send";
-/// The same, and a human has to approve.
+/// Has an effect and needs approval; after a crash a human is asked.
 pub(super) const PAY: &str = "pay";
 /// Has an effect that may be repeated.
 pub(super) const COUNT: &str = "count";
-/// Asks before it has an effect that may be repeated.
+/// Asks a question before an effect that may be repeated.
 pub(super) const INQUIRE: &str = "inquire";
-/// Asks before it has an effect; after a crash a human is asked what became of it.
+/// Asks a question before an effect; after a crash a human is asked about the outcome.
 pub(super) const CONFESS: &str = "confess";
 /// Has an effect; after a crash it counts as failed.
 pub(super) const SHOUT: &str = "shout";
@@ -74,7 +74,7 @@ pub(super) const FAIL: &str = "fail";
 /// Has an effect and fails, and the run with it.
 pub(super) const BREAK: &str = "break";
 
-/// Lets a subagent find the result, as a tool behind HTTP may.
+/// Delegates to a subagent, as a tool behind HTTP may.
 pub(super) const SPAWN: &str = "spawn";
 
 pub(super) const TOOLS: [&str; 11] = [
@@ -91,7 +91,7 @@ impl Act {
     }
 }
 
-/// The result of a call that had its effect.
+/// Returns the result of a call that took effect.
 pub(super) fn outcome_of(tool: &str, key: &str) -> String {
     match tool {
         INQUIRE | CONFESS => format!("{tool} {key}: {}", reply_to(key)),
@@ -99,7 +99,7 @@ pub(super) fn outcome_of(tool: &str, key: &str) -> String {
     }
 }
 
-/// What a human answers to the question of a call.
+/// Returns the human's answer to the question of a call.
 pub(super) fn reply_to(key: &str) -> Value {
     json!(number(key) % 7)
 }
@@ -187,7 +187,7 @@ impl Tool for Act {
     }
 }
 
-/// Counts its own hooks in the state, so that one that is applied twice is seen.
+/// Counts its hooks in the state, so that a hook that is applied twice is detected.
 struct Tally;
 
 #[async_trait]
@@ -196,7 +196,7 @@ impl Middleware for Tally {
         "Tally"
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[
             HookPoint::BeforeAgent,
             HookPoint::BeforeModel,
@@ -205,13 +205,13 @@ impl Middleware for Tally {
         ]
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        let count = state.fields.get(moment.word()).and_then(Value::as_u64).unwrap_or(0);
-        Ok(Update::field(moment.word(), json!(count + 1)).into())
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        let count = state.fields.get(point.word()).and_then(Value::as_u64).unwrap_or(0);
+        Ok(Update::field(point.word(), json!(count + 1)).into())
     }
 }
 
-/// An agent with these policies and all tools, and with `task` if there is a roster.
+/// Returns an agent with this middleware and all tools, and with `task` if it has subagents.
 pub(super) fn agent_of(
     name: &str,
     world: &Arc<World>,
@@ -224,7 +224,7 @@ pub(super) fn agent_of(
             ..SubagentSummary::default()
         };
         stack.push(Arc::new(Subagents::new(&SubagentList {
-            cards: ["one", "two"].map(card).to_vec(),
+            subagents: ["one", "two"].map(card).to_vec(),
             ..SubagentList::default()
         })));
     }
@@ -275,7 +275,7 @@ pub(super) fn agent_of(
     }
 }
 
-/// Subagents `one` and `two`, made like the agent itself.
+/// Returns a registry of the subagents `one` and `two`, which are built like the agent itself.
 pub(super) fn roster(
     world: &Arc<World>,
     depth: u32,
@@ -289,7 +289,7 @@ pub(super) fn roster(
     SubagentRegistry::new(depth, builders, BTreeMap::new(), BTreeMap::new())
 }
 
-/// The policies of an agent that counts its hooks and asks before it pays.
+/// Returns middleware that counts its hooks and asks before payments.
 pub(super) fn careful(world: &Arc<World>) -> Vec<Arc<dyn Middleware>> {
     let bare = agent_of("", world, None, vec![]);
     let rules = BTreeMap::from([(PAY.to_owned(), ApprovalRule::Switch(true))]);
@@ -302,12 +302,12 @@ pub(super) fn careful(world: &Arc<World>) -> Vec<Arc<dyn Middleware>> {
     ]
 }
 
-/// A main agent that delegates `depth` levels down, counts its hooks and asks before it pays.
+/// Returns a main agent that delegates `depth` levels down, counts its hooks and asks before payments.
 pub(super) fn careful_agent(world: &Arc<World>, depth: u32) -> Agent {
     agent_of("main", world, Some(roster(world, depth, careful)), careful(world))
 }
 
-/// A main agent with subagents and without policies.
+/// Returns a main agent with subagents and without middleware.
 pub(super) fn plain_agent(world: &Arc<World>, depth: u32) -> Agent {
     agent_of("main", world, Some(roster(world, depth, |_| vec![])), vec![])
 }

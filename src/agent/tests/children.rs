@@ -1,11 +1,11 @@
-//! Subagents: what goes down to them, what comes up, and how they wait.
+//! Tests of subagents: their input, their results, and how they wait.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::cast::{COUNT, ERASE, INQUIRE, JOT, World, careful_agent, plain_agent};
-use super::memory::Death;
+use super::memory::Crash;
 use super::{Stage, questions, says, script};
 use crate::agent::{ExitReason, LoopOutcome};
 use crate::domain::checkpoint::Lane;
@@ -20,7 +20,7 @@ fn stage(depth: u32) -> (Stage, Arc<World>) {
     (Stage::new(plain_agent(&world, depth)), world)
 }
 
-/// The arguments of a delegation to `one`.
+/// Returns the arguments of a delegation to `one`.
 fn work(description: &str) -> Value {
     json!({"description": description, "subagent_type": "one"})
 }
@@ -34,10 +34,10 @@ async fn of_two_children_one_may_fail_and_the_other_reports() {
     let (stage, _) = stage(1);
     let bad = r#"{"script": [{"error": 400}]}"#;
     let good = r#"{"script": [{"text": "found it "}]}"#;
-    let ending = stage
+    let outcome = stage
         .hears(script(&[&[("a", "task", work(bad)), ("b", "task", work(good))]]))
         .await;
-    assert_eq!(ending, LoopOutcome::Done);
+    assert_eq!(outcome, LoopOutcome::Done);
     let results = stage.results();
     assert!(
         results[0].starts_with("The subagent `one` failed (ModelRefusedError)"),
@@ -202,18 +202,18 @@ async fn a_child_that_waits_has_not_succeeded_and_one_that_is_done_has() {
 #[tokio::test]
 async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() {
     let child = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("y", COUNT, json!({}))]]));
-    let wish = says(script(&[&[("a", "task", child("x")), ("b", "task", child("z"))]]));
+    let input = says(script(&[&[("a", "task", child("x")), ("b", "task", child("z"))]]));
     for commit in 3..9 {
         let (stage, _) = stage(1);
         let run = RunId::mint();
-        stage.revives(Some(Death::Told(commit)));
+        stage.restarts(Some(Crash::ShutDown(commit)));
         assert_eq!(
-            stage.attempt(run, &wish).await,
+            stage.attempt(run, &input).await,
             Err(ExitReason::Cancelled),
             "in commit {commit}"
         );
-        stage.revives(None);
-        assert_eq!(stage.attempt(run, &wish).await, Ok(LoopOutcome::Done));
+        stage.restarts(None);
+        assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done));
         assert_eq!(stage.results(), vec!["done".to_owned(); 2]);
         assert_eq!(stage.store.children().len(), 2);
     }
@@ -226,9 +226,9 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
         let (stage, _) = stage(1);
         let count = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("again", COUNT, json!({}))]]));
         let run = RunId::mint();
-        let wish = says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]]));
-        stage.revives(Some(Death::Before(last)));
-        let _ = stage.attempt(run, &wish).await;
+        let input = says(script(&[&[("a", "task", count("x")), ("b", "task", count("y"))]]));
+        stage.restarts(Some(Crash::Before(last)));
+        let _ = stage.attempt(run, &input).await;
         let children = stage.store.children();
         let Some((first, _)) = children
             .iter()
@@ -241,9 +241,9 @@ async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_acros
             break;
         }
         met += 1;
-        stage.revives(None);
+        stage.restarts(None);
         stage.store.cancel(*first);
-        assert_eq!(stage.attempt(run, &wish).await, Ok(LoopOutcome::Done), "after {last}");
+        assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done), "after {last}");
         let results = stage.results();
         let cancelled = "The subagent `one` was cancelled by request before it was done: it has no result.";
         assert_eq!(results, [cancelled, "done"], "after {last}");

@@ -1,4 +1,5 @@
-//! The promise of the loop: cut at any commit, loaded again, it goes on as if nothing had happened.
+//! Property tests of crashes: a run that is cut off at any commit and loaded again continues as if nothing had
+//! happened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,31 +8,31 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::cast::{self, World, careful_agent, number, outcome_of, reply_to};
-use super::memory::{Death, Row};
-use super::{Stage, Wish, says};
+use super::memory::{Crash, Row};
+use super::{RunInput, Stage, says};
 use crate::agent::LoopOutcome;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::RunId;
 use crate::domain::interrupt::{Interrupt, QuestionKind};
 use crate::domain::state::State;
 
-/// What a model does in one call.
+/// An action of the model.
 #[derive(Debug, Clone)]
-enum Deed {
-    /// Calls a tool that there is, or one that there is not.
+enum Action {
+    /// Call a tool, which may not exist.
     Act(&'static str),
-    /// Calls a tool that changes a file.
+    /// Call a tool that changes a file.
     File(&'static str, u8),
-    /// Spells its arguments wrong.
-    Stammer,
-    /// Lets a subagent do this.
-    Delegate(&'static str, Plot),
+    /// Call a tool with invalid arguments.
+    InvalidArguments,
+    /// Delegate these actions to a subagent.
+    Delegate(&'static str, ActionScript),
 }
 
-/// The deeds of an agent: steps of calls that run side by side.
-type Plot = Vec<Vec<Deed>>;
+/// The actions of an agent: steps of calls that run in parallel.
+type ActionScript = Vec<Vec<Action>>;
 
-fn deed(below: u32) -> BoxedStrategy<Deed> {
+fn action(below: u32) -> BoxedStrategy<Action> {
     let acts = [
         cast::SEND,
         cast::PAY,
@@ -41,45 +42,45 @@ fn deed(below: u32) -> BoxedStrategy<Deed> {
         cast::FAIL,
         "nonsense",
     ];
-    let act = proptest::sample::select(acts.to_vec()).prop_map(Deed::Act);
+    let act = proptest::sample::select(acts.to_vec()).prop_map(Action::Act);
     let file = (
         proptest::sample::select(vec![cast::JOT, cast::JOT, cast::ERASE]),
         0..2_u8,
     );
-    let file = file.prop_map(|(tool, path)| Deed::File(tool, path));
-    let simple = prop_oneof![6 => act, 2 => file, 1 => Just(Deed::Stammer)];
+    let file = file.prop_map(|(tool, path)| Action::File(tool, path));
+    let simple = prop_oneof![6 => act, 2 => file, 1 => Just(Action::InvalidArguments)];
     if below == 0 {
         return simple.boxed();
     }
     let subagent = proptest::sample::select(vec!["one", "two"]);
-    let delegate = (subagent, plot(below - 1)).prop_map(|(name, plot)| Deed::Delegate(name, plot));
+    let delegate = (subagent, actions(below - 1)).prop_map(|(name, actions)| Action::Delegate(name, actions));
     prop_oneof![4 => simple, 2 => delegate].boxed()
 }
 
-fn plot(below: u32) -> impl Strategy<Value = Plot> {
-    prop::collection::vec(prop::collection::vec(deed(below), 1..=3), 0..=2)
+fn actions(below: u32) -> impl Strategy<Value = ActionScript> {
+    prop::collection::vec(prop::collection::vec(action(below), 1..=3), 0..=2)
 }
 
-fn death() -> impl Strategy<Value = Death> {
+fn crash() -> impl Strategy<Value = Crash> {
     (0..3, 1..9_usize).prop_map(|(kind, at)| match kind {
-        0 => Death::Before(at),
-        1 => Death::After(at),
-        _ => Death::Told(at),
+        0 => Crash::Before(at),
+        1 => Crash::After(at),
+        _ => Crash::ShutDown(at),
     })
 }
 
-/// The plot as the scripted model reads it. Ids of calls tell where in the plot they stand.
-fn script_of(plot: &Plot, place: &str) -> String {
+/// Returns the plot as a script for the scripted model. The ids of calls contain their position in the plot.
+fn script_of(actions: &ActionScript, place: &str) -> String {
     let mut steps = vec![];
-    for (step, deeds) in plot.iter().enumerate() {
-        let calls = deeds.iter().zip("abc".chars()).map(|(deed, letter)| {
+    for (step, deeds) in actions.iter().enumerate() {
+        let calls = deeds.iter().zip("abc".chars()).map(|(action, letter)| {
             let id = format!("{place}{step}{letter}");
-            let (name, args) = match deed {
-                Deed::Act(name) => (*name, json!({})),
-                Deed::File(name, path) => (*name, json!({"path": format!("/{path}")})),
-                Deed::Stammer => (cast::SEND, json!("{")),
-                Deed::Delegate(name, plot) => {
-                    let description = script_of(plot, &format!("{id}/"));
+            let (name, args) = match action {
+                Action::Act(name) => (*name, json!({})),
+                Action::File(name, path) => (*name, json!({"path": format!("/{path}")})),
+                Action::InvalidArguments => (cast::SEND, json!("{")),
+                Action::Delegate(name, actions) => {
+                    let description = script_of(actions, &format!("{id}/"));
                     ("task", json!({"description": description, "subagent_type": name}))
                 }
             };
@@ -91,7 +92,7 @@ fn script_of(plot: &Plot, place: &str) -> String {
     json!({ "script": steps }).to_string()
 }
 
-/// What a human who can see the outer world answers. It follows from the call alone.
+/// Returns the answer of a human who knows the effects outside. It depends on the call alone.
 fn answer_to(asked: &Interrupt, world: &World) -> Value {
     let decide = |call: &String| match number(call) % 4 {
         0 => json!({"type": "approve"}),
@@ -113,32 +114,33 @@ fn answer_to(asked: &Interrupt, world: &World) -> Value {
     answer
 }
 
-/// What remains of a conversation when all is over.
+/// The result of a run with all of its crashes.
 #[derive(Debug, PartialEq)]
-struct Life {
-    /// The steps of each agent, by the call that caused it.
+struct TreeResult {
+    /// The steps of each agent, by the call that started it.
     histories: BTreeMap<Option<String>, Vec<(i64, String, Value)>>,
-    /// The state at the end.
+    /// The final state.
     state: Value,
 }
 
-/// A life, how often each effect happened in it, and the commits of each of its runs.
-async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<String, usize>, Vec<usize>) {
+/// Plays a script with these crashes. Returns the result, the number of times that each effect happened, and the
+/// commits of each run.
+async fn play(script: &str, seed: u64, crashes: &[Crash]) -> (TreeResult, BTreeMap<String, usize>, Vec<usize>) {
     let world = Arc::new(World::default());
     let stage = Stage::new(careful_agent(&world, 2));
-    let mut deaths = deaths.iter().copied();
-    let mut wish = says(script);
+    let mut crashes = crashes.iter().copied();
+    let mut input = says(script);
     let mut commits = vec![];
     for turn in 0..100 {
         let run = RunId::mint();
-        let ending = loop {
-            stage.revives(deaths.next());
-            if let Ok(ending) = stage.attempt(run, &wish).await {
-                break ending;
+        let outcome = loop {
+            stage.restarts(crashes.next());
+            if let Ok(outcome) = stage.attempt(run, &input).await {
+                break outcome;
             }
         };
         commits.push(stage.store.commits());
-        match ending {
+        match outcome {
             LoopOutcome::Parked(questions) => {
                 assert!(!questions.is_empty(), "nobody waits for nothing");
                 let chosen = |asked: &&Interrupt| {
@@ -149,22 +151,22 @@ async fn lived(script: &str, seed: u64, deaths: &[Death]) -> (Life, BTreeMap<Str
                 let answers = chosen
                     .into_iter()
                     .map(|asked| (asked.id.clone(), answer_to(asked, &world)));
-                wish = Wish::Answers(answers.collect());
+                input = RunInput::Answers(answers.collect());
             }
             LoopOutcome::Done => return (life(&stage), world.effects(), commits),
-            LoopOutcome::Paused | LoopOutcome::Failed(_) => panic!("{ending:?}"),
+            LoopOutcome::Paused | LoopOutcome::Failed(_) => panic!("{outcome:?}"),
         }
     }
     panic!("it never ends");
 }
 
-fn life(stage: &Stage) -> Life {
+fn life(stage: &Stage) -> TreeResult {
     let mut histories = BTreeMap::from([(None, history(stage.store.rows(Lane::Main)))]);
     for (child, lineage) in stage.store.children() {
         let twin = histories.insert(lineage.cause, history(stage.store.rows(Lane::Child(child))));
         assert_eq!(twin, None, "a call has one child");
     }
-    Life {
+    TreeResult {
         histories,
         state: without_ids(serde_json::to_value(stage.state() as State).unwrap()),
     }
@@ -182,7 +184,7 @@ fn history(rows: Vec<Row>) -> Vec<(i64, String, Value)> {
         .collect()
 }
 
-/// The same without the ids of messages, which are drawn anew each time.
+/// Removes the ids of messages, which are random.
 fn without_ids(mut value: Value) -> Value {
     match &mut value {
         Value::Object(fields) => {
@@ -204,18 +206,18 @@ fn now<F: Future>(future: F) -> F::Output {
         .block_on(future)
 }
 
-/// Fails unless the disturbed life came to the same as the undisturbed one, and every effect happened as often as it may.
-fn compare(script: &str, seed: u64, deaths: &[Death], (undisturbed, once): (&Life, &BTreeMap<String, usize>)) {
-    let (disturbed, effects, _) = now(lived(script, seed, deaths));
-    for (cause, history) in &undisturbed.histories {
-        let again = disturbed.histories.get(cause).map(Vec::as_slice).unwrap_or_default();
+/// Fails unless the result with crashes equals the one without, and every effect happened as often as allowed.
+fn compare(script: &str, seed: u64, crashes: &[Crash], expected: &TreeResult, once: &BTreeMap<String, usize>) {
+    let (actual, effects, _) = now(play(script, seed, crashes));
+    for (cause, history) in &expected.histories {
+        let again = actual.histories.get(cause).map(Vec::as_slice).unwrap_or_default();
         for (step, twin) in history.iter().zip(again) {
             assert_eq!(twin, step, "in the history of {cause:?}");
         }
     }
-    assert_eq!(disturbed, *undisturbed);
+    assert_eq!(actual, *expected);
     assert_eq!(effects.keys().collect::<Vec<_>>(), once.keys().collect::<Vec<_>>());
-    let messages = disturbed
+    let messages = actual
         .histories
         .values()
         .flatten()
@@ -234,44 +236,48 @@ proptest! {
 
     #[test]
     fn a_run_cut_anywhere_comes_to_the_same_and_does_nothing_twice(
-        plot in plot(2),
+        actions in actions(2),
         seed in any::<u64>(),
-        deaths in prop::collection::vec(death(), 1..12),
+        crashes in prop::collection::vec(crash(), 1..12),
     ) {
-        let script = script_of(&plot, "");
-        let (undisturbed, once, _) = now(lived(&script, seed, &[]));
-        compare(&script, seed, &deaths, (&undisturbed, &once));
+        let script = script_of(&actions, "");
+        let (expected, once, _) = now(play(&script, seed, &[]));
+        compare(&script, seed, &crashes, &expected, &once);
     }
 }
 
 #[test]
 fn a_run_cut_at_each_of_its_commits_in_turn_comes_to_the_same() {
     let nested = vec![
-        vec![Deed::Act(cast::CONFESS), Deed::Act(cast::COUNT)],
-        vec![Deed::Act(cast::PAY)],
+        vec![Action::Act(cast::CONFESS), Action::Act(cast::COUNT)],
+        vec![Action::Act(cast::PAY)],
     ];
     let child = vec![
-        vec![Deed::Act(cast::SEND), Deed::Delegate("two", nested)],
-        vec![Deed::File(cast::ERASE, 0)],
+        vec![Action::Act(cast::SEND), Action::Delegate("two", nested)],
+        vec![Action::File(cast::ERASE, 0)],
     ];
-    let plot = vec![
-        vec![Deed::File(cast::JOT, 0), Deed::Act(cast::SEND), Deed::Stammer],
+    let actions = vec![
         vec![
-            Deed::Delegate("one", child),
-            Deed::Act(cast::INQUIRE),
-            Deed::Act(cast::CONFESS),
+            Action::File(cast::JOT, 0),
+            Action::Act(cast::SEND),
+            Action::InvalidArguments,
+        ],
+        vec![
+            Action::Delegate("one", child),
+            Action::Act(cast::INQUIRE),
+            Action::Act(cast::CONFESS),
         ],
     ];
-    let script = script_of(&plot, "");
-    let (undisturbed, once, commits) = now(lived(&script, 7, &[]));
+    let script = script_of(&actions, "");
+    let (expected, once, commits) = now(play(&script, 7, &[]));
     assert!(commits.len() > 2, "it asks several times");
     for (run, commits) in commits.into_iter().enumerate() {
         for commit in 1..=commits {
-            for death in [Death::Before(commit), Death::After(commit), Death::Told(commit)] {
-                // The runs before it live undisturbed.
-                let mut deaths = vec![Death::Before(usize::MAX); run];
-                deaths.push(death);
-                compare(&script, 7, &deaths, (&undisturbed, &once));
+            for crash in [Crash::Before(commit), Crash::After(commit), Crash::ShutDown(commit)] {
+                // The runs before it have no crash.
+                let mut crashes = vec![Crash::Before(usize::MAX); run];
+                crashes.push(crash);
+                compare(&script, 7, &crashes, &expected, &once);
             }
         }
     }

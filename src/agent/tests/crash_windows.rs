@@ -1,34 +1,34 @@
-//! What is durable when, and what becomes of calls whose outcome nobody knows.
+//! Tests of the order of commits, and of calls with an unknown outcome.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
 use super::cast::{CONFESS, COUNT, JOT, SEND, SHOUT, World, plain_agent};
-use super::memory::Death;
-use super::{Stage, Wish, questions, says, script};
+use super::memory::Crash;
+use super::{RunInput, Stage, questions, says, script};
 use crate::agent::{ExitReason, LoopOutcome};
 use crate::domain::call::CallStatus;
 use crate::domain::id::{InterruptId, RunId};
 
-/// The first commit of a run is made before the model is asked, the second before a call has its effect, the third when
-/// it is answered.
-const BEFORE_THE_EFFECT: Death = Death::Before(2);
-const AFTER_THE_EFFECT: Death = Death::Before(3);
+/// The first commit of a run is made before the model call, the second before a call takes effect, and the third
+/// after its answer.
+const BEFORE_THE_EFFECT: Crash = Crash::Before(2);
+const AFTER_THE_EFFECT: Crash = Crash::Before(3);
 
 fn stage() -> (Stage, Arc<World>) {
     let world = Arc::new(World::default());
     (Stage::new(plain_agent(&world, 1)), world)
 }
 
-/// A run of `calls` that dies, and its second attempt.
-async fn dies(stage: &Stage, death: Death, calls: &[(&str, &str, Value)]) -> LoopOutcome {
+/// Plays a run of `calls` that crashes, and its second attempt.
+async fn dies(stage: &Stage, crash: Crash, calls: &[(&str, &str, Value)]) -> LoopOutcome {
     let run = RunId::mint();
-    let wish = says(script(&[calls]));
-    stage.revives(Some(death));
-    assert_eq!(stage.attempt(run, &wish).await, Err(ExitReason::LeaseLost));
-    stage.revives(None);
-    stage.attempt(run, &wish).await.unwrap()
+    let input = says(script(&[calls]));
+    stage.restarts(Some(crash));
+    assert_eq!(stage.attempt(run, &input).await, Err(ExitReason::LeaseLost));
+    stage.restarts(None);
+    stage.attempt(run, &input).await.unwrap()
 }
 
 fn decision(decision: Value) -> Value {
@@ -39,7 +39,7 @@ fn decision(decision: Value) -> Value {
 async fn nothing_happens_outside_before_all_that_led_to_it_is_stored() {
     for tool in [SEND, COUNT] {
         let (stage, world) = stage();
-        stage.revives(Some(BEFORE_THE_EFFECT));
+        stage.restarts(Some(BEFORE_THE_EFFECT));
         let attempt = stage
             .attempt(RunId::mint(), &says(script(&[&[("a", tool, json!({}))]])))
             .await;
@@ -51,20 +51,20 @@ async fn nothing_happens_outside_before_all_that_led_to_it_is_stored() {
 #[tokio::test]
 async fn a_call_that_may_not_be_repeated_is_marked_before_it_begins() {
     let (stage, world) = stage();
-    stage.revives(Some(AFTER_THE_EFFECT));
+    stage.restarts(Some(AFTER_THE_EFFECT));
     let calls = [("a", SEND, json!({})), ("b", JOT, json!({}))];
     assert!(stage.attempt(RunId::mint(), &says(script(&[&calls]))).await.is_err());
     let machine = stage.machine();
-    assert_eq!(machine.fate(0), Some(&CallStatus::Started));
-    assert_eq!(machine.fate(1), Some(&CallStatus::Ready));
+    assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
+    assert_eq!(machine.call_status(1), Some(&CallStatus::Ready));
     assert!(world.happened("a") <= 1);
 }
 
 #[tokio::test]
 async fn a_call_that_may_be_repeated_is_repeated_under_the_same_key() {
     let (stage, world) = stage();
-    let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", COUNT, json!({}))]).await;
-    assert_eq!(ending, LoopOutcome::Done);
+    let outcome = dies(&stage, AFTER_THE_EFFECT, &[("a", COUNT, json!({}))]).await;
+    assert_eq!(outcome, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 2);
     assert_eq!(stage.results(), vec!["count a".to_owned()]);
 }
@@ -72,8 +72,8 @@ async fn a_call_that_may_be_repeated_is_repeated_under_the_same_key() {
 #[tokio::test]
 async fn a_call_that_counts_as_failed_is_not_repeated() {
     let (stage, world) = stage();
-    let ending = dies(&stage, AFTER_THE_EFFECT, &[("a", SHOUT, json!({}))]).await;
-    assert_eq!(ending, LoopOutcome::Done);
+    let outcome = dies(&stage, AFTER_THE_EFFECT, &[("a", SHOUT, json!({}))]).await;
+    assert_eq!(outcome, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
     assert!(stage.results()[0].contains("its outcome is unknown"));
 }
@@ -100,11 +100,11 @@ async fn a_human_decides_about_a_call_of_unknown_outcome() {
 
 #[tokio::test]
 async fn a_sibling_that_was_answered_is_not_asked_about() {
-    // `b` needs longer than `a`, so that the third commit stores the answer of one of them.
+    // `b` takes longer than `a`, so that the third commit stores the answer of one of them.
     let (stage, world) = stage();
     let waits = dies(
         &stage,
-        Death::Before(4),
+        Crash::Before(4),
         &[("a", SEND, json!({})), ("b", SEND, json!({}))],
     )
     .await;
@@ -117,14 +117,14 @@ async fn a_crash_asks_about_each_outcome_anew() {
     let (stage, world) = stage();
     let waits = dies(&stage, AFTER_THE_EFFECT, &[("a", SEND, json!({}))]).await;
     let first = questions(&waits)[0].clone();
-    let wish = Wish::Answers([(first.clone(), decision(json!({"type": "approve"})))].into());
+    let input = RunInput::Answers([(first.clone(), decision(json!({"type": "approve"})))].into());
     let run = RunId::mint();
-    // The answer is delivered, the call is begun, and the process dies.
-    stage.revives(Some(Death::Before(3)));
-    assert!(stage.attempt(run, &wish).await.is_err());
+    // The answer is delivered, the call is started, and the process crashes.
+    stage.restarts(Some(Crash::Before(3)));
+    assert!(stage.attempt(run, &input).await.is_err());
     assert_eq!(world.happened("a"), 2);
-    stage.revives(None);
-    let waits = stage.attempt(run, &wish).await.unwrap();
+    stage.restarts(None);
+    let waits = stage.attempt(run, &input).await.unwrap();
     let second = questions(&waits)[0].clone();
     assert_ne!(first, second, "the approval was for the first outcome");
     let word = decision(json!({"type": "respond", "message": "ok"}));
@@ -132,15 +132,15 @@ async fn a_crash_asks_about_each_outcome_anew() {
     assert_eq!(world.happened("a"), 2);
 }
 
-/// A tool's own question, answered; then the process dies under the call. The question about its outcome.
+/// Answers a tool's own question and crashes while the call runs. Returns the question about its outcome.
 async fn confesses_and_dies(stage: &Stage) -> InterruptId {
     let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
     let run = RunId::mint();
-    let wish = Wish::Answers([(questions(&waits)[0].clone(), json!("the answer"))].into());
-    stage.revives(Some(Death::Before(3)));
-    assert!(stage.attempt(run, &wish).await.is_err());
-    stage.revives(None);
-    let waits = stage.attempt(run, &wish).await.unwrap();
+    let input = RunInput::Answers([(questions(&waits)[0].clone(), json!("the answer"))].into());
+    stage.restarts(Some(Crash::Before(3)));
+    assert!(stage.attempt(run, &input).await.is_err());
+    stage.restarts(None);
+    let waits = stage.attempt(run, &input).await.unwrap();
     questions(&waits)[0].clone()
 }
 
@@ -158,16 +158,16 @@ async fn a_call_that_is_made_again_has_the_answer_to_its_own_question() {
 
 #[tokio::test]
 async fn answers_are_not_lost_when_the_run_dies_before_its_first_commit() {
-    for death in [Death::After(1), Death::Before(2)] {
+    for crash in [Crash::After(1), Crash::Before(2)] {
         let (stage, world) = stage();
         let waits = stage.hears(script(&[&[("a", CONFESS, json!({}))]])).await;
         let run = RunId::mint();
-        let wish = Wish::Answers([(questions(&waits)[0].clone(), json!(1))].into());
-        stage.revives(Some(death));
-        assert!(stage.attempt(run, &wish).await.is_err());
+        let input = RunInput::Answers([(questions(&waits)[0].clone(), json!(1))].into());
+        stage.restarts(Some(crash));
+        assert!(stage.attempt(run, &input).await.is_err());
         assert_eq!(world.happened("a"), 0);
-        stage.revives(None);
-        assert_eq!(stage.attempt(run, &wish).await, Ok(LoopOutcome::Done));
+        stage.restarts(None);
+        assert_eq!(stage.attempt(run, &input).await, Ok(LoopOutcome::Done));
         assert_eq!(stage.results(), vec!["confess a: 1".to_owned()]);
         assert_eq!(world.happened("a"), 1);
     }

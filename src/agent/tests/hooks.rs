@@ -1,4 +1,4 @@
-//! Policies around the loop: in which order they act, and what passes through them.
+//! Tests of middleware: the order of hooks, and the values that pass through them.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::cast::{COUNT, INQUIRE, World, agent_of};
-use super::{Stage, Wish, questions, script};
+use super::{RunInput, Stage, questions, script};
 use crate::agent::LoopOutcome;
 use crate::domain::interrupt::{Question, QuestionKind};
 use crate::domain::machine::{HookPoint, Jump};
@@ -18,7 +18,7 @@ use crate::tool::{CallOutcome, Halt, Scope};
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Writes down when it acts.
+/// Records its hooks.
 struct Probe(&'static str, Log);
 
 impl Probe {
@@ -40,12 +40,12 @@ impl Middleware for Probe {
         self.0
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &ALL
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, _: &State) -> Result<HookResult, Halt> {
-        self.note(moment.word());
+    async fn hook(&self, point: HookPoint, _: &Scope, _: &State) -> Result<HookResult, Halt> {
+        self.note(point.word());
         Ok(HookResult::default())
     }
 
@@ -64,7 +64,7 @@ impl Middleware for Probe {
     }
 }
 
-/// Asks the inner layers twice, and calls them again after failures.
+/// Calls the inner layers twice, and again after failures.
 struct Stubborn;
 
 #[async_trait]
@@ -86,7 +86,7 @@ impl Middleware for Stubborn {
     }
 }
 
-/// Writes something beside each answer of the model.
+/// Writes a field beside each answer of the model.
 #[derive(Default)]
 struct Scribe(Mutex<u32>);
 
@@ -107,7 +107,7 @@ impl Middleware for Scribe {
     }
 }
 
-/// Asks a human before each call of a tool, and at one moment of the loop.
+/// Asks a human before each tool call, and at one hook point.
 struct Doubtful(HookPoint);
 
 impl Doubtful {
@@ -129,7 +129,7 @@ impl Middleware for Doubtful {
         "Doubtful"
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         std::slice::from_ref(&self.0)
     }
 
@@ -143,7 +143,7 @@ impl Middleware for Doubtful {
     }
 }
 
-/// Ends the agent before the model is asked.
+/// Ends the agent before the first model call.
 struct Impatient;
 
 #[async_trait]
@@ -152,7 +152,7 @@ impl Middleware for Impatient {
         "Impatient"
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeModel]
     }
 
@@ -274,7 +274,9 @@ async fn a_hook_that_jumps_to_the_end_spares_the_model_and_not_the_last_hooks() 
     stack.insert(0, Arc::new(Impatient));
     let (stage, _) = stage(stack);
     assert_eq!(
-        stage.runs(Wish::Input(Update::messages([Message::human("hi")]))).await,
+        stage
+            .runs(RunInput::Input(Update::messages([Message::human("hi")])))
+            .await,
         LoopOutcome::Done
     );
     assert_eq!(lines(&log), "A.before_agent B.before_agent B.after_agent A.after_agent");

@@ -1,4 +1,4 @@
-//! Limits hold whatever the door, and whatever happens to the process.
+//! Property tests of limits: they hold for every way to delegate, and across crashes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::cast::{COUNT, SPAWN, World, agent_of};
-use super::memory::Death;
+use super::memory::Crash;
 use super::{Stage, says};
-use crate::agent::roster::{Build, SubagentRegistry};
+use crate::agent::subagent_registry::{Build, SubagentRegistry};
 use crate::agent::{Agent, LoopOutcome};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
@@ -20,28 +20,28 @@ use crate::domain::run::Lineage;
 use crate::middleware::Middleware;
 use crate::middleware::limits::UsageLimits;
 
-/// What an agent does in one call.
+/// An action of an agent.
 #[derive(Debug, Clone)]
-enum Deed {
+enum Action {
     Count,
-    /// Lets a subagent do this, through one of the doors.
-    Delegate(&'static str, Plot),
+    /// Delegate these actions to a subagent, in one of the possible ways.
+    Delegate(&'static str, ActionScript),
 }
 
-/// Steps of calls that run side by side.
-type Plot = Vec<Vec<Deed>>;
+/// Steps of calls that run in parallel.
+type ActionScript = Vec<Vec<Action>>;
 
-fn deed(below: u32) -> BoxedStrategy<Deed> {
+fn action(below: u32) -> BoxedStrategy<Action> {
     if below == 0 {
-        return Just(Deed::Count).boxed();
+        return Just(Action::Count).boxed();
     }
     let door = proptest::sample::select(vec!["task", SPAWN]);
-    let delegate = (door, plot(below - 1)).prop_map(|(door, plot)| Deed::Delegate(door, plot));
-    prop_oneof![1 => Just(Deed::Count), 3 => delegate].boxed()
+    let delegate = (door, actions(below - 1)).prop_map(|(door, actions)| Action::Delegate(door, actions));
+    prop_oneof![1 => Just(Action::Count), 3 => delegate].boxed()
 }
 
-fn plot(below: u32) -> impl Strategy<Value = Plot> {
-    prop::collection::vec(prop::collection::vec(deed(below), 1..=4), 1..=2)
+fn actions(below: u32) -> impl Strategy<Value = ActionScript> {
+    prop::collection::vec(prop::collection::vec(action(below), 1..=4), 1..=2)
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -57,20 +57,20 @@ fn limits() -> impl Strategy<Value = Limits> {
     })
 }
 
-/// The plot as the scripted model reads it.
-fn scripted(plot: &Plot, place: &str) -> String {
-    let call = |(at, deed): (usize, &Deed), step: usize| {
+/// Returns the plot as a script for the scripted model.
+fn scripted(actions: &ActionScript, place: &str) -> String {
+    let call = |(at, action): (usize, &Action), step: usize| {
         let id = format!("{place}.{step}-{at}");
-        match deed {
-            Deed::Count => json!({"id": id, "name": COUNT, "args": {}}),
-            Deed::Delegate(door, below) => {
+        match action {
+            Action::Count => json!({"id": id, "name": COUNT, "args": {}}),
+            Action::Delegate(door, below) => {
                 let args = json!({"description": scripted(below, &id), "subagent_type": "one"});
                 json!({"id": id, "name": door, "args": args})
             }
         }
     };
-    let steps = plot.iter().enumerate().map(|(step, calls)| {
-        let calls: Vec<Value> = calls.iter().enumerate().map(|deed| call(deed, step)).collect();
+    let steps = actions.iter().enumerate().map(|(step, calls)| {
+        let calls: Vec<Value> = calls.iter().enumerate().map(|action| call(action, step)).collect();
         json!({"tool_calls": calls})
     });
     let steps: Vec<Value> = steps.chain([json!({"text": "done"})]).collect();
@@ -95,9 +95,11 @@ fn agent(world: &Arc<World>, main: &Limits, below: &Limits) -> Agent {
     }
 }
 
-/// How many runs of a tree were under way at once at most: in all, and for one that delegates.
-fn most_at_once(stage: &Stage, children: &BTreeMap<RunId, Lineage>) -> (u64, u64) {
-    let (mut now, mut by_parent, mut most) = (0_u64, BTreeMap::<RunId, u64>::new(), (0, 0));
+/// Returns the maximum number of runs at the same time: in the whole tree, and below one run.
+fn max_at_once(stage: &Stage, children: &BTreeMap<RunId, Lineage>) -> (u64, u64) {
+    let mut now = 0_u64;
+    let mut by_parent = BTreeMap::<RunId, u64>::new();
+    let mut most = (0, 0);
     for (lane, fact) in stage.store.course() {
         let Lane::Child(child) = lane else { continue };
         let own = by_parent.entry(children[&child].parent.unwrap()).or_default();
@@ -156,32 +158,32 @@ proptest! {
 
     #[test]
     fn no_tree_of_runs_goes_beyond_a_limit(
-        plot in plot(3), main in limits(), below in limits(), tree in limits(), death in prop::option::of(1..30_usize),
+        actions in actions(3), main in limits(), below in limits(), tree in limits(), crash in prop::option::of(1..30_usize),
     ) {
         let main = Limits { tree: Some(Box::new(tree.clone())), ..main };
         let world = Arc::new(World::default());
         let stage = Stage::new(agent(&world, &main, &below));
         let run = RunId::mint();
-        let wish = says(scripted(&plot, "m"));
+        let input = says(scripted(&actions, "m"));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let mut ending = Err(crate::agent::ExitReason::LeaseLost);
-        if let Some(at) = death {
-            stage.revives(Some(Death::Before(at)));
-            ending = runtime.block_on(stage.attempt(run, &wish));
-            stage.revives(None);
+        let mut outcome = Err(crate::agent::ExitReason::LeaseLost);
+        if let Some(at) = crash {
+            stage.restarts(Some(Crash::Before(at)));
+            outcome = runtime.block_on(stage.attempt(run, &input));
+            stage.restarts(None);
         }
-        if ending.is_err() {
-            ending = runtime.block_on(stage.attempt(run, &wish));
+        if outcome.is_err() {
+            outcome = runtime.block_on(stage.attempt(run, &input));
         }
-        match ending {
+        match outcome {
             Ok(LoopOutcome::Done) => {}
             Ok(LoopOutcome::Failed(failure)) => prop_assert_eq!(failure.class, "LimitExceededError"),
             other => prop_assert!(false, "{:?}", other),
         }
         holds(&stage, &main, &below);
-        if death.is_none() {
+        if crash.is_none() {
             let children: BTreeMap<RunId, Lineage> = stage.store.children().into_iter().collect();
-            let (all, one) = most_at_once(&stage, &children);
+            let (all, one) = max_at_once(&stage, &children);
             prop_assert!(tree.children_at_once.is_none_or(|limit| all <= limit), "at once: {}", all);
             let widest = main.children_at_once.zip(below.children_at_once).map(|(main, below)| main.max(below));
             prop_assert!(widest.is_none_or(|limit| one <= limit), "at once for one: {}", one);

@@ -1,4 +1,4 @@
-//! A journal in memory. It holds what a database would hold, as JSON, and it dies on demand.
+//! A journal in memory, which stores JSON like a database and crashes on demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use crate::agent::journal::{Child, ChildVerdict, ExitReason, Journal, NewChildRun, PendingWrite};
+use crate::agent::journal::{Child, ChildAdmission, ExitReason, Journal, NewChildRun, PendingWrite};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{AgentWork, Delta, Fact};
 use crate::domain::id::{CheckpointId, InterruptId, RunId};
@@ -20,15 +20,15 @@ use crate::domain::state::Update;
 use crate::domain::time::Timestamp;
 use crate::tool::budget::Meter;
 
-/// When a process dies, counted in commits, the first being 1.
+/// The crash of a process, by the number of the commit, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Death {
+pub(super) enum Crash {
     /// This commit is not stored.
     Before(usize),
-    /// This commit is stored, and nothing happens after it.
+    /// This commit is the last thing that happens.
     After(usize),
-    /// The process is told to stop during this commit, and leaves in peace.
-    Told(usize),
+    /// The process shuts down during this commit.
+    ShutDown(usize),
 }
 
 #[derive(Debug, Clone)]
@@ -41,7 +41,7 @@ pub(super) struct Row {
     position: String,
 }
 
-/// What outlives a process.
+/// The data that survives a process.
 #[derive(Default)]
 pub(super) struct Store(Mutex<Disk>);
 
@@ -52,7 +52,7 @@ struct Disk {
     facts: Vec<(Lane, String)>,
     items: Vec<ItemChange>,
     deltas: usize,
-    death: Option<Death>,
+    crash: Option<Crash>,
     commits: usize,
     dead: bool,
     cancelled: BTreeSet<RunId>,
@@ -66,12 +66,15 @@ impl Store {
         self.0.lock().unwrap()
     }
 
-    pub(super) fn revive(&self, death: Option<Death>, stop: CancellationToken) {
+    pub(super) fn revive(&self, crash: Option<Crash>, stop: CancellationToken) {
         let mut disk = self.disk();
-        (disk.death, disk.commits, disk.dead, disk.stop) = (death, 0, false, stop);
+        disk.crash = crash;
+        disk.commits = 0;
+        disk.dead = false;
+        disk.stop = stop;
     }
 
-    /// How many commits this process has made.
+    /// Returns the number of commits of this process.
     pub(super) fn commits(&self) -> usize {
         self.disk().commits
     }
@@ -94,7 +97,7 @@ impl Store {
         here.map(|(_, fact)| serde_json::from_str(fact).unwrap()).collect()
     }
 
-    /// Everything that happened, in order.
+    /// Returns all events, in order.
     pub(super) fn course(&self) -> Vec<(Lane, Fact)> {
         self.disk()
             .facts
@@ -107,12 +110,12 @@ impl Store {
         self.disk().deltas
     }
 
-    /// The run in whose course the newest step of the lane was stored.
+    /// Returns the run that stored the newest step of the lane.
     pub(super) fn owner(&self, lane: Lane) -> Option<RunId> {
         Some(self.disk().lanes.get(&lane)?.last()?.run)
     }
 
-    /// A machine from what is stored and nothing else.
+    /// Loads a machine from the stored data.
     pub(super) fn machine(&self, lane: Lane) -> Machine {
         let rows = self.rows(lane);
         let mut machine = Machine::default();
@@ -132,23 +135,23 @@ impl Store {
     fn write(&self, change: impl FnOnce(&mut Disk)) -> Result<(), ExitReason> {
         let mut disk = self.disk();
         let this = disk.commits + 1;
-        if disk.dead || disk.death == Some(Death::Before(this)) {
+        if disk.dead || disk.crash == Some(Crash::Before(this)) {
             disk.dead = true;
             return Err(ExitReason::LeaseLost);
         }
         change(&mut disk);
         disk.commits = this;
-        if disk.death == Some(Death::Told(this)) {
+        if disk.crash == Some(Crash::ShutDown(this)) {
             disk.stop.cancel();
         }
-        if disk.death == Some(Death::After(this)) {
+        if disk.crash == Some(Crash::After(this)) {
             disk.dead = true;
             return Err(ExitReason::Fault(Failure::new("StorageError", "the process is dead")));
         }
         Ok(())
     }
 
-    /// Takes answers to whoever asked, in one transaction; doing it again changes nothing.
+    /// Delivers answers in one transaction; a repetition changes nothing.
     pub(super) fn deliver(&self, answers: &BTreeMap<InterruptId, Value>) -> Result<(), ExitReason> {
         let mut changed = BTreeMap::new();
         for (id, answer) in answers {
@@ -183,7 +186,7 @@ impl Store {
         }
     }
 
-    /// What tells a child to stop: the process does, or a client who cancels it.
+    /// Returns the token that cancels a child run: the process's, or that of a client's request.
     fn stop_of(&self, child: RunId) -> CancellationToken {
         let disk = self.disk();
         let stop = disk.stop.child_token();
@@ -193,7 +196,7 @@ impl Store {
         stop
     }
 
-    /// What a run has used, as far as it was stored.
+    /// Returns the stored usage of a run.
     pub(super) fn meter_of(&self, run: RunId) -> Arc<Meter> {
         let mut disk = self.disk();
         let used = disk.used.get(&run).copied().unwrap_or_default();
@@ -202,12 +205,12 @@ impl Store {
         meter
     }
 
-    /// What all runs have used, as far as it was stored.
+    /// Returns the stored usage of all runs.
     pub(super) fn used(&self) -> BTreeMap<RunId, Usage> {
         self.disk().used.clone()
     }
 
-    /// A client cancels a child that is not at work at the moment.
+    /// Cancels a parked child run, as a client does.
     pub(super) fn cancel(&self, child: RunId) {
         self.disk().cancelled.insert(child);
     }
@@ -261,10 +264,10 @@ impl Memory {
 
 #[async_trait]
 impl Journal for Memory {
-    async fn commit(&self, machine: &Machine, notes: Vec<PendingWrite>) -> Result<(), ExitReason> {
+    async fn commit(&self, machine: &Machine, pending: Vec<PendingWrite>) -> Result<(), ExitReason> {
         tokio::task::yield_now().await;
         self.store.write(|disk| {
-            for note in notes {
+            for note in pending {
                 match note {
                     PendingWrite::Entry { entry, position } => {
                         let row = Row {
@@ -288,27 +291,27 @@ impl Journal for Memory {
         })
     }
 
-    fn say(&self, _: Delta) {
+    fn publish(&self, _: Delta) {
         self.store.disk().deltas += 1;
     }
 
-    fn begin(&self, _: AgentWork) {}
+    fn publish_start(&self, _: AgentWork) {}
 
-    fn put_out(&self, _: String, _: String) {}
+    fn publish_output(&self, _: String, _: String) {}
 
-    async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
+    async fn child(&self, parent: &Machine, input: NewChildRun) -> Result<ChildAdmission, ExitReason> {
         tokio::task::yield_now().await;
-        if wish.lineage.depth > wish.max_depth {
-            return Ok(ChildVerdict::Refused(format!("not deeper than {}", wish.max_depth)));
+        if input.lineage.depth > input.max_depth {
+            return Ok(ChildAdmission::Refused(format!("not deeper than {}", input.max_depth)));
         }
         self.store.write(|disk| {
-            let lineage = serde_json::to_string(&wish.lineage).unwrap();
-            disk.children.entry(wish.id).or_insert((lineage, wish.order));
+            let lineage = serde_json::to_string(&input.lineage).unwrap();
+            disk.children.entry(input.id).or_insert((lineage, input.order));
             disk.put_position(self.lane, &parent.position);
             disk.note_usage(self.run);
         })?;
-        let (_, child) = self.find_child(wish.id).await?.unwrap();
-        Ok(ChildVerdict::Admitted(Box::new(child)))
+        let (_, child) = self.find_child(input.id).await?.unwrap();
+        Ok(ChildAdmission::Admitted(Box::new(child)))
     }
 
     fn run(&self) -> RunId {
@@ -322,7 +325,7 @@ impl Journal for Memory {
         let lane = Lane::Child(child);
         let mut machine = self.store.machine(lane);
         if machine.position.failure.is_none() && machine.position.asked.iter().any(|asked| asked.answer.is_some()) {
-            machine.reopen();
+            machine.prepare_for_run();
         }
         let begun = self
             .store
@@ -345,11 +348,11 @@ impl Journal for Memory {
         Ok(Some((serde_json::from_str(&lineage).unwrap(), child)))
     }
 
-    async fn questions_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
+    async fn open_interrupts_of(&self, child: RunId) -> Result<Vec<Interrupt>, ExitReason> {
         Ok(self.store.questions(Lane::Child(child)))
     }
 
-    async fn given_up(&self, _: RunId) -> Result<(), ExitReason> {
+    async fn child_cancelled(&self, _: RunId) -> Result<(), ExitReason> {
         std::future::pending().await
     }
 }

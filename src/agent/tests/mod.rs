@@ -1,10 +1,10 @@
-//! The loop over a journal in memory: in scenes, and cut at any commit.
+//! Tests of the loop with a journal in memory, and with crashes at any commit.
 
 mod cast;
 mod children;
 mod crash;
 mod crash_windows;
-mod drawings;
+mod graphs;
 mod hooks;
 mod limits;
 mod memory;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, Breakpoints, ExitReason, Growth, Loop, LoopOutcome, PendingWrite, identified};
+use super::{Agent, Breakpoints, ExitReason, Loop, LoopOutcome, PendingWrite, StateSize, identified};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
@@ -30,9 +30,9 @@ use crate::domain::time::{ManualClock, Timestamp};
 use crate::tool::Scope;
 use crate::tool::budget::{Budget, Meter};
 
-use memory::{Death, Memory, Store};
+use memory::{Crash, Memory, Store};
 
-/// A thread, its agent, and the server that crashes now and then.
+/// A thread with its agent, on a server that may crash.
 struct Stage {
     agent: Agent,
     store: Arc<Store>,
@@ -42,12 +42,12 @@ struct Stage {
     stop: Mutex<CancellationToken>,
 }
 
-/// What a run is asked to do.
+/// The input of a run.
 #[derive(Debug, Clone)]
-enum Wish {
+enum RunInput {
     Input(Update),
     Answers(BTreeMap<InterruptId, Value>),
-    Onward,
+    Continue,
 }
 
 impl Stage {
@@ -62,9 +62,9 @@ impl Stage {
         }
     }
 
-    /// Runs to where it ends; the server is as good as new.
-    async fn runs(&self, wish: Wish) -> LoopOutcome {
-        self.attempt(RunId::mint(), &wish).await.unwrap()
+    /// Runs until the end, without a crash.
+    async fn runs(&self, input: RunInput) -> LoopOutcome {
+        self.attempt(RunId::mint(), &input).await.unwrap()
     }
 
     async fn hears(&self, text: impl Into<String>) -> LoopOutcome {
@@ -72,19 +72,20 @@ impl Stage {
     }
 
     async fn is_answered(&self, id: &InterruptId, answer: Value) -> LoopOutcome {
-        self.runs(Wish::Answers(BTreeMap::from([(id.clone(), answer)]))).await
+        self.runs(RunInput::Answers(BTreeMap::from([(id.clone(), answer)])))
+            .await
     }
 
-    /// A new process, which dies as `death` says.
-    fn revives(&self, death: Option<Death>) {
+    /// Starts a new process, which crashes as `crash` says.
+    fn restarts(&self, crash: Option<Crash>) {
         let stop = CancellationToken::new();
         *self.stop.lock().unwrap() = stop.clone();
-        self.store.revive(death, stop);
+        self.store.revive(crash, stop);
     }
 
-    /// Begins a run, or begins it once more after a crash, as the server does.
-    async fn attempt(&self, run: RunId, wish: &Wish) -> Result<LoopOutcome, ExitReason> {
-        if let Wish::Answers(answers) = wish {
+    /// Starts a run, or starts it again after a crash, as the server does.
+    async fn attempt(&self, run: RunId, input: &RunInput) -> Result<LoopOutcome, ExitReason> {
+        if let RunInput::Answers(answers) = input {
             self.store.deliver(answers)?;
         }
         let plan = Plan {
@@ -93,24 +94,24 @@ impl Stage {
         };
         let mut machine = self.store.machine(Lane::Main);
         let own = self.store.owner(Lane::Main) == Some(run);
-        let resumed = own || !matches!(wish, Wish::Input(_));
-        let mut notes = vec![PendingWrite::Fact(Fact::Started {
+        let resumed = own || !matches!(input, RunInput::Input(_));
+        let mut pending = vec![PendingWrite::Fact(Fact::Started {
             base: machine.head,
             attempt: 1,
             resumed,
         })];
-        match wish {
+        match input {
             _ if own => {}
-            Wish::Input(input) => {
+            RunInput::Input(input) => {
                 let ids = [CheckpointId::mint(), CheckpointId::mint()];
-                notes.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
+                pending.extend(PendingWrite::input(&mut machine, &plan, identified(input.clone()), ids));
             }
-            Wish::Answers(_) | Wish::Onward => machine.reopen(),
+            RunInput::Answers(_) | RunInput::Continue => machine.prepare_for_run(),
         }
         let lineage = Lineage::root(run, &self.agent.name);
         let journal = Memory::new(&self.store, Lane::Main, run, run);
         let driving = Loop {
-            growth: Growth::default(),
+            state_size: StateSize::default(),
             agent: &self.agent,
             plan,
             lineage: &lineage,
@@ -120,7 +121,7 @@ impl Stage {
             leave: CancellationToken::new(),
             base: 0,
         };
-        driving.drive(&mut machine, notes).await
+        driving.drive(&mut machine, pending).await
     }
 
     fn scope(&self, lineage: &Lineage) -> Scope {
@@ -144,7 +145,7 @@ impl Stage {
             slots: crate::tool::CallSlots::default(),
             stop: self.stop.lock().unwrap().clone(),
             budget: self.budget(lineage.root),
-            voice: crate::tool::ProgressSink::default(),
+            progress: crate::tool::ProgressSink::default(),
             form: None,
             answer: None,
             question: None,
@@ -153,7 +154,7 @@ impl Stage {
         }
     }
 
-    /// What the run and those below it may still use, given what was stored.
+    /// Returns the remaining budget of the run's tree, given the stored usage.
     fn budget(&self, run: RunId) -> Budget {
         let meter = self.store.meter_of(run);
         let whole = self.store.used().into_values().fold(Usage::default(), Usage::plus);
@@ -168,7 +169,7 @@ impl Stage {
         self.machine().state
     }
 
-    /// The texts of the results that the main agent's model got, in order.
+    /// Returns the texts of the tool results of the main agent, in order.
     fn results(&self) -> Vec<String> {
         let state = self.state();
         state
@@ -180,11 +181,11 @@ impl Stage {
     }
 }
 
-fn says(text: impl Into<String>) -> Wish {
-    Wish::Input(Update::messages([Message::human(text.into())]))
+fn says(text: impl Into<String>) -> RunInput {
+    RunInput::Input(Update::messages([Message::human(text.into())]))
 }
 
-/// A script for the scripted model: each step its calls as (id, tool, args); at last it says `done`.
+/// Returns a script for the scripted model: the calls of each step as (id, tool, args), and `done` at the end.
 fn script(steps: &[&[(&str, &str, Value)]]) -> String {
     let call = |(id, name, args): &(&str, &str, Value)| json!({"id": id, "name": name, "args": args});
     let mut steps: Vec<Value> = steps
@@ -195,9 +196,9 @@ fn script(steps: &[&[(&str, &str, Value)]]) -> String {
     json!({ "script": steps }).to_string()
 }
 
-/// The questions that a run waits for.
-fn questions(ending: &LoopOutcome) -> Vec<InterruptId> {
-    match ending {
+/// Returns the open interrupts of a run.
+fn questions(outcome: &LoopOutcome) -> Vec<InterruptId> {
+    match outcome {
         LoopOutcome::Parked(questions) => questions.iter().map(|question| question.id.clone()).collect(),
         other => panic!("{other:?}"),
     }

@@ -1,4 +1,4 @@
-//! Agents that are programs: what they stream, write on the way, ask, and leave behind when they fail.
+//! Tests of agents that are programs: streams, updates, interrupts and failures.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::domain::message::Message;
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Runnable, Scope};
 
-/// Does what it is told, as an agent on another server does.
+/// A program that follows the instructions in its input, like an agent on another server.
 struct Obedient;
 
 #[async_trait]
@@ -143,8 +143,9 @@ async fn a_remote_agent_that_fails_leaves_what_it_had_said() {
 #[tokio::test]
 async fn a_program_that_asks_nothing_fails() {
     let stage = stage(RUNNABLE);
-    let ending = stage.hears("ask nothing").await;
-    let is_failure = matches!(&ending, LoopOutcome::Failed(failure) if failure.message.contains("nobody can answer"));
-    assert!(is_failure, "{ending:?}");
+    let outcome = stage.hears("ask nothing").await;
+    let is_failure =
+        matches!(&outcome, LoopOutcome::Failed(failure) if failure.message.contains("no client can answer"));
+    assert!(is_failure, "{outcome:?}");
     assert_eq!(stage.machine().open_questions().count(), 0);
 }

@@ -1,12 +1,12 @@
-//! How runs begin, stop, go on and fail.
+//! Tests of the start, end, resumption and failure of runs.
 
 use std::sync::Arc;
 
 use serde_json::json;
 
 use super::cast::{BREAK, COUNT, FAIL, INQUIRE, JOT, PAY, SEND, World, careful_agent, plain_agent};
-use super::memory::Death;
-use super::{Stage, Wish, questions, says, script};
+use super::memory::Crash;
+use super::{RunInput, Stage, questions, says, script};
 use crate::agent::{Breakpoints, ExitReason, LoopOutcome};
 use crate::domain::call::CallStatus;
 use crate::domain::checkpoint::Lane;
@@ -28,13 +28,13 @@ fn before(nodes: &[&str]) -> Breakpoints {
     }
 }
 
-/// The nodes of the steps so far.
+/// Returns the nodes of the steps so far.
 fn nodes(stage: &Stage) -> Vec<String> {
     stage.store.rows(Lane::Main).into_iter().map(|row| row.node).collect()
 }
 
-fn class(ending: &LoopOutcome) -> &str {
-    match ending {
+fn class(outcome: &LoopOutcome) -> &str {
+    match outcome {
         LoopOutcome::Failed(failure) => &failure.class,
         other => panic!("{other:?}"),
     }
@@ -65,7 +65,7 @@ async fn a_run_leaves_its_steps_in_order() {
 #[tokio::test]
 async fn without_input_on_a_fresh_thread_there_is_nothing_to_run() {
     let (stage, _) = stage();
-    assert_eq!(class(&stage.runs(Wish::Onward).await), "EmptyInputError");
+    assert_eq!(class(&stage.runs(RunInput::Continue).await), "EmptyInputError");
 }
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn a_run_that_stopped_before_a_node_goes_on_from_there_with_the_same_break
         LoopOutcome::Paused
     );
     assert_eq!(world.happened("a"), 0);
-    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
+    assert_eq!(stage.runs(RunInput::Continue).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
 }
 
@@ -87,7 +87,7 @@ async fn a_breakpoint_stops_each_time_its_node_comes() {
     stage.breakpoints = before(&["*"]);
     let mut endings = vec![stage.hears(script(&[&[("a", JOT, json!({}))]])).await];
     for _ in 0..3 {
-        endings.push(stage.runs(Wish::Onward).await);
+        endings.push(stage.runs(RunInput::Continue).await);
     }
     assert_eq!(
         endings,
@@ -121,7 +121,7 @@ async fn a_breakpoint_after_a_node_stops_behind_it() {
     );
     assert_eq!(world.happened("a"), 1);
     assert_eq!(nodes(&stage).last().unwrap().as_str(), TOOLS);
-    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
+    assert_eq!(stage.runs(RunInput::Continue).await, LoopOutcome::Done);
 }
 
 #[tokio::test]
@@ -135,7 +135,7 @@ async fn an_approval_does_not_pass_over_a_breakpoint_behind_it() {
         .await;
     assert_eq!(approved, LoopOutcome::Paused);
     assert_eq!(world.happened("a"), 0);
-    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
+    assert_eq!(stage.runs(RunInput::Continue).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
 }
 
@@ -145,7 +145,7 @@ async fn an_answered_call_does_not_stop_at_the_breakpoint_before_its_step_again(
     stage.breakpoints = before(&[TOOLS]);
     let calls = [("a", INQUIRE, json!({})), ("b", INQUIRE, json!({}))];
     assert_eq!(stage.hears(script(&[&calls])).await, LoopOutcome::Paused);
-    let waits = stage.runs(Wish::Onward).await;
+    let waits = stage.runs(RunInput::Continue).await;
     let asked = questions(&waits);
     let still = stage.is_answered(&asked[0], json!(1)).await;
     assert_eq!(questions(&still).len(), 1);
@@ -157,11 +157,11 @@ async fn an_answered_call_does_not_stop_at_the_breakpoint_before_its_step_again(
 async fn the_step_limit_fails_the_run_and_the_next_run_counts_anew() {
     let (mut stage, world) = stage();
     stage.step_limit = Some(2);
-    let ending = stage.hears(script(&[&[("a", SEND, json!({}))]])).await;
-    assert_eq!(class(&ending), "GraphRecursionError");
+    let outcome = stage.hears(script(&[&[("a", SEND, json!({}))]])).await;
+    assert_eq!(class(&outcome), "GraphRecursionError");
     assert_eq!(world.happened("a"), 1);
     assert_eq!(stage.machine().position.phase, Phase::Model);
-    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
+    assert_eq!(stage.runs(RunInput::Continue).await, LoopOutcome::Done);
     assert_eq!(world.happened("a"), 1);
     assert_eq!(stage.machine().position.failure, None);
 }
@@ -182,18 +182,18 @@ async fn a_crash_does_not_give_a_run_new_steps() {
     let (mut stage, _) = stage();
     stage.step_limit = Some(2);
     let run = RunId::mint();
-    let wish = says(script(&[&[("a", COUNT, json!({}))]]));
-    stage.revives(Some(Death::After(2)));
-    assert!(stage.attempt(run, &wish).await.is_err());
-    stage.revives(None);
-    assert_eq!(class(&stage.attempt(run, &wish).await.unwrap()), "GraphRecursionError");
+    let input = says(script(&[&[("a", COUNT, json!({}))]]));
+    stage.restarts(Some(Crash::After(2)));
+    assert!(stage.attempt(run, &input).await.is_err());
+    stage.restarts(None);
+    assert_eq!(class(&stage.attempt(run, &input).await.unwrap()), "GraphRecursionError");
 }
 
 #[tokio::test]
 async fn an_unreadable_call_is_answered_and_the_loop_goes_on() {
     let (stage, world) = stage();
-    let ending = stage.hears(script(&[&[("a", SEND, json!("{"))]])).await;
-    assert_eq!(ending, LoopOutcome::Done);
+    let outcome = stage.hears(script(&[&[("a", SEND, json!("{"))]])).await;
+    assert_eq!(outcome, LoopOutcome::Done);
     assert_eq!(world.effects().len(), 0);
     assert!(stage.results()[0].contains("not a JSON object"));
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "done");
@@ -219,9 +219,9 @@ async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_a
     let (stage, world) = stage();
     let calls = [("a", BREAK, json!({})), ("b", SEND, json!({}))];
     assert_eq!(class(&stage.hears(script(&[&calls])).await), "ToolError");
-    assert!(matches!(stage.machine().fate(1), Some(CallStatus::Answered(_))));
+    assert!(matches!(stage.machine().call_status(1), Some(CallStatus::Answered(_))));
     assert_eq!(
-        class(&stage.runs(Wish::Onward).await),
+        class(&stage.runs(RunInput::Continue).await),
         "ToolError",
         "its outcome is known: it failed"
     );
@@ -232,18 +232,18 @@ async fn a_tool_may_fail_the_run_after_its_siblings_have_finished_and_is_tried_a
 #[tokio::test]
 async fn a_failing_model_fails_the_run_and_may_be_asked_again() {
     let (stage, _) = stage();
-    let ending = stage
+    let outcome = stage
         .hears(r#"{"script": [{"text": "hello", "fail_first": 1, "status": 400}]}"#)
         .await;
-    assert_eq!(class(&ending), "ModelRefusedError");
-    assert_eq!(stage.runs(Wish::Onward).await, LoopOutcome::Done);
+    assert_eq!(class(&outcome), "ModelRefusedError");
+    assert_eq!(stage.runs(RunInput::Continue).await, LoopOutcome::Done);
     assert_eq!(stage.state().last_ai().unwrap().content.text(), "hello");
 }
 
 #[tokio::test]
 async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
     let (stage, _) = stage();
-    stage.revives(Some(Death::Before(2)));
+    stage.restarts(Some(Crash::Before(2)));
     let attempt = stage
         .attempt(RunId::mint(), &says(script(&[&[("a", COUNT, json!({}))]])))
         .await;
@@ -261,19 +261,19 @@ async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
 
 #[tokio::test]
 async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun() {
-    // `a` is answered at once; `b` is dropped on its way.
+    // `a` is answered at once; `b` is dropped while it runs.
     let (stage, world) = stage();
     let run = RunId::mint();
-    let wish = says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]]));
-    stage.revives(Some(Death::Told(3)));
-    assert_eq!(stage.attempt(run, &wish).await, Err(ExitReason::Cancelled));
+    let input = says(script(&[&[("a", "dig", json!({})), ("b", SEND, json!({}))]]));
+    stage.restarts(Some(Crash::ShutDown(3)));
+    assert_eq!(stage.attempt(run, &input).await, Err(ExitReason::Cancelled));
     let machine = stage.machine();
     assert!(matches!(
-        (machine.fate(0), machine.fate(1)),
+        (machine.call_status(0), machine.call_status(1)),
         (Some(CallStatus::Answered(_)), Some(CallStatus::Started))
     ));
-    stage.revives(None);
-    let waits = stage.attempt(run, &wish).await.unwrap();
+    stage.restarts(None);
+    let waits = stage.attempt(run, &input).await.unwrap();
     assert_eq!(questions(&waits).len(), 1);
     assert!(world.happened("b") <= 1);
 }
@@ -302,11 +302,11 @@ async fn an_unreadable_call_in_the_input_of_a_client_is_answered_like_any_other(
         usage_metadata: None,
     };
     let (stage, _) = stage();
-    let ending = stage
-        .runs(Wish::Input(Update::messages([
+    let outcome = stage
+        .runs(RunInput::Input(Update::messages([
             Message::human("hi"),
             Message::new(role, ""),
         ])))
         .await;
-    assert_eq!(ending, LoopOutcome::Done);
+    assert_eq!(outcome, LoopOutcome::Done);
 }

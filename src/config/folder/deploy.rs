@@ -1,25 +1,25 @@
-//! The layout of `deepagents.toml`: the settings in `[agent]`, the instructions in the AGENTS.md beside it, subagents in
-//! folders of the same layout.
+//! The layout of `deepagents.toml`: settings in `[agent]`, instructions in the `AGENTS.md` beside it, and subagents
+//! in folders of the same layout.
 //!
-//! Its other sections are about the place where such an agent was to be served: a sandbox, sign-in, a web page. They are
-//! named in a warning, and keys that the layout does not have are mistakes.
+//! The other sections configure a hosting platform: a sandbox, authentication, a web page. They are reported as
+//! warnings; unknown keys are errors.
 
 use serde_json::{Map, Value};
 
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::{Role, Search};
 use crate::config::document;
-use crate::config::problem::{Places, Problem};
+use crate::config::problem::{Positions, Problem};
 use crate::definition::FieldPath;
 
-/// The model of an agent of this layout that names none.
+/// The model of an agent in this layout that names none.
 pub(super) const DEFAULT_MODEL: &str = "anthropic:claude-sonnet-4-6";
 
-/// A section, its keys, and what becomes of it.
+/// A section with its keys, and the advice about it.
 struct Section {
     name: &'static str,
     keys: &'static [&'static str],
-    /// The key and the values with which the section asks for nothing.
+    /// A key, and the values that disable the section.
     idle: Option<(&'static str, &'static [&'static str])>,
     instead: &'static str,
 }
@@ -35,13 +35,13 @@ const SECTIONS: [Section; 4] = [
         name: "auth",
         keys: &["provider"],
         idle: Some(("provider", &["anonymous"])),
-        instead: "whoever reaches the server may use it, so let something in front of it ask who is there",
+        instead: "anyone who can reach the server can use it, so authenticate clients in a proxy in front of it",
     },
     Section {
         name: "memories",
         keys: &["backend", "identifier", "agent_writable"],
         idle: None,
-        instead: "what outlasts a thread is kept in the Store",
+        instead: "data that outlives a thread is kept in the Store",
     },
     Section {
         name: "frontend",
@@ -56,29 +56,30 @@ const AGENT_KEYS: [&str; 3] = ["name", "description", "model"];
 /// Reads a `deepagents.toml`.
 pub(super) fn read(
     search: &mut Search<'_>,
-    place: &Place,
-    (holds, role): (&FieldPath, Role),
+    entry: &FolderEntry,
+    prefix: &FieldPath,
+    role: Role,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
-    let text = search.text(place)?;
-    let mut document = document::parse(&place.to_string(), &text);
+    let text = search.text(entry)?;
+    let mut document = document::parse(&entry.to_string(), &text);
     if !document.problems.is_empty() {
         search.problems.extend(document.problems);
         return None;
     }
     let agent = document.value.shift_remove("agent").unwrap_or_default();
     for (name, section) in &document.value {
-        look_at(search, place, role, (name, section), &document.places);
+        check_section(search, entry, role, name, section, &document.positions);
     }
     let Value::Object(mut agent) = agent else {
         search
             .problems
-            .push(place.problem("must have a section `[agent]` with at least a `name`"));
+            .push(entry.problem("must have a section `[agent]` with at least a `name`"));
         return None;
     };
-    let position = |key: &str| document.places.get(&FieldPath::of(["agent", key])).copied();
+    let position = |key: &str| document.positions.get(&FieldPath::of(["agent", key])).copied();
     for key in agent.keys().filter(|key| !AGENT_KEYS.contains(&key.as_str())) {
-        let problem = place.problem(format!("unknown key; allowed are: {}", AGENT_KEYS.join(", ")));
+        let problem = entry.problem(format!("unknown key; allowed are: {}", AGENT_KEYS.join(", ")));
         search.problems.push(
             Problem {
                 field: format!("agent.{key}"),
@@ -89,8 +90,8 @@ pub(super) fn read(
     }
     agent.retain(|key, _| AGENT_KEYS.contains(&key.as_str()));
     if !agent.contains_key("name") {
-        let problem = place.problem("must be given");
-        let at = document.places.get(&FieldPath::of(["agent"])).copied();
+        let problem = entry.problem("must be given");
+        let at = document.positions.get(&FieldPath::of(["agent"])).copied();
         search.problems.push(
             Problem {
                 field: "agent.name".to_owned(),
@@ -103,15 +104,22 @@ pub(super) fn read(
         agent.entry("model").or_insert_with(|| DEFAULT_MODEL.into());
     }
     let own = |(field, at): (&FieldPath, &_)| Some((field.after(&FieldPath::of(["agent"]))?, *at));
-    let places: Places = document.places.iter().filter_map(own).collect();
-    search.add(place, agent, &places, into);
-    search.note(place, holds, places);
+    let positions: Positions = document.positions.iter().filter_map(own).collect();
+    search.add(entry, agent, &positions, into);
+    search.add_origin(entry, prefix, positions);
     Some(())
 }
 
-/// Says what becomes of a section that is not the agent's.
-fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&str, &Value), places: &Places) {
-    let at = places.get(&FieldPath::of([name])).copied();
+/// Warns about a section other than `[agent]`.
+fn check_section(
+    search: &mut Search<'_>,
+    entry: &FolderEntry,
+    role: Role,
+    name: &str,
+    value: &Value,
+    positions: &Positions,
+) {
+    let at = positions.get(&FieldPath::of([name])).copied();
     let known = SECTIONS
         .iter()
         .find(|section| section.name == name && role == Role::Agent);
@@ -123,7 +131,7 @@ fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&
         search.problems.push(
             Problem {
                 field: name.to_owned(),
-                ..place.problem(message)
+                ..entry.problem(message)
             }
             .at(at),
         );
@@ -135,8 +143,8 @@ fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&
         .flat_map(Map::keys)
         .filter(|key| !section.keys.contains(&key.as_str()))
     {
-        let problem = place.problem(format!("unknown key; allowed are: {}", section.keys.join(", ")));
-        let at = places.get(&FieldPath::of([name, key.as_str()])).copied();
+        let problem = entry.problem(format!("unknown key; allowed are: {}", section.keys.join(", ")));
+        let at = positions.get(&FieldPath::of([name, key.as_str()])).copied();
         search.problems.push(
             Problem {
                 field: format!("{name}.{key}"),
@@ -149,7 +157,7 @@ fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&
         Some(Value::String(word)) => values.contains(&word.as_str()),
         Some(Value::Bool(truth)) => values.contains(&truth.to_string().as_str()),
         Some(_) => false,
-        // Left out, these default to what asks for nothing.
+        // Without a value, the section is disabled.
         None => true,
     });
     if !is_idle {
@@ -157,7 +165,7 @@ fn look_at(search: &mut Search<'_>, place: &Place, role: Role, (name, value): (&
         search.problems.push(
             Problem {
                 field: name.to_owned(),
-                ..place.warning(message)
+                ..entry.warning(message)
             }
             .at(at),
         );

@@ -1,12 +1,12 @@
-//! The layout of `agent.json`: the settings there, the tools in a `tools.json` ([`tools`](super::tools)), the instructions
-//! in the AGENTS.md beside them, subagents in folders of the same layout, which have their names.
+//! The layout of `agent.json`: settings in that file, tools in `tools.json` ([`tools`](super::tools)), instructions
+//! in `AGENTS.md`, and subagents in folders of the same layout, named after their folders.
 
 use serde_json::{Map, Value};
 
 use super::deploy::DEFAULT_MODEL;
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::{Role, Search};
-use crate::config::problem::Places;
+use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
 const AGENT_KEYS: [&str; 8] = [
@@ -24,60 +24,57 @@ const SUBAGENT_KEYS: [&str; 3] = ["description", "model", "model_id"];
 /// Reads an `agent.json`.
 pub(super) fn read(
     search: &mut Search<'_>,
-    folder: &Place,
-    (holds, role): (&FieldPath, Role),
+    folder: &FolderEntry,
+    prefix: &FieldPath,
+    role: Role,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
-    let place = folder.join("agent.json");
-    let mut agent = search.object(&place)?;
+    let entry = folder.join("agent.json");
+    let mut agent = search.object(&entry)?;
     let allowed: &[&str] = if role == Role::Agent {
         &AGENT_KEYS
     } else {
         &SUBAGENT_KEYS
     };
     for key in agent.keys().filter(|key| !allowed.contains(&key.as_str())) {
-        search.complain(
-            &place,
+        search.report_error(
+            &entry,
             key,
             &format!("unknown key; allowed are: {}", allowed.join(", ")),
         );
     }
     agent.retain(|key, _| allowed.contains(&key.as_str()));
     match role {
-        Role::Agent => main_agent(search, &place, &mut agent),
-        Role::Subagent => subagent(search, &place, &mut agent, into),
+        Role::Agent => main_agent(search, &entry, &mut agent),
+        Role::Subagent => subagent(search, &entry, &mut agent, into),
     }
-    // What follows tells of fields by their names in this file, which has no places of its own.
-    search.add(&place, agent, &Places::new(), into);
-    search.note(&place, holds, Places::new());
+    // Problems below name the fields of this file, which has no positions.
+    search.add(&entry, agent, &Positions::new(), into);
+    search.add_origin(&entry, prefix, Positions::new());
     Some(())
 }
 
-fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Value>) {
+fn main_agent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<String, Value>) {
     if !agent.contains_key("name") {
-        search.complain(place, "name", "must be given");
+        search.report_error(entry, "name", "must be given");
     }
     let runtime = agent.shift_remove("runtime");
     if let Some(runtime) = &runtime {
         match runtime.pointer("/model/model_id") {
             _ if agent.contains_key("model") => {
-                search.complain(
-                    place,
-                    "runtime",
-                    "goes without `model` only: both say which model it is",
-                );
+                search.report_error(entry, "runtime", "cannot be combined with `model`: both name the model");
             }
             Some(model) => drop(agent.insert("model".to_owned(), model.clone())),
             None => {
-                search.complain(
-                    place,
+                search.report_error(
+                    entry,
                     "runtime",
                     "must be `{\"model\": {\"model_id\": \"provider:model-name\"}}`",
                 );
             }
         }
     } else if !agent.contains_key("model") {
-        search.remark(place, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
+        search.report_warning(entry, "model", &format!("is not given, so it is {DEFAULT_MODEL}"));
         agent.insert("model".to_owned(), DEFAULT_MODEL.into());
     }
     match agent.shift_remove("backend") {
@@ -85,37 +82,37 @@ fn main_agent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Va
         Some(backend) => match backend.get("type").and_then(Value::as_str) {
             Some("state") if backend.get("sandbox_config").is_none() => {}
             Some("state") => {
-                search.complain(
-                    place,
+                search.report_error(
+                    entry,
                     "backend.sandbox_config",
-                    "goes with `\"type\": \"sandbox\"` only",
+                    "is only allowed with `\"type\": \"sandbox\"`",
                 );
             }
             Some("sandbox") => {
                 let text =
                     "`sandbox` is not supported: the agent's files are kept in the thread and it runs no programs";
-                search.remark(place, "backend", text);
+                search.report_warning(entry, "backend", text);
             }
-            Some(_) | None => search.complain(place, "backend.type", "must be `state` or `sandbox`"),
+            Some(_) | None => search.report_error(entry, "backend.type", "must be `state` or `sandbox`"),
         },
     }
     if agent.shift_remove("permissions").is_some() {
-        let text = "is not supported: whoever reaches the server may use the agent";
-        search.remark(place, "permissions", text);
+        let text = "is not supported: anyone who can reach the server can use the agent";
+        search.report_warning(entry, "permissions", text);
     }
-    // These belong to the place where the agent was served before.
+    // These fields belong to the platform that hosted the agent before.
     agent.retain(|key, _| !matches!(key.as_str(), "agent_id" | "extras"));
 }
 
-fn subagent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Value>, text: &Map<String, Value>) {
+fn subagent(search: &mut Search<'_>, entry: &FolderEntry, agent: &mut Map<String, Value>, text: &Map<String, Value>) {
     if let Some(model) = agent.shift_remove("model_id") {
         if agent.contains_key("model") {
-            search.complain(place, "model_id", "is an older name of `model`, which is given, too");
+            search.report_error(entry, "model_id", "is an older name of `model`, which is given, too");
         } else {
             agent.insert("model".to_owned(), model);
         }
     }
-    // The layout lets it be left out; a model has to choose by something.
+    // The layout does not require a description, but a delegating model needs one.
     if !agent.contains_key("description") && !text.contains_key("description") {
         let prompt = text.get("system_prompt").and_then(Value::as_str).unwrap_or_default();
         let line = prompt
@@ -123,8 +120,8 @@ fn subagent(search: &mut Search<'_>, place: &Place, agent: &mut Map<String, Valu
             .map(|line| line.trim_start_matches(['#', ' ']))
             .find(|line| !line.trim().is_empty());
         if let Some(line) = line {
-            search.remark(
-                place,
+            search.report_warning(
+                entry,
                 "description",
                 "is not given, so it is the first line of the instructions",
             );

@@ -1,23 +1,22 @@
-//! Subagents as coding agents keep them: `.deepagents/agents/<name>/AGENTS.md`, with `description` and perhaps `name` and
-//! `model` at the top, and the instructions below.
+//! Subagents of coding agents: `.deepagents/agents/<name>/AGENTS.md`, with `description` and optionally `name` and
+//! `model` in the front matter, and the instructions below.
 //!
-//! Such folders are shared with other programs, which pass over what they cannot use; so does this one, and says so in a
-//! warning.
+//! Such folders are shared with other programs that ignore what they cannot use; so does this one, with a warning.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::{Search, markdown};
 use crate::config::problem::{Problem, SettingOrigin};
 use crate::definition::{FieldPath, SubagentDefinition, read};
 
-/// Adds the subagents of a project's folder to those of an agent, which holds them in `list`. Returns which file holds what
-/// of the agent.
+/// Adds the subagents of a project's folder to `list`, the subagents of an agent. Returns the files that hold the
+/// parts of the agent.
 pub(in crate::config) fn load(
     folder: &Path,
-    shown: &Path,
+    display_path: &Path,
     list: &mut Vec<Value>,
     problems: &mut Vec<Problem>,
 ) -> Vec<SettingOrigin> {
@@ -25,15 +24,15 @@ pub(in crate::config) fn load(
         origins: vec![],
         problems,
     };
-    add(&mut search, &Place::root(folder, shown), list);
+    add(&mut search, &FolderEntry::root(folder, display_path), list);
     search.origins
 }
 
-/// The same within the folder of an agent.
-pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>) {
+/// Adds the subagents within the folder of an agent.
+pub(super) fn add(search: &mut Search<'_>, folder: &FolderEntry, list: &mut Vec<Value>) {
     let declared = list.len();
-    for place in search.entries(folder) {
-        let Some(subagent) = subagent(search, &place) else {
+    for entry in search.entries(folder) {
+        let Some(subagent) = subagent(search, &entry) else {
             continue;
         };
         let name = subagent.get("name").cloned();
@@ -42,13 +41,13 @@ pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>
             Some(twin) if twin < declared => {
                 search
                     .problems
-                    .push(place.warning("is passed over: the agent declares a subagent of this name"));
+                    .push(entry.warning("is ignored: the agent declares a subagent of this name"));
                 continue;
             }
             Some(twin) => {
                 search
                     .problems
-                    .push(place.warning("precedes another subagent of the same name"));
+                    .push(entry.warning("overrides another subagent of the same name"));
                 twin
             }
             None => list.len(),
@@ -58,22 +57,22 @@ pub(super) fn add(search: &mut Search<'_>, folder: &Place, list: &mut Vec<Value>
             Some(old) => *old = subagent,
             None => list.push(subagent),
         }
-        let file = place.join("AGENTS.md");
-        search.note(&file, &FieldPath::of(["subagents"]).then(at), Default::default());
+        let file = entry.join("AGENTS.md");
+        search.add_origin(&file, &FieldPath::of(["subagents"]).then(at), Default::default());
     }
 }
 
-fn subagent(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Value>> {
-    let mut pass_over = |place: &Place, reason: String| {
-        search.problems.push(place.warning(format!("is passed over: {reason}")));
+fn subagent(search: &mut Search<'_>, entry: &FolderEntry) -> Option<Map<String, Value>> {
+    let mut pass_over = |entry: &FolderEntry, reason: String| {
+        search.problems.push(entry.warning(format!("is ignored: {reason}")));
         None
     };
-    let file = place.join("AGENTS.md");
-    if !place.real.is_dir() {
-        return pass_over(place, "a subagent is a folder with an AGENTS.md".to_owned());
+    let file = entry.join("AGENTS.md");
+    if !entry.real.is_dir() {
+        return pass_over(entry, "a subagent is a folder with an AGENTS.md".to_owned());
     }
     if !file.real.is_file() {
-        return pass_over(place, "it has no AGENTS.md".to_owned());
+        return pass_over(entry, "it has no AGENTS.md".to_owned());
     }
     let text = match file.text() {
         Ok(text) => text,
@@ -85,7 +84,7 @@ fn subagent(search: &mut Search<'_>, place: &Place) -> Option<Map<String, Value>
     };
     let mut settings = parts.settings;
     settings.insert("system_prompt".to_owned(), Value::String(parts.body));
-    settings.entry("name").or_insert_with(|| Value::String(place.name()));
+    settings.entry("name").or_insert_with(|| Value::String(entry.name()));
     let is_blank = |key: &str| {
         settings
             .get(key)

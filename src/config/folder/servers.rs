@@ -1,18 +1,19 @@
-//! The MCP servers in the `mcp.json` of a folder: the shape that most programs share, `{"mcpServers": {name: {…}}}`.
+//! The MCP servers in the `mcp.json` of a folder, in the common form `{"mcpServers": {name: {…}}}`.
 //!
-//! They become servers of the folder's agent alone, which has all tools of each unless its settings name some of them.
+//! They become servers of the folder's agent alone. The agent has all tools of each server, unless its settings name
+//! some.
 
 use serde_json::{Map, Value, json};
 
 use super::Search;
-use super::place::Place;
-use crate::config::problem::Places;
+use super::entry::FolderEntry;
+use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 
-/// How such a file may be called.
+/// The possible names of the file.
 pub(super) const FILES: [&str; 2] = ["mcp.json", ".mcp.json"];
 
-/// The keys of a server, by what they are called here.
+/// The keys of a server, by the names of the definition's fields.
 const KEYS: [(&str, &str); 8] = [
     ("command", "command"),
     ("args", "args"),
@@ -24,14 +25,16 @@ const KEYS: [(&str, &str); 8] = [
     ("disabledTools", "disabled_tools"),
 ];
 
-/// Adds the servers of the file in a folder to the settings of its agent. `home` is the way from the agent's folder to it.
+/// Adds the servers of the file in a folder to the settings of its agent. `home` is the path from the agent's folder
+/// to it.
 pub(super) fn read(
     search: &mut Search<'_>,
-    folder: &Place,
-    (holds, home): (&FieldPath, &str),
+    folder: &FolderEntry,
+    prefix: &FieldPath,
+    home: &str,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
-    let files: Vec<Place> = FILES
+    let files: Vec<FolderEntry> = FILES
         .iter()
         .map(|name| folder.join(name))
         .filter(|file| file.real.exists())
@@ -40,38 +43,41 @@ pub(super) fn read(
         [] => return Some(()),
         [file] => file,
         [first, second, ..] => {
-            let message = format!(
-                "stands beside {}, and only one of them can hold the servers",
-                first.name()
-            );
+            let message = format!("is beside {}; only one of them can hold the servers", first.name());
             search.problems.push(second.problem(message));
             return None;
         }
     };
     let mut object = search.object(file)?;
     let Some(Value::Object(servers)) = object.shift_remove("mcpServers") else {
-        search.complain(file, "mcpServers", "must be a table of servers by their names");
+        search.report_error(file, "mcpServers", "must be a table of servers by their names");
         return None;
     };
     for key in object.keys() {
-        search.remark(file, key, "is not read: servers stand in `mcpServers`");
+        search.report_warning(file, key, "is not read: servers are declared in `mcpServers`");
     }
     for (name, entry) in servers {
         if let Some(server) = server(search, file, &name, entry, home) {
-            add(search, file, (&name, server), into);
+            add(search, file, &name, server, into);
         }
     }
-    search.note(file, &holds.then("mcp_servers"), Places::new());
+    search.add_origin(file, &prefix.then("mcp_servers"), Positions::new());
     Some(())
 }
 
 /// Adds a server to settings.
-pub(super) fn add(search: &mut Search<'_>, file: &Place, (name, server): (&str, Value), into: &mut Map<String, Value>) {
+pub(super) fn add(
+    search: &mut Search<'_>,
+    file: &FolderEntry,
+    name: &str,
+    server: Value,
+    into: &mut Map<String, Value>,
+) {
     let servers = into.entry("mcp_servers").or_insert_with(|| json!({}));
-    // A table of the wrong shape is told when the definition is read.
+    // A table of the wrong type is reported when the definition is read.
     let Value::Object(servers) = servers else { return };
     if servers.contains_key(name) {
-        search.complain(
+        search.report_error(
             file,
             &format!("mcpServers.{name}"),
             "is also a server in the settings beside this file",
@@ -81,11 +87,11 @@ pub(super) fn add(search: &mut Search<'_>, file: &Place, (name, server): (&str, 
     }
 }
 
-/// One server as a definition has it; none if it is switched off or cannot be read.
-fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home: &str) -> Option<Value> {
+/// Converts a server to the form of definitions; none if it is disabled or invalid.
+fn server(search: &mut Search<'_>, file: &FolderEntry, name: &str, entry: Value, home: &str) -> Option<Value> {
     let field = format!("mcpServers.{name}");
     let Value::Object(mut entry) = entry else {
-        search.complain(file, &field, "must be a table with a `command` or a `url`");
+        search.report_error(file, &field, "must be a table with a `command` or a `url`");
         return None;
     };
     if entry.shift_remove("disabled") == Some(Value::Bool(true)) {
@@ -100,7 +106,7 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
         Some(Some("streamable_http" | "streamable-http" | "streamableHttp")) => "http",
         Some(_) => {
             let allowed = "must be `stdio`, `http` (also `streamable_http`) or `sse`";
-            search.complain(file, &format!("{field}.type"), allowed);
+            search.report_error(file, &format!("{field}.type"), allowed);
             return None;
         }
     };
@@ -113,16 +119,16 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
         (
             needed,
             !entry.contains_key(needed),
-            format!("must be given: the server is of the type `{kind}`"),
+            format!("must be given: the server has the type `{kind}`"),
         ),
         (
             other,
             entry.contains_key(other),
-            format!("goes with another `type` only: the server is of the type `{kind}`"),
+            format!("is only allowed with another `type`: the server has the type `{kind}`"),
         ),
     ] {
         if is_wrong {
-            search.complain(file, &format!("{field}.{key}"), &message);
+            search.report_error(file, &format!("{field}.{key}"), &message);
             return None;
         }
     }
@@ -130,7 +136,7 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
     for (key, value) in entry {
         match KEYS.iter().find(|(theirs, _)| *theirs == key) {
             Some((_, ours)) => drop(server.insert((*ours).to_owned(), value)),
-            None => search.remark(file, &format!("{field}.{key}"), "is not supported and left out"),
+            None => search.report_warning(file, &format!("{field}.{key}"), "is not supported and left out"),
         }
     }
     if kind == "sse" {
@@ -140,7 +146,7 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
         let inside = match server.get("cwd").map(Value::as_str) {
             None => home.to_owned(),
             Some(Some(path)) => format!("{home}/{path}"),
-            // What is no text is told when the definition is read.
+            // A value that is not text is reported when the definition is read.
             Some(None) => return Some(Value::Object(server)),
         };
         let is_absolute = server
@@ -154,8 +160,9 @@ fn server(search: &mut Search<'_>, file: &Place, name: &str, entry: Value, home:
     Some(Value::Object(server))
 }
 
-/// What lies in the folder and is a program's, or is where one runs: by the first part of its path.
-pub(super) fn used(settings: &Map<String, Value>, home: &str) -> Vec<String> {
+/// Returns the entries of the folder that servers use as programs or working directories: the first segments of the
+/// paths.
+pub(super) fn used_entries(settings: &Map<String, Value>, home: &str) -> Vec<String> {
     let servers = settings
         .get("mcp_servers")
         .and_then(Value::as_object)
@@ -177,14 +184,14 @@ pub(super) fn used(settings: &Map<String, Value>, home: &str) -> Vec<String> {
     words.filter_map(first).collect()
 }
 
-/// Gives the agent all tools of those of its servers of which its settings name none.
-pub(super) fn offer(settings: &mut Map<String, Value>) {
+/// Gives the agent all tools of each server of which its settings name no tools.
+pub(super) fn offer_all_tools(settings: &mut Map<String, Value>) {
     let Some(Value::Object(servers)) = settings.get("mcp_servers") else {
         return;
     };
     let servers: Vec<String> = servers.keys().cloned().collect();
     let tools = settings.entry("tools").or_insert_with(|| json!([]));
-    // A list of the wrong shape is told when the definition is read.
+    // A list of the wrong type is reported when the definition is read.
     let Value::Array(tools) = tools else { return };
     for server in servers {
         let start = format!("{server}/");

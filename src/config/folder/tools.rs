@@ -1,8 +1,8 @@
-//! The `tools.json` beside an `agent.json`: tools, each with the address of the MCP server that offers it, and which of them
-//! need leave.
+//! The `tools.json` beside an `agent.json`: tools with the URLs of their MCP servers, and which of them need
+//! approval.
 //!
-//! Each address becomes a server of the folder's agent alone, unless an `mcp.json` beside it has one there already. What else
-//! such a server needs, headers for example, is said by the configured server of that address, if there is one.
+//! Each URL becomes a server of the folder's agent alone, unless an `mcp.json` beside it declares one. Other settings
+//! of the server, such as headers, come from the configured server with the same URL, if there is one.
 
 use std::collections::BTreeMap;
 
@@ -10,89 +10,90 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::Search;
-use super::place::Place;
+use super::entry::FolderEntry;
 use super::servers;
-use crate::config::problem::Places;
+use crate::config::problem::Positions;
 use crate::definition::FieldPath;
 use crate::definition::check::address_problem;
 
-/// The longest name that a server is given.
-const LONGEST_NAME: usize = 32;
+/// The maximum length of a generated server name.
+const MAX_NAME_CHARS: usize = 32;
 
-/// Adds the tools of the file to the settings of an agent. A folder without the file has none of them.
+/// Adds the tools of the file to the settings of an agent. Without the file, a folder has no such tools.
 pub(super) fn read(
     search: &mut Search<'_>,
-    file: &Place,
-    holds: &FieldPath,
+    file: &FolderEntry,
+    prefix: &FieldPath,
     into: &mut Map<String, Value>,
 ) -> Option<()> {
     let mut object = search.object(file)?;
-    let mut offers = Offers::of(into);
+    let mut servers_of_tools = ToolServers::of(into);
     let mut names = vec![];
     match object.shift_remove("tools") {
         Some(Value::Array(tools)) => {
             for (at, tool) in tools.iter().enumerate() {
-                names.extend(offers.tool(search, file, (at, tool)));
+                names.extend(servers_of_tools.tool(search, file, at, tool));
             }
         }
-        Some(_) | None => search.complain(file, "tools", "must be a list"),
+        Some(_) | None => search.report_error(file, "tools", "must be a list"),
     }
     let rules = match object.shift_remove("interrupt_config") {
         None => Map::new(),
-        Some(Value::Object(config)) => offers.rules(search, file, config),
+        Some(Value::Object(config)) => servers_of_tools.rules(search, file, config),
         Some(_) => {
-            search.complain(file, "interrupt_config", "must be a table");
+            search.report_error(file, "interrupt_config", "must be a table");
             Map::new()
         }
     };
     for key in object.keys() {
-        search.complain(file, key, "unknown key; allowed are: tools, interrupt_config");
+        search.report_error(file, key, "unknown key; allowed are: tools, interrupt_config");
     }
-    for (name, url) in offers.found {
-        servers::add(search, file, (&name, json!({"url": url})), into);
-        search.note(file, &holds.then("mcp_servers").then(name.as_str()), Places::new());
+    for (name, url) in servers_of_tools.found {
+        servers::add(search, file, &name, json!({"url": url}), into);
+        search.add_origin(file, &prefix.then("mcp_servers").then(name.as_str()), Positions::new());
     }
     let mut listed = Map::from_iter([("tools".to_owned(), Value::Array(names))]);
     if !rules.is_empty() {
         listed.insert("interrupt_on".to_owned(), Value::Object(rules));
     }
-    search.add(file, listed, &Places::new(), into);
-    search.note(file, &holds.then("tools"), Places::new());
+    search.add(file, listed, &Positions::new(), into);
+    search.add_origin(file, &prefix.then("tools"), Positions::new());
     Some(())
 }
 
-/// The servers that offer the tools.
-struct Offers {
-    /// What they are called, by their addresses.
+/// The servers of the tools.
+struct ToolServers {
+    /// The names of the servers, by URL.
     names: BTreeMap<String, String>,
-    /// Those that only this file tells of, in its order.
+    /// The servers that only this file declares, in its order.
     found: Vec<(String, String)>,
 }
 
-impl Offers {
-    /// Those that an agent has already.
+impl ToolServers {
+    /// Collects the servers that an agent has already.
     fn of(settings: &Map<String, Value>) -> Self {
         let servers = settings
             .get("mcp_servers")
             .and_then(Value::as_object)
             .into_iter()
             .flatten();
-        let known = servers.filter_map(|(name, server)| Some((plain(server.get("url")?.as_str()?), name.clone())));
+        let known =
+            servers.filter_map(|(name, server)| Some((canonical_url(server.get("url")?.as_str()?), name.clone())));
         Self {
             names: known.collect(),
             found: vec![],
         }
     }
 
-    /// One tool, as definitions name it.
-    fn tool(&mut self, search: &mut Search<'_>, file: &Place, (at, tool): (usize, &Value)) -> Option<Value> {
+    /// Converts a tool to its name in definitions.
+    fn tool(&mut self, search: &mut Search<'_>, file: &FolderEntry, at: usize, tool: &Value) -> Option<Value> {
         let word = |key: &str| {
             tool.get(key)
                 .and_then(Value::as_str)
                 .filter(|text| !text.trim().is_empty())
         };
         let (Some(name), Some(url)) = (word("name"), word("mcp_server_url")) else {
-            search.complain(
+            search.report_error(
                 file,
                 &format!("tools[{at}]"),
                 "must have a `name` and an `mcp_server_url`",
@@ -100,14 +101,14 @@ impl Offers {
             return None;
         };
         if let Some(problem) = address_problem(url) {
-            search.complain(file, &format!("tools[{at}].mcp_server_url"), &problem);
+            search.report_error(file, &format!("tools[{at}].mcp_server_url"), &problem);
             return None;
         }
-        let server = match self.names.get(&plain(url)) {
+        let server = match self.names.get(&canonical_url(url)) {
             Some(server) => server.clone(),
             None => {
                 let server = self.free_name(word("mcp_server_name"), url);
-                self.names.insert(plain(url), server.clone());
+                self.names.insert(canonical_url(url), server.clone());
                 self.found.push((server.clone(), url.to_owned()));
                 server
             }
@@ -115,7 +116,7 @@ impl Offers {
         Some(format!("{server}/{name}").into())
     }
 
-    /// A name for the server at an address, out of what it is called or of its host.
+    /// Returns an unused name for the server at a URL, derived from the given name or the host.
     fn free_name(&self, called: Option<&str>, url: &str) -> String {
         let host = url::Url::parse(url)
             .ok()
@@ -128,7 +129,7 @@ impl Offers {
                 name.push(c);
             }
         }
-        name.truncate(LONGEST_NAME);
+        name.truncate(MAX_NAME_CHARS);
         let name = name.trim_end_matches('-');
         if !name.is_empty() && self.names.values().all(|taken| taken != name) {
             return name.to_owned();
@@ -138,34 +139,34 @@ impl Offers {
             .take(4)
             .map(|byte| format!("{byte:02x}"))
             .collect();
-        let kept: String = name.chars().take(LONGEST_NAME - mark.len() - 1).collect();
+        let kept: String = name.chars().take(MAX_NAME_CHARS - mark.len() - 1).collect();
         format!("{kept}-{mark}").trim_start_matches('-').to_owned()
     }
 
-    /// The rules about tools, which the file names by the address of the server and the tool.
-    fn rules(&self, search: &mut Search<'_>, file: &Place, config: Map<String, Value>) -> Map<String, Value> {
+    /// Converts the approval rules, which the file names by server URL and tool.
+    fn rules(&self, search: &mut Search<'_>, file: &FolderEntry, config: Map<String, Value>) -> Map<String, Value> {
         let mut rules = Map::new();
         for (key, rule) in config {
             let field = format!("interrupt_config.{key}");
             let Some((url, rest)) = split(&key) else {
-                search.complain(file, &field, "must be `<server url>::<tool>`");
+                search.report_error(file, &field, "must be `<server url>::<tool>`");
                 continue;
             };
             let tool = rest.split("::").next().unwrap_or(rest);
-            match self.names.get(&plain(url)) {
+            match self.names.get(&canonical_url(url)) {
                 Some(server) => drop(rules.insert(format!("{server}/{tool}"), rule)),
-                // What asks for nothing may speak of tools that are not there.
+                // A rule that needs no approval may name an unknown tool.
                 None if rule == Value::Bool(false) => {}
-                None => search.complain(file, &field, "names a server of which no tool is listed"),
+                None => search.report_error(file, &field, "names a server of which no tool is listed"),
             }
         }
-        // The same of tools of servers that are there.
+        // Rules that need no approval are not needed.
         rules.retain(|_, rule| *rule != Value::Bool(false));
         rules
     }
 }
 
-/// Takes `<server url>::<tool>` apart; two colons may stand in the host of an address, too.
+/// Splits `<server url>::<tool>`; the host of a URL may contain two colons, too.
 fn split(key: &str) -> Option<(&str, &str)> {
     let path = key.find("://").map_or(0, |at| at + 3);
     let path = path + key[path..].find(['/', ']']).unwrap_or(0);
@@ -173,7 +174,7 @@ fn split(key: &str) -> Option<(&str, &str)> {
     Some((&key[..path + before.len()], tool))
 }
 
-/// An address in one way of writing it.
-fn plain(url: &str) -> String {
+/// Returns a URL in canonical form.
+fn canonical_url(url: &str) -> String {
     url.trim_end_matches('/').to_owned()
 }

@@ -1,4 +1,4 @@
-//! What is said about agents in the configuration, and what is wrong with it.
+//! Tests of agents in the configuration and of their problems.
 
 use super::*;
 
@@ -68,11 +68,11 @@ fn instructions_may_be_blocks_and_what_is_wrong_with_one_has_its_place() {
         )
     };
     assert_eq!(agent_complaints(&blocks("text")), "");
-    let told = agent_complaints(&blocks("picture"));
+    let reported = agent_complaints(&blocks("picture"));
     let expected = "agents.a.system_prompt[1].type: `picture` is not allowed; allowed are: text";
     assert!(
-        told.starts_with("adjutant.toml:7:") && told.contains(expected),
-        "{told}"
+        reported.starts_with("adjutant.toml:7:") && reported.contains(expected),
+        "{reported}"
     );
 }
 
@@ -148,10 +148,10 @@ fn the_old_defaults_may_concern_tools_of_the_old_defaults() {
     let text =
         |switch: &str| format!("{switch}default_tools = [\"lookup\"]\ndefault_interrupt_on = {{ lookup = true }}\n");
     for switch in ["", "general_purpose_agent = false\n", "general_purpose_agent = true\n"] {
-        let told = agent_complaints(&text(switch));
+        let reported = agent_complaints(&text(switch));
         assert!(
-            !told.contains("error") && told.contains("deprecated"),
-            "{switch}: {told}"
+            !reported.contains("error") && reported.contains("deprecated"),
+            "{switch}: {reported}"
         );
     }
 }

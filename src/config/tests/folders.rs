@@ -1,10 +1,10 @@
-//! Agents that are folders.
+//! Tests of agents in folders.
 
 use super::*;
 
 #[test]
 fn a_folder_is_an_agent() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "agents/writer/AGENTS.md",
             "---\nmodel: scripted:x\ndescription: Writes.\n---\n\nYou write.\n",
@@ -20,7 +20,7 @@ fn a_folder_is_an_agent() {
         ),
         ("agents/.hidden/AGENTS.md", "nothing"),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
 
     assert_eq!(loaded.warnings, Problems::default());
     let agents: Vec<&String> = loaded.config.agents.keys().collect();
@@ -45,7 +45,7 @@ fn a_folder_is_an_agent() {
 
 #[test]
 fn problems_in_folders_are_told_with_their_files_and_lines() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "agents/w/AGENTS.md",
             "---\nname:\nmodel: scripted:x\ntools: [nope]\nfoo: 1\n---\nText",
@@ -61,7 +61,7 @@ fn problems_in_folders_are_told_with_their_files_and_lines() {
         ),
     ]);
     assert_eq!(
-        shortened(&place.complaints()),
+        shortened(&directory.complaints()),
         "\
 agents/w/AGENTS.md:2:1: error: name: must not be blank; leave it out for the default
 agents/w/AGENTS.md:4:1: error: tools[0]: there is no tool `nope`; declared are: none
@@ -77,7 +77,7 @@ agents/w/subagents/twice.md:3:1: error: system_prompt: must not be given, since 
 
 #[test]
 fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),
         (
             "agents/w/subagents/critic.md",
@@ -85,19 +85,19 @@ fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
         ),
     ]);
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "agents/w/subagents/critic.md:2:1: error: name: must be given: the name it is called by"
     );
 }
 
 #[test]
 fn one_agent_in_two_places_is_an_error_that_names_both() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"),
         ("agents/w/AGENTS.md", AGENT),
     ]);
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "adjutant.toml:1:9: error: agents.w: is also defined in agents/w"
     );
 }

@@ -1,4 +1,4 @@
-//! Folders of agents as other programs lay them out.
+//! Tests of folders in the layouts of other programs.
 
 use super::*;
 use crate::definition::{ApprovalRule, SkillSource};
@@ -20,7 +20,7 @@ const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmod
 
 #[test]
 fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/writer/deepagents.toml", DEPLOY),
         ("agents/writer/AGENTS.md", "# You write.\n"),
         (
@@ -30,7 +30,7 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
         ("agents/writer/subagents/scout/AGENTS.md", "You find."),
         ("agents/writer/subagents/.cache/x.txt", ""),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let writer = &loaded.config.agents["writer"];
     assert_eq!(writer.name.as_deref(), Some("Writer"));
@@ -46,11 +46,11 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
 
 #[test]
 fn a_deepagents_toml_without_a_model_has_the_one_of_the_layout() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/deepagents.toml", "[agent]\nname = \"w\"\n"),
         ("agents/w/AGENTS.md", "You write."),
     ]);
-    assert_eq!(place.load().config.agents["w"].model, "anthropic:claude-sonnet-4-6");
+    assert_eq!(directory.load().config.agents["w"].model, "anthropic:claude-sonnet-4-6");
 }
 
 #[test]
@@ -58,12 +58,15 @@ fn what_a_deepagents_toml_asks_of_the_place_is_named_in_a_warning() {
     let idle = "[sandbox]\nprovider = \"none\"\n[auth]\nprovider = \"anonymous\"\n[frontend]\nenabled = false\n";
     let used = "[sandbox]\nprovider = \"modal\"\nscope = \"thread\"\n[auth]\nprovider = \"clerk\"\n\
         [memories]\nbackend = \"hub\"\n[frontend]\nenabled = true\n";
-    let said = |sections: &str| {
+    let problems = |sections: &str| {
         let text = format!("{DEPLOY}{sections}");
-        Place::with(&[("agents/w/deepagents.toml", text.as_str()), ("agents/w/AGENTS.md", "x")]).complaints()
+        Directory::with(&[("agents/w/deepagents.toml", text.as_str()), ("agents/w/AGENTS.md", "x")]).complaints()
     };
-    assert_eq!(said(idle), "");
-    let warnings: Vec<String> = said(used).lines().map(|line| line.chars().take(49).collect()).collect();
+    assert_eq!(problems(idle), "");
+    let warnings: Vec<String> = problems(used)
+        .lines()
+        .map(|line| line.chars().take(49).collect())
+        .collect();
     assert_eq!(
         warnings,
         [
@@ -77,7 +80,7 @@ fn what_a_deepagents_toml_asks_of_the_place_is_named_in_a_warning() {
 
 #[test]
 fn mistakes_in_a_deepagents_toml_are_told_with_their_places() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "agents/w/deepagents.toml",
             "[agent]\ndescription = \"\"\ntools = []\n[sandbox]\ncpu = 1\n[cloud]\n",
@@ -94,7 +97,7 @@ fn mistakes_in_a_deepagents_toml_are_told_with_their_places() {
         ),
     ]);
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "\
 agents/w/deepagents.toml:1:2: error: agent.name: must be given
 agents/w/deepagents.toml:2:1: error: description: must not be blank; leave it out for the default
@@ -113,7 +116,7 @@ const TOOLS: &str = r#"{"tools": [
 
 #[test]
 fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "agents/w/agent.json",
             r#"{"name": "my-agent", "description": "Helps.", "model": "scripted:x", "backend": {"type": "state"},
@@ -128,7 +131,7 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
         ("agents/w/subagents/scout/AGENTS.md", "You find."),
         ("agents/w/subagents/scout/tools.json", r#"{"tools": []}"#),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!(agent.name.as_deref(), Some("my-agent"));
@@ -145,7 +148,7 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
 
 #[test]
 fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "agents/w/agent.json",
             r#"{"name": "w", "backend": {"type": "sandbox", "sandbox_config": {"scope": "thread"}},
@@ -158,22 +161,22 @@ fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
             "\n# Finds a great many sources\n\nYou find.",
         ),
     ]);
-    let loaded = place.load();
-    let said: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
-    assert_eq!(said, ["model", "backend", "permissions", "description"]);
+    let loaded = directory.load();
+    let problems: Vec<&str> = loaded.warnings.0.iter().map(|problem| problem.field.as_str()).collect();
+    assert_eq!(problems, ["model", "backend", "permissions", "description"]);
     assert_eq!(loaded.config.agents["w"].model, "anthropic:claude-sonnet-4-6");
     assert_eq!(
         loaded.config.agents["w"].subagents[0].description,
         "Finds a great many sources"
     );
     let runtime = r#"{"name": "w", "runtime": {"model": {"model_id": "scripted:r"}}}"#;
-    let place = Place::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
-    assert_eq!(place.load().config.agents["w"].model, "scripted:r");
+    let directory = Directory::with(&[("agents/w/agent.json", runtime), ("agents/w/AGENTS.md", "You help.")]);
+    assert_eq!(directory.load().config.agents["w"].model, "scripted:r");
 }
 
 #[test]
 fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "agents/w/agent.json",
             r#"{"model": "scripted:x", "runtime": {}, "tools": [], "backend": {"type": "vm"}}"#,
@@ -191,14 +194,14 @@ fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
         ("agents/t/deepagents.toml", ""),
     ]);
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "\
 agents/t: error: has both deepagents.toml and agent.json, which are two layouts; keep one of them
 agents/u: error: has agent.json, but no AGENTS.md with the instructions
-agents/v/agent.json:2:12: error: is no JSON: expected ident
+agents/v/agent.json:2:12: error: is not JSON: expected ident
 agents/w/agent.json: error: tools: unknown key; allowed are: name, description, agent_id, model, runtime, backend, permissions, extras
 agents/w/agent.json: error: name: must be given
-agents/w/agent.json: error: runtime: goes without `model` only: both say which model it is
+agents/w/agent.json: error: runtime: cannot be combined with `model`: both name the model
 agents/w/agent.json: error: backend.type: must be `state` or `sandbox`
 agents/w/tools.json: error: tools[0].mcp_server_url: is no address: relative URL without a base
 agents/w/tools.json: error: tools[1]: must have a `name` and an `mcp_server_url`
@@ -212,12 +215,12 @@ agents/w/tools.json: error: more: unknown key; allowed are: tools, interrupt_con
 fn a_file_can_hold_all_subagents_by_name() {
     let yaml = "scout:\n  description: Finds and weighs sources.\n  system_prompt: You find.\n  tools: [lookup]\n\
         critic:\n  description: Finds what is wrong.\n  model: scripted:y\n";
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("adjutant.toml", LOOKUP),
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/subagents.yaml", yaml),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!(
@@ -232,26 +235,26 @@ fn a_file_can_hold_all_subagents_by_name() {
         Some(["lookup".to_owned()].as_slice())
     );
     let wrong = "scout: x\ncritic:\n  description: Finds what is wrong.\n  tools: [nope]\n  colour: red\n";
-    let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", wrong)]);
+    let directory = Directory::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", wrong)]);
     assert_eq!(
-        shortened(&place.complaints()),
+        shortened(&directory.complaints()),
         "\
 agents/w/subagents.yaml:1:1: error: scout: must be a table with `description`, `system_prompt`, `model` and `tools`
 agents/w/subagents.yaml:2:1: error: tools[0]: there is no tool `nope`; declared are: none
 agents/w/subagents.yaml:2:1: error: colour: unknown key; allowed are: name, …"
     );
-    let place = Place::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", "a: [\n")]);
+    let directory = Directory::with(&[("agents/w/AGENTS.md", AGENT), ("agents/w/subagents.yaml", "a: [\n")]);
     assert!(
-        place.complaints().starts_with("agents/w/subagents.yaml:"),
+        directory.complaints().starts_with("agents/w/subagents.yaml:"),
         "{}",
-        place.complaints()
+        directory.complaints()
     );
 }
 
 #[test]
 fn subagents_of_a_project_are_those_of_its_agent() {
     let one = "---\ndescription: Finds and weighs sources.\n---\nYou find.";
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("adjutant.toml", "[agents.main]\nmodel = \"scripted:x\"\n"),
         (".deepagents/agents/scout/AGENTS.md", one),
         (
@@ -259,7 +262,7 @@ fn subagents_of_a_project_are_those_of_its_agent() {
             "---\nname: reviewer\ndescription: Finds what is wrong.\nmodel: scripted:y\n---\n",
         ),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let main = &loaded.config.agents["main"];
     assert_eq!(
@@ -269,15 +272,15 @@ fn subagents_of_a_project_are_those_of_its_agent() {
             ("scout", "Finds and weighs sources.", "You find.")
         ]
     );
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/.deepagents/agents/scout/AGENTS.md", one),
     ]);
-    assert_eq!(place.load().config.agents["w"].subagents.len(), 1);
+    assert_eq!(directory.load().config.agents["w"].subagents.len(), 1);
     let two = "[agents.a]\nmodel = \"scripted:x\"\n[agents.b]\nmodel = \"scripted:x\"\n";
-    let place = Place::with(&[("adjutant.toml", two), (".deepagents/agents/scout/AGENTS.md", one)]);
+    let directory = Directory::with(&[("adjutant.toml", two), (".deepagents/agents/scout/AGENTS.md", one)]);
     assert!(
-        place
+        directory
             .complaints()
             .contains("belong to the only agent, or to the one called `agent`")
     );
@@ -285,7 +288,7 @@ fn subagents_of_a_project_are_those_of_its_agent() {
 
 #[test]
 fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "adjutant.toml",
             "[agents.main]\nmodel = \"scripted:x\"\n[[agents.main.subagents]]\nname = \"own\"\ndescription = \"Is the own of the agent.\"\n",
@@ -318,7 +321,7 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
         ),
         (".deepagents/agents/wrong/agents.md.txt", ""),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(
         subagents(&loaded.config.agents["main"]),
         [
@@ -326,32 +329,33 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
             ("twin", "The last of the name.", "Last.")
         ]
     );
-    let said = loaded.warnings.to_string();
+    let problems = loaded.warnings.to_string();
     assert_eq!(
-        said.lines()
+        problems
+            .lines()
             .map(|line| line.chars().take(104).collect())
             .collect::<Vec<String>>()
             .len(),
         8,
-        "{said}"
+        "{problems}"
     );
     for part in [
-        "agents/b: warning: precedes another subagent of the same name",
-        "agents/blank/AGENTS.md: warning: is passed over: `name` must be a text that is not blank",
-        "agents/broken/AGENTS.md: warning: is passed over: the settings at the top cannot be read as YAML",
-        "agents/loose.md: warning: is passed over: a subagent is a folder",
-        "agents/mute/AGENTS.md: warning: is passed over: `description` must be",
-        "agents/odd/AGENTS.md: warning: is passed over: colour: unknown key",
-        "agents/own: warning: is passed over: the agent declares a subagent of this name",
-        "agents/wrong: warning: is passed over: it has no AGENTS.md",
+        "agents/b: warning: overrides another subagent of the same name",
+        "agents/blank/AGENTS.md: warning: is ignored: `name` must be a text that is not blank",
+        "agents/broken/AGENTS.md: warning: is ignored: the settings at the top cannot be read as YAML",
+        "agents/loose.md: warning: is ignored: a subagent is a folder",
+        "agents/mute/AGENTS.md: warning: is ignored: `description` must be",
+        "agents/odd/AGENTS.md: warning: is ignored: colour: unknown key",
+        "agents/own: warning: is ignored: the agent declares a subagent of this name",
+        "agents/wrong: warning: is ignored: it has no AGENTS.md",
     ] {
-        assert!(said.contains(part), "{part} is missing in\n{said}");
+        assert!(problems.contains(part), "{part} is missing in\n{problems}");
     }
 }
 
 #[test]
 fn names_that_differ_by_capital_letters_only_are_refused() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),
         (
             "agents/w/subagents/Scout.md",
@@ -363,9 +367,9 @@ fn names_that_differ_by_capital_letters_only_are_refused() {
         ),
     ]);
     assert!(
-        place
+        directory
             .complaints()
-            .contains("the subagents `Scout` and `scout` have one name but for capital letters")
+            .contains("the subagents `Scout` and `scout` differ only in case")
     );
 }
 
@@ -374,7 +378,7 @@ fn names_that_differ_by_capital_letters_only_are_refused() {
 fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
     use std::os::unix::fs::symlink;
 
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("secret/AGENTS.md", AGENT),
         ("agents/w/AGENTS.md", AGENT),
         ("agents/shared/AGENTS.md", AGENT),
@@ -384,26 +388,26 @@ fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
         ),
         ("agents/x/agent.toml", "model = \"scripted:x\"\n"),
     ]);
-    let at = |path: &str| place.0.path().join(path);
+    let at = |path: &str| directory.0.path().join(path);
     symlink(at("agents/shared/subagents"), at("agents/w/subagents")).unwrap();
-    assert_eq!(place.load().config.agents["w"].subagents.len(), 1);
+    assert_eq!(directory.load().config.agents["w"].subagents.len(), 1);
 
     symlink(at("secret"), at("agents/stolen")).unwrap();
     symlink(at("secret/AGENTS.md"), at("agents/x/AGENTS.md")).unwrap();
     symlink(at("nowhere"), at("agents/dangling")).unwrap();
-    let said = place.complaints();
+    let problems = directory.complaints();
     for part in [
         "agents/dangling: error: is a link that leads nowhere",
         "agents/stolen: error: leads out of the folder of the agents",
         "agents/x/AGENTS.md: error: leads out of the folder of the agents",
     ] {
-        assert!(said.contains(part), "{part} is missing in\n{said}");
+        assert!(problems.contains(part), "{part} is missing in\n{problems}");
     }
 }
 
 #[test]
 fn what_else_lies_in_a_folder_is_named() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/README.txt", ""),
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/memories/x.md", ""),
@@ -412,12 +416,12 @@ fn what_else_lies_in_a_folder_is_named() {
         ("agents/x/.keep", ""),
     ]);
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "\
 agents/README.txt: warning: is not read: an agent is a folder with an AGENTS.md
-agents/w/memories: warning: is not read: what outlasts a thread is kept in the Store
+agents/w/memories: warning: is not read: data that outlives a thread is kept in the Store
 agents/w/notes.txt: warning: is not read
-agents/w/tools.json: warning: is not read: it goes with an agent.json
+agents/w/tools.json: warning: is not read: it belongs to an agent.json
 agents/x: error: has neither an AGENTS.md nor an agent.toml"
     );
 }
@@ -425,9 +429,9 @@ agents/x: error: has neither an AGENTS.md nor an agent.toml"
 #[test]
 fn a_file_that_is_too_large_is_refused() {
     let long = format!("{AGENT}{}", "x".repeat(1024 * 1024));
-    let place = Place::with(&[("agents/w/AGENTS.md", long.as_str())]);
+    let directory = Directory::with(&[("agents/w/AGENTS.md", long.as_str())]);
     assert!(
-        place
+        directory
             .complaints()
             .ends_with("agents/w/AGENTS.md: error: has more than 1048576 bytes")
     );
@@ -441,7 +445,7 @@ fn skills(sources: &[SkillSource]) -> Vec<&str> {
 
 #[test]
 fn skills_beside_an_agent_belong_to_it_in_every_layout() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/own/AGENTS.md", AGENT),
         ("agents/own/skills/digging/SKILL.md", SKILL),
         ("agents/own/skills/digging/.git/x", "not read"),
@@ -460,7 +464,7 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
         ("agents/managed/skills/digging/SKILL.md", SKILL),
         ("agents/managed/skills/digging/more.txt", "More."),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let [own, deploy, managed] = ["own", "deploy", "managed"].map(|name| &loaded.config.agents[name]);
     assert_eq!(skills(&own.skills), ["skills"]);
@@ -479,7 +483,7 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
 fn what_a_definition_names_is_relative_to_its_folder() {
     let named = "---\nmodel: scripted:x\nmemory: [NOTES.md, none.md]\nskills: [{path: know/how, label: Ours}]\n---\nx";
     let sub = "---\ndescription: Does this and all of that.\nmemory: [own.md]\n---\nx";
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "adjutant.toml",
             "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"shared/\", \"/in/thread\"]\n",
@@ -491,10 +495,10 @@ fn what_a_definition_names_is_relative_to_its_folder() {
         ("agents/w/subagents/a/AGENTS.md", sub),
         ("agents/w/subagents/a/own.md", "Likes milk."),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(
         loaded.warnings.to_string(),
-        "agents/w/AGENTS.md:3:1: warning: memory[1]: there is no file `none.md`, so that nothing is remembered from it"
+        "agents/w/AGENTS.md:3:1: warning: memory[1]: there is no file `none.md`, so the agent starts without this memory"
     );
     let paths = |agent: &str| {
         loaded.config.agents[agent]
@@ -511,7 +515,7 @@ fn what_a_definition_names_is_relative_to_its_folder() {
 
 #[test]
 fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         (
             "adjutant.toml",
             "[agents.t]\nmodel = \"scripted:x\"\nskills = [\"none\", \"../out\", \"one/digging\", \"link\", \"odd\"]\n",
@@ -527,9 +531,9 @@ fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
     ]);
     let outside = tempfile::tempdir().unwrap();
     fs::create_dir(outside.path().join("x")).unwrap();
-    std::os::unix::fs::symlink(outside.path(), place.0.path().join("link")).unwrap();
-    std::os::unix::fs::symlink("/etc/passwd", place.0.path().join("one/digging/secret")).unwrap();
-    let said = place.complaints();
+    std::os::unix::fs::symlink(outside.path(), directory.0.path().join("link")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", directory.0.path().join("one/digging/secret")).unwrap();
+    let problems = directory.complaints();
     for part in [
         "adjutant.toml:3:11: error: agents.t.skills[0]: there is no `none` in the folder of the definition",
         "agents.t.skills[1]: `../out` is not allowed: it must not contain ..",
@@ -537,29 +541,29 @@ fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
         "error: agents.t.skills[3]: `link` leads out of the folder of the definition and is not followed",
         "warning: agents.t.skills[4]: `odd/Odd_Name/SKILL.md`: its `name` should be 1 to 64",
         "`odd/Odd_Name/SKILL.md` includes the tool `lookup`, which is not in `skill_tools`",
-        "`odd/broken/SKILL.md` is passed over: it must begin with settings",
+        "`odd/broken/SKILL.md` is ignored: it must begin with settings",
     ] {
-        assert!(said.contains(part), "{part} is missing in\n{said}");
+        assert!(problems.contains(part), "{part} is missing in\n{problems}");
     }
 }
 
 #[test]
 fn no_link_in_a_skill_leads_out_and_its_files_have_bounds() {
     let large = "x".repeat(1024 * 1024 + 1);
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/skills/digging/SKILL.md", SKILL),
         ("agents/w/skills/digging/large.txt", &large),
     ]);
-    std::os::unix::fs::symlink("/etc/passwd", place.0.path().join("agents/w/skills/digging/secret")).unwrap();
-    let said = place.complaints();
+    std::os::unix::fs::symlink("/etc/passwd", directory.0.path().join("agents/w/skills/digging/secret")).unwrap();
+    let problems = directory.complaints();
     assert!(
-        said.contains("error: skills[0]: `skills/digging/secret` leads out of the folder"),
-        "{said}"
+        problems.contains("error: skills[0]: `skills/digging/secret` leads out of the folder"),
+        "{problems}"
     );
     assert!(
-        said.contains("error: skills[0]: `skills/digging/large.txt` has more than 1048576 bytes"),
-        "{said}"
+        problems.contains("error: skills[0]: `skills/digging/large.txt` has more than 1048576 bytes"),
+        "{problems}"
     );
     let half = "x".repeat(1024 * 1024);
     let files: Vec<(String, &str)> = (0..5)
@@ -570,10 +574,10 @@ fn no_link_in_a_skill_leads_out_and_its_files_have_bounds() {
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/skills/digging/SKILL.md", SKILL),
     ]);
-    let said = Place::with(&files).complaints();
+    let problems = Directory::with(&files).complaints();
     assert_eq!(
-        said.matches("have more than 4194304 bytes together").count(),
+        problems.matches("have more than 4194304 bytes together").count(),
         1,
-        "{said}"
+        "{problems}"
     );
 }

@@ -1,14 +1,14 @@
-//! The MCP servers of folders: `mcp.json`, `tools.json`.
+//! Tests of the MCP servers in folders: `mcp.json` and `tools.json`.
 
 use super::*;
 use crate::definition::mcp::{McpServerDefinition, McpTransport};
 
 const DEPLOY: &str = "[agent]\nname = \"w\"\nmodel = \"scripted:x\"\n";
 
-/// A folder `agents/w` with this `mcp.json`, in the layout of `deepagents.toml`.
-fn with_servers(servers: &str) -> Place {
+/// Returns a folder `agents/w` with this `mcp.json`, in the layout of `deepagents.toml`.
+fn with_servers(servers: &str) -> Directory {
     let file = format!("{{\"mcpServers\": {servers}}}");
-    Place::with(&[
+    Directory::with(&[
         ("agents/w/deepagents.toml", DEPLOY),
         ("agents/w/AGENTS.md", "x"),
         ("agents/w/bin/x.js", ""),
@@ -18,7 +18,7 @@ fn with_servers(servers: &str) -> Place {
 
 #[test]
 fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
-    let place = with_servers(
+    let directory = with_servers(
         r#"{"search": {"type": "http", "url": "https://a.b/mcp", "headers": {"x": "Bearer ${NONE:-key}"}},
             "old": {"transport": "sse", "url": "https://a.b/sse"},
             "plain": {"url": "https://a.b/plain", "disabledTools": ["write_*"]},
@@ -26,7 +26,7 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
             "files": {"command": "sh", "args": ["bin/x.js"], "env": {"A": "${NONE:-b}"}, "allowedTools": ["read"]},
             "below": {"command": "sh", "cwd": "bin"}}"#,
     );
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!(agent.tools, ["search/*", "old/*", "plain/*", "files/*", "below/*"]);
@@ -49,19 +49,19 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
 
 #[test]
 fn mistakes_in_an_mcp_json_name_the_file_and_the_field() {
-    let place = with_servers(
+    let directory = with_servers(
         r#"{"a": [], "b": {"type": "ws", "url": "https://a.b"}, "c": {"command": "x", "url": "https://a.b"},
             "d": {"type": "http"}, "e": {"url": "ftp://a.b", "timeout": 3}, "f": {"command": "x", "args": "y"},
             "g": {"url": "https://a.b", "headers": {"x": "${ADJUTANT_UNSET}"}}, "h h": {"url": "https://a.b"},
             "i": {"command": "bin/x.js", "cwd": "nowhere"}}"#,
     );
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "\
 agents/w/mcp.json: error: mcpServers.a: must be a table with a `command` or a `url`
 agents/w/mcp.json: error: mcpServers.b.type: must be `stdio`, `http` (also `streamable_http`) or `sse`
-agents/w/mcp.json: error: mcpServers.c.command: goes with another `type` only: the server is of the type `http`
-agents/w/mcp.json: error: mcpServers.d.url: must be given: the server is of the type `http`
+agents/w/mcp.json: error: mcpServers.c.command: is only allowed with another `type`: the server has the type `http`
+agents/w/mcp.json: error: mcpServers.d.url: must be given: the server has the type `http`
 agents/w/mcp.json: warning: mcpServers.e.timeout: is not supported and left out
 agents/w/mcp.json: error: g.headers.x: the environment variable ADJUTANT_UNSET is not set
 agents/w/mcp.json: error: e.url: must begin with http:// or https:// and name a host
@@ -69,7 +69,7 @@ agents/w/mcp.json: error: \"h h\": the server name `h h` must be 1 to 32 letters
 agents/w/mcp.json: error: i.cwd: `./nowhere` is no folder
 agents/w/mcp.json: error: f.args: must be a list, not a text"
     );
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),
         ("agents/w/mcp.json", "{\"servers\": {}}"),
         ("agents/v/AGENTS.md", AGENT),
@@ -80,10 +80,10 @@ agents/w/mcp.json: error: f.args: must be a list, not a text"
         ("agents/t/AGENTS.md", AGENT),
     ]);
     assert_eq!(
-        place.complaints(),
+        directory.complaints(),
         "\
-agents/u/.mcp.json: error: stands beside mcp.json, and only one of them can hold the servers
-agents/v/mcp.json:1:1: error: is no JSON: EOF while parsing an object
+agents/u/.mcp.json: error: is beside mcp.json; only one of them can hold the servers
+agents/v/mcp.json:1:1: error: is not JSON: EOF while parsing an object
 agents/w/mcp.json: error: mcpServers: must be a table of servers by their names"
     );
 }
@@ -92,7 +92,7 @@ agents/w/mcp.json: error: mcpServers: must be a table of servers by their names"
 fn settings_choose_among_the_tools_of_an_mcp_json() {
     let settings = "---\nmodel: scripted:x\ntools: [docs/read]\n---\nYou write.";
     let servers = r#"{"mcpServers": {"docs": {"url": "https://a.b"}, "more": {"url": "https://a.c"}}}"#;
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("agents/w/AGENTS.md", settings),
         ("agents/w/mcp.json", servers),
         (
@@ -112,13 +112,13 @@ fn settings_choose_among_the_tools_of_an_mcp_json() {
             "---\ndescription: Takes all that it gets.\ntools: [web/*]\n---\nx",
         ),
     ]);
-    let said = place.complaints();
+    let problems = directory.complaints();
     assert_eq!(
-        said,
+        problems,
         "agents/w/subagents/thief/AGENTS.md:3:1: error: tools[0]: there is no MCP server `web`; there are: docs, more"
     );
-    fs::remove_dir_all(place.0.path().join("agents/w/subagents/thief")).expect("a folder");
-    let loaded = place.load();
+    fs::remove_dir_all(directory.0.path().join("agents/w/subagents/thief")).expect("a folder");
+    let loaded = directory.load();
     let agent = &loaded.config.agents["w"];
     assert_eq!(agent.tools, ["docs/read", "more/*"]);
     let tools: Vec<_> = agent
@@ -144,7 +144,7 @@ fn servers_of_a_tools_json_are_known_by_their_addresses() {
         {"name": "other", "mcp_server_url": "http://[::1]:9/mcp"},
         {"name": "dig", "mcp_server_url": "https://own.example.org/mcp"}],
         "interrupt_config": {"https://hub.example.org/mcp::write::The Hub!": true, "http://[::1]:9/mcp::other": true}}"#;
-    let place = Place::with(&[
+    let directory = Directory::with(&[
         ("adjutant.toml", config),
         ("agents/w/agent.json", r#"{"name": "w", "model": "scripted:x"}"#),
         ("agents/w/AGENTS.md", "x"),
@@ -154,7 +154,7 @@ fn servers_of_a_tools_json_are_known_by_their_addresses() {
             r#"{"mcpServers": {"own": {"url": "https://own.example.org/mcp"}}}"#,
         ),
     ]);
-    let loaded = place.load();
+    let loaded = directory.load();
     assert_eq!(loaded.warnings, Problems::default());
     let agent = &loaded.config.agents["w"];
     assert_eq!(
@@ -177,8 +177,8 @@ fn servers_of_a_tools_json_are_known_by_their_addresses() {
 
 #[test]
 fn a_definition_is_stored_without_its_servers() {
-    let place = with_servers(r#"{"search": {"url": "https://a.b/mcp?key=s3cret", "headers": {"x": "s3cret"}}}"#);
-    let agent = &place.load().config.agents["w"];
+    let directory = with_servers(r#"{"search": {"url": "https://a.b/mcp?key=s3cret", "headers": {"x": "s3cret"}}}"#);
+    let agent = &directory.load().config.agents["w"];
     assert!(!agent.without_servers().text().contains("s3cret"));
     assert!(!format!("{agent:?}").contains("s3cret"));
     assert_eq!(agent.own_servers("w").len(), 1);

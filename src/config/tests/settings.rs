@@ -1,4 +1,5 @@
-//! The page of all settings, `docs/settings.md`: written from the types of the sections, their comments and their defaults.
+//! The page of all settings, `docs/settings.md`, generated from the types of the sections, their comments and their
+//! defaults.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// What stands on the page before its tables.
+/// The text before the tables.
 const HEAD: &str = "\
 # All settings
 
@@ -42,9 +43,9 @@ fn the_page_of_all_settings_is_current() {
 
 #[test]
 fn every_section_of_the_configuration_is_on_the_page() {
-    let problems = Place::with(&[("adjutant.toml", "no_such_section = 1")]);
-    let told = problems.load_with(&problems.settings()).unwrap_err().to_string();
-    let allowed = told
+    let problems = Directory::with(&[("adjutant.toml", "no_such_section = 1")]);
+    let reported = problems.load_with(&problems.settings()).unwrap_err().to_string();
+    let allowed = reported
         .split_once("allowed are: ")
         .map(|(_, names)| names.lines().next().unwrap())
         .unwrap();
@@ -65,7 +66,7 @@ fn every_section_of_the_configuration_is_on_the_page() {
     }
 }
 
-/// The whole page.
+/// Returns the whole page.
 fn page() -> String {
     let mut page = HEAD.to_owned();
     section::<Server>(&mut page, "[server]");
@@ -127,7 +128,7 @@ fn section<T: JsonSchema>(page: &mut String, name: &str) {
     page.push('\n');
 }
 
-/// A comment in one line, as a cell of a table takes it.
+/// Returns a comment on one line, as a table cell.
 fn text(description: &Value) -> String {
     description
         .as_str()
@@ -136,7 +137,7 @@ fn text(description: &Value) -> String {
         .replace('|', "\\|")
 }
 
-/// What values a field takes.
+/// Returns the type of a field.
 fn type_of(field: &Value) -> String {
     let mut words = vec![];
     constants(field, &mut words);
@@ -161,7 +162,7 @@ fn type_of(field: &Value) -> String {
     }
 }
 
-/// The words that a field takes, if these are all that it takes.
+/// Collects the allowed words of a field, if it has only those.
 fn constants(schema: &Value, words: &mut Vec<String>) {
     words.extend(schema["const"].as_str().map(str::to_owned));
     words.extend(
@@ -181,7 +182,7 @@ fn constants(schema: &Value, words: &mut Vec<String>) {
     }
 }
 
-/// What a field is when it is left out.
+/// Returns the default of a field.
 fn default_of(key: &str, default: &Value) -> String {
     match default {
         Value::Null => String::new(),

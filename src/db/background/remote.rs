@@ -65,7 +65,7 @@ pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, version
         .bind(seen)
         .bind(status)
         .bind(run)
-        .bind(work.unwanted)
+        .bind(work.cancel_requested)
         .bind(i32::try_from(work.attempts).unwrap_or(i32::MAX))
         .bind(work.lost_since.map(|at| at.0))
         .bind(version)

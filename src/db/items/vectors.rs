@@ -59,7 +59,7 @@ impl Db {
                 Box::pin(async move {
                     const CREATE: &str = "create extension if not exists vector";
                     on_engine!(tx, |conn| query(CREATE).execute(conn).await.map(drop))?;
-                    Ok(())
+                    DbResult::Ok(())
                 })
             });
             if let Err(error) = created.await {

@@ -10,7 +10,7 @@ use super::{COLUMNS, ReadRun, RunRow, SELECT};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
-use crate::db::{DbError, DbResult, Notification, Tx, interrupts, rings, threads};
+use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
@@ -81,7 +81,7 @@ async fn end_unreadable(
         error: Some(failure),
     };
     threads::leave(tx, run.thread, &left, now).await?;
-    rings::ring(tx, Notification::Ended(run.thread)).await
+    notifications::notify(tx, Notification::Ended(run.thread)).await
 }
 
 /// Claims a pending run of the main agent for `worker`, unless another run is running on its thread. A run that cannot
@@ -291,7 +291,7 @@ pub async fn request_cancel(tx: &mut Tx<'_>, run: RunId, action: &str) -> DbResu
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
-    rings::ring(tx, Notification::Cancel(run)).await?;
+    notifications::notify(tx, Notification::Cancel(run)).await?;
     Ok(asked == 1)
 }
 
@@ -308,21 +308,21 @@ pub async fn cancels_of(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<Vec<(RunI
 }
 
 /// Marks a waiting subagent's run whose caller is still to be notified of its cancellation.
-pub async fn give_up(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
+pub async fn mark_unreported(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
     const SQL: &str = "update runs set cancel = 'interrupt' where run_id = $1 and depth > 0";
     on_engine!(tx, |conn| query(SQL).bind(child.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 
-/// Clears the mark of [`give_up`]: the caller of the subagent is notified of its cancellation.
-pub async fn caller_told(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
+/// Clears the mark of [`mark_unreported`]: the caller of the subagent is notified of its cancellation.
+pub async fn mark_reported(tx: &mut Tx<'_>, child: RunId) -> DbResult<()> {
     const SQL: &str = "update runs set cancel = null where run_id = $1 and cancel is not null";
     on_engine!(tx, |conn| query(SQL).bind(child.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 
 /// Returns the cancelled runs of subagents on a thread whose callers may not have been notified.
-pub async fn given_up(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
+pub async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>> {
     const SQL: &str = "select run_id from runs where thread_id = $1 \
         and depth > 0 and status = 'interrupted' and cancel is not null order by run_id";
     let ids: Vec<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_all(conn).await)?;
@@ -330,7 +330,7 @@ pub async fn given_up(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<RunId>>
 }
 
 /// Returns whether the caller of a run, or of one below it, is still to be notified of its cancellation.
-pub async fn is_given_up(tx: &mut Tx<'_>, top: RunId) -> DbResult<bool> {
+pub async fn is_cancelled_while_waiting(tx: &mut Tx<'_>, top: RunId) -> DbResult<bool> {
     const SQL: &str = concatcp!(
         WITH_TREE,
         "select exists (select 1 from runs where run_id in (select member from tree) \

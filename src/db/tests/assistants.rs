@@ -252,7 +252,7 @@ async fn searches_use_indexes_on_postgres() {
             if let Conn::Postgres(conn) = &mut tx.conn {
                 sqlx::raw_sql(FILL).execute(&mut **conn).await?;
             }
-            Ok(())
+            crate::db::DbResult::Ok(())
         })
     })
     .await

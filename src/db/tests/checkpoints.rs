@@ -108,7 +108,7 @@ async fn folding_equals_applying_each_update(db: Db) {
     for (at, writes) in (1_i64..).zip(steps) {
         let mut entry = saying("", parent, at);
         entry.writes = writes;
-        entry.shown = vec![0];
+        entry.logged_writes = vec![0];
         parent = Some(entry.id);
         entry.writes.iter().for_each(|update| expected.apply(update));
         add(&db, thread, at, &entry).await;
@@ -376,7 +376,7 @@ async fn many_checkpoints_are_stored_in_batches(db: Db) {
             let placed: Vec<NewCheckpoint<'_>> = (1..).zip(&entries).map(checkpoint).collect();
             assert_eq!(checkpoints::insert_all(tx, &placed).await?, 1);
             assert_eq!(checkpoints::insert_all(tx, &[]).await?, 0);
-            Ok(())
+            DbResult::Ok(())
         })
     })
     .await

@@ -142,10 +142,10 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
         question,
         answer: None,
     };
-    let call = |id: &str, fate: CallStatus| Call {
+    let call = |id: &str, status: CallStatus| Call {
         id: id.to_owned(),
         edited: None,
-        fate,
+        status,
     };
     let calls = vec![
         call("a", CallStatus::Asking),

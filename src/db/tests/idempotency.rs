@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use tokio::sync::Barrier;
 
-use super::{Db, on_both, write};
+use super::{Db, Refusal, on_both, write};
 use crate::db::idempotency;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, REMEMBERED, StoredResponse};
@@ -33,16 +33,16 @@ fn response(number: i32) -> StoredResponse {
 async fn create(
     db: &Db,
     key: IdempotencyKey,
-    number: Result<i32, &'static str>,
+    number: Result<i32, Refusal>,
     now: Timestamp,
-) -> Result<Once<i32>, &'static str> {
+) -> Result<Once<i32>, Refusal> {
     let created = db.write_once(
         Some(key),
         now,
         |number| response(*number),
-        move |_| Box::pin(async move { Ok(number) }),
+        move |_| Box::pin(async move { number }),
     );
-    created.await.expect("a write")
+    created.await
 }
 
 async fn a_repeated_request_gets_the_stored_response(db: Db) {
@@ -53,7 +53,7 @@ async fn a_repeated_request_gets_the_stored_response(db: Db) {
     );
     assert_eq!(create(&db, key("k", "[]"), Ok(3), BEGIN).await, Ok(Once::Reused));
     assert_eq!(
-        create(&db, key("k", "{}"), Err("no"), BEGIN).await,
+        create(&db, key("k", "{}"), Err(Refusal), BEGIN).await,
         Ok(Once::Again(response(1)))
     );
     let kept_run = StoredResponse::Run {
@@ -66,14 +66,14 @@ async fn a_repeated_request_gets_the_stored_response(db: Db) {
             Some(key("r", "")),
             BEGIN,
             move |()| kept,
-            |_| Box::pin(async { Ok(Ok::<_, ()>(())) }),
+            |_| Box::pin(async { Ok::<_, Refusal>(()) }),
         );
-        assert_eq!(job.await.expect("a write"), Ok(once));
+        assert_eq!(job.await, Ok(once));
     }
 }
 
 async fn a_refused_request_leaves_its_key_free(db: Db) {
-    assert_eq!(create(&db, key("k", "{}"), Err("no"), BEGIN).await, Err("no"));
+    assert_eq!(create(&db, key("k", "{}"), Err(Refusal), BEGIN).await, Err(Refusal));
     assert_eq!(create(&db, key("k", "[]"), Ok(1), BEGIN).await, Ok(Once::First(1)));
 }
 
@@ -87,7 +87,7 @@ async fn the_second_request_waits_for_the_first(db: Db) {
         move |_| {
             Box::pin(async move {
                 begins.wait().await;
-                Ok(Ok::<_, ()>(1))
+                Ok::<_, Refusal>(1)
             })
         },
     );
@@ -96,7 +96,7 @@ async fn the_second_request_waits_for_the_first(db: Db) {
         create(&db, key("k", "{}"), Ok(2), BEGIN).await
     };
     let (slow, second) = tokio::join!(slow, second);
-    assert_eq!(slow.expect("a write"), Ok(Once::First(1)));
+    assert_eq!(slow, Ok(Once::First(1)));
     assert_eq!(second, Ok(Once::Again(response(1))));
 }
 

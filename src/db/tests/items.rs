@@ -282,7 +282,7 @@ async fn namespaces_are_listed_across_batches(db: Db) {
                     items::put(tx, &draft(&labels, "k", json!({})), Timestamp(1)).await?;
                 }
             }
-            Ok(())
+            crate::db::DbResult::Ok(())
         })
     })
     .await

@@ -83,7 +83,7 @@ async fn fill(db: &Db) {
                     raw_sql(AssertSqlSafe(threads + &terms)).execute(&mut **conn).await?;
                 }
             }
-            Ok(())
+            DbResult::Ok(())
         })
     })
     .await

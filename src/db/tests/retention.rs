@@ -25,7 +25,7 @@ fn with_ttl(now: i64, micros: u64) -> Thread {
         after: Duration::from_micros(micros),
         strategy: TtlStrategy::KeepLatest,
     };
-    thread_at(now).kept_for(Some(ttl))
+    thread_at(now).with_ttl(Some(ttl))
 }
 
 async fn put(db: &Db, thread: ThreadId, seq: i64, entry: &Entry) {

@@ -298,7 +298,7 @@ async fn queries_use_indexes_on_postgres() {
             if let Conn::Postgres(conn) = &mut tx.conn {
                 sqlx::raw_sql(FILL).execute(&mut **conn).await?;
             }
-            Ok(())
+            DbResult::Ok(())
         })
     })
     .await

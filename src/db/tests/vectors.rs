@@ -137,7 +137,7 @@ async fn pages_are_right_among_many_vectors(db: Db) {
                 )
                 .await?;
             }
-            Ok(())
+            crate::db::DbResult::Ok(())
         })
     })
     .await

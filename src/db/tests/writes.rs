@@ -1,11 +1,13 @@
 use std::time::Duration;
 
-use super::{Db, on_both, read, stored_thread, thread_at, write};
-use crate::db::{DbError, threads};
+use super::{Db, Refusal, on_both, read, stored_thread, thread_at, write};
+use crate::db::{DbError, DbResult, threads};
 
 on_both!(
     concurrent_writes_all_succeed,
     a_failed_job_does_not_affect_others,
+    a_refused_job_leaves_nothing_behind,
+    a_savepoint_undoes_one_part,
     a_panicking_job_does_not_affect_others,
     a_job_finishes_without_its_caller,
     cancelled_reads_do_not_block_writes,
@@ -57,9 +59,61 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
     assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 42);
 }
 
+async fn a_refused_job_leaves_nothing_behind(db: Db) {
+    // Alone, and side by side with others in one transaction.
+    for together in [1, 16] {
+        let writes = (0..together).map(|n| {
+            let db = db.clone();
+            async move {
+                let thread = thread_at(n);
+                let id = thread.id;
+                let is_refused = n % 2 == 0;
+                let outcome = db
+                    .write(move |tx| {
+                        Box::pin(async move {
+                            threads::insert(tx, &thread).await?;
+                            if is_refused { Err(Refusal) } else { Ok(()) }
+                        })
+                    })
+                    .await;
+                let expected = if is_refused { Err(Refusal) } else { Ok(()) };
+                assert_eq!(outcome, expected);
+                let found = read!(db, |tx| threads::find(tx, id));
+                assert_eq!(found.is_none(), is_refused);
+            }
+        });
+        futures::future::join_all(writes).await;
+    }
+}
+
+async fn a_savepoint_undoes_one_part(db: Db) {
+    let kept = [thread_at(1), thread_at(2), thread_at(3)];
+    let undone = thread_at(4);
+    let ids = kept.each_ref().map(|thread| thread.id);
+    let id = undone.id;
+    let write = db.write(move |tx| {
+        Box::pin(async move {
+            threads::insert(tx, &kept[0]).await?;
+            tx.savepoint().await?;
+            threads::insert(tx, &undone).await?;
+            tx.roll_back_to_savepoint().await?;
+            tx.savepoint().await?;
+            threads::insert(tx, &kept[1]).await?;
+            tx.release_savepoint().await?;
+            threads::insert(tx, &kept[2]).await?;
+            DbResult::Ok(())
+        })
+    });
+    write.await.expect("a write");
+    assert!(read!(db, |tx| threads::find(tx, id)).is_none());
+    for id in ids {
+        assert!(read!(db, |tx| threads::find(tx, id)).is_some());
+    }
+}
+
 async fn a_panicking_job_does_not_affect_others(db: Db) {
-    let panics = db.write::<(), _>(|_| panic!("at once"));
-    let later = db.write::<(), _>(|tx| {
+    let panics = db.write::<(), DbError, _>(|_| panic!("at once"));
+    let later = db.write::<(), DbError, _>(|tx| {
         Box::pin(async move {
             threads::insert(tx, &thread_at(1)).await?;
             panic!("in the middle")

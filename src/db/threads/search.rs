@@ -129,7 +129,7 @@ impl ThreadQuery {
 
     /// Returns whether a condition needs columns of the table of threads itself.
     fn filters_on_table(&self) -> bool {
-        self.status.is_some() || !self.metadata.is_told_by_terms()
+        self.status.is_some() || !self.metadata.is_decided_by_terms()
     }
 
     /// Appends the tables and the conditions. An empty list of ids matches nothing.
@@ -187,7 +187,7 @@ impl ThreadQuery {
             sql.push(" and exists (select 1 from thread_terms also where also.thread_id = found.thread_id");
             sql.push(" and also.term = ").push_bind(term.0).push(")");
         }
-        if !self.metadata.is_told_by_terms() {
+        if !self.metadata.is_decided_by_terms() {
             sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What makes no sense as a name.
+//! Checks names.
 
 use super::super::{AgentDefinition, ContextScoping, FieldPath};
 use super::{Check, is_word};
@@ -6,10 +6,10 @@ use super::{Check, is_word};
 /// The longest name of an agent, in characters.
 const LONGEST: usize = 128;
 
-/// Words that stand where a `graph_id` stands in the addresses of the API.
+/// Words that are in the place of a `graph_id` in addresses of the API.
 const RESERVED: [&str; 2] = ["search", "validate"];
 
-/// Why no agent can have this `graph_id`; `None` when one can.
+/// Returns the reason why no agent can have this `graph_id`.
 pub(super) fn graph_id_problem(graph_id: &str) -> Option<String> {
     // What begins with a period is a way through folders for some clients, and hidden on some disks.
     if !is_word(graph_id, LONGEST, ".") || graph_id.starts_with('.') {
@@ -43,7 +43,7 @@ impl Check<'_> {
     }
 }
 
-/// Why an agent can not be called so. Blank names are told by those who need one.
+/// Returns the reason why an agent cannot have this name. Blank names are reported elsewhere.
 fn problem(name: &str, scoping: ContextScoping) -> Option<String> {
     if name.chars().count() > LONGEST {
         return Some(format!("must have at most {LONGEST} characters"));
@@ -63,16 +63,16 @@ mod tests {
 
     use crate::definition::ClientRules;
     use crate::definition::check::ValidationContext;
-    use crate::definition::judge;
+    use crate::definition::validate;
 
-    fn told(graph_id: &str, body: Value) -> Vec<String> {
+    fn reported(graph_id: &str, body: Value) -> Vec<String> {
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = ValidationContext {
+        let context = ValidationContext {
             providers,
             clients: ClientRules::everything(),
             ..ValidationContext::default()
         };
-        judge(graph_id, body, &around)
+        validate(graph_id, body, &context)
             .findings
             .iter()
             .map(ToString::to_string)
@@ -83,12 +83,15 @@ mod tests {
     fn a_graph_id_can_stand_in_an_address_and_be_a_folder() {
         let body = json!({"model": "scripted:x"});
         for good in ["a", "A-1_b.c", &"x".repeat(128)] {
-            assert_eq!(told(good, body.clone()), [""; 0]);
+            assert_eq!(reported(good, body.clone()), [""; 0]);
         }
         for bad in ["", ".", "..", ".a", "a b", "a/b", "ä", &"x".repeat(129)] {
-            assert!(told(bad, body.clone())[0].contains("must be 1 to 128 letters"), "{bad}");
+            assert!(
+                reported(bad, body.clone())[0].contains("must be 1 to 128 letters"),
+                "{bad}"
+            );
         }
-        assert!(told("search", body)[0].contains("is a word of the API"));
+        assert!(reported("search", body)[0].contains("is a word of the API"));
     }
 
     #[test]
@@ -98,21 +101,21 @@ mod tests {
             json!({"name": name, "model": "scripted:x", "subagents": [subagent],
                 "general_purpose_subagent": {"name": format!("{name}!")}})
         };
-        assert_eq!(told("a", body("Ünlaut & Söhne: Nr. 1")), [""; 0]);
+        assert_eq!(reported("a", body("Ünlaut & Söhne: Nr. 1")), [""; 0]);
         for (bad, why) in [
             ("a\nb", "one line"),
             (" a", "one line"),
             (&*"x".repeat(129), "at most 128 characters"),
         ] {
-            let told = told("a", body(bad));
-            assert!(told.iter().all(|line| line.contains(why)), "{told:#?}");
-            assert_eq!(told.len(), 3, "{told:#?}");
+            let reported = reported("a", body(bad));
+            assert!(reported.iter().all(|line| line.contains(why)), "{reported:#?}");
+            assert_eq!(reported.len(), 3, "{reported:#?}");
         }
     }
 
     #[test]
     fn a_name_with_a_colon_cannot_be_addressed_in_a_scoped_context() {
         let body = json!({"model": "scripted:x", "name": "a:b", "context_scoping": "prefix"});
-        assert!(told("a", body)[0].starts_with("name: `a:b` must have no `:`"));
+        assert!(reported("a", body)[0].starts_with("name: `a:b` must have no `:`"));
     }
 }

@@ -1,4 +1,4 @@
-//! What makes no sense in the policies that are listed, inherited and blocked, and in how a subagent begins.
+//! Checks the policies that are listed, inherited and blocked, and the mode of subagents.
 
 use super::super::builtins::APPROVAL;
 use super::super::{AgentDefinition, FieldPath, SubagentDefinition, SubagentMode, inherit, permission, policy};
@@ -7,7 +7,7 @@ use super::Check;
 impl Check<'_> {
     pub(super) fn policies(&mut self, agent: &AgentDefinition) {
         let resolved = agent.resolved();
-        self.findings.extend(agent.check_policies(self.around));
+        self.findings.extend(agent.check_policies(self.context));
         let permissions = FieldPath::of(["permissions"]);
         self.findings
             .extend(permission::check(&permissions, &agent.permissions));
@@ -18,17 +18,25 @@ impl Check<'_> {
             &field.then("middleware"),
             &general.middleware,
             &fields,
-            self.around,
+            self.context,
         ));
-        let from = (&general.inherit, general.block_middleware.as_slice());
-        self.findings
-            .extend(inherit::check(&field, from, &resolved, self.around));
+        self.findings.extend(inherit::check(
+            &field,
+            &general.inherit,
+            &general.block_middleware,
+            &resolved,
+            self.context,
+        ));
         for (at, subagent) in agent.subagents.iter().enumerate() {
             let field = FieldPath::of(["subagents"]).then(at);
-            self.findings.extend(subagent.check_policies(&field, self.around));
-            let from = (&subagent.inherit, subagent.block_middleware.as_slice());
-            self.findings
-                .extend(inherit::check(&field, from, &resolved, self.around));
+            self.findings.extend(subagent.check_policies(&field, self.context));
+            self.findings.extend(inherit::check(
+                &field,
+                &subagent.inherit,
+                &subagent.block_middleware,
+                &resolved,
+                self.context,
+            ));
             let permissions = subagent.permissions.as_deref().unwrap_or_default();
             self.findings
                 .extend(permission::check(&field.then("permissions"), permissions));
@@ -37,7 +45,7 @@ impl Check<'_> {
         }
     }
 
-    /// A fork is its caller but for a name, an order and a few words more.
+    /// Checks a fork, which has everything from its caller but its name, its task and some text.
     fn mode(&mut self, field: &FieldPath, subagent: &SubagentDefinition) {
         if subagent.mode != SubagentMode::Fork {
             return;
@@ -76,19 +84,19 @@ mod tests {
 
     use crate::definition::ClientRules;
     use crate::definition::check::ValidationContext;
-    use crate::definition::judge;
+    use crate::definition::validate;
 
     fn findings(mut subagent: Value) -> Vec<String> {
         subagent["name"] = json!("twin");
         subagent["description"] = json!("Goes on as its caller.");
         let providers = ["scripted".to_owned()].into_iter().collect();
-        let around = ValidationContext {
+        let context = ValidationContext {
             providers,
             clients: ClientRules::everything(),
             ..ValidationContext::default()
         };
         let body = json!({"model": "scripted:x", "subagents": [subagent]});
-        judge("a", body, &around)
+        validate("a", body, &context)
             .findings
             .iter()
             .map(ToString::to_string)
@@ -98,23 +106,26 @@ mod tests {
     #[test]
     fn a_fork_has_what_its_caller_has() {
         assert_eq!(findings(json!({"mode": "fork", "system_prompt": "Be brief."})), [""; 0]);
-        let told = findings(json!({"mode": "fork", "skills": ["/s"], "memory": ["/m.md"], "tools": []}));
+        let reported = findings(json!({"mode": "fork", "skills": ["/s"], "memory": ["/m.md"], "tools": []}));
         assert!(
-            told[0].starts_with("subagents[0].memory: goes without `mode = \"fork\"` only"),
-            "{told:#?}"
+            reported[0].starts_with("subagents[0].memory: goes without `mode = \"fork\"` only"),
+            "{reported:#?}"
         );
-        assert!(told[1].starts_with("subagents[0].skills: goes without"), "{told:#?}");
         assert!(
-            told[2].starts_with("subagents[0].tools: differs from the caller's"),
-            "{told:#?}"
+            reported[1].starts_with("subagents[0].skills: goes without"),
+            "{reported:#?}"
+        );
+        assert!(
+            reported[2].starts_with("subagents[0].tools: differs from the caller's"),
+            "{reported:#?}"
         );
     }
 
     #[test]
     fn there_are_two_modes() {
-        let told = findings(json!({"mode": "other"}));
+        let reported = findings(json!({"mode": "other"}));
         assert_eq!(
-            told,
+            reported,
             ["subagents[0].mode: `other` is not allowed; allowed are: isolated, fork"]
         );
     }

@@ -1,11 +1,11 @@
-//! What makes no sense in what an agent knows: its skills, their tools, its memory.
+//! Checks the skills, their tools, and the memory of an agent.
 
-use super::super::mcp::{ToolNames, named};
+use super::super::mcp::{ToolNames, model_tool_name};
 use super::super::source::{check_paths, check_skills};
 use super::super::{AgentDefinition, FieldPath, SkillSource, SubagentDefinition};
 use super::Check;
 
-/// What an agent, or a subagent, knows.
+/// The skills and the memory of an agent or a subagent.
 pub(super) struct Knowledge<'a> {
     skills: &'a [SkillSource],
     skill_tools: &'a [String],
@@ -50,8 +50,9 @@ impl Check<'_> {
         for (at, tool) in knowledge.skill_tools.iter().enumerate() {
             // All tools of a server may be there from the start but for some.
             let disclosed = ToolNames::of([tool]);
-            let is_there =
-                |other: &&String| !other.ends_with("/*") && disclosed.contains(&named(other)) || *other == tool;
+            let is_there = |other: &&String| {
+                !other.ends_with("/*") && disclosed.contains(&model_tool_name(other)) || *other == tool
+            };
             if let Some(other) = knowledge.tools.iter().find(is_there) {
                 let message =
                     format!("`{other}` is in `tools`, too; a tool that skills disclose is not there from the start");
@@ -70,14 +71,14 @@ mod tests {
 
     #[test]
     fn tools_of_skills_need_skills_and_are_no_others() {
-        let around = ValidationContext {
+        let context = ValidationContext {
             tools: ["lookup".to_owned(), "publish".to_owned()].into_iter().collect(),
             providers: ["scripted".to_owned()].into_iter().collect(),
             ..ValidationContext::default()
         };
         let findings = |body| {
             let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
-            check_agent("a", &agent, &around)
+            check_agent("a", &agent, &context)
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()
@@ -86,38 +87,41 @@ mod tests {
             "interrupt_on": {"publish": true}});
         assert_eq!(findings(good), [""; 0]);
         let bad = json!({"model": "scripted:x", "tools": ["lookup"], "skill_tools": ["lookup", "nope"]});
-        let told = findings(bad);
-        assert!(told[0].starts_with("skill_tools: goes with `skills`"), "{told:#?}");
+        let reported = findings(bad);
         assert!(
-            told[1].starts_with("skill_tools[1]: there is no tool `nope`"),
-            "{told:#?}"
+            reported[0].starts_with("skill_tools: goes with `skills`"),
+            "{reported:#?}"
         );
         assert!(
-            told[2].starts_with("skill_tools[0]: `lookup` is in `tools`"),
-            "{told:#?}"
+            reported[1].starts_with("skill_tools[1]: there is no tool `nope`"),
+            "{reported:#?}"
+        );
+        assert!(
+            reported[2].starts_with("skill_tools[0]: `lookup` is in `tools`"),
+            "{reported:#?}"
         );
     }
 
     #[test]
     fn tools_of_skills_can_be_those_of_mcp_servers() {
-        let around = ValidationContext {
+        let context = ValidationContext {
             providers: ["scripted".to_owned()].into_iter().collect(),
             mcp_servers: ["docs".to_owned()].into_iter().collect(),
             ..ValidationContext::default()
         };
-        let told = |tools: &[&str], skill_tools: &[&str]| {
+        let reported = |tools: &[&str], skill_tools: &[&str]| {
             let body = json!({"model": "scripted:x", "skills": ["/s"], "tools": tools, "skill_tools": skill_tools});
             let agent: AgentDefinition = serde_json::from_value(body).expect("a definition");
-            check_agent("a", &agent, &around)
+            check_agent("a", &agent, &context)
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(told(&["docs/read"], &["docs/write"]), [""; 0]);
-        assert_eq!(told(&["docs/*"], &["docs/write"]), [""; 0], "all but that one");
-        assert!(told(&[], &["web/*"])[0].starts_with("skill_tools[0]: there is no MCP server `web`"));
-        assert!(told(&["docs/read"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/read` is in `tools`"));
-        assert!(told(&["docs/*"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/*` is in `tools`"));
+        assert_eq!(reported(&["docs/read"], &["docs/write"]), [""; 0]);
+        assert_eq!(reported(&["docs/*"], &["docs/write"]), [""; 0], "all but that one");
+        assert!(reported(&[], &["web/*"])[0].starts_with("skill_tools[0]: there is no MCP server `web`"));
+        assert!(reported(&["docs/read"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/read` is in `tools`"));
+        assert!(reported(&["docs/*"], &["docs/*"])[0].starts_with("skill_tools[0]: `docs/*` is in `tools`"));
     }
 
     #[test]

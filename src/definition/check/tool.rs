@@ -1,11 +1,11 @@
-//! What makes no sense in the definition of a tool.
+//! Checks the definition of a tool.
 
 use super::{Check, ValidationContext, address_problem, is_word};
 use crate::definition::builtins::is_policy_tool;
 use crate::definition::diagnostic::{Diagnostic, FieldPath, suggestion};
 use crate::definition::{BUILT_IN, ToolDefinition, ToolKind, check_headers};
 
-/// How often a call may be made again.
+/// The maximum of `max_retries`.
 const MOST_RETRIES: u32 = 10;
 
 /// The longest time-out of a tool, in seconds.
@@ -13,8 +13,8 @@ const LONGEST_TIMEOUT_S: f64 = 86_400.0;
 
 /// Checks the definition of a tool. The fields of the findings are relative to it.
 pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Diagnostic> {
-    let around = ValidationContext::default();
-    let mut check = Check::new(&around);
+    let context = ValidationContext::default();
+    let mut check = Check::new(&context);
     let top = FieldPath::default();
     check
         .findings
@@ -37,7 +37,7 @@ pub fn check_tool(name: &str, tool: &ToolDefinition) -> Vec<Diagnostic> {
     check.findings
 }
 
-/// Why no declared tool can have this name; `None` when one can.
+/// Returns the reason why no declared tool can have this name.
 pub fn tool_name_problem(name: &str) -> Option<String> {
     if !is_word(name, 64, "") {
         return Some(format!(

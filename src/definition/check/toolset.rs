@@ -1,42 +1,38 @@
-//! Which tools an agent has, declared ones and those of policies.
+//! The names of the tools that an agent has: declared tools, and tools of policies.
 
 use std::collections::BTreeSet;
 
 use super::super::builtins::{BACKGROUND, Builtin, FILES, TODOS};
-use super::super::{AgentDefinition, StoreRule, SubagentDefinition, Workspace};
+use super::super::{AgentDefinition, AgentSpec, SubagentDefinition, Workspace};
 
-/// The tools of the main agent.
+/// Returns the tools of the main agent.
 pub(super) fn of_agent(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let mut tools = of_policies(agent.todos, agent.files, &agent.store, !agent.skills.is_empty());
+    let mut tools = of_policies(&agent.spec(""));
     tools.extend(agent.tools.iter().chain(&agent.skill_tools).map(String::as_str));
     tools
 }
 
-/// The tools of a subagent.
+/// Returns the tools of a subagent.
 pub(super) fn of_subagent<'a>(subagent: &'a SubagentDefinition, parent: &'a AgentDefinition) -> BTreeSet<&'a str> {
-    let store = subagent.store.as_ref().unwrap_or(&parent.store);
-    let mut tools = of_policies(subagent.todos, parent.files, store, !subagent.skills.is_empty());
+    let mut tools = of_policies(&subagent.spec(parent));
     let declared = subagent.tools.as_ref().unwrap_or(&parent.tools);
     tools.extend(declared.iter().chain(&subagent.skill_tools).map(String::as_str));
     tools
 }
 
-/// The tools of the general-purpose subagent, or of one that would be it.
+/// Returns the tools of the general-purpose subagent, or of a subagent that would be it.
 pub(super) fn of_general(agent: &AgentDefinition) -> BTreeSet<&str> {
-    let mut tools = match agent.general() {
-        Some(general) => {
-            let store = general.store.as_ref().unwrap_or(&agent.store);
-            of_policies(general.todos, agent.files, store, !general.skills.is_empty())
-        }
-        None => of_policies(agent.todos, agent.files, &agent.store, !agent.skills.is_empty()),
-    };
+    let spec = agent
+        .general()
+        .map_or_else(|| agent.spec(""), |general| general.spec(agent));
+    let mut tools = of_policies(&spec);
     let declared = agent.general_purpose_subagent.tools.as_ref().unwrap_or(&agent.tools);
     tools.extend(declared.iter().chain(&agent.skill_tools).map(String::as_str));
     tools
 }
 
-/// The tools whose calls the rules of an agent may concern: its own, and those of its subagents, which have its rules
-/// unless they have some of their own.
+/// Returns the tools whose calls the rules of an agent may concern: its own, and those of its subagents, which have its
+/// rules unless they have some of their own.
 pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
     let mut tools = of_agent(agent);
     if agent.general_purpose_subagent.enabled {
@@ -51,16 +47,21 @@ pub(super) fn approvable(agent: &AgentDefinition) -> BTreeSet<&str> {
     tools
 }
 
-fn of_policies(todos: bool, files: Workspace, store: &StoreRule, skills: bool) -> BTreeSet<&'static str> {
-    let mut tools: BTreeSet<&str> = store.tools().iter().copied().collect();
-    if todos {
+/// Returns the tools that the policies of an agent bring along: those that a field switches on, and those that it lists
+/// and that have no field.
+fn of_policies(spec: &AgentSpec) -> BTreeSet<&'static str> {
+    let mut tools: BTreeSet<&str> = spec.store.tools().iter().copied().collect();
+    if spec.todos {
         tools.extend(Builtin::tools_of(TODOS));
     }
-    if skills {
+    if !spec.skills.is_empty() {
         tools.insert("read_file");
     }
-    if files != Workspace::None {
+    if spec.files != Workspace::None {
         tools.extend(Builtin::tools_of(FILES));
     }
+    let listed = spec.middleware.iter().map(|policy| policy.name.as_str());
+    let without_field = listed.filter(|name| Builtin::field(name).is_none());
+    tools.extend(without_field.flat_map(Builtin::tools_of));
     tools
 }

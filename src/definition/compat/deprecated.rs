@@ -33,7 +33,7 @@ pub fn translate(agent: &mut Map<String, Value>) -> Option<Diagnostic> {
     let policies = agent.shift_remove(POLICIES.0);
     found.extend(policies.is_some().then_some(POLICIES.0));
     let switch = agent.shift_remove(SWITCH);
-    // A value of another shape is told as that of the field which it stands for.
+    // A value of another shape is reported for the field that it is translated to.
     let enabled = switch.clone().unwrap_or(Value::Bool(true));
     found.extend(switch.is_some().then_some(SWITCH));
     let first = *found.first()?;
@@ -63,7 +63,7 @@ fn fill(fields: &mut Map<String, Value>, defaults: &Map<String, Value>) {
     }
 }
 
-/// Puts the policies that every subagent has before a subagent's own. What is no list is left to be told as such.
+/// Puts the policies that every subagent has before a subagent's own. Values that are not lists are left for the check.
 fn put_before(subagent: &mut Map<String, Value>, policies: &Value) {
     match (policies, subagent.get_mut(POLICIES.1)) {
         (Value::Array(policies), Some(Value::Array(own))) => {

@@ -18,7 +18,7 @@ pub enum TaskDialect {
     Sagents,
 }
 
-/// What happens when the model names a subagent that does not exist.
+/// The reaction to a call that names an unknown subagent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnknownSubagent {
@@ -29,7 +29,7 @@ pub enum UnknownSubagent {
 }
 
 impl TaskDialect {
-    /// What systems of this dialect do when nothing else is said.
+    /// Returns the default reaction of this dialect.
     pub fn unknown_subagent(self) -> UnknownSubagent {
         match self {
             Self::Deepagents | Self::Sagents => UnknownSubagent::Error,

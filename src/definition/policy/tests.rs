@@ -2,9 +2,9 @@ use serde_json::json;
 
 use super::*;
 use crate::definition::check::RegisteredPolicy;
-use crate::definition::{ClientRules, judge};
+use crate::definition::{ClientRules, validate};
 
-fn around() -> ValidationContext {
+fn context() -> ValidationContext {
     let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     ValidationContext {
         tools: set(&["lookup", "publish"]),
@@ -17,7 +17,7 @@ fn around() -> ValidationContext {
 
 fn findings(mut body: Value) -> Vec<String> {
     body["model"] = json!("scripted:x");
-    judge("a", body, &around())
+    validate("a", body, &context())
         .findings
         .iter()
         .map(ToString::to_string)
@@ -72,26 +72,29 @@ fn what_cannot_be_listed_is_refused_with_what_can() {
     let body = json!({"todos": true, "middleware": [
         "TodosListMiddleware", "TodoListMiddleware", "audit", "audit", "SubAgentMiddleware",
         {"name": "audit2"}, {"read_only": true}]});
-    let told = findings(body);
+    let reported = findings(body);
     assert!(
-        told[0].contains("there is no policy `TodosListMiddleware`; did you mean `TodoListMiddleware`? there are:")
+        reported[0].contains("there is no policy `TodosListMiddleware`; did you mean `TodoListMiddleware`? there are:")
     );
     assert_eq!(
-        told[1],
+        reported[1],
         "middleware[1]: `TodoListMiddleware` is also given as the field `todos`"
     );
-    assert_eq!(told[2], "middleware[3]: `audit` is listed twice");
-    assert!(told[3].contains("it is there while there are subagents; `general_purpose_subagent.enabled = false`"));
+    assert_eq!(reported[2], "middleware[3]: `audit` is listed twice");
+    assert!(reported[3].contains("it is there while there are subagents; `general_purpose_subagent.enabled = false`"));
     assert!(
-        told[4].contains("there is no policy `audit2`; did you mean `audit`?"),
-        "{told:#?}"
+        reported[4].contains("there is no policy `audit2`; did you mean `audit`?"),
+        "{reported:#?}"
     );
-    assert!(told[5].starts_with("middleware[6]: must have a `name`"), "{told:#?}");
+    assert!(
+        reported[5].starts_with("middleware[6]: must have a `name`"),
+        "{reported:#?}"
+    );
 }
 
 #[test]
 fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
-    let told = findings(json!({"middleware": [
+    let reported = findings(json!({"middleware": [
         {"name": "StoreMiddleware", "readonly": true}, {"name": "SkillsMiddleware", "sources": ["skills"]},
         {"name": "MemoryMiddleware"}, {"name": "ModelCallLimitMiddleware", "run_limit": 0},
         {"name": "ToolCallLimitMiddleware", "run_limit": "many"}, {"name": "audit", "level": 3},
@@ -100,14 +103,14 @@ fn settings_that_a_policy_does_not_have_or_lacks_are_told_with_their_place() {
         "middleware[0].readonly: unknown key; did you mean `read_only`? allowed are: namespace, read_only",
         "middleware[1].sources[0]: `skills` is relative",
         "middleware[2].sources: must be given",
-        "middleware[3].run_limit: must be a whole number from 1 up",
+        "middleware[3].run_limit: must be a whole number of at least 1",
         "middleware[4].run_limit: must be ",
         "middleware[5]: `audit` is the program's and takes no settings",
         "middleware[6]: `UntilToolMiddleware` is for subagents",
     ] {
         assert!(
-            told.iter().any(|told| told.starts_with(part)),
-            "{part} is missing in {told:#?}"
+            reported.iter().any(|reported| reported.starts_with(part)),
+            "{part} is missing in {reported:#?}"
         );
     }
 }
@@ -157,10 +160,10 @@ fn the_general_purpose_subagent_has_what_it_asks_for() {
     assert_eq!(plain.name.as_str(), "general-purpose");
     assert_eq!(plain.skills.len(), 1);
     assert_eq!(plain.skill_tools.len(), 1);
-    let told = general(json!({"inherit": {"prompt": true, "memory": true, "middleware": ["TodoListMiddleware"]}}));
-    assert_eq!(told.system_prompt.text().as_str(), "Be kind.");
-    assert!(told.todos);
-    assert_eq!(told.memory.len(), 1);
+    let reported = general(json!({"inherit": {"prompt": true, "memory": true, "middleware": ["TodoListMiddleware"]}}));
+    assert_eq!(reported.system_prompt.text().as_str(), "Be kind.");
+    assert!(reported.todos);
+    assert_eq!(reported.memory.len(), 1);
     let both =
         general(json!({"system_prompt": "Be brief.", "inherit": {"prompt": true}, "block_middleware": [SKILLS]}));
     assert_eq!(both.system_prompt.text().as_str(), "Be kind.\n\nBe brief.");
@@ -171,7 +174,7 @@ fn the_general_purpose_subagent_has_what_it_asks_for() {
 
 #[test]
 fn what_nobody_can_hand_down_or_block_is_refused() {
-    let told = findings(json!({"middleware": ["audit"],
+    let reported = findings(json!({"middleware": ["audit"],
         "general_purpose_subagent": {"inherit": {"middleware": ["audit", "TodoListMiddleware"]}},
         "subagents": [{"name": "b", "description": "Does this and all of that.",
             "block_middleware": ["FilesystemMiddleware", "nope"], "inherit": {"middleware": 3}}]}));
@@ -182,8 +185,8 @@ fn what_nobody_can_hand_down_or_block_is_refused() {
         "subagents[0].inherit.middleware: must be true, false or a list",
     ] {
         assert!(
-            told.iter().any(|told| told.starts_with(part)),
-            "{part} is missing in {told:#?}"
+            reported.iter().any(|reported| reported.starts_with(part)),
+            "{part} is missing in {reported:#?}"
         );
     }
 }

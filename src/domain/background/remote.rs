@@ -1,4 +1,4 @@
-//! Background tasks that another server does: what is known of them here, and when they are looked at.
+//! Background tasks on other servers: their stored data, and the intervals of polling.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use super::{TaskSnapshot, TaskStatus};
 use crate::domain::backoff::{Backoff, spread};
 use crate::domain::time::Timestamp;
 
-/// When tasks on other servers are looked at.
+/// The intervals at which tasks on other servers are polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PollPolicy {
-    /// How long after it was begun, or something about it changed; each further time it is waited twice as long.
+    /// The pause after the start of a task or a change of its status; it doubles with each poll.
     pub first: Duration,
-    /// The longest pause.
+    /// The maximum pause.
     pub longest: Duration,
-    /// For how long a server may be out of reach before its tasks are given up.
+    /// The time after which a task on an unreachable server fails.
     pub patience: Duration,
 }
 
@@ -34,55 +34,56 @@ impl Default for PollPolicy {
 }
 
 impl PollPolicy {
-    /// How long it is waited after so many looks in vain; tasks of one server shall not all be looked at at one moment.
+    /// Returns the pause after this number of polls without a change. It is spread, so that the tasks of one server
+    /// are not polled at the same time.
     pub fn pause(&self, looks: u32, task: Uuid) -> Duration {
         let backoff = Backoff::doubling(self.first, self.longest);
         spread(backoff.pause(looks.saturating_add(1)), task)
     }
 }
 
-/// How many answered questions of a task are remembered.
-const MOST_ANSWERED: usize = 16;
-/// How much of such a question is remembered, in bytes of JSON.
-const LONGEST_QUESTION: usize = 16 * 1024;
+/// The maximum number of answered interrupts that are stored with a task.
+const MAX_ANSWERED: usize = 16;
+/// The maximum size of a stored question, in bytes of JSON.
+const MAX_QUESTION_BYTES: usize = 16 * 1024;
 
-/// A question of a task on another server that was answered here.
+/// An answered interrupt of a task on another server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
-    /// The question, as it was seen.
+    /// The question.
     pub question: Value,
     /// The answer.
     pub answer: Value,
     /// The run that asked.
     pub asked_by: String,
-    /// The run that went on with the answer.
+    /// The run that continued with the answer.
     pub resumed_by: String,
-    /// When it was first seen.
+    /// The time when the question was first seen.
     pub asked_at: Timestamp,
-    /// When it was answered.
+    /// The time of the answer.
     pub at: Timestamp,
 }
 
-/// What is known of a task that another server does.
+/// The stored data of a task on another server.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct RemoteWork {
-    /// How it stood when it was seen last; none while it is being begun.
+    /// The last snapshot; none while the task is being started.
     pub seen: Option<TaskSnapshot>,
-    /// Whether it is to be stopped there.
-    pub unwanted: bool,
-    /// How often it was looked at in vain since something changed.
+    /// True if the task is to be cancelled there.
+    pub cancel_requested: bool,
+    /// The number of polls since the last change.
     pub attempts: u32,
-    /// Since when its server is out of reach.
+    /// The time since which the server is unreachable.
     pub lost_since: Option<Timestamp>,
-    /// When it is to be polled next; not at all when none. That is written, and not read: it is the job's.
+    /// The time of the next poll, if any. Only written: the job has the effective one.
     pub due_at: Option<Timestamp>,
-    /// Grows with each change: what was seen under an older number is not written any more.
+    /// A number that grows with each change. A snapshot taken at an older version is discarded.
     pub version: i64,
 }
 
 impl RemoteWork {
-    /// Whether this is what was seen before.
-    pub fn is_known(&self, seen: &TaskSnapshot) -> bool {
+    /// Returns whether the snapshot equals the last one.
+    pub fn is_unchanged(&self, seen: &TaskSnapshot) -> bool {
         let known = self.seen.as_ref().map(|known| TaskSnapshot {
             since: None,
             answered: vec![],
@@ -91,18 +92,18 @@ impl RemoteWork {
         known.as_ref() == Some(seen) && self.lost_since.is_none()
     }
 
-    /// What is known when a question was answered, and a run goes on with that.
+    /// Returns the data after an interrupt was answered and a run continues with the answer.
     #[must_use]
-    pub fn answered(&self, mut answered: Answered) -> Self {
+    pub fn with_answer(&self, mut answered: Answered) -> Self {
         let mut all = self.seen.as_ref().map(|seen| seen.answered.clone()).unwrap_or_default();
-        if answered.question.to_string().len() > LONGEST_QUESTION {
+        if answered.question.to_string().len() > MAX_QUESTION_BYTES {
             answered.question =
                 json!({"id": answered.question["id"], "value": "(The question was too large to be kept.)"});
         }
         let run = answered.resumed_by.clone();
         let at = answered.at;
         all.push(answered);
-        all.drain(..all.len().saturating_sub(MOST_ANSWERED));
+        all.drain(..all.len().saturating_sub(MAX_ANSWERED));
         let seen = TaskSnapshot {
             since: Some(at),
             answered: all,
@@ -115,20 +116,15 @@ impl RemoteWork {
         }
     }
 
-    /// What is known after it was `seen`, or was not to be seen for some reason.
+    /// Returns the data after a poll, which has the result `seen`.
     #[must_use]
-    pub fn after(
-        &self,
-        seen: Result<TaskSnapshot, String>,
-        (task, now): (Uuid, Timestamp),
-        looks: &PollPolicy,
-    ) -> Self {
+    pub fn after(&self, seen: Result<TaskSnapshot, String>, task: Uuid, now: Timestamp, polling: &PollPolicy) -> Self {
         match seen {
             Ok(seen) => {
                 let before = self.seen.as_ref().map(|before| (&before.run, before.status));
                 let is_same = before == Some((&seen.run, seen.status));
                 let count = if is_same { self.attempts + 1 } else { 0 };
-                // More comes of a task that waits, unless nobody wants it.
+                // A waiting task is polled further, unless it was cancelled.
                 let since = self
                     .seen
                     .as_ref()
@@ -145,13 +141,13 @@ impl RemoteWork {
                     answered,
                     ..seen
                 };
-                let is_over = seen.status.is_final() || (self.unwanted && seen.status == TaskStatus::Waiting);
+                let is_over = seen.status.is_final() || (self.cancel_requested && seen.status == TaskStatus::Waiting);
                 let goes_on = !is_over;
                 Self {
-                    unwanted: self.unwanted && goes_on,
+                    cancel_requested: self.cancel_requested && goes_on,
                     attempts: count,
                     lost_since: None,
-                    due_at: goes_on.then(|| now.plus(looks.pause(count, task))),
+                    due_at: goes_on.then(|| now.plus(polling.pause(count, task))),
                     seen: Some(seen),
                     version: self.version,
                 }
@@ -164,11 +160,11 @@ impl RemoteWork {
                     lost_since: Some(since),
                     ..self.clone()
                 };
-                if now.since(since) >= looks.patience {
+                if now.since(since) >= polling.patience {
                     let run = self.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
                     let error = format!(
-                        "{reason}, for {} seconds; it is not known what became of it",
-                        looks.patience.as_secs()
+                        "{reason}, for {} seconds; its outcome is unknown",
+                        polling.patience.as_secs()
                     );
                     work.seen = Some(TaskSnapshot {
                         error: Some(error),
@@ -176,7 +172,7 @@ impl RemoteWork {
                     });
                     work.due_at = None;
                 } else {
-                    work.due_at = Some(now.plus(looks.pause(count, task)));
+                    work.due_at = Some(now.plus(polling.pause(count, task)));
                 }
                 work
             }
@@ -188,7 +184,7 @@ impl RemoteWork {
 mod tests {
     use super::*;
 
-    const LOOKS: PollPolicy = PollPolicy {
+    const POLLING: PollPolicy = PollPolicy {
         first: Duration::from_secs(1),
         longest: Duration::from_secs(8),
         patience: Duration::from_secs(100),
@@ -200,7 +196,7 @@ mod tests {
     }
 
     fn after(work: &RemoteWork, seen: Result<TaskSnapshot, String>, at: i64) -> RemoteWork {
-        work.after(seen, (TASK, second(at)), &LOOKS)
+        work.after(seen, TASK, second(at), &POLLING)
     }
 
     #[test]
@@ -218,7 +214,7 @@ mod tests {
         assert_eq!(other.due_at, Some(second(10)));
         let done = after(&other, Ok(TaskSnapshot::of("r2", TaskStatus::Success)), 10);
         assert_eq!(done.due_at, None);
-        assert!(!done.unwanted);
+        assert!(!done.cancel_requested);
     }
 
     #[test]
@@ -226,9 +222,16 @@ mod tests {
         let waits = || Ok(TaskSnapshot::of("r1", TaskStatus::Waiting));
         let work = after(&RemoteWork::default(), waits(), 0);
         assert!(work.due_at.is_some());
-        let unwanted = after(&RemoteWork { unwanted: true, ..work }, waits(), 1);
+        let unwanted = after(
+            &RemoteWork {
+                cancel_requested: true,
+                ..work
+            },
+            waits(),
+            1,
+        );
         assert_eq!(unwanted.due_at, None);
-        assert!(!unwanted.unwanted);
+        assert!(!unwanted.cancel_requested);
     }
 
     #[test]

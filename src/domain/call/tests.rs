@@ -39,7 +39,7 @@ fn calls_without_a_result_are_pending_in_the_models_order() {
     let expected = ["a", "c"].map(|id| Call {
         id: id.to_owned(),
         edited: None,
-        fate: CallStatus::Ready,
+        status: CallStatus::Ready,
     });
     assert_eq!(pending, expected);
 }
@@ -59,7 +59,7 @@ fn an_invalid_call_is_pending_with_an_error_result() {
     let Some(ToolOutput {
         writes,
         ends: false,
-        shown: false,
+        is_logged: false,
         ..
     }) = pending[1].answer()
     else {

@@ -6,7 +6,7 @@ use crate::domain::machine::{Failure, Machine};
 use crate::domain::message::{Message, Role, ToolCall};
 
 fn plan() -> Plan {
-    let names = |moment: HookPoint| vec![format!("A.{}", moment.word())];
+    let names = |point: HookPoint| vec![format!("A.{}", point.word())];
     Plan {
         before_agent: names(HookPoint::BeforeAgent),
         before_model: names(HookPoint::BeforeModel),
@@ -60,7 +60,7 @@ fn tasks(machine: &Machine) -> Vec<Task> {
 
 #[test]
 fn next_tasks_are_named_by_node_without_silent_hooks() {
-    let hooks = |moment| Phase::Hooks { moment, next: 0 };
+    let hooks = |point| Phase::Hooks { point, next: 0 };
     let table = [
         (Phase::Start, vec![START]),
         (hooks(HookPoint::BeforeAgent), vec![MODEL]),
@@ -89,8 +89,8 @@ fn each_open_call_is_a_task_with_its_interrupt_or_child() {
     let mut machine = in_tools(&["a", "b", "c"]);
     let child = RunId::mint();
     machine.call_asked(0, vec![question()]);
-    machine.set_fate(1, CallStatus::Delegated { child, parked: true });
-    machine.set_fate(
+    machine.set_call_status(1, CallStatus::Delegated { child, parked: true });
+    machine.set_call_status(
         2,
         CallStatus::Answered(Box::new(super::super::call::ToolOutput::message(Message::human("")))),
     );
@@ -108,7 +108,7 @@ fn each_open_call_is_a_task_with_its_interrupt_or_child() {
 fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
     let mut machine = in_tools(&["a"]);
     machine.position.phase = Phase::Hooks {
-        moment: HookPoint::BeforeModel,
+        point: HookPoint::BeforeModel,
         next: 0,
     };
     let asked = machine.hook_asked(&plan(), vec![question()]).remove(0);
@@ -123,7 +123,7 @@ fn a_hook_that_asks_stays_the_task_until_it_has_run_with_the_answer() {
 fn an_open_interrupt_survives_a_state_update() {
     let mut machine = in_tools(&["a", "b"]);
     machine.call_asked(1, vec![question()]);
-    machine.noted(&Plan::default(), Update::field("x", json!(1)), CheckpointId::mint());
+    machine.append_update(&Plan::default(), Update::field("x", json!(1)), CheckpointId::mint());
     let tasks = tasks(&machine);
     assert_eq!(tasks[0].asks.len(), 0);
     assert_eq!(&tasks[1].asks, &machine.position.asked);

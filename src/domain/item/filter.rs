@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::domain::Invalid;
-use crate::domain::json_limits::place_of_nul;
+use crate::domain::json_limits::find_nul;
 
 /// The maximum number of values in a filter, those inside lists and objects included.
 const MAX_VALUES: usize = 100;
@@ -147,7 +147,7 @@ impl Reader<'_> {
         if test.is_order() && !matches!(operand, Value::Number(_) | Value::String(_)) {
             return Err(self.wrong(&path, "can be greater or less than a number or a text only"));
         }
-        if place_of_nul(operand).is_some() {
+        if find_nul(operand).is_some() {
             return Err(self.wrong(&path, "contains the character U+0000, which items cannot contain"));
         }
         self.count(&path, operand, MAX_DEPTH)?;

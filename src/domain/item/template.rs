@@ -27,7 +27,7 @@ pub enum Unfilled {
 impl fmt::Display for Unfilled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing(name) => write!(f, "the context of the run says nothing of `{name}`"),
+            Self::Missing(name) => write!(f, "the context of the run has no `{name}`"),
             Self::Wrong(error) => error.fmt(f),
         }
     }
@@ -147,11 +147,11 @@ mod tests {
     fn the_error_names_the_missing_placeholder() {
         assert_eq!(
             filled(&["{team}"], "al"),
-            Err("the context of the run says nothing of `team`".to_owned())
+            Err("the context of the run has no `team`".to_owned())
         );
         assert_eq!(
             filled(&["{user}"], ""),
-            Err("the context of the run says nothing of `user`".to_owned())
+            Err("the context of the run has no `user`".to_owned())
         );
         assert!(filled(&["{user}"], "langgraph").is_err_and(|text| text.starts_with("Root label")));
     }

@@ -10,7 +10,7 @@ use crate::domain::Invalid;
 /// The maximum length of a path, in bytes.
 const MAX_PATH_BYTES: usize = 256;
 /// The maximum number of paths for one item.
-pub const MOST_PATHS: usize = 32;
+pub const MAX_PATHS: usize = 32;
 /// The maximum number of texts of one item: as many as the embedding providers accept in one request.
 pub const MAX_TEXTS: usize = 64;
 
@@ -70,8 +70,8 @@ impl TextPath {
     /// # Errors
     /// Returns the first invalid path, as an item of `field`.
     pub fn read_all(field: &str, texts: &[String]) -> Result<Vec<Self>, Invalid> {
-        if texts.len() > MOST_PATHS {
-            return Err(Invalid::new(field, format!("names more than {MOST_PATHS} fields")));
+        if texts.len() > MAX_PATHS {
+            return Err(Invalid::new(field, format!("names more than {MAX_PATHS} fields")));
         }
         let read = |(at, text): (usize, &String)| {
             Self::read(text).map_err(|reason| Invalid::new(format!("{field}[{at}]"), reason))
@@ -102,18 +102,18 @@ impl fmt::Display for TextPath {
     }
 }
 
-fn walk(steps: &[Step], value: &Value, place: String, found: &mut BTreeMap<String, String>) {
+fn walk(steps: &[Step], value: &Value, path: String, found: &mut BTreeMap<String, String>) {
     let Some((step, rest)) = steps.split_first() else {
         if let Some(text) = text_of(value) {
-            found.insert(if place.is_empty() { "$".to_owned() } else { place }, text);
+            found.insert(if path.is_empty() { "$".to_owned() } else { path }, text);
         }
         return;
     };
     match (step, value) {
         (Step::Field(name), Value::Object(fields)) => {
             if let Some(inner) = fields.get(name) {
-                let dot = if place.is_empty() { "" } else { "." };
-                walk(rest, inner, format!("{place}{dot}{name}"), found);
+                let dot = if path.is_empty() { "" } else { "." };
+                walk(rest, inner, format!("{path}{dot}{name}"), found);
             }
         }
         (Step::At(index), Value::Array(items)) => {
@@ -122,12 +122,12 @@ fn walk(steps: &[Step], value: &Value, place: String, found: &mut BTreeMap<Strin
                 items.len().checked_sub(back)
             });
             if let Some((at, inner)) = at.and_then(|at| Some((at, items.get(at)?))) {
-                walk(rest, inner, format!("{place}[{at}]"), found);
+                walk(rest, inner, format!("{path}[{at}]"), found);
             }
         }
         (Step::Each, Value::Array(items)) => {
             for (at, inner) in items.iter().enumerate() {
-                walk(rest, inner, format!("{place}[{at}]"), found);
+                walk(rest, inner, format!("{path}[{at}]"), found);
             }
         }
         (Step::Field(_) | Step::At(_) | Step::Each, _) => {}
@@ -177,7 +177,7 @@ mod tests {
     fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         pairs
             .iter()
-            .map(|(place, text)| ((*place).to_owned(), (*text).to_owned()))
+            .map(|(path, text)| ((*path).to_owned(), (*text).to_owned()))
             .collect()
     }
 

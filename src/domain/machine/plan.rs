@@ -1,4 +1,4 @@
-//! Which hooks an agent has, at which moments, and the names of the nodes beside them.
+//! The hooks of an agent, and the names of the other nodes.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,32 +6,32 @@ use crate::domain::field::Rules;
 
 /// The node that writes the input.
 pub const START: &str = "__start__";
-/// What comes after the last node.
+/// The node after the last one.
 pub const END: &str = "__end__";
-/// The node that asks the model.
+/// The node that calls the model.
 pub const MODEL: &str = "model";
 /// The node that runs tool calls.
 pub const TOOLS: &str = "tools";
 
-/// The node of a registered program that does the whole work. A remote agent works at [`MODEL`].
+/// The node of a registered program. A remote agent uses [`MODEL`].
 pub const RUNNABLE: &str = "runnable";
 
-/// The moments at which policies act.
+/// The points of the loop at which middleware has hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HookPoint {
-    /// Once, when a run begins.
+    /// Once, at the start of a run.
     BeforeAgent,
-    /// Before each question to the model.
+    /// Before each model call.
     BeforeModel,
-    /// After each answer, before its calls run.
+    /// After each model call, before the tool calls run.
     AfterModel,
-    /// Once, when the agent is done.
+    /// Once, at the end of a run.
     AfterAgent,
 }
 
 impl HookPoint {
-    /// The name in the names of nodes.
+    /// Returns the word used in the names of nodes.
     pub fn word(self) -> &'static str {
         match self {
             Self::BeforeAgent => "before_agent",
@@ -42,29 +42,29 @@ impl HookPoint {
     }
 }
 
-/// The public names of an agent's hooks, in the order in which each moment runs them, and its step limit.
+/// The public names of an agent's hooks in running order, and its step limit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// Hooks of [`HookPoint::BeforeAgent`].
+    /// The hooks of [`HookPoint::BeforeAgent`].
     pub before_agent: Vec<String>,
-    /// Hooks of [`HookPoint::BeforeModel`].
+    /// The hooks of [`HookPoint::BeforeModel`].
     pub before_model: Vec<String>,
-    /// Hooks of [`HookPoint::AfterModel`].
+    /// The hooks of [`HookPoint::AfterModel`].
     pub after_model: Vec<String>,
-    /// Hooks of [`HookPoint::AfterAgent`].
+    /// The hooks of [`HookPoint::AfterAgent`].
     pub after_agent: Vec<String>,
-    /// How many steps one run may take; hooks, model calls and tool steps count one each.
+    /// The maximum number of steps of a run. Each hook, model call and tool step counts as one.
     pub step_limit: u32,
-    /// How the declared fields are merged.
+    /// The merge rules of the declared fields.
     pub rules: Rules,
-    /// The node of the program that does the whole work, when there is one in the place of hooks and a model.
+    /// The node of the program, for an agent that is a program.
     pub program: Option<&'static str>,
 }
 
 impl Plan {
-    /// The hooks of one moment.
-    pub fn hooks(&self, moment: HookPoint) -> &[String] {
-        match moment {
+    /// Returns the hooks of one hook point.
+    pub fn hooks(&self, point: HookPoint) -> &[String] {
+        match point {
             HookPoint::BeforeAgent => &self.before_agent,
             HookPoint::BeforeModel => &self.before_model,
             HookPoint::AfterModel => &self.after_model,
@@ -72,13 +72,13 @@ impl Plan {
         }
     }
 
-    /// The moment and the index of the hook of this name.
+    /// Returns the hook point and the index of the hook with this name.
     pub fn find(&self, name: &str) -> Option<(HookPoint, usize)> {
-        let at = |moment| {
-            self.hooks(moment)
+        let at = |point| {
+            self.hooks(point)
                 .iter()
                 .position(|hook| hook == name)
-                .map(|at| (moment, at))
+                .map(|at| (point, at))
         };
         [
             HookPoint::BeforeAgent,

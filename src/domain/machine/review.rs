@@ -1,7 +1,7 @@
-//! Which calls humans have approved, and the questions about calls that came past the review after the model's answer.
+//! The approvals of calls, and the questions about calls that were not reviewed after the model's answer.
 //!
-//! An approval is bound to the content of a call: its id, its tool and its arguments. It holds until the step is over, and
-//! on this thread only; whoever begins at an older checkpoint is asked anew.
+//! An approval applies to the content of a call: its id, tool and arguments. It is valid until the end of the step,
+//! on this thread only. A run that starts from an older checkpoint asks again.
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -12,14 +12,14 @@ use crate::domain::interrupt::Action;
 use crate::domain::message::ToolCall;
 
 impl Machine {
-    /// Notes that a human has approved these calls, as they are.
+    /// Records that a human has approved these calls.
     pub fn mark_reviewed(&mut self, calls: &[ToolCall]) {
         self.position
             .reviewed
             .extend(calls.iter().map(|call| (call.id.clone(), digest(call))));
     }
 
-    /// Whether a human has approved just this call.
+    /// Returns whether a human has approved exactly this call.
     pub fn is_reviewed(&self, call: &ToolCall) -> bool {
         self.position
             .reviewed
@@ -27,8 +27,8 @@ impl Machine {
             .is_some_and(|reviewed| *reviewed == digest(call))
     }
 
-    /// Takes the answer to the question whether the call may be made, if there is one and `question` is what was asked: a
-    /// call that changed after it was asked about is not the one that was decided about.
+    /// Removes and returns the answer to `question` about the call, if there is one. An answer to another question,
+    /// about a call that has changed since, is not valid.
     pub fn take_review(&mut self, call: &str, question: &Question) -> Option<Value> {
         let at = self.position.asked.iter().position(|asked| {
             let is_review = asked.question.kind == QuestionKind::ToolApproval && asked.answer.is_some();
@@ -38,7 +38,7 @@ impl Machine {
         asked.answer.filter(|_| asked.question.value == question.value)
     }
 
-    /// Lets `action` run in place of the call at `at`.
+    /// Replaces the call at `at` by `action`.
     pub fn edit_call(&mut self, at: usize, action: Action) {
         if let Phase::Tools { calls } = &mut self.position.phase
             && let Some(call) = calls.get_mut(at)
@@ -49,8 +49,8 @@ impl Machine {
 }
 
 impl Position {
-    /// The same place for whoever begins at a checkpoint that is not the newest: what was asked, answered, approved and begun
-    /// there belongs to the run that went on from it then.
+    /// Returns the position for a run that starts from an older checkpoint. Interrupts, approvals and started calls
+    /// are dropped: they belong to the run that continued from the checkpoint before.
     #[must_use]
     pub fn replayed(mut self) -> Self {
         self.asked.clear();
@@ -58,14 +58,14 @@ impl Position {
         if let Phase::Tools { calls } = &mut self.phase {
             let begun = calls
                 .iter_mut()
-                .filter(|call| matches!(call.fate, CallStatus::Asking | CallStatus::Started));
-            begun.for_each(|call| call.fate = CallStatus::Ready);
+                .filter(|call| matches!(call.status, CallStatus::Asking | CallStatus::Started));
+            begun.for_each(|call| call.status = CallStatus::Ready);
         }
         self
     }
 }
 
-/// What an approval is bound to besides the id of the call.
+/// Returns the digest to which an approval is bound, in addition to the call's id.
 fn digest(call: &ToolCall) -> String {
     let mut hash = Sha256::new();
     hash.update(&call.name);

@@ -1,4 +1,4 @@
-//! Tables: each row of the loop's phases, the jumps, the questions and the fates of calls.
+//! Tables: the phases of the loop, jumps, interrupts and call statuses.
 
 use serde_json::{Map, json};
 
@@ -7,16 +7,16 @@ use crate::domain::call::EDITED_CALLS;
 use crate::domain::interrupt::QuestionKind;
 use crate::domain::message::{InvalidToolCall, Role, ToolStatus};
 
-mod outside;
+mod external;
 
-fn names(moment: HookPoint, policies: [&str; 2]) -> Vec<String> {
+fn names(point: HookPoint, policies: [&str; 2]) -> Vec<String> {
     policies
         .iter()
-        .map(|policy| format!("{policy}.{}", moment.word()))
+        .map(|policy| format!("{policy}.{}", point.word()))
         .collect()
 }
 
-/// Two policies with a hook at every moment.
+/// A plan of two middleware with a hook at every hook point.
 fn plan() -> Plan {
     Plan {
         before_agent: names(HookPoint::BeforeAgent, ["A", "B"]),
@@ -35,8 +35,8 @@ fn bare_plan() -> Plan {
     }
 }
 
-fn hooks(moment: HookPoint, next: usize) -> Phase {
-    Phase::Hooks { moment, next }
+fn hooks(point: HookPoint, next: usize) -> Phase {
+    Phase::Hooks { point, next }
 }
 
 fn id() -> CheckpointId {
@@ -85,8 +85,8 @@ fn answered(call: &str) -> CallStatus {
     ))))
 }
 
-/// A machine that stands at `phase`, after these messages.
-fn standing(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machine {
+/// Returns a machine at `phase`, after these messages.
+fn machine_at(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machine {
     let mut machine = Machine {
         head: Some(id()),
         step: Some(3),
@@ -97,9 +97,9 @@ fn standing(phase: Phase, messages: impl IntoIterator<Item = Message>) -> Machin
     machine
 }
 
-/// A machine in its tool step, with these calls.
+/// Returns a machine in its tool step with these calls.
 fn in_tools(ids: &[&str]) -> Machine {
-    let mut machine = standing(Phase::Model, [Message::human("do it")]);
+    let mut machine = machine_at(Phase::Model, [Message::human("do it")]);
     machine.model_done(&bare_plan(), calling(ids), Update::none(), id());
     machine
 }
@@ -136,11 +136,11 @@ fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
         (hooks(AfterAgent, 1), Phase::Ended),
     ];
     for (phase, expected) in table {
-        let Phase::Hooks { moment, next } = phase else {
+        let Phase::Hooks { point, next } = phase else {
             panic!("a row without a hook")
         };
-        let mut machine = standing(phase.clone(), [Message::ai("done")]);
-        assert_eq!(machine.next(&plan()), Step::RunHook(moment, next));
+        let mut machine = machine_at(phase.clone(), [Message::ai("done")]);
+        assert_eq!(machine.next(&plan()), Step::RunHook(point, next));
         assert_eq!(
             machine.hook_done(&plan(), Update::none(), None, id()),
             None,
@@ -153,14 +153,14 @@ fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
 
 #[test]
 fn the_answer_of_the_model_decides_between_tools_and_the_end() {
-    let mut asked = standing(Phase::Model, [Message::human("hi")]);
+    let mut asked = machine_at(Phase::Model, [Message::human("hi")]);
     assert_eq!(asked.next(&plan()), Step::AskModel);
     asked.model_done(&plan(), calling(&["a", "b"]), Update::none(), id());
     assert_eq!(asked.position.phase, hooks(HookPoint::AfterModel, 0));
     asked.hook_done(&plan(), Update::none(), None, id());
     asked.hook_done(&plan(), Update::none(), None, id());
     assert_eq!(asked.next(&plan()), Step::RunCalls(vec![0, 1]));
-    let mut done = standing(Phase::Model, [Message::human("hi")]);
+    let mut done = machine_at(Phase::Model, [Message::human("hi")]);
     done.model_done(&bare_plan(), Message::ai("done"), Update::none(), id());
     assert_eq!(done.next(&bare_plan()), Step::End);
     assert_eq!(done.position.phase, Phase::Ended);
@@ -169,13 +169,13 @@ fn the_answer_of_the_model_decides_between_tools_and_the_end() {
 #[test]
 fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_again() {
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(1, answered("b"));
     assert_eq!(
         machine.tools_done(&plan(), id()),
         None,
         "not before the last is answered"
     );
-    machine.set_fate(0, answered("a"));
+    machine.set_call_status(0, answered("a"));
     let Some(entry) = machine.tools_done(&plan(), id()) else {
         panic!("no step")
     };
@@ -195,8 +195,8 @@ fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
         ends: true,
         ..ToolOutput::message(Message::tool(&tool_call("a"), ToolStatus::Success, ""))
     };
-    machine.set_fate(0, CallStatus::Answered(Box::new(last)));
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(0, CallStatus::Answered(Box::new(last)));
+    machine.set_call_status(1, answered("b"));
     assert!(machine.tools_done(&plan(), id()).is_some());
     assert_eq!(machine.position.phase, hooks(HookPoint::AfterAgent, 0));
 }
@@ -204,8 +204,8 @@ fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
 #[test]
 fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
     use HookPoint::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
-    for moment in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
-        let end = if moment == AfterAgent {
+    for point in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
+        let end = if point == AfterAgent {
             Phase::Ended
         } else {
             hooks(AfterAgent, 0)
@@ -216,14 +216,14 @@ fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
             (Jump::End, Some(end)),
         ];
         for (jump, expected) in table {
-            let mut machine = standing(hooks(moment, 0), [calling(&["a"])]);
+            let mut machine = machine_at(hooks(point, 0), [calling(&["a"])]);
             machine.hook_done(&plan(), Update::none(), Some(jump), id());
             match expected {
-                Some(expected) => assert_eq!(machine.position.phase, expected, "{jump:?} from {moment:?}"),
+                Some(expected) => assert_eq!(machine.position.phase, expected, "{jump:?} from {point:?}"),
                 None => assert_eq!(
                     machine.next(&plan()),
                     Step::RunCalls(vec![0]),
-                    "{jump:?} from {moment:?}"
+                    "{jump:?} from {point:?}"
                 ),
             }
         }
@@ -239,7 +239,7 @@ fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
         (vec![Message::human("hi")], hooks(HookPoint::AfterAgent, 0)),
     ];
     for (messages, expected) in table {
-        let mut machine = standing(hooks(HookPoint::AfterModel, 0), messages);
+        let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), messages);
         machine.hook_done(&plan(), Update::none(), Some(Jump::Tools), id());
         assert_eq!(machine.position.phase, expected);
     }
@@ -247,7 +247,7 @@ fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
 
 #[test]
 fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
-    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let asked = machine.hook_asked(&plan(), vec![question()]).remove(0);
     assert_eq!(asked.asker, InterruptSource::Hook("A.after_model".to_owned()));
     assert_eq!(machine.next(&plan()), Step::Park);
@@ -261,7 +261,7 @@ fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
 
 #[test]
 fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer() {
-    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let first = machine.hook_asked(&plan(), vec![question()]).remove(0).id;
     machine.resolve(&first, json!("first"));
     let second = machine.hook_asked(&plan(), vec![question()]).remove(0).id;
@@ -280,7 +280,7 @@ fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer
 
 #[test]
 fn an_unreadable_call_is_answered_at_once_and_the_model_is_asked_again() {
-    let mut machine = standing(Phase::Model, [Message::human("hi")]);
+    let mut machine = machine_at(Phase::Model, [Message::human("hi")]);
     machine.model_done(&bare_plan(), unreadable(Some("x")), Update::none(), id());
     assert_eq!(
         machine.next(&bare_plan()),
@@ -297,7 +297,7 @@ fn an_unreadable_call_is_answered_at_once_and_the_model_is_asked_again() {
 
 #[test]
 fn an_unreadable_call_that_nobody_can_answer_does_not_make_the_loop_go_round_for_ever() {
-    let mut machine = standing(Phase::Model, [Message::human("hi")]);
+    let mut machine = machine_at(Phase::Model, [Message::human("hi")]);
     machine.model_done(&bare_plan(), unreadable(None), Update::none(), id());
     assert_eq!(machine.next(&bare_plan()), Step::End);
 }
@@ -311,7 +311,7 @@ fn of_two_waiting_calls_the_approved_one_runs_while_the_other_waits() {
     assert_eq!(machine.next(&plan()), Step::Park);
     machine.resolve(&second.id, json!("go"));
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![1]));
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(1, answered("b"));
     assert_eq!(machine.next(&plan()), Step::Park);
     assert_eq!(
         machine.open_questions().map(|asked| &asked.id).collect::<Vec<_>>(),
@@ -331,11 +331,11 @@ fn a_call_may_run_by_its_fate() {
         (CallStatus::Delegated { child, parked: false }, true),
         (CallStatus::Delegated { child, parked: true }, false),
     ];
-    for (fate, runs) in table {
+    for (status, runs) in table {
         let mut machine = in_tools(&["a"]);
-        machine.set_fate(0, fate.clone());
+        machine.set_call_status(0, status.clone());
         let expected = if runs { Step::RunCalls(vec![0]) } else { Step::Park };
-        assert_eq!(machine.next(&plan()), expected, "{fate:?}");
+        assert_eq!(machine.next(&plan()), expected, "{status:?}");
     }
 }
 
@@ -344,14 +344,14 @@ fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
     let first = RunId::mint();
     let second = RunId::mint();
     let mut machine = in_tools(&["a", "b"]);
-    machine.set_fate(
+    machine.set_call_status(
         0,
         CallStatus::Delegated {
             child: first,
             parked: true,
         },
     );
-    machine.set_fate(
+    machine.set_call_status(
         1,
         CallStatus::Delegated {
             child: second,
@@ -369,7 +369,7 @@ fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
 #[test]
 fn calls_that_a_hook_answered_do_not_run() {
     let rejected = Message::tool(&tool_call("a"), ToolStatus::Error, "rejected");
-    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a", "b"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a", "b"])]);
     machine.hook_done(&plan(), Update::messages([rejected]), None, id());
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
     assert_eq!(machine.call(0), Some(tool_call("b")));
@@ -378,14 +378,14 @@ fn calls_that_a_hook_answered_do_not_run() {
 #[test]
 fn a_result_of_an_earlier_answer_is_not_taken_for_one_of_the_last() {
     let result = Message::tool(&tool_call("a"), ToolStatus::Success, "old");
-    let mut machine = standing(Phase::Model, [calling(&["a"]), result]);
+    let mut machine = machine_at(Phase::Model, [calling(&["a"]), result]);
     machine.model_done(&bare_plan(), calling(&["a"]), Update::none(), id());
     assert_eq!(machine.next(&bare_plan()), Step::RunCalls(vec![0]));
 }
 
 #[test]
 fn the_reviewers_call_runs_in_place_of_the_models() {
-    let mut machine = standing(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let edits = json!({"a": {"name": "other", "args": {"x": 1}}});
     machine.hook_done(&plan(), Update::field(EDITED_CALLS, edits), None, id());
     assert_eq!(
@@ -410,7 +410,7 @@ fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
         (Phase::Ended, false),
     ] {
         for taken in [1, 2, 3] {
-            let mut machine = standing(phase.clone(), []);
+            let mut machine = machine_at(phase.clone(), []);
             machine.position.taken = taken;
             let failed =
                 matches!(machine.next(&limited), Step::Fail(Failure { class, .. }) if class == "GraphRecursionError");
@@ -426,15 +426,15 @@ fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
 
 #[test]
 fn hooks_answers_and_tool_steps_count_one_step_each() {
-    let mut machine = standing(hooks(HookPoint::BeforeModel, 1), []);
+    let mut machine = machine_at(hooks(HookPoint::BeforeModel, 1), []);
     machine.hook_done(&plan(), Update::none(), None, id());
     machine.model_done(&bare_plan(), calling(&["a", "b"]), Update::none(), id());
-    machine.set_fate(0, answered("a"));
-    machine.set_fate(1, answered("b"));
+    machine.set_call_status(0, answered("a"));
+    machine.set_call_status(1, answered("b"));
     machine.tools_done(&bare_plan(), id());
     assert_eq!(machine.position.taken, 3);
     machine.position.failure = Some(Failure::new("X", "y"));
-    machine.reopen();
+    machine.prepare_for_run();
     assert_eq!(
         machine.position,
         Position {
@@ -448,14 +448,14 @@ fn hooks_answers_and_tool_steps_count_one_step_each() {
 fn ids_survive_a_reload() {
     let mut machine = in_tools(&["a", "b", "c"]);
     machine.call_asked(0, vec![question()]);
-    machine.set_fate(
+    machine.set_call_status(
         1,
         CallStatus::Delegated {
             child: RunId::of_child(machine.call_task(1)),
             parked: true,
         },
     );
-    machine.set_fate(2, answered("c"));
+    machine.set_call_status(2, answered("c"));
     let mut again = reloaded(&machine);
     assert_eq!(again, machine);
     assert_eq!(RunId::of_child(again.call_task(1)), again.parked_children()[0]);

@@ -35,8 +35,8 @@ fn a_schema_that_doubles_at_each_level_is_refused_however_it_refers() {
         assert!(refused(&doubling(24, reference)).contains("too large"));
         assert!(refused(&doubling(10, reference)).contains("too large"));
         let few = admitted(&doubling(5, reference));
-        assert!(matches!(few.judge(&json!({"a": "x"})), SchemaCheck::Fits));
-        assert!(matches!(few.judge(&json!({"a": 1})), SchemaCheck::Wrong(errors) if errors.len() == 1));
+        assert!(matches!(few.validate(&json!({"a": "x"})), SchemaCheck::Fits));
+        assert!(matches!(few.validate(&json!({"a": 1})), SchemaCheck::Wrong(errors) if errors.len() == 1));
     }
 }
 
@@ -69,8 +69,8 @@ fn a_recursive_schema_is_checked_fast_without_computing_errors() {
         let schema = admitted(&json!({"$ref": "#/$defs/n", "$defs": {"n": node}}));
         let nested = |inner: Value| (0..60).fold(inner, |inner, _| json!({"c": inner}));
         let begun = Instant::now();
-        assert!(matches!(schema.judge(&nested(json!({}))), SchemaCheck::Fits));
-        let _ = schema.judge(&nested(json!(7)));
+        assert!(matches!(schema.validate(&nested(json!({}))), SchemaCheck::Fits));
+        let _ = schema.validate(&nested(json!(7)));
         assert!(begun.elapsed().as_millis() < 500, "{:?}", begun.elapsed());
     }
 }
@@ -92,7 +92,10 @@ fn many_optional_fields_are_no_alternatives_of_each_other() {
     let fields: Map<String, Value> = (0..500).map(|at| (format!("f{at}"), optional.clone())).collect();
     let leaf = json!({"type": "object", "properties": {"x": {"anyOf": [{"type": "string"}, {"type": "null"}]}}});
     let schema = admitted(&json!({"type": "object", "properties": fields, "$defs": {"Leaf": leaf}}));
-    assert!(matches!(schema.judge(&json!({"f7": {"x": 1}})), SchemaCheck::Wrong(_)));
+    assert!(matches!(
+        schema.validate(&json!({"f7": {"x": 1}})),
+        SchemaCheck::Wrong(_)
+    ));
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn the_worst_admitted_recursion_fits_on_a_thread_stack() {
     let deepest = (0..json_limits::MAX_DEPTH).fold(json!(1), |inner, _| json!({"c": inner}));
     let judged = std::thread::scope(|scope| {
         let small = std::thread::Builder::new().stack_size(2 * 1024 * 1024);
-        let thread = small.spawn_scoped(scope, || matches!(schema.judge(&deepest), SchemaCheck::Fits));
+        let thread = small.spawn_scoped(scope, || matches!(schema.validate(&deepest), SchemaCheck::Fits));
         thread.expect("a thread").join()
     });
     assert!(judged.expect("no overflow"));
@@ -162,20 +165,20 @@ fn references_without_a_target_or_to_remote_schemas_are_refused() {
         assert!(refused(&json!({"$ref": to})).contains("leads nowhere"), "{to}");
     }
     assert!(matches!(
-        admitted(&json!({"$ref": "https://json-schema.org/draft/2020-12/schema"})).judge(&json!({"type": 7})),
+        admitted(&json!({"$ref": "https://json-schema.org/draft/2020-12/schema"})).validate(&json!({"type": 7})),
         SchemaCheck::Unexplained(_)
     ));
     let inside = json!({"$ref": "leaf", "$defs": {"a": {"$id": "https://example.org/leaf", "$ref": "#/$defs/b",
         "$defs": {"b": {"type": "string"}}}}, "$id": "https://example.org/root"});
-    assert!(matches!(admitted(&inside).judge(&json!("x")), SchemaCheck::Fits));
+    assert!(matches!(admitted(&inside).validate(&json!("x")), SchemaCheck::Fits));
 }
 
 #[test]
 fn a_large_invalid_value_has_few_errors() {
     let schema = admitted(&json!({"type": "array", "items": {"type": "string"}}));
     let many: Value = vec![7; 100_000].into();
-    assert!(matches!(schema.judge(&many), SchemaCheck::Wrong(errors) if errors.len() == 1));
+    assert!(matches!(schema.validate(&many), SchemaCheck::Wrong(errors) if errors.len() == 1));
     let schema = admitted(&json!({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}));
-    assert!(matches!(schema.judge(&many), SchemaCheck::Unexplained(_)));
+    assert!(matches!(schema.validate(&many), SchemaCheck::Unexplained(_)));
     assert!(schema.takes_long(&many) && !schema.takes_long(&json!([1, 2])));
 }

@@ -36,7 +36,7 @@ fn seen(log: &ThreadLog, after: i64) -> Option<Vec<i64>> {
 }
 
 #[test]
-fn events_are_visible_in_the_order_of_their_numbers_whichever_was_stored_first() {
+fn events_become_visible_in_the_order_of_their_numbers() {
     let log = ThreadLog::default();
     log.open(1);
     assert_eq!(log.reserve(2), 1);
@@ -49,7 +49,7 @@ fn events_are_visible_in_the_order_of_their_numbers_whichever_was_stored_first()
 }
 
 #[test]
-fn a_piece_of_an_answer_waits_for_the_stored_event_before_it() {
+fn a_volatile_event_waits_for_the_stored_event_before_it() {
     let log = ThreadLog::default();
     log.open(1);
     log.publish_volatile(event);
@@ -61,7 +61,7 @@ fn a_piece_of_an_answer_waits_for_the_stored_event_before_it() {
 }
 
 #[test]
-fn numbers_that_were_abandoned_hold_nobody_up() {
+fn abandoned_numbers_do_not_block_readers() {
     let log = ThreadLog::default();
     log.open(1);
     let first = log.reserve(2);
@@ -72,7 +72,7 @@ fn numbers_that_were_abandoned_hold_nobody_up() {
 }
 
 #[test]
-fn what_was_reserved_when_the_run_left_holds_nobody_up() {
+fn numbers_reserved_by_an_ended_run_do_not_block_readers() {
     let log = ThreadLog::default();
     log.open(1);
     log.reserve(1);
@@ -83,7 +83,7 @@ fn what_was_reserved_when_the_run_left_holds_nobody_up() {
 }
 
 #[test]
-fn an_event_of_numbers_that_are_gone_is_not_shown() {
+fn an_event_with_an_unreserved_number_is_not_published() {
     let log = ThreadLog::default();
     log.open(1);
     log.reserve(1);
@@ -93,7 +93,7 @@ fn an_event_of_numbers_that_are_gone_is_not_shown() {
 }
 
 #[test]
-fn before_any_run_and_before_the_first_number_in_memory_stored_events_are_to_be_read() {
+fn events_before_those_in_memory_are_read_from_the_database() {
     let log = ThreadLog::default();
     assert!(matches!(log.buffered(RunId::mint(), 0), Buffered::Stored(None)));
     log.open(10);
@@ -102,7 +102,7 @@ fn before_any_run_and_before_the_first_number_in_memory_stored_events_are_to_be_
 }
 
 #[test]
-fn the_oldest_events_are_forgotten_unless_they_are_still_being_stored() {
+fn the_oldest_events_are_dropped_unless_they_are_being_stored() {
     let log = ThreadLog::default();
     log.open(1);
     log.reserve(1);
@@ -116,7 +116,7 @@ fn the_oldest_events_are_forgotten_unless_they_are_still_being_stored() {
 }
 
 #[test]
-fn the_newest_event_is_one_that_can_be_seen() {
+fn the_newest_event_is_a_visible_one() {
     let log = ThreadLog::default();
     log.open(1);
     log.publish_volatile(event);
@@ -132,7 +132,7 @@ fn the_newest_event_is_one_that_can_be_seen() {
 }
 
 #[test]
-fn the_bell_rings_when_there_is_more_and_when_a_run_begins_or_leaves() {
+fn readers_wake_on_new_events_and_when_a_run_starts_or_ends() {
     let log = ThreadLog::default();
     let mut changes = log.subscribe();
     let mut rang = |what: &str, act: &dyn Fn()| {
@@ -173,7 +173,7 @@ fn readers_of_a_fresh_run_need_no_database_and_others_do() {
 }
 
 #[test]
-fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
+fn readers_of_a_run_that_was_taken_over_read_stored_events() {
     let log = ThreadLog::default();
     let run = RunId::mint();
     log.expect_run(run, false);
@@ -184,7 +184,7 @@ fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
 }
 
 #[test]
-fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
+fn a_late_close_does_not_affect_the_next_run() {
     let log = ThreadLog::default();
     let run = RunId::mint();
     let first = log.expect(RunId::mint(), true);

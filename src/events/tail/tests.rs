@@ -165,7 +165,7 @@ async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn a_reader_who_joins_late_reads_what_is_stored_and_then_what_is_in_memory() {
+async fn a_late_reader_reads_stored_events_and_then_those_in_memory() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Running).await;
     scene.stores(&run, &[(1, Fact::Paused), (2, Fact::Paused)]).await;
@@ -177,7 +177,7 @@ async fn a_reader_who_joins_late_reads_what_is_stored_and_then_what_is_in_memory
 }
 
 #[tokio::test]
-async fn a_reader_of_a_long_run_on_a_long_thread_is_not_held_up_between_store_and_memory() {
+async fn a_reader_of_a_long_run_passes_from_stored_events_to_memory() {
     let scene = Scene::new().await;
     let older = scene.run(RunStatus::Success).await;
     scene.stores(&older, &[(1, Fact::Paused), (2, ended())]).await;
@@ -193,7 +193,7 @@ async fn a_reader_of_a_long_run_on_a_long_thread_is_not_held_up_between_store_an
 }
 
 #[tokio::test]
-async fn a_reader_who_fell_behind_gets_the_stored_events_and_misses_only_pieces_of_answers() {
+async fn a_slow_reader_gets_stored_events_and_misses_only_volatile_ones() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Running).await;
     scene.log.open(1);
@@ -212,7 +212,7 @@ async fn a_reader_who_fell_behind_gets_the_stored_events_and_misses_only_pieces_
 }
 
 #[tokio::test]
-async fn a_reader_after_the_end_is_told_at_once_that_there_is_no_more() {
+async fn a_reader_after_the_end_ends_at_once() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Success).await;
     scene.stores(&run, &[(1, Fact::Paused), (2, ended())]).await;
@@ -225,7 +225,7 @@ async fn a_reader_after_the_end_is_told_at_once_that_there_is_no_more() {
 }
 
 #[tokio::test]
-async fn a_reader_of_a_run_that_is_over_does_not_wait_for_another_run_on_the_thread() {
+async fn a_reader_of_an_ended_run_does_not_wait_for_another_run() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Success).await;
     scene.stores(&run, &[(1, ended())]).await;
@@ -236,7 +236,7 @@ async fn a_reader_of_a_run_that_is_over_does_not_wait_for_another_run_on_the_thr
 }
 
 #[tokio::test]
-async fn a_reader_who_came_before_the_run_began_sees_its_first_event() {
+async fn a_reader_from_before_the_start_gets_the_first_event() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Pending).await;
     let mut tail = scene.events.tail(&run, After::Now);
@@ -247,7 +247,7 @@ async fn a_reader_who_came_before_the_run_began_sees_its_first_event() {
 }
 
 #[tokio::test]
-async fn a_reader_follows_a_run_that_works_in_another_process() {
+async fn a_reader_follows_a_run_in_another_process() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Running).await;
     let mut tail = scene.events.tail(&run, After::Start);
@@ -277,7 +277,7 @@ async fn a_reader_does_not_get_the_events_of_other_runs() {
 }
 
 #[tokio::test]
-async fn a_reader_from_now_on_gets_what_becomes_visible_from_now_on() {
+async fn a_reader_from_now_on_gets_only_new_events() {
     let scene = Scene::new().await;
     let run = scene.run(RunStatus::Running).await;
     scene.log.open(1);

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_connection_takes_the_place_of_the_one_that_can_best_be_spared() {
+    fn a_new_connection_evicts_an_unused_then_an_idle_then_a_receiving_one() {
         let open = OpenConnections::new(3);
         let used = open.admit(peer()).unwrap();
         let silent = open.admit(peer()).unwrap();
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_ends_makes_room() {
+    fn a_closed_connection_frees_its_slot() {
         let open = OpenConnections::new(1);
         let first = open.admit(peer()).unwrap();
         let request = first.begin();

@@ -57,7 +57,7 @@ fn hello() -> Router {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_says_nothing_loses_its_connection() {
+async fn a_connection_without_a_request_is_closed() {
     let server = served(hello()).await;
     let started = Instant::now();
     assert_eq!(rest(&mut server.connect().await).await, b"");
@@ -65,7 +65,7 @@ async fn a_client_that_says_nothing_loses_its_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_never_ends_its_request_loses_its_connection() {
+async fn a_connection_with_an_unfinished_request_is_closed() {
     let server = served(hello()).await;
     let mut stream = server.connect().await;
     send(&mut stream, b"GET / HTTP/1.1\r\nhost: x\r\n").await;
@@ -87,7 +87,7 @@ async fn several_requests_share_a_connection() {
 }
 
 #[tokio::test]
-async fn a_request_that_comes_in_pieces_from_its_first_letter_on_is_answered() {
+async fn a_request_that_arrives_in_pieces_is_answered() {
     let server = served(Router::new().route("/", axum::routing::post(|| async { "hello" }))).await;
     let mut stream = server.connect().await;
     stream.set_nodelay(true).expect("a socket");
@@ -104,7 +104,7 @@ async fn a_request_that_comes_in_pieces_from_its_first_letter_on_is_answered() {
 }
 
 #[tokio::test]
-async fn http_2_is_spoken_with_those_who_begin_with_it() {
+async fn http_2_is_detected_by_its_preface() {
     let server = served(hello()).await;
     let mut stream = server.connect().await;
     send(&mut stream, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
@@ -114,7 +114,7 @@ async fn http_2_is_spoken_with_those_who_begin_with_it() {
 }
 
 #[tokio::test]
-async fn who_leaves_finishes_the_requests_under_way_and_takes_no_more() {
+async fn a_shutdown_finishes_running_requests_and_accepts_no_more() {
     let started = Arc::new(Notify::new());
     let go_on = Arc::new(Notify::new());
     let notify = Arc::clone(&started);
@@ -176,7 +176,7 @@ async fn answer_to(server: &Served, requests: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_stream_comes_in_chunks_and_leaves_the_connection_to_the_next_request() {
+async fn a_stream_is_chunked_and_keeps_the_connection_open() {
     let router = hello().route(
         "/stream",
         streaming(|| in_pieces(&[Ok("one"), Ok(""), Ok("twenty-one letters, now")])),
@@ -196,7 +196,7 @@ async fn a_stream_comes_in_chunks_and_leaves_the_connection_to_the_next_request(
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_off_has_no_end() {
+async fn an_aborted_stream_has_no_last_chunk() {
     let body = || in_pieces(&[Ok("one"), Err(io::ErrorKind::Other)]);
     let server = served(Router::new().route("/", streaming(body))).await;
     let answer = answer_to(&server, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
@@ -204,7 +204,7 @@ async fn a_stream_that_breaks_off_has_no_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_know_chunks_gets_a_stream_without() {
+async fn an_http_1_0_client_gets_a_stream_without_chunks() {
     let server = served(Router::new().route("/", streaming(|| in_pieces(&[Ok("one"), Ok("two")])))).await;
     let answer = answer_to(&server, b"GET / HTTP/1.0\r\nhost: x\r\n\r\n").await;
     assert!(answer.ends_with("\r\n\r\nonetwo"), "{answer}");
@@ -216,7 +216,7 @@ async fn a_client_that_does_not_know_chunks_gets_a_stream_without() {
 }
 
 #[tokio::test]
-async fn it_is_noticed_at_once_that_the_client_of_a_silent_stream_leaves() {
+async fn a_disconnect_from_an_idle_stream_is_noticed_at_once() {
     struct Told(Arc<Notify>);
     impl Drop for Told {
         fn drop(&mut self) {
@@ -245,7 +245,7 @@ async fn it_is_noticed_at_once_that_the_client_of_a_silent_stream_leaves() {
 }
 
 #[tokio::test]
-async fn a_stream_never_cuts_into_the_answer_before_it() {
+async fn a_stream_waits_for_the_response_before_it() {
     const LARGE: usize = 64 * 1024 * 1024;
     let large = get(|| async { "x".repeat(LARGE) });
     let server = served(Router::new().route("/large", large).route("/", streaming(|| "stream"))).await;

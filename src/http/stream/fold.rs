@@ -170,7 +170,7 @@ mod tests {
             source: CheckpointSource::Loop,
             node: "model".to_owned(),
             writes: vec![Update::messages([Message::human(text).with_id(text)])],
-            shown: vec![],
+            logged_writes: vec![],
         })
     }
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_taken_onto_its_parent_and_then_moves_the_head() {
+    fn a_step_is_applied_to_its_parent_and_then_becomes_the_head() {
         let mut view = view();
         view.begin_event(&started(None), None, true);
         assert!(view.is_complete);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_asked_for_once_and_given_up_where_it_does_not_fit() {
+    fn a_state_is_required_once_and_dropped_when_the_base_differs() {
         let first = entry(Some(CheckpointId::mint()), 3, "a");
         let body = EventBody::Entry(Arc::clone(&first));
         assert_eq!(AgentFold::required_state(None, &body), first.parent);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_is_new_once_in_a_step() {
+    fn an_interrupt_is_new_once_in_a_step() {
         let mut view = view();
         let interrupts = [question(0), question(1)];
         assert_eq!(view.add_interrupts(&interrupts[..1]).len(), 1);

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_reads_what_it_wrote_and_minus_one_is_before_everything() {
+    fn a_resume_point_round_trips_and_minus_one_is_before_everything() {
         let answers = vec![
             AnswerOffset {
                 answer: 0xabc,

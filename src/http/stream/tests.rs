@@ -123,7 +123,7 @@ fn text(bytes: io::Result<Bytes>) -> String {
 }
 
 #[tokio::test]
-async fn what_is_ready_goes_out_in_one_write() {
+async fn ready_events_are_sent_in_one_write() {
     let writes = answer(
         &[started(false), custom("a"), custom("b"), ended()],
         request(&[StreamMode::Custom]),
@@ -135,7 +135,7 @@ async fn what_is_ready_goes_out_in_one_write() {
 }
 
 #[tokio::test]
-async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks() {
+async fn a_resumable_run_has_ids_and_a_resuming_reader_gets_the_rest() {
     let facts = [started(true), custom("a"), custom("b"), ended()];
     let modes = [StreamMode::Custom, StreamMode::Values];
     let all = answer(
@@ -165,7 +165,7 @@ async fn a_resumable_run_has_ids_and_a_reader_who_comes_back_gets_what_he_lacks(
 }
 
 #[tokio::test]
-async fn a_filter_leaves_only_what_was_asked_for_twice() {
+async fn a_filter_keeps_the_modes_that_the_run_and_the_reader_request() {
     let facts = [started(true), custom("a"), ended()];
     let filter = Some(vec![StreamMode::Custom, StreamMode::Updates]);
     let filtered = answer(
@@ -180,7 +180,7 @@ async fn a_filter_leaves_only_what_was_asked_for_twice() {
 }
 
 #[tokio::test]
-async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop_it() {
+async fn a_shutdown_aborts_the_stream_and_does_not_cancel_the_run() {
     let (sender, log) = mpsc::unbounded_channel();
     assert!(sender.send(event(1, custom("a"))).is_ok());
     drop(sender);
@@ -197,7 +197,7 @@ async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_line_shows_signs_of_life() {
+async fn an_idle_stream_sends_heartbeats() {
     let (sender, log) = mpsc::unbounded_channel();
     let begun = tokio::time::Instant::now();
     let mut body = Box::pin(body(Written(log, false), request(&[StreamMode::Custom])));
@@ -215,7 +215,7 @@ async fn a_silent_line_shows_signs_of_life() {
 }
 
 #[tokio::test]
-async fn leaving_is_noticed_before_the_end_and_not_after_it() {
+async fn a_disconnect_counts_only_before_the_end_of_the_run() {
     let left = Arc::new(AtomicUsize::new(0));
     let guard = || {
         let left = Arc::clone(&left);

@@ -136,7 +136,7 @@ impl CommandHandler<'_> {
         let new_run = new_run.check(RunScope::Thread(thread)).map_err(command_error)?.new_run;
         check_graph(self.api, &new_run.assistant).map_err(command_error)?;
         let seq = self.newest_seq().await?;
-        let once = self.api.runs.start_or_answer(new_run, self.key.clone()).await;
+        let once = self.api.interrupts.start_or_answer(new_run, self.key.clone()).await;
         let run = match once.map_err(|error| command_error(error.into()))? {
             Once::First(run) => run.id,
             Once::Again(StoredResponse::Run { run, .. }) => run,
@@ -167,7 +167,7 @@ impl CommandHandler<'_> {
         };
         let new_run = new_run.check(RunScope::Thread(thread)).map_err(command_error)?.new_run;
         let seq = self.newest_seq().await?;
-        match self.api.runs.respond(thread, new_run, &replies).await {
+        match self.api.interrupts.respond(thread, new_run, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
             Err(RespondError::NoRun) => Err(none()),
             Err(RespondError::NoInterrupt(id)) => Err(CommandError::new(

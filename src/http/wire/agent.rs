@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{Object, json};
 use crate::definition::{AgentDefinition, DefinitionVersion, Headers, StoredDiagnostic, Validated};
 use crate::domain::Invalid;
-use crate::domain::assistant::LONGEST_NAME;
+use crate::domain::assistant::MAX_NAME_CHARS;
 use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
@@ -134,8 +134,8 @@ impl AgentSearch {
             offset,
             select,
         } = self;
-        if name.as_ref().is_some_and(|name| name.chars().count() > LONGEST_NAME) {
-            return Err(Invalid::new("name", format!("has more than {LONGEST_NAME} characters")).into());
+        if name.as_ref().is_some_and(|name| name.chars().count() > MAX_NAME_CHARS) {
+            return Err(Invalid::new("name", format!("has more than {MAX_NAME_CHARS} characters")).into());
         }
         let page = Page::checked(limit, offset, 10)?;
         let select = Select::checked(select.unwrap_or_default(), &COLUMNS)?;

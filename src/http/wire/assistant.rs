@@ -10,7 +10,7 @@ use super::{Object, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
 use crate::domain::assistant::{
-    Assistant, AssistantChange, AssistantSettings, AssistantVersion, LONGEST_NAME, UNTITLED,
+    Assistant, AssistantChange, AssistantSettings, AssistantVersion, MAX_NAME_CHARS, UNTITLED,
 };
 use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
@@ -187,9 +187,9 @@ impl AssistantSearch {
         if self
             .name
             .as_ref()
-            .is_some_and(|name| name.chars().count() > LONGEST_NAME)
+            .is_some_and(|name| name.chars().count() > MAX_NAME_CHARS)
         {
-            return Err(Invalid::new("name", format!("has more than {LONGEST_NAME} characters")).into());
+            return Err(Invalid::new("name", format!("has more than {MAX_NAME_CHARS} characters")).into());
         }
         let page = Page::checked(self.limit, self.offset, 10)?;
         let select = Select::checked(self.select.unwrap_or_default(), &COLUMNS)?;
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_names_the_field_that_is_wrong() {
+    fn an_invalid_request_names_the_field() {
         let wrong = |body: Value| {
             let request: AssistantCreate = serde_json::from_value(body).expect("the shape is right");
             request.check().map(drop).map_err(|error| error.message().to_owned())

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn action_requests_are_told_their_calls() {
+    fn action_requests_contain_their_call_ids() {
         let value = json!({"action_requests": [{"name": "a"}, {"name": "b"}]});
         let value = with_call_ids(value, &["c1".to_owned(), "c2".to_owned()]);
         assert_eq!(value["action_requests"][1]["tool_call_id"], "c2");

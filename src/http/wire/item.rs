@@ -7,8 +7,8 @@ use super::Object;
 use crate::db::items::NamespaceSearch;
 use crate::domain::Invalid;
 use crate::domain::item::{
-    self, DEEPEST_NAMESPACE, FoundItem, Indexing, Item, ItemAddress, ItemError, ItemFilter, ItemLifetime, ItemQuery,
-    ItemSearch, Namespace, NewItem, TextPath,
+    self, FoundItem, Indexing, Item, ItemAddress, ItemError, ItemFilter, ItemLifetime, ItemQuery, ItemSearch,
+    MAX_NAMESPACE_LABELS, Namespace, NewItem, TextPath,
 };
 use crate::http::error::ApiError;
 use crate::http::extract::Page;
@@ -55,7 +55,7 @@ impl ItemPut {
     /// Names the invalid field.
     pub fn check(self) -> Result<NewItem, ItemError> {
         let address = ItemAddress::new(Namespace::of_item(self.namespace)?, self.key)?;
-        let stay = match self.ttl {
+        let lifetime = match self.ttl {
             None => ItemLifetime::AsConfigured,
             Some(None) => ItemLifetime::Forever,
             Some(Some(minutes)) => ItemLifetime::For(item::ttl("ttl", minutes)?),
@@ -68,7 +68,7 @@ impl ItemPut {
         Ok(NewItem {
             address,
             value: self.value,
-            stay,
+            lifetime,
             indexing,
         })
     }
@@ -168,8 +168,8 @@ impl NamespaceSearchBody {
         let max_depth = match self.max_depth.map(usize::try_from) {
             None => None,
             // Stored namespaces have at most this depth.
-            Some(Ok(depth)) if depth > 0 => Some(depth.min(DEEPEST_NAMESPACE)),
-            Some(_) => return Err(Invalid::new("max_depth", "must be a whole number from 1 up").into()),
+            Some(Ok(depth)) if depth > 0 => Some(depth.min(MAX_NAMESPACE_LABELS)),
+            Some(_) => return Err(Invalid::new("max_depth", "must be a whole number of at least 1").into()),
         };
         Ok(NamespaceSearch {
             prefix: Namespace::prefix("prefix", self.prefix.unwrap_or_default())?,

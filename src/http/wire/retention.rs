@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_that_makes_no_sense_is_refused() {
+    fn an_invalid_time_to_live_is_refused() {
         for minutes in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e12] {
             let request = TtlRequest {
                 ttl: minutes,

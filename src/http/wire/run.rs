@@ -12,7 +12,7 @@ use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
 use crate::http::stream::StreamMode;
-use crate::runtime::{AssistantRef, NewRun, Target};
+use crate::runtime::{AssistantRef, NewRun, Resolution, Target};
 
 mod command;
 
@@ -143,7 +143,7 @@ impl RunCreate {
             target,
             assistant,
             request,
-            resume,
+            resume: resume.map(Resolution::Answered),
             metadata,
             after,
         };

@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_that_is_none_is_refused() {
+    fn an_invalid_id_is_refused() {
         let request = ThreadCreate {
             thread_id: Some("nope".into()),
             ..ThreadCreate::default()

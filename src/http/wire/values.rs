@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_texts_are_those_of_the_state_whatever_was_written_replaced_or_removed() {
+    fn the_values_equal_the_state_after_every_kind_of_update() {
         let mut state = State::default();
         let mut writer = ValuesWriter::default();
         let with_id = |id: &str, text: &str| Message {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_wanted_fields_are_written() {
+    fn only_the_selected_fields_are_encoded() {
         let mut state = State::default();
         state.apply(&Update::messages([Message::human("x")]));
         state.apply(&Update::field("todos", json!([1])));

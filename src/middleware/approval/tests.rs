@@ -17,7 +17,7 @@ fn spec(name: &str, required: &[&str]) -> Arc<ToolSpec> {
     })
 }
 
-/// A tool that nobody calls.
+/// A tool that is never called.
 struct Stub(Arc<ToolSpec>);
 
 #[async_trait]

@@ -1,7 +1,7 @@
-//! Policy: the agent can hand work to subagents.
+//! Middleware: the agent delegates tasks to subagents.
 //!
-//! Offers the `task` tool, in the words of the agent's dialect, and a tool to read what is written about a task. The
-//! `task` tool starts nothing: it returns a wish, and the loop decides about it.
+//! It offers the `task` tool, with the argument names of the agent's dialect, and a tool that returns instructions
+//! for tasks. The `task` tool starts nothing: it returns a [`Delegation`], which the loop executes.
 
 use std::sync::Arc;
 
@@ -19,102 +19,103 @@ use crate::tool::{CallOutcome, Delegation, Halt, Scope, Tool};
 
 mod wording;
 
-use wording::Words;
+use wording::PromptTexts;
 
 /// The name of the tool.
 pub const TASK: &str = "task";
-/// The name of the tool that tells what is written about a task.
-pub const GUIDE: &str = "get_task_instructions";
+/// The name of the tool that returns the instructions for a task.
+pub const INSTRUCTIONS_TOOL: &str = "get_task_instructions";
 
-/// A subagent as the delegating model sees it.
+/// A subagent, as it is described to the delegating model.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SubagentSummary {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// What it is good for.
+    /// The description of its abilities.
     pub description: String,
-    /// How to use it, at length; shown only to a model that asks.
+    /// Detailed instructions, returned by the instructions tool.
     pub instructions: Option<String>,
-    /// Whether it begins with the conversation of who delegates.
+    /// True if the subagent continues the caller's conversation.
     pub is_fork: bool,
 }
 
-/// What an agent may delegate, and how it is told.
+/// The subagents that an agent can delegate to, and the texts about them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SubagentList {
-    /// Whom it can delegate to, in this order.
-    pub cards: Vec<SubagentSummary>,
-    /// Which of them is the general-purpose one.
+    /// The subagents, in this order.
+    pub subagents: Vec<SubagentSummary>,
+    /// The name of the general-purpose subagent, if there is one.
     pub general: Option<String>,
-    /// The names of the arguments.
+    /// The names of the tool's arguments.
     pub dialect: TaskDialect,
-    /// What becomes of a name that is no subagent's; none for what the dialect does.
+    /// The action for an unknown subagent name; the dialect's default if none.
     pub unknown: Option<UnknownSubagent>,
-    /// Whether the subagents are not listed: somebody else tells the model which one to take.
+    /// True if the tool's description leaves the list of subagents out, since another text tells the model which to
+    /// use.
     pub unlisted: bool,
-    /// The description of the tool. The slot `{available_agents}` is filled with the list of subagents.
+    /// The description of the tool. `{available_agents}` is replaced by the list of subagents.
     pub task_description: Option<String>,
-    /// A text that is added to the instructions together with the list of subagents.
+    /// The text added to the instructions, together with the list of subagents.
     pub task_system_prompt: Option<String>,
 }
 
-/// The policy.
+/// The delegation middleware.
 #[derive(Clone)]
 pub struct Subagents {
     task: Arc<Task>,
-    guide: Option<Arc<Guide>>,
+    instructions_tool: Option<Arc<InstructionsTool>>,
     prompt: Option<String>,
-    /// Whether nothing is delegated although it is offered.
-    refuses: bool,
+    /// True if the tool is offered but refuses every call.
+    is_refusing: bool,
 }
 
-/// What a fork is told that would delegate.
+/// The result for a fork that tries to delegate.
 const REFUSAL: &str = "Error: you work on an order yourself and cannot delegate. Nothing was run; do the work with your \
     other tools.";
 
 impl Subagents {
-    /// Offers what is on the menu.
-    pub fn new(menu: &SubagentList) -> Self {
-        let words = Words::of(menu.dialect);
+    /// Creates the middleware for these subagents.
+    pub fn new(list: &SubagentList) -> Self {
+        let texts = PromptTexts::of(list.dialect);
         let written = |card: &SubagentSummary| Some((card.name.clone(), card.instructions.clone()?));
-        let instructions: Vec<(String, String)> = menu.cards.iter().filter_map(written).collect();
-        let guide = (!instructions.is_empty()).then(|| {
-            Arc::new(Guide {
-                spec: Arc::new(words.guide_spec(&instructions)),
+        let instructions: Vec<(String, String)> = list.subagents.iter().filter_map(written).collect();
+        let instructions_tool = (!instructions.is_empty()).then(|| {
+            Arc::new(InstructionsTool {
+                spec: Arc::new(texts.instructions_spec(&instructions)),
                 instructions,
-                words,
+                texts,
             })
         });
-        let fallback = menu.general.clone().filter(|_| menu.falls_back());
-        let names = menu.cards.iter().map(|card| card.name.clone()).collect();
-        let spec = Arc::new(words.task_spec(menu));
+        let fallback = list.general.clone().filter(|_| list.falls_back());
+        let names = list.subagents.iter().map(|card| card.name.clone()).collect();
+        let spec = Arc::new(texts.task_spec(list));
         let task = Task {
             spec,
             names,
             fallback,
-            general: menu.general.clone(),
-            words,
+            general: list.general.clone(),
+            texts,
         };
         Self {
             task: Arc::new(task),
-            guide,
-            prompt: words.prompt(menu),
-            refuses: false,
+            instructions_tool,
+            prompt: texts.prompt(list),
+            is_refusing: false,
         }
     }
 
-    /// The same for a fork: it looks like its caller to the model, but nothing is delegated.
+    /// Returns the middleware for a fork: it offers the same tools, but refuses to delegate.
     #[must_use]
     pub fn refusing(&self) -> Self {
         Self {
-            refuses: true,
+            is_refusing: true,
             ..self.clone()
         }
     }
 }
 
 impl SubagentList {
-    /// Whether the general-purpose subagent does what no other is named for.
+    /// Returns whether the general-purpose subagent does the tasks of unknown names.
     fn falls_back(&self) -> bool {
         self.general.is_some()
             && self.unknown.unwrap_or_else(|| self.dialect.unknown_subagent()) == UnknownSubagent::Fallback
@@ -128,19 +129,21 @@ impl Middleware for Subagents {
     }
 
     fn contribution(&self) -> Contribution {
-        let guide = self.guide.clone().map(|guide| guide as Arc<dyn Tool>);
+        let instructions_tool = self
+            .instructions_tool
+            .clone()
+            .map(|instructions_tool| instructions_tool as Arc<dyn Tool>);
         let task = Arc::clone(&self.task) as Arc<dyn Tool>;
         Contribution {
-            tools: std::iter::once(task).chain(guide).collect(),
+            tools: std::iter::once(task).chain(instructions_tool).collect(),
             prompt: self.prompt.clone(),
             ..Contribution::default()
         }
     }
 
-    /// A wrong name, or an argument that does not exist, is answered with a word on the way out, which the check of the
-    /// arguments against the schema could not give.
+    /// Adds advice to the error about a wrong name or argument, which the schema check cannot give.
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        if self.refuses && call.name == TASK {
+        if self.is_refusing && call.name == TASK {
             return Ok(CallOutcome::Answer(ToolOutput::error(&call, REFUSAL)));
         }
         match self.task.refusal(&call) {
@@ -153,16 +156,16 @@ impl Middleware for Subagents {
 struct Task {
     spec: Arc<ToolSpec>,
     names: Vec<String>,
-    /// Who does the work that nobody else is named for.
+    /// The subagent for tasks with an unknown name.
     fallback: Option<String>,
     general: Option<String>,
-    words: Words,
+    texts: PromptTexts,
 }
 
 impl Task {
-    /// Why a call cannot be granted.
+    /// Returns the reason why a call is refused.
     fn refusal(&self, call: &ToolCall) -> Option<String> {
-        let known = self.words.all();
+        let known = self.texts.all();
         let unknown: Vec<String> = call
             .args
             .keys()
@@ -170,22 +173,22 @@ impl Task {
             .map(|key| format!("`{key}`"))
             .collect();
         if !unknown.is_empty() {
-            let order = self.words.order;
-            let subagent = self.words.subagent;
+            let order = self.texts.order;
+            let subagent = self.texts.subagent;
             return Some(format!(
                 "Error: `task` has no argument {}. All instructions for the subagent belong in `{order}`. \
                  Nothing was run; call again with `{order}` and `{subagent}` only.",
                 unknown.join(", ")
             ));
         }
-        let wanted = call.args.get(self.words.subagent).and_then(|value| value.as_str());
-        if let Some(prompt) = self.words.prompt.and_then(|key| call.args.get(key)?.as_str()) {
+        let wanted = call.args.get(self.texts.subagent).and_then(|value| value.as_str());
+        if let Some(prompt) = self.texts.prompt.and_then(|key| call.args.get(key)?.as_str()) {
             if wanted != self.general.as_deref() {
                 return Some(
                     "Error: only the general-purpose subagent takes a `system_prompt`. Nothing was run.".to_owned(),
                 );
             }
-            if let Some(problem) = wording::prompt_problem(prompt) {
+            if let Some(problem) = wording::prompt_error(prompt) {
                 return Some(format!("Error: `system_prompt` {problem}. Nothing was run."));
             }
         }
@@ -200,9 +203,9 @@ impl Task {
         ))
     }
 
-    /// Who shall do the work.
-    fn chosen(&self, call: &ToolCall) -> String {
-        let wanted = call.args.get(self.words.subagent).and_then(|value| value.as_str());
+    /// Returns the name of the subagent for the task.
+    fn target(&self, call: &ToolCall) -> String {
+        let wanted = call.args.get(self.texts.subagent).and_then(|value| value.as_str());
         let known = wanted.filter(|wanted| self.names.iter().any(|name| name == wanted));
         let general = self
             .fallback
@@ -224,26 +227,26 @@ impl Tool for Task {
         }
         let argument = |name: &str| call.args.get(name).and_then(|value| value.as_str()).map(str::to_owned);
         let order = DelegatedTask {
-            description: argument(self.words.order).unwrap_or_default(),
-            system_prompt: self.words.prompt.and_then(argument),
+            description: argument(self.texts.order).unwrap_or_default(),
+            system_prompt: self.texts.prompt.and_then(argument),
             ..DelegatedTask::default()
         };
         Ok(CallOutcome::Delegate(Delegation {
-            subagent: self.chosen(call),
+            subagent: self.target(call),
             order,
         }))
     }
 }
 
-/// Tells what is written about a task.
-struct Guide {
+/// The tool that returns the instructions for a task.
+struct InstructionsTool {
     spec: Arc<ToolSpec>,
     instructions: Vec<(String, String)>,
-    words: Words,
+    texts: PromptTexts,
 }
 
 #[async_trait]
-impl Tool for Guide {
+impl Tool for InstructionsTool {
     fn spec(&self) -> &Arc<ToolSpec> {
         &self.spec
     }
@@ -251,7 +254,7 @@ impl Tool for Guide {
     async fn call(&self, _: &Scope, _: &State, call: &ToolCall) -> Result<CallOutcome, Halt> {
         let wanted = call
             .args
-            .get(self.words.subagent)
+            .get(self.texts.subagent)
             .and_then(|value| value.as_str())
             .unwrap_or_default();
         let answer = match self.instructions.iter().find(|(name, _)| name == wanted) {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::domain::time::Timestamp;
 
-fn cards() -> Vec<SubagentSummary> {
+fn subagents() -> Vec<SubagentSummary> {
     [("researcher", "Researches."), ("mailer", "Mails.")]
         .map(|(name, description)| card(name, description))
         .to_vec()
@@ -19,20 +19,20 @@ fn card(name: &str, description: &str) -> SubagentSummary {
     }
 }
 
-fn menu() -> SubagentList {
+fn list() -> SubagentList {
     SubagentList {
-        cards: cards(),
+        subagents: subagents(),
         ..SubagentList::default()
     }
 }
 
-/// A menu with a general-purpose subagent.
+/// A list of subagents with a general-purpose one.
 fn speaking(dialect: TaskDialect) -> SubagentList {
-    let cards = std::iter::once(card("general-purpose", "Does everything."))
-        .chain(cards())
+    let subagents = std::iter::once(card("general-purpose", "Does everything."))
+        .chain(subagents())
         .collect();
     SubagentList {
-        cards,
+        subagents,
         general: Some("general-purpose".to_owned()),
         dialect,
         ..SubagentList::default()
@@ -40,7 +40,7 @@ fn speaking(dialect: TaskDialect) -> SubagentList {
 }
 
 fn policy() -> Subagents {
-    Subagents::new(&menu())
+    Subagents::new(&list())
 }
 
 fn task(args: Value) -> ToolCall {
@@ -71,15 +71,15 @@ async fn refused(args: Value) -> String {
 fn text_of(outcome: CallOutcome) -> String {
     match outcome {
         CallOutcome::Answer(answer) => answer.writes.messages[0].content.text(),
-        CallOutcome::Delegate(wish) => panic!("{wish:?}"),
+        CallOutcome::Delegate(delegation) => panic!("{delegation:?}"),
     }
 }
 
 #[tokio::test]
 async fn a_call_is_a_wish_to_delegate() {
-    let wish = wish("mailer", "write", None);
+    let delegation = delegation("mailer", "write", None);
     let call = task(json!({"description": "write", "subagent_type": "mailer"}));
-    assert_eq!(outcome(call).await, CallOutcome::Delegate(wish));
+    assert_eq!(outcome(call).await, CallOutcome::Delegate(delegation));
 }
 
 #[tokio::test]
@@ -133,11 +133,11 @@ fn own_texts(description: &str, prompt: Option<&str>) -> Subagents {
     Subagents::new(&SubagentList {
         task_description,
         task_system_prompt,
-        ..menu()
+        ..list()
     })
 }
 
-fn wish(subagent: &str, description: &str, system_prompt: Option<&str>) -> Delegation {
+fn delegation(subagent: &str, description: &str, system_prompt: Option<&str>) -> Delegation {
     let order = DelegatedTask {
         description: description.to_owned(),
         system_prompt: system_prompt.map(str::to_owned),
@@ -154,14 +154,14 @@ async fn without_a_name_the_general_purpose_subagent_is_meant_where_the_name_may
     let policy = Subagents::new(&speaking(TaskDialect::Synaptic));
     let parameters = &policy.task.spec.parameters;
     assert_eq!(parameters["required"], json!(["description"]));
-    for (args, meant) in [
+    for (args, expected) in [
         (json!({"description": "x"}), "general-purpose"),
         (json!({"description": "x", "agent_type": "nobody"}), "general-purpose"),
         (json!({"description": "x", "agent_type": "mailer"}), "mailer"),
     ] {
         assert_eq!(
             outcome_of(&policy, task(args)).await,
-            CallOutcome::Delegate(wish(meant, "x", None))
+            CallOutcome::Delegate(delegation(expected, "x", None))
         );
     }
     assert!(
@@ -177,7 +177,7 @@ async fn a_dialect_may_be_strict_or_lenient_about_unknown_subagents() {
         unknown: Some(UnknownSubagent::Fallback),
         ..speaking(TaskDialect::Deepagents)
     };
-    let expected = CallOutcome::Delegate(wish("general-purpose", "x", None));
+    let expected = CallOutcome::Delegate(delegation("general-purpose", "x", None));
     assert_eq!(outcome_of(&Subagents::new(&lenient), call()).await, expected);
     let strict = SubagentList {
         unknown: Some(UnknownSubagent::Error),
@@ -195,7 +195,7 @@ async fn a_model_may_write_the_instructions_of_the_general_purpose_subagent_with
     let granted = outcome_of(&policy, call("general-purpose", "You count.")).await;
     assert_eq!(
         granted,
-        CallOutcome::Delegate(wish("general-purpose", "x", Some("You count.")))
+        CallOutcome::Delegate(delegation("general-purpose", "x", Some("You count.")))
     );
     for (who, prompt, reason) in [
         ("mailer", "You count.", "only the general-purpose"),
@@ -234,10 +234,10 @@ fn the_list_of_tasks_stands_in_the_instructions_of_that_dialect_and_can_be_left_
 
 #[tokio::test]
 async fn long_instructions_are_read_on_demand() {
-    let mut menu = speaking(TaskDialect::Sagents);
-    menu.cards[2].instructions = Some("Say who, and why.".to_owned());
-    let policy = Subagents::new(&menu);
-    let guide = policy.guide.clone().expect("there is something to read");
+    let mut list = speaking(TaskDialect::Sagents);
+    list.subagents[2].instructions = Some("Say who, and why.".to_owned());
+    let policy = Subagents::new(&list);
+    let guide = policy.instructions_tool.clone().expect("there is something to read");
     assert_eq!(
         guide.spec.parameters["properties"]["task_name"]["enum"],
         json!(["mailer"])
@@ -249,22 +249,26 @@ async fn long_instructions_are_read_on_demand() {
     );
     let call = ToolCall::new(
         "g",
-        GUIDE,
+        INSTRUCTIONS_TOOL,
         json!({"task_name": "mailer"}).as_object().cloned().unwrap_or_default(),
     );
-    let told = guide
+    let read = guide
         .call(&Scope::sample(Timestamp(0)), &State::default(), &call)
         .await
         .expect("an outcome");
-    assert_eq!(text_of(told), "Say who, and why.");
-    assert!(Subagents::new(&speaking(TaskDialect::Sagents)).guide.is_none());
+    assert_eq!(text_of(read), "Say who, and why.");
+    assert!(
+        Subagents::new(&speaking(TaskDialect::Sagents))
+            .instructions_tool
+            .is_none()
+    );
 }
 
 #[tokio::test]
 async fn a_fork_sees_the_same_tool_as_its_caller_and_is_refused() {
-    let mut cards = cards();
-    cards[1].is_fork = true;
-    let caller = Subagents::new(&SubagentList { cards, ..menu() });
+    let mut subagents = subagents();
+    subagents[1].is_fork = true;
+    let caller = Subagents::new(&SubagentList { subagents, ..list() });
     let fork = caller.refusing();
     assert_eq!(fork.task.spec, caller.task.spec);
     assert!(

@@ -1,13 +1,14 @@
-//! What the model reads about delegation: the words of each dialect, and the texts that are built from the menu.
+//! The texts for the model about delegation: the argument names of each dialect, and texts built from the list of
+//! subagents.
 
 use serde_json::{Map, Value, json};
 
-use super::{GUIDE, SubagentList, TASK};
+use super::{INSTRUCTIONS_TOOL, SubagentList, TASK};
 use crate::definition::TaskDialect;
 use crate::model::ToolSpec;
 
-/// Where the list of subagents goes in a text.
-const SLOT: &str = "{available_agents}";
+/// The placeholder for the list of subagents.
+const PLACEHOLDER: &str = "{available_agents}";
 
 const STANDARD_TEXT: &str = "Hands a piece of work to a subagent and waits for its report.\n\n\
     {available_agents}\n\n\
@@ -21,27 +22,27 @@ const STANDARD_TEXT: &str = "Hands a piece of work to a subagent and waits for i
 const UNLISTED: &str = "Which subagents there are for the present work, you are told when they are needed. Do not guess a \
     name; wait until you are directed to one.";
 
-/// What is added to the description of a subagent that begins with the conversation.
+/// The addition to the description of a subagent that continues the conversation.
 const FORK: &str = " (It knows this conversation, so the order need not repeat it.)";
 
 const IN_PROMPT: &str = "The subagents are listed in your instructions.";
 
-/// A text about the guide, for models that are shown the list.
+/// The text about the instructions tool, for models that have the list of subagents.
 const HINT: &str = "Before you delegate to one marked with *, read how with `get_task_instructions`.";
 
-/// The names of the arguments.
+/// The argument names of a dialect, and the texts that use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Words {
-    /// What is to be done.
+pub(super) struct PromptTexts {
+    /// The name of the argument with the task's description.
     pub(super) order: &'static str,
-    /// Who shall do it.
+    /// The name of the argument with the subagent's name.
     pub(super) subagent: &'static str,
-    /// Instructions for the general-purpose subagent, if a model may give them.
+    /// The name of the argument with instructions for the general-purpose subagent, if the dialect has one.
     pub(super) prompt: Option<&'static str>,
     dialect: TaskDialect,
 }
 
-impl Words {
+impl PromptTexts {
     pub(super) fn of(dialect: TaskDialect) -> Self {
         let (order, subagent, prompt) = match dialect {
             TaskDialect::Deepagents => ("description", "subagent_type", None),
@@ -56,23 +57,23 @@ impl Words {
         }
     }
 
-    /// All of them.
+    /// Returns all argument names.
     pub(super) fn all(self) -> Vec<&'static str> {
         [self.order, self.subagent].into_iter().chain(self.prompt).collect()
     }
 
-    /// The `task` tool as the model sees it.
-    pub(super) fn task_spec(self, menu: &SubagentList) -> ToolSpec {
+    /// Returns the specification of the `task` tool.
+    pub(super) fn task_spec(self, list: &SubagentList) -> ToolSpec {
         let mut properties = Map::new();
         let order = json!({"type": "string", "description": "The whole work order: all that the subagent is told."});
         properties.insert(self.order.to_owned(), order);
-        properties.insert(self.subagent.to_owned(), subagent_schema(menu));
+        properties.insert(self.subagent.to_owned(), subagent_schema(list));
         let mut required = vec![self.order];
-        let optional = self.dialect == TaskDialect::Synaptic && menu.general.is_some();
+        let optional = self.dialect == TaskDialect::Synaptic && list.general.is_some();
         if !optional {
             required.push(self.subagent);
         }
-        if let (Some(prompt), Some(general)) = (self.prompt, &menu.general) {
+        if let (Some(prompt), Some(general)) = (self.prompt, &list.general) {
             let about = format!("Instructions in place of the standard ones; for `{general}` only.");
             properties.insert(prompt.to_owned(), json!({"type": "string", "description": about}));
         }
@@ -81,25 +82,27 @@ impl Words {
         });
         ToolSpec {
             name: TASK.to_owned(),
-            description: self.description(menu),
+            description: self.description(list),
             parameters,
         }
     }
 
-    fn description(self, menu: &SubagentList) -> String {
-        if let Some(own) = &menu.task_description {
-            return own.replace(SLOT, &list(menu));
+    fn description(self, list: &SubagentList) -> String {
+        if let Some(own) = &list.task_description {
+            return own.replace(PLACEHOLDER, &subagent_lines(list));
         }
         let about = match self.dialect {
-            _ if menu.unlisted => UNLISTED.to_owned(),
-            TaskDialect::Deepagents | TaskDialect::Synaptic => format!("Subagents:\n{}", list(menu)),
+            _ if list.unlisted => UNLISTED.to_owned(),
+            TaskDialect::Deepagents | TaskDialect::Synaptic => format!("Subagents:\n{}", subagent_lines(list)),
             TaskDialect::Sagents => IN_PROMPT.to_owned(),
         };
-        STANDARD_TEXT.replace("{order}", self.order).replace(SLOT, &about)
+        STANDARD_TEXT
+            .replace("{order}", self.order)
+            .replace(PLACEHOLDER, &about)
     }
 
-    /// The tool that tells what is written about a task.
-    pub(super) fn guide_spec(self, instructions: &[(String, String)]) -> ToolSpec {
+    /// Returns the specification of the instructions tool.
+    pub(super) fn instructions_spec(self, instructions: &[(String, String)]) -> ToolSpec {
         let names: Vec<&String> = instructions.iter().map(|(name, _)| name).collect();
         let parameters = json!({
             "type": "object",
@@ -109,58 +112,58 @@ impl Words {
         });
         let description = "Tells how work for a subagent is to be described. Read it before you delegate to it.";
         ToolSpec {
-            name: GUIDE.to_owned(),
+            name: INSTRUCTIONS_TOOL.to_owned(),
             description: description.to_owned(),
             parameters,
         }
     }
 
-    /// What is added to the instructions of the agent.
-    pub(super) fn prompt(self, menu: &SubagentList) -> Option<String> {
-        let section = match (&menu.task_system_prompt, self.dialect) {
-            (None, TaskDialect::Sagents) if !menu.unlisted => format!("## Available Tasks\n\n{}", list(menu)),
+    /// Returns the text added to the agent's instructions.
+    pub(super) fn prompt(self, list: &SubagentList) -> Option<String> {
+        let section = match (&list.task_system_prompt, self.dialect) {
+            (None, TaskDialect::Sagents) if !list.unlisted => format!("## Available Tasks\n\n{}", subagent_lines(list)),
             (None, _) => return None,
-            (Some(text), _) if menu.unlisted => text.clone(),
-            (Some(text), _) => format!("{text}\n\nSubagents you can give work to:\n{}", list(menu)),
+            (Some(text), _) if list.unlisted => text.clone(),
+            (Some(text), _) => format!("{text}\n\nSubagents you can give work to:\n{}", subagent_lines(list)),
         };
         Some(section)
     }
 }
 
-fn subagent_schema(menu: &SubagentList) -> Value {
-    let about = match &menu.general {
-        Some(general) if menu.falls_back() => format!("Which subagent does it; `{general}` if none fits."),
+fn subagent_schema(list: &SubagentList) -> Value {
+    let about = match &list.general {
+        Some(general) if list.falls_back() => format!("Which subagent does it; `{general}` if none fits."),
         Some(_) | None => "Which subagent does it.".to_owned(),
     };
     let mut schema = json!({"type": "string", "description": about});
-    if !menu.falls_back() {
-        let names: Vec<&String> = menu.cards.iter().map(|card| &card.name).collect();
+    if !list.falls_back() {
+        let names: Vec<&String> = list.subagents.iter().map(|card| &card.name).collect();
         schema["enum"] = json!(names);
     }
     schema
 }
 
-/// One line for each subagent; empty if they are not to be listed.
-fn list(menu: &SubagentList) -> String {
-    if menu.unlisted {
+/// Returns one line for each subagent; empty if they are not listed.
+fn subagent_lines(list: &SubagentList) -> String {
+    if list.unlisted {
         return String::new();
     }
     let mut lines: Vec<String> = vec![];
-    for card in &menu.cards {
+    for card in &list.subagents {
         let mark = if card.instructions.is_some() { "*" } else { "" };
         let fork = if card.is_fork { FORK } else { "" };
         lines.push(format!("- {}{mark}: {}{fork}", card.name, card.description));
     }
-    if menu.cards.iter().any(|card| card.instructions.is_some()) {
+    if list.subagents.iter().any(|card| card.instructions.is_some()) {
         lines.extend(["".to_owned(), HINT.to_owned()]);
     }
     lines.join("\n")
 }
 
-/// The longest instructions that a model may give to a subagent, in characters: the limit of the dialect.
-const LONGEST_PROMPT: usize = 10_000;
+/// The maximum length of instructions that a model may give to a subagent, in characters: the limit of the dialect.
+const MAX_PROMPT_CHARS: usize = 10_000;
 
-/// Phrases by which one text tries to undo another.
+/// Phrases that try to override other instructions.
 const OVERRIDES: [&str; 7] = [
     "ignore previous instructions",
     "ignore all previous",
@@ -171,13 +174,13 @@ const OVERRIDES: [&str; 7] = [
     "override your system prompt",
 ];
 
-/// What is wrong with instructions that a model wrote for a subagent.
-pub(super) fn prompt_problem(prompt: &str) -> Option<String> {
+/// Returns the error in instructions that a model wrote for a subagent.
+pub(super) fn prompt_error(prompt: &str) -> Option<String> {
     if prompt.trim().is_empty() {
         return Some("must not be blank; leave it out for the standard instructions".to_owned());
     }
-    if prompt.chars().count() > LONGEST_PROMPT {
-        return Some(format!("must have at most {LONGEST_PROMPT} characters"));
+    if prompt.chars().count() > MAX_PROMPT_CHARS {
+        return Some(format!("must have at most {MAX_PROMPT_CHARS} characters"));
     }
     let plain = prompt.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let phrase = OVERRIDES.into_iter().find(|phrase| plain.contains(phrase))?;

@@ -4,11 +4,14 @@ use futures::FutureExt;
 use serde_json::{Map, json};
 
 use super::*;
+use crate::definition::AgentDefinition;
 use crate::domain::message::{Role, ToolStatus};
 use crate::tool::Scope;
 use crate::tool::files::StateFiles;
 
 const NOW: Timestamp = Timestamp(7);
+/// The maximum length of a result by default.
+const LONGEST_RESULT: usize = 80_000;
 
 fn write(id: &str, name: &str, path: &str) -> ToolCall {
     ToolCall::new(id, name, Map::from_iter([("file_path".to_owned(), json!(path))]))
@@ -26,7 +29,7 @@ fn saying(calls: Vec<ToolCall>) -> State {
     }
 }
 
-/// Makes the call through the policy; the innermost layer answers with `text`.
+/// Passes the call through the middleware; the innermost layer answers with `text`.
 async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
     let make = |call: ToolCall| {
         let answer = ToolOutput::message(Message::tool(&call, ToolStatus::Success, text));
@@ -39,7 +42,7 @@ async fn through(state: &State, call: ToolCall, text: &str) -> ToolOutput {
         scope: &scope,
         state,
     };
-    let policy = FileTools::new(Arc::new(StateFiles), FileRules::default());
+    let policy = FileTools::new(Arc::new(StateFiles), &AgentDefinition::default().spec("a"));
     match policy.wrap_tool_call(call.clone(), next).await {
         Ok(CallOutcome::Answer(answer)) => policy.receive(&scope, state, &call, answer),
         other => panic!("{other:?}"),
@@ -102,8 +105,8 @@ async fn a_long_result_becomes_a_file_and_a_notice() {
 
 #[tokio::test]
 async fn file_tools_and_short_results_stay_as_they_are() {
-    let long = "x".repeat(LONGEST_RESULT + 1);
-    let short = "é".repeat(LONGEST_RESULT);
+    let long = "x".repeat(MAX_RESULT_CHARS + 1);
+    let short = "é".repeat(MAX_RESULT_CHARS);
     for (name, text) in [("read_file", &long), ("grep", &long), ("big", &short)] {
         let call = ToolCall::new("c", name, Map::new());
         let answer = through(&saying(vec![call.clone()]), call, text).await;
@@ -114,10 +117,10 @@ async fn file_tools_and_short_results_stay_as_they_are() {
 #[test]
 fn blocks_that_are_not_text_stay() {
     let image = json!({"type": "image", "base64": "aGk="});
-    let text = json!({"type": "text", "text": "x".repeat(LONGEST_RESULT + 1)});
+    let text = json!({"type": "text", "text": "x".repeat(MAX_RESULT_CHARS + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
-    let shortened = shorten(ToolOutput::message(message), NOW);
+    let shortened = shorten(ToolOutput::message(message), LONGEST_RESULT, NOW);
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };

@@ -1,4 +1,4 @@
-//! Looking for skills in their sources.
+//! The search for skills in their sources.
 
 use std::sync::Arc;
 
@@ -7,19 +7,19 @@ use crate::definition::{BundledFiles, SkillSource};
 use crate::domain::path::below;
 use crate::domain::state::{Encoding, State};
 
-/// How many skills an agent may know. All of them stand in its instructions.
-const MOST: usize = 200;
+/// The maximum number of skills of an agent. All of them are listed in its instructions.
+const MAX_SKILLS: usize = 200;
 
-/// Where skills are looked for.
+/// The sources of skills.
 pub(super) struct Catalog {
     pub(super) sources: Vec<Source>,
     /// The files of the definition.
     pub(super) enclosed: Arc<BundledFiles>,
-    /// Is another one when skills are to be looked for anew: other sources, or other skills in the definition.
+    /// The identity of the sources. If it changes, skills are searched again.
     pub(super) origin: String,
 }
 
-/// A folder of skills, as an agent sees it.
+/// A folder of skills, as the agent sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) folder: String,
@@ -29,7 +29,7 @@ pub(super) struct Source {
 impl Catalog {
     pub(super) fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>) -> Self {
         let source = |source: &SkillSource| Source {
-            folder: source.seen(),
+            folder: source.agent_path(),
             label: source.label(),
         };
         let sources: Vec<Source> = sources.iter().map(source).collect();
@@ -41,9 +41,11 @@ impl Catalog {
         }
     }
 
-    /// The skills in the order of their sources, and what went wrong. Of two with one name the later stays.
+    /// Returns the skills in the order of their sources, and the errors. Of two skills with one name, the later one
+    /// wins.
     pub(super) fn load(&self, state: &State) -> (Vec<Skill>, Vec<String>) {
-        let (mut skills, mut errors): (Vec<Skill>, Vec<String>) = (vec![], vec![]);
+        let mut skills: Vec<Skill> = vec![];
+        let mut errors = vec![];
         for source in &self.sources {
             match self.of_source(source, state) {
                 Ok(found) => {
@@ -53,9 +55,12 @@ impl Catalog {
                 Err(reason) => errors.push(format!("{}: {reason}", source.folder)),
             }
         }
-        if skills.len() > MOST {
-            errors.push(format!("of {} skills only the first {MOST} are listed", skills.len()));
-            skills.truncate(MOST);
+        if skills.len() > MAX_SKILLS {
+            errors.push(format!(
+                "of {} skills only the first {MAX_SKILLS} are listed",
+                skills.len()
+            ));
+            skills.truncate(MAX_SKILLS);
         }
         (skills, errors)
     }
@@ -81,7 +86,7 @@ impl Catalog {
                     skills.retain(|other| other.name != skill.name);
                     skills.push(skill);
                 }
-                Err(reason) => tracing::warn!(path, reason, "a skill is passed over"),
+                Err(reason) => tracing::warn!(path, reason, "a skill is ignored"),
             }
         }
         if is_empty {

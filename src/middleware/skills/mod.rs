@@ -1,7 +1,8 @@
-//! Policy: the agent has skills, which it gets to know step by step.
+//! Middleware: the agent has skills, whose instructions it reads when it needs them.
 //!
-//! It is told which there are and what each is for; the instructions of one it reads when it needs them, or finds in the
-//! conversation when the client has pinned it. Some tools are there only for who has read a skill that includes them.
+//! The agent's instructions list the skills with their descriptions. A skill's own instructions are read by the agent
+//! when needed, or are in the conversation from the start if a client has pinned the skill. Some tools are only
+//! available after a skill that includes them was read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,29 +31,29 @@ mod wording;
 
 use catalog::Catalog;
 
-/// The private field with what went wrong when skills were looked for.
+/// The private field with the errors of the search for skills.
 const ERRORS: &str = "skills_load_errors";
-/// The private field that tells where the skills in the state were found.
+/// The private field that identifies the sources of the skills in the state.
 const ORIGIN: &str = "_skills_origin";
-/// The private field with the skills that disclosed tools, and by which message each was read.
+/// The private field with the skills that disclosed tools, and the message by which each was read.
 pub const DISCLOSED: &str = "_skill_tools_disclosed";
-/// The tool that shows the instructions of a skill.
+/// The tool that reads the instructions of a skill.
 const READ_FILE: &str = "read_file";
-/// What marks the message that a pinned skill became.
+/// The key that marks the message with a pinned skill.
 const PINNED: &str = "pinned_skill";
 
-/// The policy.
+/// The skills middleware.
 pub struct Skills {
     catalog: Catalog,
-    /// The tools that skills disclose.
+    /// The tools that are hidden until a skill discloses them.
     hidden: ToolNames,
-    /// Shows instructions to an agent that has no file tools.
+    /// The tool that reads skills, for an agent without file tools.
     reader: Option<Arc<dyn Tool>>,
 }
 
 impl Skills {
-    /// Skills in `sources`, which lie among the thread's files and those of the definition; `hidden` are the tools that a
-    /// skill has to disclose.
+    /// Creates the middleware for the skills in `sources`, among the thread's files and those of the definition.
+    /// `hidden` are the tools that a skill has to disclose.
     pub fn new(sources: &[SkillSource], enclosed: Arc<BundledFiles>, hidden: &[String]) -> Self {
         let hidden = ToolNames::of(hidden);
         Self {
@@ -62,7 +63,7 @@ impl Skills {
         }
     }
 
-    /// The same for an agent that has no file tools: it can read its skills, in `workspace`, and nothing else.
+    /// Adds a tool that reads skills in `workspace`, for an agent without file tools.
     #[must_use]
     pub fn with_reader(self, workspace: &Arc<dyn FileWorkspace>) -> Self {
         Self {
@@ -71,7 +72,7 @@ impl Skills {
         }
     }
 
-    /// Looks for skills, unless that was done on this thread for the same sources.
+    /// Searches for skills, unless this thread has searched the same sources.
     fn found(&self, state: &State) -> Update {
         let is_known = state.fields.get(SKILLS).is_some_and(Value::is_array);
         let origin = Value::from(self.catalog.origin.as_str());
@@ -86,7 +87,7 @@ impl Skills {
         }
     }
 
-    /// Puts the instructions of the pinned skills into the conversation.
+    /// Adds the instructions of the pinned skills to the conversation.
     fn pinned(&self, state: &State) -> Update {
         let Some(Value::Array(names)) = state.fields.get(PINNED_SKILLS) else {
             return Update::none();
@@ -112,7 +113,7 @@ impl Skills {
         update
     }
 
-    /// Notes that a skill was read, if it discloses a tool.
+    /// Records that a skill was read, if it discloses a tool.
     fn disclosure(&self, skill: &Skill, by: &Value) -> Update {
         if !ToolNames::of(&skill.include_tools).meets(&self.hidden) {
             return Update::none();
@@ -128,7 +129,7 @@ impl Skills {
         }
     }
 
-    /// The tools that skills have disclosed which are still part of the conversation.
+    /// Returns the tools disclosed by skills that are still in the conversation.
     fn disclosed(&self, state: &State, messages: &[Arc<Message>]) -> ToolNames {
         let Some(Value::Object(read)) = state.fields.get(DISCLOSED) else {
             return ToolNames::default();
@@ -150,7 +151,7 @@ impl Skills {
     }
 }
 
-/// The skills that were found on this thread.
+/// Returns the skills that were found on this thread.
 fn skills(state: &State) -> Vec<Skill> {
     let found = state.fields.get(SKILLS).cloned().unwrap_or_default();
     serde_json::from_value(found).unwrap_or_default()
@@ -168,7 +169,7 @@ impl Middleware for Skills {
         builtins::SKILLS
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent, HookPoint::BeforeModel]
     }
 
@@ -185,8 +186,8 @@ impl Middleware for Skills {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        Ok(match moment {
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        Ok(match point {
             HookPoint::BeforeAgent => self.found(state),
             HookPoint::BeforeModel => self.pinned(state),
             HookPoint::AfterModel | HookPoint::AfterAgent => Update::none(),

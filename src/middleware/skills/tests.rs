@@ -24,16 +24,16 @@ fn policy(sources: Value, hidden: &[&str]) -> Skills {
     Skills::new(&sources, Arc::new(BundledFiles::default()), &hidden)
 }
 
-async fn runs(policy: &Skills, moment: HookPoint, state: &mut State) -> Update {
+async fn runs(policy: &Skills, point: HookPoint, state: &mut State) -> Update {
     let reaction = policy
-        .hook(moment, &Scope::sample(Timestamp(0)), state)
+        .hook(point, &Scope::sample(Timestamp(0)), state)
         .await
         .expect("it works");
     state.apply(&reaction.update);
     reaction.update
 }
 
-/// The request that reaches the model.
+/// Returns the request that reaches the model.
 async fn request(policy: &Skills, state: &State) -> ModelRequest {
     let spec = |name: &str| {
         Arc::new(ToolSpec {
@@ -80,7 +80,7 @@ fn tools(request: &ModelRequest) -> Vec<&str> {
     request.tools.iter().map(|tool| tool.name.as_str()).collect()
 }
 
-/// What reading a file with `read_file` brings along; the state goes on with it.
+/// Records the result of reading a file with `read_file` in the state.
 fn reads(policy: &Skills, path: &str, status: ToolStatus, state: &mut State) {
     let args = Map::from_iter([("file_path".to_owned(), json!(path))]);
     let call = ToolCall::new(format!("r{path}"), READ_FILE, args);

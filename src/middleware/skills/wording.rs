@@ -1,22 +1,22 @@
-//! What a model reads about skills.
+//! The texts for the model about skills.
 
 use serde_json::Value;
 
 use super::catalog::Source;
 use crate::definition::skill::{Skill, instructions};
 
-/// How many things that went wrong are told.
-const MOST_ERRORS: usize = 10;
-/// How many characters of one are told.
-const LONGEST_ERROR: usize = 300;
-/// How many characters of a pinned skill come into the conversation.
-const LONGEST_PINNED: usize = 80_000;
+/// The maximum number of errors that are listed.
+const MAX_ERRORS: usize = 10;
+/// The maximum length of a listed error, in characters.
+const MAX_ERROR_CHARS: usize = 300;
+/// The maximum length of a pinned skill in the conversation, in characters.
+const MAX_PINNED_CHARS: usize = 80_000;
 
 const INTRODUCTION: &str = "A skill is a folder with instructions for one kind of work. Below you see of each only what it \
     is for. When one fits the task, read its file with `read_file` before you begin, to the last line, and follow it. \
     Other files that it mentions lie in the same folder and are read in the same way. Read no skill that does not fit.";
 
-/// The section of the instructions; none when there is nothing to tell.
+/// Returns the section of the instructions; none if it would be empty.
 pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) -> Option<String> {
     if skills.is_empty() && errors.is_empty() {
         return None;
@@ -32,7 +32,7 @@ pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) ->
         lines.extend(
             sources
                 .iter()
-                .map(|source| format!("- {} (`{}`)", plain(&source.label), plain(&source.folder))),
+                .map(|source| format!("- {} (`{}`)", quoted(&source.label), quoted(&source.folder))),
         );
         lines.push(String::new());
     }
@@ -45,10 +45,10 @@ pub(super) fn section(sources: &[Source], skills: &[Skill], errors: &[Value]) ->
             String::new(),
             "Some could not be looked for; tell the user if that matters:".to_owned(),
         ]);
-        let told = errors.iter().filter_map(Value::as_str).take(MOST_ERRORS);
-        lines.extend(told.map(|error| format!("- {}", cut(&plain(error), LONGEST_ERROR))));
-        if errors.len() > MOST_ERRORS {
-            lines.push(format!("- and {} more", errors.len() - MOST_ERRORS));
+        let listed = errors.iter().filter_map(Value::as_str).take(MAX_ERRORS);
+        lines.extend(listed.map(|error| format!("- {}", truncated(&quoted(error), MAX_ERROR_CHARS))));
+        if errors.len() > MAX_ERRORS {
+            lines.push(format!("- and {} more", errors.len() - MAX_ERRORS));
         }
     }
     Some(lines.join("\n"))
@@ -69,21 +69,21 @@ fn entry(skill: &Skill) -> String {
     let notes = if notes.is_empty() {
         String::new()
     } else {
-        format!(" ({})", plain(&notes.join("; ")))
+        format!(" ({})", quoted(&notes.join("; ")))
     };
-    let name = plain(&skill.name);
-    let about = plain(&skill.description);
-    let path = plain(&skill.path);
+    let name = quoted(&skill.name);
+    let about = quoted(&skill.description);
+    let path = quoted(&skill.path);
     format!("- {name}: {about}{notes}\n  Read `{path}`")
 }
 
-/// The message that a pinned skill becomes.
+/// Returns the message for a pinned skill.
 pub(super) fn pinned(skill: &Skill, text: &str) -> String {
-    let name = plain(&skill.name);
-    let path = plain(&skill.path);
+    let name = quoted(&skill.name);
+    let path = quoted(&skill.path);
     let body = instructions(text);
     let head = format!("Follow the skill `{name}` (`{path}`):");
-    match body.char_indices().nth(LONGEST_PINNED) {
+    match body.char_indices().nth(MAX_PINNED_CHARS) {
         None => format!("{head}\n\n{body}"),
         Some((end, _)) => format!(
             "{head}\n\n{}\n[It goes on; read the rest with `read_file`.]",
@@ -92,8 +92,8 @@ pub(super) fn pinned(skill: &Skill, text: &str) -> String {
     }
 }
 
-/// A text from a file on one line and without what could be taken for the end of a quotation.
-fn plain(text: &str) -> String {
+/// Returns a file's text on one line, without anything that looks like the end of the quotation.
+fn quoted(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.replace('`', "'")
         .replace('<', "&lt;")
@@ -103,7 +103,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-fn cut(text: &str, most: usize) -> String {
+fn truncated(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         None => text.to_owned(),
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -1,8 +1,8 @@
-//! Policy: the agent's final answer has a form.
+//! Middleware: the agent's final answer matches a JSON Schema.
 //!
-//! The form is offered as a tool that the model has to call in the end; its arguments are the answer. Works with every
-//! provider that can call tools. A model that answers in plain text nevertheless is reminded, but not for ever. The other
-//! way, by which the provider itself keeps to the form, is [`native`].
+//! The schema is offered as a tool that the model has to call at the end; the arguments are the answer. This works
+//! with every provider that supports tools. A model that answers in plain text is reminded a limited number of times.
+//! The alternative, structured output by the provider, is [`native`].
 
 use std::sync::Arc;
 
@@ -25,33 +25,33 @@ use crate::tool::{ArgumentCheck, CallOutcome, Halt, Scope, Tool};
 
 pub mod native;
 
-/// The field that holds the answer.
+/// The field with the answer.
 pub const FIELD: &str = "structured_response";
-/// What marks a reminder as ours.
-const OURS: &str = "structured_output";
-/// The class of the failure when there is no answer in the form.
+/// The value that marks reminders of this middleware.
+const SOURCE: &str = "structured_output";
+/// The class of the failure if there is no valid answer.
 pub const FAILURE: &str = "StructuredOutputError";
-/// What a model is told that answers more than once.
+/// The result for a model that gives several answers.
 const SEVERAL: &str = "Error: there are several final answers in one message, but there can be only one. None was taken. \
     Call once, with the whole answer.";
 
-/// The policy.
+/// The structured output middleware.
 #[derive(Clone)]
 pub struct StructuredOutput {
     forms: Vec<Arc<Form>>,
-    /// What the answer looks like, all alternatives together.
+    /// The schema of the answer, with all alternatives.
     schema: Value,
-    /// What becomes of an answer that does not fit.
+    /// The handling of invalid answers.
     errors: HandleErrors,
 }
 
 impl StructuredOutput {
-    /// The answer has to have this form; with alternatives one of them.
+    /// Creates the middleware for this format, or for one of its alternatives.
     pub fn new(format: &AnswerFormat) -> Self {
         let schemas = format.alternatives();
         let all: Arc<[String]> = schemas.iter().map(tool_name).collect();
-        let kept = &format.tool_message_content;
-        let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema, kept.clone()));
+        let result_text = &format.tool_message_content;
+        let form = |(at, schema): (usize, Value)| Arc::new(Form::new(&all, at, schema, result_text.clone()));
         let forms = schemas.into_iter().enumerate().map(form).collect();
         Self {
             forms,
@@ -60,8 +60,8 @@ impl StructuredOutput {
         }
     }
 
-    /// What is wrong with a call of a form, beside the other calls of its message.
-    fn mistake(&self, call: &ToolCall, state: &State) -> Option<String> {
+    /// Returns the error in a call that gives the answer, considering the other calls of its message.
+    fn call_error(&self, call: &ToolCall, state: &State) -> Option<String> {
         let form = self.forms.iter().find(|form| form.spec.name == call.name)?;
         form.check
             .check(&call.args)
@@ -69,8 +69,7 @@ impl StructuredOutput {
             .or_else(|| form.is_one_of_several(state).then(|| SEVERAL.to_owned()))
     }
 
-    /// What is written for a message that is nothing but a good answer. Whatever else the message holds is left to the
-    /// tool step, which has the rules for it.
+    /// Returns the writes for a message that consists of one valid answer. Other messages are left to the tool step.
     fn take(&self, message: &Message) -> Option<Update> {
         let [call] = message.tool_calls() else { return None };
         let form = self.forms.iter().find(|form| form.spec.name == call.name)?;
@@ -78,7 +77,7 @@ impl StructuredOutput {
         fits.then(|| form.writes(call))
     }
 
-    /// Whether the last thing that happened is that an answer was taken together with the model's message.
+    /// Returns whether the answer was just taken from the model's message.
     fn was_taken(&self, state: &State) -> bool {
         let is_form = |name: &String| self.forms.iter().any(|form| form.spec.name == *name);
         state.messages.last().is_some_and(|last| {
@@ -92,7 +91,7 @@ impl StructuredOutput {
         })
     }
 
-    /// What is to be done about the model's last answer, when it is plain text.
+    /// Returns the reminder if the model's last answer is plain text.
     fn remind(&self, state: &State) -> Result<HookResult, Halt> {
         if has_answer(state) {
             return Ok(HookResult::default());
@@ -100,7 +99,7 @@ impl StructuredOutput {
         let names: Vec<String> = self.forms.iter().map(|form| format!("`{}`", form.spec.name)).collect();
         let names = names.join(" or ");
         ToolUseReminder {
-            source: OURS,
+            source: SOURCE,
             text: format!(
                 "Your answer was plain text and nobody will read it. Give your final answer by calling {names}."
             ),
@@ -109,7 +108,7 @@ impl StructuredOutput {
                 "the model gave its answer as plain text, although it was reminded of the required form",
             ),
         }
-        .about(state)
+        .remind(state)
     }
 }
 
@@ -119,7 +118,7 @@ impl Middleware for StructuredOutput {
         builtins::STRUCTURED
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent, HookPoint::AfterModel]
     }
 
@@ -139,9 +138,9 @@ impl Middleware for StructuredOutput {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
-        match moment {
-            // The answer of an earlier turn must not be taken for one of this turn.
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        match point {
+            // The answer of an earlier turn is not the answer of this one.
             HookPoint::BeforeAgent if has_answer(state) => Ok(Update::field(FIELD, Value::Null).into()),
             HookPoint::AfterModel if self.was_taken(state) => Ok(HookResult {
                 update: Update::none(),
@@ -167,31 +166,31 @@ impl Middleware for StructuredOutput {
     }
 
     async fn wrap_tool_call(&self, call: ToolCall, next: NextCall<'_>) -> Result<CallOutcome, Halt> {
-        match (&self.errors, self.mistake(&call, next.state)) {
+        match (&self.errors, self.call_error(&call, next.state)) {
             (HandleErrors::Say(text), Some(_)) => Ok(CallOutcome::Answer(ToolOutput::error(&call, text.clone()))),
-            (HandleErrors::Switch(false), Some(mistake)) => Err(Halt::Fail(Failure::new(FAILURE, mistake))),
+            (HandleErrors::Switch(false), Some(call_error)) => Err(Halt::Fail(Failure::new(FAILURE, call_error))),
             (HandleErrors::Switch(_), _) | (HandleErrors::Say(_), None) => next.call(call).await,
         }
     }
 }
 
-/// Whether there is an answer in the form already.
+/// Returns whether there is an answer already.
 fn has_answer(state: &State) -> bool {
     state.fields.get(FIELD).is_some_and(|answer| !answer.is_null())
 }
 
-/// One form of the answer, as a tool.
+/// One alternative of the answer, as a tool.
 struct Form {
     spec: Arc<ToolSpec>,
     check: ArgumentCheck,
     all: Arc<[String]>,
-    /// What stands in the conversation as its result, when not the answer itself.
-    kept: Option<String>,
+    /// The text of the tool result in the conversation, if not the answer itself.
+    result_text: Option<String>,
 }
 
 impl Form {
-    /// The form at `at` among `all` the names.
-    fn new(all: &Arc<[String]>, at: usize, schema: Value, kept: Option<String>) -> Self {
+    /// Creates alternative number `at`; `all` are the names of all alternatives.
+    fn new(all: &Arc<[String]>, at: usize, schema: Value, result_text: Option<String>) -> Self {
         let about = schema
             .get("description")
             .and_then(Value::as_str)
@@ -207,11 +206,11 @@ impl Form {
             check: ArgumentCheck::new(&spec),
             spec: Arc::new(spec),
             all: Arc::clone(all),
-            kept,
+            result_text,
         }
     }
 
-    /// Whether the model's last message gives several final answers.
+    /// Returns whether the model's last message gives several answers.
     fn is_one_of_several(&self, state: &State) -> bool {
         open_calls(state)
             .iter()
@@ -220,21 +219,21 @@ impl Form {
             > 1
     }
 
-    /// What a good answer writes: its result, and the answer itself.
+    /// Returns the writes of a valid answer: the tool result, and the answer itself.
     fn writes(&self, call: &ToolCall) -> Update {
         let response = self.in_order(call.args.clone());
-        let shown: Vec<String> = response
+        let fields: Vec<String> = response
             .iter()
             .map(|(name, value)| format!("{name}={}", python(value)))
             .collect();
-        let standard = || format!("Returning structured response: {}", shown.join(" "));
-        let text = self.kept.clone().unwrap_or_else(standard);
+        let standard = || format!("Returning structured response: {}", fields.join(" "));
+        let text = self.result_text.clone().unwrap_or_else(standard);
         let mut writes = Update::messages([Message::tool(call, ToolStatus::Success, text)]);
         writes.merge(Update::field(FIELD, Value::Object(response)));
         writes
     }
 
-    /// The arguments in the order of the schema, which is the one the reader expects.
+    /// Returns the arguments in the order of the schema, which readers expect.
     fn in_order(&self, mut args: Map<String, Value>) -> Map<String, Value> {
         let Some(properties) = self.spec.parameters.get("properties").and_then(Value::as_object) else {
             return args;
@@ -261,13 +260,13 @@ impl Tool for Form {
         Ok(CallOutcome::Answer(ToolOutput {
             writes: self.writes(call),
             ends: true,
-            shown: false,
+            is_logged: false,
             changes: vec![],
         }))
     }
 }
 
-/// The schema's title as the name of a tool; without one, a name that the same schema always gets.
+/// Returns the tool's name: the schema's title, or a name derived from the schema.
 fn tool_name(schema: &Value) -> String {
     form_name(schema).unwrap_or_else(|| {
         let hash = Uuid::new_v5(&Uuid::nil(), schema.to_string().as_bytes())

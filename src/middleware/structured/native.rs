@@ -1,7 +1,6 @@
-//! Policy: the agent's final answer has a form, to which the provider itself keeps its model.
+//! Middleware: the agent's final answer matches a JSON Schema, by structured output of the provider.
 //!
-//! The text of the answer is the JSON. It is checked nevertheless: not every server that calls itself a provider keeps its
-//! word.
+//! The text of the answer is the JSON. It is validated, since not every server enforces the schema.
 
 use std::sync::Arc;
 
@@ -9,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::super::reminder::ToolUseReminder;
-use super::{FAILURE, FIELD, OURS, has_answer};
+use super::{FAILURE, FIELD, SOURCE, has_answer};
 use crate::definition::builtins;
 use crate::definition::{AnswerFormat, HandleErrors};
 use crate::domain::graph::Field;
@@ -21,16 +20,16 @@ use crate::middleware::{Contribution, HookResult, Middleware, ModelAnswer, NextM
 use crate::model::ModelRequest;
 use crate::tool::{Halt, Scope};
 
-/// The policy.
+/// The native structured output middleware.
 pub struct NativeAnswer {
     format: Arc<AnswerFormat>,
     schema: Option<Schema>,
 }
 
 impl NativeAnswer {
-    /// The answer has to have this form.
+    /// Creates the middleware for this format.
     pub fn new(format: &AnswerFormat) -> Self {
-        // A schema that is none was refused when the definition was read.
+        // An invalid schema was refused when the definition was read.
         let schema = Schema::compile(&format.schema).ok();
         Self {
             format: Arc::new(format.clone()),
@@ -38,24 +37,24 @@ impl NativeAnswer {
         }
     }
 
-    /// The answer in a message that calls no tools.
+    /// Returns the answer in a message without tool calls.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     fn read(&self, message: &Message) -> Result<Value, String> {
         let text = message.content.text();
-        self.fitting(serde_json::from_str(text.trim()).map_err(|error| format!("it is no JSON ({error})"))?)
+        self.fitting(serde_json::from_str(text.trim()).map_err(|error| format!("it is not JSON ({error})"))?)
     }
 
-    /// The form.
+    /// Returns the schema.
     pub fn schema(&self) -> Arc<Value> {
         Arc::new(self.format.schema.clone())
     }
 
-    /// The answer in what a program wrote: its `structured_response`, or else the last thing that it said.
+    /// Returns the answer of a program: its `structured_response`, or its last message.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is invalid.
     pub fn of_program(&self, written: &Update) -> Result<Value, String> {
         let response = written.fields.get(FIELD).filter(|response| !response.is_null());
         let last = written.messages.iter().rfind(|message| message.is_ai());
@@ -67,7 +66,7 @@ impl NativeAnswer {
     }
 
     fn fitting(&self, value: Value) -> Result<Value, String> {
-        let problem = match self.schema.as_ref().map(|schema| schema.judge(&value)) {
+        let problem = match self.schema.as_ref().map(|schema| schema.validate(&value)) {
             None | Some(SchemaCheck::Fits) => None,
             Some(SchemaCheck::Wrong(errors)) => errors
                 .first()
@@ -78,7 +77,7 @@ impl NativeAnswer {
     }
 }
 
-/// Whether a message is an answer, and not a step on the way to one.
+/// Returns whether a message is a final answer, without tool calls.
 fn is_final(message: &Message) -> bool {
     message.is_ai() && message.tool_calls().is_empty() && message.invalid_tool_calls().is_empty()
 }
@@ -89,7 +88,7 @@ impl Middleware for NativeAnswer {
         builtins::STRUCTURED
     }
 
-    fn moments(&self) -> &[HookPoint] {
+    fn hook_points(&self) -> &[HookPoint] {
         &[HookPoint::BeforeAgent, HookPoint::AfterModel]
     }
 
@@ -103,10 +102,10 @@ impl Middleware for NativeAnswer {
         }
     }
 
-    async fn hook(&self, moment: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+    async fn hook(&self, point: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
         let is_there = has_answer(state);
-        match (moment, state.last_ai()) {
-            // The answer of an earlier turn must not be taken for one of this turn.
+        match (point, state.last_ai()) {
+            // The answer of an earlier turn is not the answer of this one.
             (HookPoint::BeforeAgent, _) if is_there => Ok(Update::field(FIELD, Value::Null).into()),
             (HookPoint::AfterModel, Some(last)) if !is_there && is_final(last) => {
                 let problem = self.read(last).err().unwrap_or_else(|| "it was not taken".to_owned());
@@ -123,11 +122,11 @@ impl Middleware for NativeAnswer {
                     "the model was told of the required form and did not keep to it",
                 );
                 ToolUseReminder {
-                    source: OURS,
+                    source: SOURCE,
                     text,
                     failure,
                 }
-                .about(state)
+                .remind(state)
             }
             _ => Ok(HookResult::default()),
         }

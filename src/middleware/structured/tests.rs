@@ -54,8 +54,8 @@ fn reminder() -> Message {
     reminder
 }
 
-async fn hook(moment: HookPoint, state: &State) -> Result<HookResult, Halt> {
-    policy().hook(moment, &Scope::sample(Timestamp(0)), state).await
+async fn hook(point: HookPoint, state: &State) -> Result<HookResult, Halt> {
+    policy().hook(point, &Scope::sample(Timestamp(0)), state).await
 }
 
 async fn outcome(calls: Vec<ToolCall>) -> ToolOutput {
@@ -214,7 +214,7 @@ fn forms_are_named_by_title_or_by_a_hash_that_stays() {
     assert_eq!(names(either), ["A", "B"]);
 }
 
-/// What comes of calling the form with these arguments, when errors are handled so.
+/// Returns the outcome of calling the answer tool with these arguments and this handling of errors.
 async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, Halt> {
     let format = json!({"schema": finding(), "handle_errors": errors, "tool_message_content": "Kept."});
     let policy = StructuredOutput::new(&AnswerFormat::of(&format));
@@ -240,7 +240,7 @@ async fn filled_in(errors: Value, calls: Vec<ToolCall>) -> Result<CallOutcome, H
         .await
 }
 
-fn told(outcome: Result<CallOutcome, Halt>) -> String {
+fn error_text(outcome: Result<CallOutcome, Halt>) -> String {
     match outcome {
         Ok(CallOutcome::Answer(answer)) => answer.writes.messages[0].content.text(),
         other => panic!("{other:?}"),
@@ -251,12 +251,12 @@ fn told(outcome: Result<CallOutcome, Halt>) -> String {
 async fn what_does_not_fit_is_met_as_the_format_says() {
     let wrong = || vec![ToolCall::new("a", "Finding", Map::new())];
     assert_eq!(
-        told(filled_in(json!("Both fields, please."), wrong()).await),
+        error_text(filled_in(json!("Both fields, please."), wrong()).await),
         "Both fields, please."
     );
     let twice = vec![answering("a"), answering("b")];
     assert_eq!(
-        told(filled_in(json!("Once, please."), twice.clone()).await),
+        error_text(filled_in(json!("Once, please."), twice.clone()).await),
         "Once, please."
     );
     for calls in [wrong(), twice] {
@@ -268,6 +268,6 @@ async fn what_does_not_fit_is_met_as_the_format_says() {
 #[tokio::test]
 async fn the_result_of_the_form_can_have_words_of_its_own() {
     for errors in [json!(true), json!(false), json!("No.")] {
-        assert_eq!(told(filled_in(errors, vec![answering("a")]).await), "Kept.");
+        assert_eq!(error_text(filled_in(errors, vec![answering("a")]).await), "Kept.");
     }
 }

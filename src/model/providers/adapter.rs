@@ -40,9 +40,11 @@ impl<W> Adapter<W> {
     /// Creates a model whose requests are encoded by `wire` and sent by `http`. `key` is only used to remove it from
     /// error texts.
     pub(super) fn new(
-        (kind, model): (Protocol, &str),
+        kind: Protocol,
+        model: &str,
         wire: W,
-        (http, limits): (DynHttpClient, AnswerLimits),
+        http: DynHttpClient,
+        limits: AnswerLimits,
         key: Option<SecretString>,
     ) -> Self {
         Self {

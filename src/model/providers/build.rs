@@ -1,4 +1,4 @@
-//! One configured provider and a model name become a model.
+//! Creates a model from a configured provider and a model name.
 
 use std::sync::Arc;
 
@@ -15,52 +15,53 @@ use crate::model::Model;
 use crate::model::limits::AnswerLimits;
 use crate::model::scripted::Scripted;
 
-/// Sent where a protocol demands a key but the server behind it wants none.
+/// The key for protocols that require one, when the server does not.
 const NO_KEY: &str = "none";
 
-/// Anthropic demands a limit on every request; this one holds for models whose own limit is not known.
+/// The token limit for Anthropic models whose own limit is unknown; the API requires one.
 const ANTHROPIC_MAX_TOKENS: u64 = 8192;
 
-/// A model of the provider. `key` is what it is to send, if anything.
+/// Creates a model of the provider; `key` is sent if given.
 pub(super) fn model(
     config: &ProviderConfig,
     model: &str,
     key: Option<SecretString>,
-    (http, limits): (DynHttpClient, AnswerLimits),
+    http: DynHttpClient,
+    limits: AnswerLimits,
 ) -> Arc<dyn Model> {
     let protocol = config.kind.protocol();
     match protocol {
         Protocol::OpenAi => {
             let wire = openai(config, key.as_ref()).connect(http.clone()).chat(model).wire;
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::Anthropic => {
             let mut anthropic = AnthropicConfig::new(sent(key.as_ref()));
             if let Some(url) = config.address() {
                 anthropic = anthropic.with_base_url(url);
             }
-            // An agent sends the same beginning again and again; marking it costs little and is repaid at once.
+            // An agent sends the same prefix repeatedly, so caching it saves tokens from the second request on.
             let mut wire = anthropic
                 .connect(http.clone())
                 .completion(model)
                 .wire
                 .with_prompt_caching();
             wire.default_max_tokens.get_or_insert(ANTHROPIC_MAX_TOKENS);
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::GoogleGenAi => {
             let wire = gemini(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::Ollama => {
             let wire = ollama(config, key.as_ref())
                 .connect(http.clone())
                 .completion(model)
                 .wire;
-            Arc::new(Adapter::new((protocol, model), wire, (http, limits), key))
+            Arc::new(Adapter::new(protocol, model, wire, http, limits, key))
         }
         Protocol::Scripted => Arc::new(Scripted::new(model)),
     }
@@ -70,7 +71,7 @@ fn sent(key: Option<&SecretString>) -> String {
     key.map_or(NO_KEY, |key| key.expose_secret()).to_owned()
 }
 
-/// How to reach a server of OpenAI's protocol.
+/// Returns the configuration of a server with OpenAI's protocol.
 pub(super) fn openai(config: &ProviderConfig, key: Option<&SecretString>) -> OpenAIConfig {
     let openai = OpenAIConfig::new(sent(key));
     match config.address() {
@@ -79,7 +80,7 @@ pub(super) fn openai(config: &ProviderConfig, key: Option<&SecretString>) -> Ope
     }
 }
 
-/// How to reach a server of Google's protocol.
+/// Returns the configuration of a server with Google's protocol.
 pub(super) fn gemini(config: &ProviderConfig, key: Option<&SecretString>) -> GeminiConfig {
     let gemini = GeminiConfig::new(sent(key));
     match config.address() {
@@ -88,7 +89,7 @@ pub(super) fn gemini(config: &ProviderConfig, key: Option<&SecretString>) -> Gem
     }
 }
 
-/// How to reach a server of Ollama's protocol.
+/// Returns the configuration of a server with Ollama's protocol.
 pub(super) fn ollama(config: &ProviderConfig, key: Option<&SecretString>) -> OllamaConfig {
     let mut ollama = OllamaConfig::new();
     if let Some(url) = config.address() {

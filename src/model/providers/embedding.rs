@@ -41,7 +41,7 @@ impl Providers {
         }
         let key = key(provider, config)?;
         let dimensions = model.starts_with(ANY_DIMENSIONS_PREFIX).then_some(dims);
-        let embeddings = connect(config, model, dimensions, (key.as_ref(), self.http.clone()))
+        let embeddings = connect(config, model, dimensions, key.as_ref(), self.http.clone())
             .ok_or_else(|| misconfigured(format!("provider `{provider}` ({}) has no embeddings", config.kind)))?;
         Ok(Arc::new(Remote {
             name: name.to_owned(),
@@ -57,7 +57,8 @@ fn connect(
     config: &ProviderConfig,
     model: &str,
     dims: Option<usize>,
-    (key, http): (Option<&SecretString>, DynHttpClient),
+    key: Option<&SecretString>,
+    http: DynHttpClient,
 ) -> Option<DynModel<Embedding>> {
     let kind = config.kind.protocol();
     Some(match kind {

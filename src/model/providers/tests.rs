@@ -1,6 +1,7 @@
 //! A small HTTP server with prepared replies, and helpers for the tests of all wire formats.
 
 use std::collections::VecDeque;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use axum::Router;
@@ -76,29 +77,37 @@ pub(super) struct Fake {
 }
 
 impl Fake {
+    fn replies(&self) -> MutexGuard<'_, VecDeque<Reply>> {
+        self.replies.lock().expect("no test panics with the lock")
+    }
+
+    fn received(&self) -> MutexGuard<'_, Vec<Received>> {
+        self.received.lock().expect("no test panics with the lock")
+    }
+
     pub(super) fn last(&self) -> Received {
-        self.received.lock().unwrap().pop().expect("a request")
+        self.received().pop().expect("a request")
     }
 
     pub(super) fn count(&self) -> usize {
-        self.received.lock().unwrap().len()
+        self.received().len()
     }
 
     pub(super) fn prepare(&self, reply: Reply) {
-        self.replies.lock().unwrap().push_back(reply);
+        self.replies().push_back(reply);
     }
 }
 
 async fn serve(State(fake): State<Fake>, uri: Uri, headers: HeaderMap, body: String) -> Response {
     let body = serde_json::from_str(&body).unwrap_or(Value::Null);
-    fake.received.lock().unwrap().push(Received { uri, headers, body });
-    let reply = fake.replies.lock().unwrap().pop_front().expect("a prepared reply");
+    fake.received().push(Received { uri, headers, body });
+    let reply = fake.replies().pop_front().expect("a prepared reply");
     let mut response = Response::builder().status(reply.status);
     for (name, value) in reply.headers {
         response = response.header(name, value);
     }
     let end: Option<Result<String, std::io::Error>> =
-        reply.cut.then(|| Err(std::io::Error::other("the cable was pulled")));
+        reply.cut.then(|| Err(std::io::Error::other("the connection broke")));
     response
         .body(Body::from_stream(
             stream::iter([Ok(reply.body)].into_iter().chain(end)).then(async |part| {

@@ -47,7 +47,7 @@ pub struct ScriptedAnswer {
     pub first: Duration,
     /// The pause between two pieces.
     pub delay: Duration,
-    /// Whether the answer is cut off after its first piece.
+    /// True if the answer is cut off after its first piece.
     pub drop: bool,
 }
 

@@ -1,53 +1,53 @@
 //! Tasks that agents of this server do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 
-use super::room::{self, TaskParent};
+use super::limits::{self, TaskParent};
 use super::{
-    PARENT_RUN, STOPS_WITHIN, STRANGER, WAITS_ALREADY, fault, ids, own_task, record_of, sight, strategy, told,
-    wish_for, wish_to_give_up,
+    PARENT_RUN, STOPS_WITHIN, STRANGER, TaskError, WAITS_ALREADY, fault, find_own_task, ids, new_cancelling_run,
+    new_record, new_task_run, status, strategy, told,
 };
-use crate::db::{self, DbResult, Tx};
+use crate::db::{self, Tx};
 use crate::domain::background::{TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Multitask, Run};
-use crate::domain::thread::Thread;
-use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
-use crate::runtime::{CancelAction, CancelError, NewRun, Runs, Target};
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
+use crate::runtime::{BackgroundTasks, CancelAction, CancelError, NewRun, Target};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
-/// How often it is looked whether a cancelled task has stopped.
+/// The pause between two looks at a task that was cancelled.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What came of asking for a run.
+/// The run of a call.
 enum Begun {
-    /// There is one now.
+    /// A run that was admitted now.
     Now(Box<Admitted>),
-    /// The same call asked for it before.
+    /// The run that the same call has started before.
     Before(Box<Run>),
 }
 
-impl Runs {
-    /// Begins a task on this server.
+impl BackgroundTasks {
+    /// Starts a task on this server.
     pub(super) async fn start_task(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         let (thread, run) = ids(scope)?;
-        let wish = wish_for(scope, order, thread, Multitask::Reject);
-        self.0
+        let new_run = new_task_run(scope, order, thread, Multitask::Reject);
+        self.core
             .webhooks
-            .check(&wish.request)
+            .check(&new_run.request)
             .map_err(|invalid| told(&invalid.into()))?;
-        let asker = TaskParent::of(scope);
-        let record = record_of(scope, order, thread);
-        self.begun(move |tx, (house, occasion)| {
-            Box::pin(async move { begin(tx, (run, &wish), record, &asker, (&house, occasion)).await })
+        let parent = TaskParent::of(scope);
+        let record = new_record(scope, order, thread);
+        self.start_run(move |tx, context| {
+            Box::pin(async move { begin(tx, (run, &new_run), record, &parent, &context).await })
         })
         .await
     }
 
-    /// Gives a task on this server a further message.
+    /// Sends a further message to a task on this server.
     pub(super) async fn update_task(
         &self,
         scope: &Scope,
@@ -55,47 +55,47 @@ impl Runs {
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let (_, run) = ids(scope)?;
-        let wish = wish_for(scope, order, task, strategy(order.agent.update_strategy));
-        self.0
+        let new_run = new_task_run(scope, order, task, strategy(order.agent.update_strategy));
+        self.core
             .webhooks
-            .check(&wish.request)
+            .check(&new_run.request)
             .map_err(|invalid| told(&invalid.into()))?;
-        let asker = TaskParent::of(scope);
-        self.begun(move |tx, (house, occasion)| {
-            Box::pin(async move { go_on(tx, (run, &wish), task, &asker, (&house, occasion)).await })
+        let parent = TaskParent::of(scope);
+        self.start_run(move |tx, context| {
+            Box::pin(async move { go_on(tx, (run, &new_run), task, &parent, &context).await })
         })
         .await
     }
 
-    /// How a task on this server stands.
-    pub(super) async fn look_at_task(&self, task: ThreadId) -> Result<TaskSnapshot, String> {
-        self.0
+    /// Returns the state of a task on this server.
+    pub(super) async fn read_task(&self, task: ThreadId) -> Result<TaskSnapshot, String> {
+        self.core
             .db
-            .read(move |tx| Box::pin(async move { sight::look(tx, task).await }))
+            .read(move |tx| Box::pin(async move { status::look(tx, task).await }))
             .await
             .map_err(fault)
     }
 
-    /// Stops a task on this server: its runs, those that wait for their turn first, or what it waits for.
+    /// Cancels a task on this server: its runs, those in the queue first, or its interrupts.
     pub(super) async fn cancel_task(&self, scope: &Scope, record: TaskRecord) -> Result<TaskSnapshot, String> {
         let task = record.task;
-        let seen = self.look_at_task(task).await?;
+        let seen = self.read_task(task).await?;
         if seen.status == TaskStatus::Waiting {
-            return self.give_up_task(scope, &record, seen).await;
+            return self.cancel_waiting_task(scope, &record, seen).await;
         }
         if seen.status.is_final() {
             return Ok(seen);
         }
-        let in_flight = self.0.db.read(move |tx| Box::pin(db::runs::in_flight(tx, task)));
+        let in_flight = self.core.db.read(move |tx| Box::pin(db::runs::in_flight(tx, task)));
         for run in in_flight.await.map_err(fault)?.into_iter().rev() {
-            match self.cancel(task, run.id, CancelAction::Interrupt).await {
+            match self.runs.cancel(task, run.id, CancelAction::Interrupt).await {
                 Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
                 Err(CancelError::Fault(error)) => return Err(fault(error)),
             }
         }
         let began = tokio::time::Instant::now();
         loop {
-            let seen = self.look_at_task(task).await?;
+            let seen = self.read_task(task).await?;
             if seen.status.is_outcome() {
                 return Ok(seen);
             }
@@ -110,24 +110,22 @@ impl Runs {
         }
     }
 
-    /// Gives up what a task waits for: nobody is asked any more.
-    async fn give_up_task(
+    /// Cancels a task that waits for an answer.
+    async fn cancel_waiting_task(
         &self,
         scope: &Scope,
         record: &TaskRecord,
         seen: TaskSnapshot,
     ) -> Result<TaskSnapshot, String> {
         let (_, run) = ids(scope)?;
-        let wish = wish_to_give_up(scope, record.task, &record.graph_id);
-        let begun = self.begun(move |tx, (house, occasion)| {
+        let new_run = new_cancelling_run(scope, record.task, &record.graph_id);
+        let begun = self.start_run(move |tx, context| {
             Box::pin(async move {
                 if let Some(before) = db::runs::get_by_id(tx, run).await? {
-                    return Ok(Ok(Begun::Before(Box::new(before))));
+                    return Ok(Begun::Before(Box::new(before)));
                 }
-                let admitted = admission::start_as(tx, run, &wish, &house, occasion).await?;
-                Ok(admitted
-                    .map(|admitted| Begun::Now(Box::new(admitted)))
-                    .map_err(|error| told(&error)))
+                let admitted = admission::start_as(tx, run, &new_run, 0, &context).await?;
+                Ok(Begun::Now(Box::new(admitted)))
             })
         });
         begun.await?;
@@ -138,26 +136,24 @@ impl Runs {
         })
     }
 
-    /// Writes down that a run begins, unless the same call asked for it before, and takes it up.
-    async fn begun<J>(&self, job: J) -> Result<TaskRun, String>
+    /// Stores the run of a call, unless the same call did before, and starts it.
+    async fn start_run<J>(&self, job: J) -> Result<TaskRun, String>
     where
-        J: for<'t> FnOnce(
-            &'t mut Tx<'_>,
-            (AdmissionDeps, AdmissionContext),
-        ) -> BoxFuture<'t, DbResult<Result<Begun, String>>>,
+        J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
         J: Send + 'static,
     {
-        let work = self.seen_through(move |runs| async move {
-            let house = runs.0.house();
-            let (permit, occasion) = runs.occasion();
-            let begun = runs.0.db.write(move |tx| job(tx, (house, occasion))).await?;
-            runs.0.jobs.has_tasks(true);
-            Ok(begun.map(|begun| match begun {
-                Begun::Now(admitted) => runs.take_up(*admitted, permit),
+        let admission = self.admission.clone();
+        let core = Arc::clone(&self.core);
+        let work = self.core.run_detached(async move {
+            let (permit, context) = admission.with_slot(vec![]);
+            let begun = core.db.write(move |tx| job(tx, context)).await?;
+            core.jobs.has_tasks(true);
+            Ok::<_, TaskError>(match begun {
+                Begun::Now(admitted) => admission.start_or_queue(*admitted, permit),
                 Begun::Before(run) => *run,
-            }))
+            })
         });
-        let run = work.await.map_err(fault)??;
+        let run = work.await.map_err(TaskError::text)?;
         Ok(TaskRun {
             thread: run.thread.to_string(),
             run: run.id.to_string(),
@@ -166,88 +162,62 @@ impl Runs {
     }
 }
 
-/// Begins a task, if that is allowed. Everything is checked and counted under the lock of the thread that asks, so that
+/// Starts a task, if the limits allow it. Everything is checked and counted under the lock of the calling thread, so that
 /// calls side by side see each other.
 async fn begin(
     tx: &mut Tx<'_>,
-    (id, wish): (RunId, &NewRun),
+    (id, new_run): (RunId, &NewRun),
     record: TaskRecord,
-    asker: &TaskParent,
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<Begun, String>> {
+    parent: &TaskParent,
+    context: &AdmissionContext,
+) -> Result<Begun, TaskError> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
-        return Ok(Ok(Begun::Before(Box::new(before))));
+        return Ok(Begun::Before(Box::new(before)));
     }
-    let (ancestry, not_over) = match room::admit(tx, asker, &record, occasion.now).await? {
-        Ok(room) => room,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let (ancestry, not_over) = limits::admit(tx, parent, &record, context.now).await?;
     let record = TaskRecord {
         ancestry: ancestry.clone(),
         ..record
     };
-    let mut wish = wish.clone();
-    wish.request.background = Some(ancestry);
-    match admission::start_as(tx, id, &wish, house, occasion).await? {
-        Ok(admitted) => {
-            db::background::insert(tx, &record).await?;
-            Ok(Ok(Begun::Now(Box::new(admitted))))
-        }
-        Err(refusal) => {
-            room::give_back(tx, &asker.budget, not_over, occasion.now).await?;
-            Ok(Err(told(&refusal)))
-        }
-    }
+    let mut new_run = new_run.clone();
+    new_run.request.background = Some(ancestry);
+    let admitted = admission::start_as(tx, id, &new_run, 0, context).await;
+    let admitted = admitted.inspect_err(|_| parent.budget.not_begun(not_over))?;
+    db::background::insert(tx, &record).await?;
+    Ok(Begun::Now(Box::new(admitted)))
 }
 
-/// Gives a task a further message, if that is allowed.
+/// Sends a further message to a task, if the limits allow it.
 async fn go_on(
     tx: &mut Tx<'_>,
-    (id, wish): (RunId, &NewRun),
+    (id, new_run): (RunId, &NewRun),
     task: ThreadId,
-    asker: &TaskParent,
-    (house, occasion): (&AdmissionDeps, AdmissionContext),
-) -> DbResult<Result<Begun, String>> {
+    parent: &TaskParent,
+    context: &AdmissionContext,
+) -> Result<Begun, TaskError> {
     if let Some(before) = db::runs::get_by_id(tx, id).await? {
-        return Ok(Ok(Begun::Before(Box::new(before))));
+        return Ok(Begun::Before(Box::new(before)));
     }
-    db::threads::lock(tx, asker.thread).await?;
-    let Some(record) = own_task(tx, task, asker.thread).await? else {
-        return Ok(Err(STRANGER.to_owned()));
+    db::threads::lock(tx, parent.thread).await?;
+    let Some(record) = find_own_task(tx, task, parent.thread).await? else {
+        return Err(TaskError::Refused(STRANGER.to_owned()));
     };
     let in_flight = db::runs::in_flight(tx, task).await?;
-    let mine = serde_json::json!(asker.run);
+    let mine = serde_json::json!(parent.run);
     let is_mine = |run: &Run| run.metadata.get(PARENT_RUN) == Some(&mine);
     let waits = in_flight
         .iter()
         .any(|run| TaskStatus::from(run.status) == TaskStatus::Pending && is_mine(run));
-    if wish.request.multitask == Multitask::Enqueue && waits {
-        return Ok(Err(WAITS_ALREADY.to_owned()));
+    if new_run.request.multitask == Multitask::Enqueue && waits {
+        return Err(TaskError::Refused(WAITS_ALREADY.to_owned()));
     }
-    if in_flight.is_empty()
-        && let Err(refusal) = room::again(tx, asker, &record.ancestry).await?
-    {
-        return Ok(Err(refusal));
+    if in_flight.is_empty() {
+        limits::again(tx, parent, &record.ancestry).await?;
     }
-    let mut wish = wish.clone();
-    wish.target = Target::Thread(task);
-    wish.request.background = Some(record.ancestry);
-    match admission::start_as(tx, id, &wish, house, occasion).await? {
-        Ok(admitted) => {
-            db::background::watch(tx, task).await?;
-            Ok(Ok(Begun::Now(Box::new(admitted))))
-        }
-        Err(refusal) => Ok(Err(told(&refusal))),
-    }
-}
-
-/// Gives a run its place, if it is on the thread of a task: that of the task, whoever asks for it.
-pub(in crate::runtime) async fn place(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -> DbResult<()> {
-    if run.request.background.is_none() && thread.metadata.contains_key("parent_thread_id") {
-        run.request.background = db::background::find(tx, thread.id).await?.map(|record| record.ancestry);
-    }
-    if let Some(above) = &run.request.background {
-        run.lineage.visibility = above.visibility;
-    }
-    Ok(())
+    let mut new_run = new_run.clone();
+    new_run.target = Target::Thread(task);
+    new_run.request.background = Some(record.ancestry);
+    let admitted = admission::start_as(tx, id, &new_run, 0, context).await?;
+    db::background::watch(tx, task).await?;
+    Ok(Begun::Now(Box::new(admitted)))
 }

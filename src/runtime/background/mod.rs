@@ -1,4 +1,4 @@
-//! Work in the background: tasks are runs on threads of their own, and whoever asked for one is told what came of it.
+//! Background tasks: runs on threads of their own. The agent that started one is notified of its outcome.
 //!
 //! On this server a task is begun in one transaction with the record of who asked for it, under ids that follow from the tool call: a call
 //! that is made again after a crash finds what it began. What becomes of it is a fact in the tables from the moment its run
@@ -10,10 +10,14 @@
 //! Cancelling the run that asked does not stop the task: it belongs to the conversation, not to the run. So does one that a
 //! subagent has begun: as long as the subagent works it is told what comes of it, and then the main agent is.
 
-use async_trait::async_trait;
-use serde_json::{Map, Value, json};
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+
+use super::admission::Admission;
+use super::core::Core;
 use super::{AssistantRef, NewRun, Runs, StartError, Target};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;
@@ -27,38 +31,44 @@ use crate::domain::run::{Command, Multitask, RunRequest};
 use crate::tool::Scope;
 use crate::tool::background::{BackgroundOrder, Tasks};
 
-mod approvals;
-mod awaited;
+mod awaited_runs;
+mod limits;
 mod local;
 pub(super) mod remote;
-mod room;
-pub(super) mod sight;
+pub(super) mod status;
 
-pub(super) use awaited::note_remote_run;
-pub(super) use local::place;
-pub use sight::known_of;
+pub(super) use awaited_runs::insert_remote_run;
+pub use status::known_status;
 
-/// How many background tasks may lie one above the other when nobody says how deep delegations may nest.
+/// The deepest nesting of background tasks without a limit of depth.
 const DEEPEST: u32 = 4;
 
-/// How the run of a task is streamed to whoever follows it.
-const MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
+/// The stream modes of the run of a task.
+pub(super) const MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
 
-/// The place of a task in the metadata of its thread and runs.
+/// The key of the parent run in the metadata of the thread and the runs of a task.
 const PARENT_RUN: &str = "parent_run_id";
 
-/// What is said of a task that another conversation has begun, or nobody.
+/// The refusal for a task of another conversation.
 const STRANGER: &str = "This task was not begun in this conversation.";
 
-/// How long it is waited for a cancelled task to stop.
+/// The longest wait for a cancelled task to stop.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
-/// What is said when a message waits already.
+/// The refusal when a message is already queued.
 const WAITS_ALREADY: &str = "A message to this task waits already for its turn; nothing was added. Put all that is to be \
     said into one message, or wait until the task has taken it up.";
 
+/// Background tasks: starts, updates and cancels them, on this server and on others. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct BackgroundTasks {
+    pub(super) core: Arc<Core>,
+    pub(super) admission: Admission,
+    runs: Runs,
+}
+
 #[async_trait]
-impl Tasks for Runs {
+impl Tasks for BackgroundTasks {
     async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         match order.agent.url {
             None => self.start_task(scope, order).await,
@@ -82,8 +92,8 @@ impl Tasks for Runs {
     async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
         let record = self.own(scope, task).await?;
         match record.url {
-            None => self.look_at_task(record.task).await,
-            Some(_) => self.look_at_remote(&record).await,
+            None => self.read_task(record.task).await,
+            Some(_) => self.poll_task(&record).await,
         }
     }
 
@@ -96,8 +106,16 @@ impl Tasks for Runs {
     }
 }
 
-impl Runs {
-    /// The record of a task that this conversation has begun.
+impl BackgroundTasks {
+    pub(super) fn new(runs: Runs) -> Self {
+        Self {
+            core: Arc::clone(&runs.core),
+            admission: runs.admission.clone(),
+            runs,
+        }
+    }
+
+    /// Returns the record of a task that this conversation has started.
     async fn own(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskRecord, String> {
         let id = task
             .task_id
@@ -105,22 +123,22 @@ impl Runs {
             .map_err(|_| format!("There is no background task `{}` here.", task.task_id))?;
         let parent = scope.thread;
         let found = self
-            .0
+            .core
             .db
-            .read(move |tx| Box::pin(async move { own_task(tx, id, parent).await }))
+            .read(move |tx| Box::pin(async move { find_own_task(tx, id, parent).await }))
             .await;
         found.map_err(fault)?.ok_or_else(|| STRANGER.to_owned())
     }
 }
 
-/// The record of a task that the conversation on this thread has begun.
-async fn own_task(tx: &mut Tx<'_>, task: ThreadId, parent: ThreadId) -> DbResult<Option<TaskRecord>> {
+/// Returns the record of a task that the conversation on this thread has started.
+async fn find_own_task(tx: &mut Tx<'_>, task: ThreadId, parent: ThreadId) -> DbResult<Option<TaskRecord>> {
     Ok(db::background::find(tx, task)
         .await?
         .filter(|record| record.parent_thread == parent))
 }
 
-/// The thread and the run that a call makes.
+/// Returns the ids of the thread and the run that a call creates.
 fn ids(scope: &Scope) -> Result<(ThreadId, RunId), String> {
     let task = scope
         .task
@@ -128,8 +146,8 @@ fn ids(scope: &Scope) -> Result<(ThreadId, RunId), String> {
     Ok((ThreadId::of_background(task), RunId::of_background(task)))
 }
 
-/// What is remembered of a task that is about to begin. Its place among those who asked is not known yet.
-fn record_of(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> TaskRecord {
+/// Returns the record of a new task. Its lineage is not complete yet.
+fn new_record(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> TaskRecord {
     TaskRecord {
         task,
         parent_thread: scope.thread,
@@ -153,13 +171,13 @@ fn record_of(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> TaskR
         },
         notify: order.agent.notify_parent,
         watched: true,
-        told: None,
+        reported_run: None,
         created_at: scope.now(),
         remote: RemoteWork::default(),
     }
 }
 
-/// What those read who look at the thread or the run of a task.
+/// Returns the metadata of the thread and the runs of a task.
 fn notes(scope: &Scope, order: BackgroundOrder<'_>) -> Map<String, Value> {
     let notes = [
         ("subagent_name", json!(order.agent.name)),
@@ -176,8 +194,8 @@ fn fault(error: DbError) -> String {
     told(&StartError::Fault(error))
 }
 
-/// What a task is asked for: to begin, or to go on with a further message.
-fn wish_for(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, multitask: Multitask) -> NewRun {
+/// Returns the run that starts a task, or sends it a further message.
+fn new_task_run(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, multitask: Multitask) -> NewRun {
     let BackgroundOrder { agent, text, .. } = order;
     let mut extra = Map::new();
     if let Some(webhook) = &agent.webhook {
@@ -195,9 +213,9 @@ fn wish_for(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, multita
         context: context.map(|(key, value)| (key.clone(), value.clone())).collect(),
         multitask,
         extra,
-        ..followed()
+        ..streamed_request()
     };
-    wish(
+    new_run(
         thread,
         AssistantRef::Graph(agent.graph_id.clone()),
         request,
@@ -205,8 +223,8 @@ fn wish_for(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, multita
     )
 }
 
-/// What gives up what a task waits for, without doing anything more.
-fn wish_to_give_up(scope: &Scope, thread: ThreadId, graph_id: &str) -> NewRun {
+/// Returns the run that drops the interrupts of a task and does nothing else.
+fn new_cancelling_run(scope: &Scope, thread: ThreadId, graph_id: &str) -> NewRun {
     let goto = Command {
         goto: vec![Goto::Node(END.to_owned())],
         ..Command::default()
@@ -214,13 +232,13 @@ fn wish_to_give_up(scope: &Scope, thread: ThreadId, graph_id: &str) -> NewRun {
     let request = RunRequest {
         command: Some(goto),
         multitask: Multitask::Reject,
-        ..followed()
+        ..streamed_request()
     };
     let metadata = Map::from_iter([(PARENT_RUN.to_owned(), json!(scope.run))]);
-    wish(thread, AssistantRef::Graph(graph_id.to_owned()), request, metadata)
+    new_run(thread, AssistantRef::Graph(graph_id.to_owned()), request, metadata)
 }
 
-pub(super) fn wish(
+pub(super) fn new_run(
     thread: ThreadId,
     assistant: AssistantRef,
     request: RunRequest,
@@ -236,8 +254,8 @@ pub(super) fn wish(
     }
 }
 
-/// A request whose run can be followed in every way.
-pub(super) fn followed() -> RunRequest {
+/// Returns a request whose run is streamed in all modes.
+pub(super) fn streamed_request() -> RunRequest {
     let stream_mode = MODES.map(str::to_owned).into();
     RunRequest {
         stream_mode,
@@ -254,7 +272,34 @@ fn strategy(strategy: UpdateStrategy) -> Multitask {
     }
 }
 
-/// Why a run was not started, for the model.
+/// The refusal to start a task or to send it a message.
+#[derive(Debug, thiserror::Error)]
+enum TaskError {
+    /// The reason, as a text for the model.
+    #[error("{0}")]
+    Refused(String),
+    /// Its run was not started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl From<DbError> for TaskError {
+    fn from(error: DbError) -> Self {
+        Self::Start(error.into())
+    }
+}
+
+impl TaskError {
+    /// The text for the model.
+    fn text(self) -> String {
+        match self {
+            Self::Refused(reason) => reason,
+            Self::Start(error) => told(&error),
+        }
+    }
+}
+
+/// Returns the refusal of a run as a text for the model.
 fn told(error: &StartError) -> String {
     match error {
         StartError::QuestionPending(_) => {

@@ -9,70 +9,75 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::room::{self, TaskParent};
-use super::{MODES, PARENT_RUN, STOPS_WITHIN, WAITS_ALREADY, fault, ids, notes, own_task, record_of};
+use super::limits::{self, TaskParent};
+use super::{MODES, PARENT_RUN, STOPS_WITHIN, TaskError, WAITS_ALREADY, fault, find_own_task, ids, new_record, notes};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{LEVELS, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::answers::PeerRun;
-use crate::peer::{NotBegun, PeerError, RemoteThread, RunOrder};
-use crate::runtime::{Runs, ledger};
+use crate::peer::responses::PeerRun;
+use crate::peer::{PeerError, RemoteRunRequest, RemoteThread, StartFailed};
+use crate::runtime::{BackgroundTasks, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
-/// How long it is tried to begin work there while the agent waits for it.
+/// The longest time for which a start is tried while the agent waits.
 pub(super) const BEGINS_WITHIN: Duration = Duration::from_secs(30);
-/// How much later it may be polled, and found that nobody tries any more.
+/// The time after that until the first poll.
 const MARGIN: Duration = Duration::from_secs(60);
-/// How long it is waited for a server to say how a task stands.
+/// The timeout of a poll.
 pub(in crate::runtime) const LOOKS_FOR: Duration = Duration::from_secs(5);
-/// How often it is looked whether cancelled work has stopped.
+/// The pause between two polls of work that was cancelled.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What is said of work of which there is no trace any more.
+/// The error of a task whose work was deleted.
 const GONE: &str = "The thread of the task, or its work there, was deleted.";
 
-impl Runs {
-    /// Begins a task on another server.
+impl BackgroundTasks {
+    /// Starts a task on another server.
     pub(super) async fn start_remote(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
         let (task, _) = ids(scope)?;
-        let mut record = record_of(scope, order, task);
+        let mut record = new_record(scope, order, task);
         record.remote.due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
-        let asker = TaskParent::of(scope);
+        let parent = TaskParent::of(scope);
         let now = scope.now();
         let write = self
-            .0
+            .core
             .db
-            .write(move |tx| Box::pin(async move { write_down(tx, record, &asker, now).await }));
-        let record = write.await.map_err(fault)??;
+            .write(move |tx| Box::pin(async move { write_down(tx, record, &parent, now).await }));
+        let record = write.await.map_err(TaskError::text)?;
         match &record.remote {
             RemoteWork {
-                unwanted: true, seen, ..
+                cancel_requested: true,
+                seen,
+                ..
             } => {
                 return Err(seen.as_ref().and_then(|seen| seen.error.clone()).unwrap_or_default());
             }
             RemoteWork { seen: Some(seen), .. } => return Ok(run_of(&record, seen)),
             RemoteWork { seen: None, .. } => {}
         }
-        let place = match self.workplace(&record).await {
+        let place = match self.remote_thread_of_task(&record).await {
             Ok((place, _)) => place,
-            Err(reason) => return Err(self.not_begun(scope, &record, reason, true).await),
+            Err(reason) => return Err(self.store_not_started(scope, &record, reason, true).await),
         };
         let request = request(scope, order, &record);
         let notes = notes(scope, order);
-        let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
-        match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
-            Ok(run) => self.under_way(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        let patience = BEGINS_WITHIN.min(self.core.registry.workshop.peers.patience());
+        match place
+            .create_and_start(&notes, request, &record.task.to_string(), patience)
+            .await
+        {
+            Ok(run) => self.store_started(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
-                Err(self.not_begun(scope, &record, reason, is_certain).await)
+                Err(self.store_not_started(scope, &record, reason, is_certain).await)
             }
         }
     }
 
-    /// Gives a task on another server a further message.
+    /// Sends a further message to a task on another server.
     pub(super) async fn update_remote(
         &self,
         scope: &Scope,
@@ -80,7 +85,7 @@ impl Runs {
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
         let key = format!("{}-{}", record.task, ids(scope)?.1);
-        let (place, _) = self.workplace(&record).await?;
+        let (place, _) = self.remote_thread_of_task(&record).await?;
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
             let runs = place
                 .runs()
@@ -88,7 +93,7 @@ impl Runs {
                 .map_err(|error| unavailable(&record, &place, &error))?;
             let mine = scope.run.to_string();
             let waits = |run: &PeerRun| {
-                run.status == RunStatus::Pending && run.is_noted(PARENT_RUN, &mine) && !run.is_errand(&key)
+                run.status == RunStatus::Pending && run.has_metadata(PARENT_RUN, &mine) && !run.has_key(&key)
             };
             if runs.iter().any(waits) {
                 return Err(WAITS_ALREADY.to_owned());
@@ -103,23 +108,23 @@ impl Runs {
             due_at,
             ..RemoteWork::default()
         };
-        let asker = TaskParent::of(scope);
+        let parent = TaskParent::of(scope);
         let task = record.task;
         let was_over = is_over(before.as_ref());
         let write = self
-            .0
+            .core
             .db
-            .write(move |tx| Box::pin(async move { go_on(tx, task, &asker, (was_over, &expected)).await }));
-        write.await.map_err(fault)??;
+            .write(move |tx| Box::pin(async move { go_on(tx, task, &parent, (was_over, &expected)).await }));
+        write.await.map_err(TaskError::text)?;
         let mut request = request(scope, order, &record);
         request.multitask_strategy = match order.agent.update_strategy {
             UpdateStrategy::Interrupt => "interrupt",
             UpdateStrategy::Enqueue => "enqueue",
         };
-        let patience = BEGINS_WITHIN.min(self.0.registry.workshop.peers.patience());
-        match place.order(request, (&key, patience)).await {
-            Ok(run) => self.under_way(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        let patience = BEGINS_WITHIN.min(self.core.registry.workshop.peers.patience());
+        match place.start_run(request, &key, patience).await {
+            Ok(run) => self.store_started(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
                 self.note(
@@ -139,11 +144,11 @@ impl Runs {
         }
     }
 
-    /// How a task on another server stands: now, or before, if that is out of reach.
-    pub(super) async fn look_at_remote(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
-        let lost = match self.workplace(record).await {
-            Ok((place, _)) => match timeout(LOOKS_FOR, place.look()).await {
-                Ok(Ok(seen)) => return self.has_seen(record, seen).await,
+    /// Polls a task on another server. Returns the last known state if the server is out of reach.
+    pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
+        let lost = match self.remote_thread_of_task(record).await {
+            Ok((place, _)) => match timeout(LOOKS_FOR, place.snapshot()).await {
+                Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
             },
@@ -156,14 +161,14 @@ impl Runs {
         })
     }
 
-    /// Stops a task on another server. That it is not wanted is written down first, so that it is stopped there even if
+    /// Cancels a task on another server. The cancellation is stored first, so that it takes place even if
     /// that server is out of reach for now, or this one dies.
     pub(super) async fn cancel_remote(&self, record: TaskRecord) -> Result<TaskSnapshot, String> {
-        let seen = self.look_at_remote(&record).await?;
+        let seen = self.poll_task(&record).await?;
         if seen.status.is_final() {
             return Ok(TaskSnapshot { lost: None, ..seen });
         }
-        let due_at = Some(self.0.clock.now().plus(STOPS_WITHIN * 2));
+        let due_at = Some(self.core.clock.now().plus(STOPS_WITHIN * 2));
         let known = Some(TaskSnapshot {
             lost: None,
             ..seen.clone()
@@ -172,7 +177,7 @@ impl Runs {
             &record,
             RemoteWork {
                 seen: known,
-                unwanted: true,
+                cancel_requested: true,
                 due_at,
                 ..RemoteWork::default()
             },
@@ -188,7 +193,7 @@ impl Runs {
         if cancelled.lost.is_some() {
             return Ok(cancelled);
         }
-        let (place, agent) = self.workplace(&record).await?;
+        let (place, agent) = self.remote_thread_of_task(&record).await?;
         match timeout(STOPS_WITHIN * 2, stop(&place, &agent, STOPS_WITHIN)).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
                 let over = TaskSnapshot {
@@ -224,18 +229,18 @@ impl Runs {
 
     /// Where a task is done, and who does it, as the definition says that its conversation has now; or else the one with
     /// which it was begun.
-    pub(in crate::runtime) async fn workplace(
+    pub(in crate::runtime) async fn remote_thread_of_task(
         &self,
         record: &TaskRecord,
     ) -> Result<(RemoteThread, SubagentDefinition), String> {
         let url = record.url.as_deref().unwrap_or_default();
         let parent = record.starter();
         let run = self
-            .0
+            .core
             .db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
         let run = run.await.map_err(fault)?;
-        let registry = &self.0.registry;
+        let registry = &self.core.registry;
         let agents = registry.agents();
         let now = match &run {
             Some(run) => agents.of_run(run).cloned(),
@@ -266,79 +271,83 @@ impl Runs {
         ))
     }
 
-    /// Writes down that work is under way there. What came of it already is only told after a look, which brings the result.
-    async fn under_way(&self, record: &TaskRecord, seen: TaskSnapshot) -> Result<TaskRun, String> {
+    /// Stores that work is in progress there. An outcome is stored only after a poll, which brings the result.
+    async fn store_started(&self, record: &TaskRecord, seen: TaskSnapshot) -> Result<TaskRun, String> {
         let run = run_of(record, &seen);
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let has_come = seen.status.is_outcome();
         let seen = TaskSnapshot {
-            status: seen.status.untold(),
+            status: seen.status.unreported(),
             ..seen
         };
-        let work = RemoteWork::default().after(Ok(seen), self.moment(record), self.0.registry.workshop.peers.looks());
+        let work = RemoteWork::default().after(
+            Ok(seen),
+            self.moment(record),
+            self.core.registry.workshop.peers.poll_policy(),
+        );
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
-        self.0.jobs.has_tasks(true);
-        self.0.jobs.wake();
+        self.core.jobs.has_tasks(true);
+        self.core.jobs.wake();
         Ok(run)
     }
 
-    /// Writes down what was seen, if it is something new.
-    async fn has_seen(&self, record: &TaskRecord, seen: Option<TaskSnapshot>) -> Result<TaskSnapshot, String> {
+    /// Stores the polled state, if it is new.
+    async fn store_seen(&self, record: &TaskRecord, seen: Option<TaskSnapshot>) -> Result<TaskSnapshot, String> {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
         let seen = seen.unwrap_or_else(|| gone(run));
-        if !before.is_known(&seen) {
+        if !before.is_unchanged(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
                 self.moment(record),
-                self.0.registry.workshop.peers.looks(),
+                self.core.registry.workshop.peers.poll_policy(),
             );
             self.write_down(record, after, Some(before.version)).await?;
         }
         Ok(seen)
     }
 
-    /// A task and the present instant.
+    /// Returns the id of a task and the time.
     pub(in crate::runtime) fn moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
-        (record.task.0, self.0.clock.now())
+        (record.task.0, self.core.clock.now())
     }
 
-    /// Writes down what is known of a task from now on, whoever looks at it.
-    pub(super) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
+    /// Stores the state of a remote task.
+    pub(in crate::runtime) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
         self.write_down(record, work, None).await?;
-        self.0.jobs.wake();
+        self.core.jobs.wake();
         Ok(())
     }
 
     async fn write_down(&self, record: &TaskRecord, work: RemoteWork, version: Option<i64>) -> Result<(), String> {
         let record = record.clone();
         let write = self
-            .0
+            .core
             .db
-            .write(move |tx| Box::pin(async move { note_down(tx, &record, &work, version).await }));
+            .write(move |tx| Box::pin(async move { store_polled(tx, &record, &work, version).await }));
         write.await.map(drop).map_err(fault)
     }
 
     /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
-    async fn not_begun(&self, scope: &Scope, record: &TaskRecord, reason: String, is_certain: bool) -> String {
+    async fn store_not_started(&self, scope: &Scope, record: &TaskRecord, reason: String, is_certain: bool) -> String {
         let text = format!("The task was not started. {reason}");
         let error = TaskSnapshot {
             error: Some(text.clone()),
             ..TaskSnapshot::of("", TaskStatus::Error)
         };
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let task = record.task;
         let dropped = RemoteWork {
             seen: Some(error),
-            unwanted: true,
+            cancel_requested: true,
             due_at: Some(now),
             ..RemoteWork::default()
         };
         let parent = scope.thread;
         let record = record.clone();
         let budget = scope.budget.clone();
-        let write = self.0.db.write(move |tx| {
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 match is_certain {
                     true => db::background::remote::forget(tx, task).await?,
@@ -347,21 +356,21 @@ impl Runs {
                         db::background::told(tx, task, None, false).await?;
                     }
                 }
-                let not_over = room::count(db::background::not_over(tx, parent).await?);
-                room::give_back(tx, &budget, not_over, now).await
+                let not_over = limits::count(db::background::not_over(tx, parent).await?);
+                limits::give_back(tx, &budget, not_over, now).await
             })
         });
         if let Err(error) = write.await {
             return fault(error);
         }
-        self.0.jobs.wake();
+        self.core.jobs.wake();
         text
     }
 }
 
 /// Writes down what is known of a task from now on, and what it has used: that counts for all trees for which it works. What
 /// is told is what all of it has used, so it counts once however often it is told.
-pub(in crate::runtime) async fn note_down(
+pub(in crate::runtime) async fn store_polled(
     tx: &mut Tx<'_>,
     record: &TaskRecord,
     work: &RemoteWork,
@@ -373,7 +382,7 @@ pub(in crate::runtime) async fn note_down(
         let used = before.at_least(told);
         if used != before {
             // Trees before tasks, as whoever begins one takes them.
-            ledger::tell(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            ledger::tell(tx, &record.ancestry.budget_scopes(), RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
@@ -384,42 +393,39 @@ pub(in crate::runtime) async fn note_down(
 async fn write_down(
     tx: &mut Tx<'_>,
     record: TaskRecord,
-    asker: &TaskParent,
+    parent: &TaskParent,
     now: Timestamp,
-) -> DbResult<Result<TaskRecord, String>> {
+) -> Result<TaskRecord, TaskError> {
     if let Some(before) = db::background::find(tx, record.task).await? {
-        return Ok(Ok(before));
+        return Ok(before);
     }
-    let ancestry = match room::admit(tx, asker, &record, now).await? {
-        Ok((ancestry, _)) => ancestry,
-        Err(refusal) => return Ok(Err(refusal)),
-    };
+    let (ancestry, _) = limits::admit(tx, parent, &record, now).await?;
     let record = TaskRecord { ancestry, ..record };
     db::background::insert(tx, &record).await?;
-    Ok(Ok(record))
+    Ok(record)
 }
 
 /// Writes down that more is expected of a task, if that is allowed.
 async fn go_on(
     tx: &mut Tx<'_>,
     task: ThreadId,
-    asker: &TaskParent,
+    parent: &TaskParent,
     (was_over, expected): (bool, &RemoteWork),
-) -> DbResult<Result<(), String>> {
-    db::threads::lock(tx, asker.thread).await?;
-    let Some(record) = own_task(tx, task, asker.thread).await? else {
-        return Ok(Err(super::STRANGER.to_owned()));
+) -> Result<(), TaskError> {
+    db::threads::lock(tx, parent.thread).await?;
+    let Some(record) = find_own_task(tx, task, parent.thread).await? else {
+        return Err(TaskError::Refused(super::STRANGER.to_owned()));
     };
-    if was_over && let Err(refusal) = room::again(tx, asker, &record.ancestry).await? {
-        return Ok(Err(refusal));
+    if was_over {
+        limits::again(tx, parent, &record.ancestry).await?;
     }
     db::background::watch(tx, task).await?;
     db::background::remote::note(tx, &record, expected, None).await?;
-    Ok(Ok(()))
+    Ok(())
 }
 
-/// What a run there shall do.
-fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RunOrder {
+/// Returns the request for a run on the other server.
+fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RemoteRunRequest {
     let agent = order.agent;
     let mut metadata = notes(scope, order);
     // Two servers whose agents have each other work would go on without end.
@@ -438,7 +444,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Ru
         .then(|| ("configurable".to_owned(), parent))
         .into_iter()
         .chain(steps);
-    RunOrder {
+    RemoteRunRequest {
         assistant_id: agent.graph_id.clone(),
         input: Some(json!({"messages": [{"role": "user", "content": order.text}]})),
         metadata,
@@ -447,7 +453,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Ru
         multitask_strategy: "reject",
         webhook: agent.webhook.clone(),
         config: config.collect::<Map<String, Value>>(),
-        ..RunOrder::default()
+        ..RemoteRunRequest::default()
     }
 }
 
@@ -457,15 +463,15 @@ pub(in crate::runtime) async fn stop(
     agent: &SubagentDefinition,
     patience: Duration,
 ) -> Result<Option<TaskSnapshot>, PeerError> {
-    place.stop().await?;
+    place.cancel_runs().await?;
     let began = Instant::now();
     loop {
-        let seen = place.look().await?;
+        let seen = place.snapshot().await?;
         match &seen {
             Some(waits) if waits.status == TaskStatus::Waiting => {
                 let key = format!("{}-over-{}", place.thread, waits.run);
                 place
-                    .give_up(agent.graph_id.as_deref().unwrap_or_default(), &key)
+                    .cancel_interrupts(agent.graph_id.as_deref().unwrap_or_default(), &key)
                     .await?;
                 return Ok(seen);
             }
@@ -484,9 +490,13 @@ pub(in crate::runtime) fn gone(run: String) -> TaskSnapshot {
     }
 }
 
-/// Why an agent there was of no use, in a sentence.
+/// Returns a sentence that says why a remote agent could not be used.
 pub(in crate::runtime) fn unavailable(record: &TaskRecord, place: &RemoteThread, error: &PeerError) -> String {
-    format!("The agent `{}` at {}: {error}.", record.graph_id, place.peer.place())
+    format!(
+        "The agent `{}` at {}: {error}.",
+        record.graph_id,
+        place.peer.display_url()
+    )
 }
 
 fn is_over(seen: Option<&TaskSnapshot>) -> bool {

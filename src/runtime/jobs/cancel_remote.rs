@@ -13,12 +13,12 @@ use crate::db::{self, DbResult};
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
-use crate::runtime::Runs;
 use crate::runtime::background::remote::{LOOKS_FOR, stop};
+use crate::runtime::{BackgroundTasks, RuntimeHandles};
 
-/// How much work is scheduled in one transaction.
+/// The most jobs that one transaction schedules.
 const AT_ONCE: i64 = 16;
-/// For how long it is claimed: longer than it can take.
+/// The lease of a claim: longer than a cancellation can take.
 const LEASE: Duration = Duration::from_secs(60);
 
 pub(super) struct CancelRemoteHandler;
@@ -29,17 +29,17 @@ impl JobHandler for CancelRemoteHandler {
         JobLimits { at_once: 64, batch: 1 }
     }
 
-    fn lease(&self, _: &Runs) -> Duration {
+    fn lease(&self, _: &RuntimeHandles) -> Duration {
         LEASE
     }
 
-    async fn discover(&self, runs: &Runs) -> DbResult<()> {
-        let read = runs.0.db.read(|tx| Box::pin(db::remote_runs::any_over(tx)));
+    async fn discover(&self, runtime: &RuntimeHandles) -> DbResult<()> {
+        let read = runtime.core.db.read(|tx| Box::pin(db::remote_runs::any_over(tx)));
         if !read.await? {
             return Ok(());
         }
-        let now = runs.0.clock.now();
-        let write = runs.0.db.write(move |tx| {
+        let now = runtime.core.clock.now();
+        let write = runtime.core.db.write(move |tx| {
             Box::pin(async move {
                 db::remote_runs::delete_done(tx, AT_ONCE * 16).await?;
                 db::remote_runs::schedule_cancelling(tx, now, AT_ONCE).await
@@ -48,9 +48,9 @@ impl JobHandler for CancelRemoteHandler {
         write.await
     }
 
-    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let run = RunId(job.key);
-        let read = runs.0.db.read(move |tx| {
+        let read = runtime.core.db.read(move |tx| {
             Box::pin(async move {
                 // It may have been taken up again since.
                 match db::remote_runs::is_unwanted(tx, run).await? {
@@ -62,9 +62,9 @@ impl JobHandler for CancelRemoteHandler {
         let Some(work) = read.await? else {
             return Ok(JobOutcome::Done);
         };
-        let soft = runs.0.shutdown.soft().clone();
+        let soft = runtime.core.shutdown.soft().clone();
         let ended = match soft
-            .run_until_cancelled(timeout(LEASE / 2, runs.stop_remote_run(&work)))
+            .run_until_cancelled(timeout(LEASE / 2, runtime.tasks.stop_remote_run(&work)))
             .await
         {
             // Another server takes it up.
@@ -72,19 +72,19 @@ impl JobHandler for CancelRemoteHandler {
             Some(Ok(ended)) => ended,
             Some(Err(_)) => Err("its server took too long".to_owned()),
         };
-        let now = runs.0.clock.now();
-        let looks = *runs.0.registry.workshop.peers.looks();
+        let now = runtime.core.clock.now();
+        let looks = *runtime.core.registry.workshop.peers.poll_policy();
         let since = work.lost_since.unwrap_or(now);
         let is_over = match &ended {
             Ok(()) => true,
             Err(reason) => {
-                tracing::warn!(%run, agent = %work.agent, %reason, "could not have work stopped at another server");
+                tracing::warn!(%run, agent = %work.agent, %reason, "could not cancel a run on another server");
                 now.since(since) >= looks.patience
             }
         };
         let due_at = now.plus(looks.pause(job.attempts, run.0));
         let claimed = job.clone();
-        let write = runs.0.db.write(move |tx| {
+        let write = runtime.core.db.write(move |tx| {
             Box::pin(async move {
                 if is_over {
                     if db::jobs::finish(tx, &claimed).await? {
@@ -93,7 +93,7 @@ impl JobHandler for CancelRemoteHandler {
                 } else if db::jobs::put_off(tx, &claimed, due_at).await? {
                     db::remote_runs::set_lost(tx, run, since).await?;
                 }
-                Ok(())
+                DbResult::Ok(())
             })
         });
         write.await?;
@@ -101,9 +101,9 @@ impl JobHandler for CancelRemoteHandler {
     }
 }
 
-impl Runs {
+impl BackgroundTasks {
     async fn stop_remote_run(&self, work: &RemoteRun) -> Result<(), String> {
-        let (place, agent) = self.place_of(work).await?;
+        let (place, agent) = self.remote_thread_of_run(work).await?;
         stop(&place, &agent, LOOKS_FOR)
             .await
             .map(drop)

@@ -10,10 +10,10 @@ use crate::db::{self, DbResult, Tx};
 use crate::domain::id::CronId;
 use crate::domain::job::ClaimedJob;
 use crate::runtime::admission::{self, AdmissionContext, Admitted};
-use crate::runtime::crons::{RunAhead, wish_of};
-use crate::runtime::{Runs, StartError};
+use crate::runtime::crons::{PrecheckedRun, new_run_of};
+use crate::runtime::{RuntimeHandles, StartError};
 
-/// For how long crons are claimed: longer than it takes to start their runs.
+/// The lease of a claim: longer than it takes to start the runs.
 const LEASE: Duration = Duration::from_secs(60);
 
 pub(super) struct CronHandler;
@@ -32,14 +32,14 @@ impl JobHandler for CronHandler {
         JobLimits { at_once: 1, batch: 64 }
     }
 
-    fn lease(&self, _: &Runs) -> Duration {
+    fn lease(&self, _: &RuntimeHandles) -> Duration {
         LEASE
     }
 
-    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let id = CronId(job.key);
         // A cron that finds the queue full stays due.
-        match runs.take_places(1).await {
+        match runtime.crons.admission.take_places(1).await {
             Ok(()) => {}
             Err(StartError::Fault(error)) => return Err(error),
             Err(refusal) => {
@@ -47,22 +47,22 @@ impl JobHandler for CronHandler {
                 return Ok(JobOutcome::NotNow);
             }
         }
-        let ahead = runs.run_ahead(id).await?;
-        let occasion = runs.0.occasion();
+        let ahead = runtime.crons.precheck_run(id).await?;
+        let context = runtime.crons.admission.context(vec![]);
         let claimed = job.clone();
-        let write = runs.0.db.write(move |tx| {
+        let write = runtime.core.db.write(move |tx| {
             Box::pin(async move {
                 // In the order in which the deletion of a thread takes them.
                 if let Some(thread) = ahead.thread {
                     db::threads::lock(tx, thread).await?;
                 }
-                fire(tx, &claimed, ahead, occasion).await
+                fire(tx, &claimed, ahead, context).await
             })
         });
         match write.await? {
             Fired::Nothing => {}
             Fired::Tried(Ok(admitted)) => {
-                let run = runs.take_up(*admitted, None);
+                let run = runtime.crons.admission.start_or_queue(*admitted, None);
                 tracing::debug!(cron = %id, run = %run.id, "cron is due");
             }
             Fired::Tried(Err(refusal)) => {
@@ -78,9 +78,14 @@ impl JobHandler for CronHandler {
 }
 
 /// Moves a cron on to its next due time and starts the run of this one, unless somebody else does.
-async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: AdmissionContext) -> DbResult<Fired> {
+async fn fire(
+    tx: &mut Tx<'_>,
+    job: &ClaimedJob,
+    mut ahead: PrecheckedRun,
+    mut context: AdmissionContext,
+) -> DbResult<Fired> {
     let id = CronId(job.key);
-    let now = occasion.now;
+    let now = context.now;
     let cron = match db::crons::lock(tx, id).await {
         Ok(Some(cron)) => cron,
         Ok(None) => {
@@ -98,15 +103,17 @@ async fn fire(tx: &mut Tx<'_>, job: &ClaimedJob, mut ahead: RunAhead, occasion: 
     if !is_ours || cron.end.is_some_and(|end| end < now) {
         return Ok(Fired::Nothing);
     }
-    if ahead.request.as_ref() != Some(&cron.request) {
+    if ahead.request.as_ref() == Some(&cron.request) {
+        context.checked = ahead.checked;
+    } else {
         // It was changed since.
-        ahead.house.checked.clear();
         ahead.refusal = None;
     }
     if let Some(refusal) = ahead.refusal {
         return Ok(Fired::Tried(Err(refusal)));
     }
-    let started = admission::start(tx, &wish_of(&cron), &ahead.house, occasion).await?;
+    // The due time is used up even if the run is refused.
+    let started = admission::try_start(tx, &new_run_of(&cron), &context).await?;
     if matches!(started, Err(StartError::ThreadFull(_))) {
         db::crons::move_on(tx, id, job, cron.due_at).await?;
     }

@@ -19,7 +19,8 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::Runs;
+use super::RuntimeHandles;
+use super::core::Core;
 use crate::db::DbResult;
 use crate::db::jobs::{self, JobOwner};
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -34,49 +35,51 @@ mod sweep_deliveries;
 mod watch_interrupt;
 mod webhook;
 
+pub use webhook::Deliveries;
+
 /// The longest time between two looks at the queue, and the time after which a job is tried again that could not be done.
 const POLL: Duration = Duration::from_secs(1);
 /// The shortest time between two looks, unless the loop is woken.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
 
-/// How much of a kind is done at once.
+/// The limits of a kind of jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct JobLimits {
-    /// How many tasks may be at work on jobs of the kind in this process.
+    /// The most tasks that run jobs of the kind in this process.
     at_once: usize,
-    /// How many jobs one task claims and does, one after the other.
+    /// The most jobs that one task claims and runs, one after the other.
     batch: usize,
 }
 
-/// How a job ended.
+/// The outcome of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobOutcome {
-    /// It is done.
+    /// The job is done.
     Done,
-    /// It is to be done again at this time.
+    /// The job is due again at this time.
     Again(Timestamp),
-    /// It could not be done for now, and is tried again soon.
+    /// The job could not be done yet and is retried soon.
     NotNow,
     /// The handler has settled it, or leaves it to whoever claims it next.
     Settled,
 }
 
-/// What is done for the jobs of one kind.
+/// The handler of one kind of jobs.
 #[async_trait]
 pub(super) trait JobHandler: Sync {
-    /// How much of it is done at once.
+    /// Returns the limits of the kind.
     fn limits(&self) -> JobLimits;
 
-    /// For how long a job is claimed: longer than it can take.
-    fn lease(&self, runs: &Runs) -> Duration;
+    /// Returns the lease of a claim: longer than a job can take.
+    fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
     /// Schedules what has become due by facts that do not schedule it themselves.
-    async fn discover(&self, _runs: &Runs) -> DbResult<()> {
+    async fn discover(&self, _runtime: &RuntimeHandles) -> DbResult<()> {
         Ok(())
     }
 
-    /// Does a job.
-    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome>;
+    /// Runs a job.
+    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome>;
 }
 
 fn handler(kind: JobKind) -> &'static dyn JobHandler {
@@ -95,13 +98,13 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
 /// The kinds of which there is one job for the whole database, done again and again.
 const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 
-/// What this process has at work of the queue.
+/// The state of the job queue in this process.
 #[derive(Debug)]
 pub(super) struct JobQueue {
     wakeup: Arc<Notify>,
-    /// Whether it is to be looked for what is to be scheduled.
+    /// True when the loop is to call [`JobHandler::discover`].
     discovers: AtomicBool,
-    /// Whether there may be background tasks whose outcome is not known.
+    /// True when there may be background tasks whose outcome is not known.
     has_tasks: AtomicBool,
     /// One for each of [`JobKind::ALL`].
     kinds: Vec<KindState>,
@@ -169,11 +172,25 @@ impl JobQueue {
     }
 }
 
-impl Runs {
+/// Runs the jobs of the queue in this process.
+#[derive(Clone)]
+pub(super) struct JobRunner {
+    runtime: RuntimeHandles,
+    core: Arc<Core>,
+}
+
+impl JobRunner {
+    pub(super) fn new(runtime: RuntimeHandles) -> Self {
+        Self {
+            core: Arc::clone(&runtime.core),
+            runtime,
+        }
+    }
+
     /// Schedules the jobs that are always there.
     pub(super) async fn schedule_periodic_jobs(&self) -> DbResult<()> {
-        let now = self.0.clock.now();
-        let write = self.0.db.write(move |tx| {
+        let now = self.core.clock.now();
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 for kind in PERIODIC {
                     jobs::ensure(tx, kind, Uuid::nil(), JobOwner::default(), now).await?;
@@ -186,31 +203,31 @@ impl Runs {
 
     /// Runs jobs as they become due. Ends with the server.
     pub(super) async fn run_jobs(self) {
-        let soft = self.0.shutdown.soft().clone();
+        let soft = self.core.shutdown.soft().clone();
         let mut discovered: Option<Instant> = None;
         while !soft.is_cancelled() {
-            let is_asked = self.0.jobs.discovers.swap(false, Ordering::AcqRel);
+            let is_asked = self.core.jobs.discovers.swap(false, Ordering::AcqRel);
             if is_asked || discovered.is_none_or(|last| last.elapsed() >= POLL) {
                 discovered = Some(Instant::now());
                 self.discover_jobs().await;
             }
             let pause = match self.start_due_jobs().await {
-                Ok(Some(next)) => next.since(self.0.clock.now()).clamp(SHORTEST_PAUSE, POLL),
+                Ok(Some(next)) => next.since(self.core.clock.now()).clamp(SHORTEST_PAUSE, POLL),
                 Ok(None) => POLL,
                 Err(error) => {
                     tracing::warn!(%error, "could not look for jobs that are due");
                     POLL
                 }
             };
-            soft.run_until_cancelled(timeout(pause, self.0.jobs.wakeup.notified()))
+            soft.run_until_cancelled(timeout(pause, self.core.jobs.wakeup.notified()))
                 .await;
         }
     }
 
-    /// Schedules what nobody schedules.
+    /// Calls [`JobHandler::discover`] of all kinds.
     async fn discover_jobs(&self) {
         for kind in JobKind::ALL {
-            if let Err(error) = handler(*kind).discover(self).await {
+            if let Err(error) = handler(*kind).discover(&self.runtime).await {
                 tracing::warn!(kind = kind.word(), %error, "could not look for what is to be done");
             }
         }
@@ -218,20 +235,23 @@ impl Runs {
 
     /// Begins all that is due, as far as the limits allow. Returns when the next job is due.
     async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
-        let worker = self.0.id;
-        let now = self.0.clock.now();
-        let read = self.0.db.read(move |tx| {
+        let worker = self.core.id;
+        let now = self.core.clock.now();
+        let read = self.core.db.read(move |tx| {
             Box::pin(async move { Ok((jobs::next_due(tx).await?, jobs::any_orphans(tx, worker).await?)) })
         });
         let (due, any_orphans) = read.await?;
         let mut next = None;
         if any_orphans {
-            let free = self.0.db.write(move |tx| Box::pin(jobs::free_orphans(tx, worker, now)));
+            let free = self
+                .core
+                .db
+                .write(move |tx| Box::pin(jobs::free_orphans(tx, worker, now)));
             let count = free.await?;
             tracing::debug!(count, "jobs of servers that are gone are due again");
             next = Some(now);
         }
-        for state in &self.0.jobs.kinds {
+        for state in &self.core.jobs.kinds {
             let Some((_, at)) = due.iter().find(|(kind, _)| *kind == state.kind) else {
                 continue;
             };
@@ -247,35 +267,35 @@ impl Runs {
     /// Claims jobs of a kind, as many as there is room for, and begins them. Whoever ends one wakes the loop.
     async fn start_jobs(&self, state: &KindState, now: Timestamp) -> DbResult<()> {
         let free = state.slots.available_permits();
-        if free == 0 || self.0.shutdown.soft().is_cancelled() {
+        if free == 0 || self.core.shutdown.soft().is_cancelled() {
             return Ok(());
         }
-        let worker = self.0.id;
+        let worker = self.core.id;
         let kind = state.kind;
-        let until = now.plus(handler(kind).lease(self));
+        let until = now.plus(handler(kind).lease(&self.runtime));
         let limit = i64::try_from(free.saturating_mul(state.limits.batch)).unwrap_or(i64::MAX);
         let claim = self
-            .0
+            .core
             .db
             .write(move |tx| Box::pin(jobs::claim(tx, worker, kind, now, until, limit)));
         for batch in claim.await?.chunks(state.limits.batch) {
             let permit = Arc::clone(&state.slots).try_acquire_owned().ok();
             let work = self.clone().run_batch(kind, batch.to_vec(), permit);
-            drop(self.0.shutdown.spawn(kind.word(), work));
+            drop(self.core.shutdown.spawn(kind.word(), work));
         }
         Ok(())
     }
 
     /// Runs jobs of a kind, one after the other.
     async fn run_batch(self, kind: JobKind, batch: Vec<ClaimedJob>, permit: Option<OwnedSemaphorePermit>) {
-        let soft = self.0.shutdown.soft();
+        let soft = self.core.shutdown.soft();
         let mut has_failed = false;
         for job in batch {
             // Whoever takes the place of a server that leaves goes on at once.
             if soft.is_cancelled() {
                 break;
             }
-            let outcome = handler(kind).run(&self, &job).await;
+            let outcome = handler(kind).run(&self.runtime, &job).await;
             has_failed |= outcome.is_err();
             if let Err(error) = self.settle_job(&job, outcome).await {
                 // The claim runs out, and it is done again.
@@ -287,11 +307,11 @@ impl Runs {
             soft.run_until_cancelled(tokio::time::sleep(POLL)).await;
         }
         drop(permit);
-        self.0.jobs.wake();
+        self.core.jobs.wake();
     }
 
     async fn settle_job(&self, job: &ClaimedJob, outcome: DbResult<JobOutcome>) -> DbResult<()> {
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let due_at = match outcome {
             Ok(JobOutcome::Done) => None,
             Ok(JobOutcome::Again(due_at)) => Some(due_at),
@@ -303,7 +323,7 @@ impl Runs {
             }
         };
         let job = job.clone();
-        let write = self.0.db.write(move |tx| {
+        let write = self.core.db.write(move |tx| {
             Box::pin(async move {
                 match due_at {
                     None => jobs::finish(tx, &job).await,

@@ -1,4 +1,4 @@
-//! Tells idle agents the outcome of their background tasks.
+//! Notifies idle agents of the outcome of their background tasks.
 //!
 //! An outcome is a fact in the tables from the moment the run of the task ends, whichever process ends it, and it can be told
 //! from the moment the agent is idle. So nobody schedules it: it is looked for agents who are to be told something.
@@ -22,13 +22,14 @@ use crate::domain::job::{ClaimedJob, JobKind};
 use crate::domain::run::{Multitask, RunRequest};
 use crate::domain::state::State;
 use crate::domain::thread::ThreadStatus;
-use crate::runtime::admission::{self, AdmissionContext, AdmissionDeps, Admitted};
-use crate::runtime::background::{followed, sight, wish};
-use crate::runtime::{AssistantRef, NewRun, Runs, Target};
+use crate::domain::time::Timestamp;
+use crate::runtime::admission::{self, AdmissionContext, Admitted};
+use crate::runtime::background::{new_run, status, streamed_request};
+use crate::runtime::{AssistantRef, NewRun, RuntimeHandles, Target};
 
-/// How many agents are looked up at once.
+/// The most agents that one query returns.
 const AT_ONCE: i64 = 64;
-/// For how long they are claimed: longer than it takes to start their runs.
+/// The lease of a claim: longer than it takes to start the runs.
 const LEASE: Duration = Duration::from_secs(60);
 
 pub(super) struct NotifyParentHandler;
@@ -39,13 +40,13 @@ impl JobHandler for NotifyParentHandler {
         JobLimits { at_once: 1, batch: 64 }
     }
 
-    fn lease(&self, _: &Runs) -> Duration {
+    fn lease(&self, _: &RuntimeHandles) -> Duration {
         LEASE
     }
 
-    async fn discover(&self, runs: &Runs) -> DbResult<()> {
-        runs.0.jobs.has_tasks(false);
-        let read = runs.0.db.read(|tx| {
+    async fn discover(&self, runtime: &RuntimeHandles) -> DbResult<()> {
+        runtime.core.jobs.has_tasks(false);
+        let read = runtime.core.db.read(|tx| {
             Box::pin(async move {
                 Ok((
                     db::background::any_watched(tx).await?,
@@ -53,19 +54,19 @@ impl JobHandler for NotifyParentHandler {
                 ))
             })
         });
-        let (any, parents) = read.await.inspect_err(|_| runs.0.jobs.has_tasks(true))?;
+        let (any, parents) = read.await.inspect_err(|_| runtime.core.jobs.has_tasks(true))?;
         if any {
-            runs.0.jobs.has_tasks(true);
+            runtime.core.jobs.has_tasks(true);
         }
-        let now = runs.0.clock.now();
+        let now = runtime.core.clock.now();
         for parent in parents {
             let owner = JobOwner {
                 thread: Some(parent),
                 assistant: None,
             };
             let kind = JobKind::NotifyParent;
-            let write = runs
-                .0
+            let write = runtime
+                .core
                 .db
                 .write(move |tx| Box::pin(db::jobs::ensure(tx, kind, parent.0, owner, now)));
             if let Err(error) = write.await {
@@ -75,13 +76,13 @@ impl JobHandler for NotifyParentHandler {
         Ok(())
     }
 
-    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let parent = ThreadId(job.key);
-        if let Err(error) = runs.wake(parent).await {
+        if let Err(error) = wake_parent(runtime, parent).await {
             tracing::warn!(thread = %parent, %error, "could not tell an agent the outcome of a background task");
             if error.is_corrupt() {
-                let write = runs
-                    .0
+                let write = runtime
+                    .core
                     .db
                     .write(move |tx| Box::pin(async move { db::background::unwatch_all(tx, parent).await }));
                 write.await?;
@@ -92,36 +93,25 @@ impl JobHandler for NotifyParentHandler {
     }
 }
 
-impl Runs {
-    async fn wake(&self, parent: ThreadId) -> DbResult<()> {
-        let house = self.0.house();
-        let (permit, occasion) = self.occasion();
-        let write = self
-            .0
-            .db
-            .write(move |tx| Box::pin(async move { wake(tx, parent, &house, occasion).await }));
-        if let Some(admitted) = write.await? {
-            let run = self.take_up(admitted, permit);
-            tracing::info!(thread = %parent, run = %run.id, "an agent is told what came of its background tasks");
-        }
-        Ok(())
+async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()> {
+    let woken = runtime.tasks.admission.admit(vec![], move |tx, context| {
+        Box::pin(async move { wake(tx, parent, &context).await })
+    });
+    if let Some(run) = woken.await? {
+        tracing::info!(thread = %parent, run = %run.id, "an agent is told what came of its background tasks");
     }
+    Ok(())
 }
 
-/// A task with what is to be told of it.
+/// A task of which the agent is to be notified.
 struct News {
     record: TaskRecord,
     known: BackgroundTask,
     seen: TaskSnapshot,
 }
 
-/// Starts a run that tells the agent of a thread what it does not know, if there is such a thing and it is idle.
-async fn wake(
-    tx: &mut Tx<'_>,
-    parent: ThreadId,
-    house: &AdmissionDeps,
-    occasion: AdmissionContext,
-) -> DbResult<Option<Admitted>> {
+/// Starts a run that notifies the agent of a thread, if it is idle and there is an outcome that it does not know.
+async fn wake(tx: &mut Tx<'_>, parent: ThreadId, context: &AdmissionContext) -> DbResult<Option<Admitted>> {
     let Some(thread) = db::threads::lock(tx, parent).await? else {
         return Ok(None);
     };
@@ -132,7 +122,7 @@ async fn wake(
     let mut news = vec![];
     for record in db::background::watched(tx, parent).await? {
         let seen = match &record.url {
-            None => sight::look(tx, record.task).await?,
+            None => status::look(tx, record.task).await?,
             Some(_) => match &record.remote.seen {
                 Some(seen) => seen.clone(),
                 None => continue,
@@ -146,15 +136,15 @@ async fn wake(
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
-        if record.notify && known.is_news(&seen) {
+        if record.notify && known.has_new_outcome(&seen) {
             news.push(News { record, known, seen });
         }
     }
     let Some(last) = news.last() else { return Ok(None) };
     let launcher = db::runs::get_by_id(tx, last.record.parent_run).await?;
     let launcher = launcher.map(|run| run.request).unwrap_or_default();
-    let wish = wish_to_tell(&news, &last.record, (&machine.state, launcher), occasion);
-    match admission::start(tx, &wish, house, occasion).await? {
+    let new_run = new_notifying_run(&news, &last.record, (&machine.state, launcher), context.now);
+    match admission::try_start(tx, &new_run, context).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
             // It is told when the agent is asked for something the next time.
@@ -183,7 +173,7 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
 fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
     let thread = record.task.to_string();
     let run = seen.run.clone();
-    BackgroundTask::begun(
+    BackgroundTask::started(
         &record.agent,
         TaskRun {
             thread,
@@ -194,12 +184,12 @@ fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
     )
 }
 
-/// The run that tells the news, by the settings of the run that asked for the task.
-fn wish_to_tell(
+/// Returns the run that notifies the agent, with the settings of the run that started the task.
+fn new_notifying_run(
     news: &[News],
     last: &TaskRecord,
     (state, launcher): (&State, RunRequest),
-    occasion: AdmissionContext,
+    now: Timestamp,
 ) -> NewRun {
     let mut tasks = state
         .fields
@@ -210,7 +200,7 @@ fn wish_to_tell(
     let mut messages = vec![];
     for News { known, seen, .. } in news {
         messages.push(json!(known.notification(seen)));
-        tasks.insert(known.task_id.clone(), json!(known.seen(seen, occasion.now)));
+        tasks.insert(known.task_id.clone(), json!(known.with_snapshot(seen, now)));
     }
     let ids: Vec<&str> = news.iter().map(|news| news.known.task_id.as_str()).collect();
     let metadata = Map::from_iter([("background_tasks".to_owned(), json!(ids))]);
@@ -223,12 +213,12 @@ fn wish_to_tell(
         config,
         context,
         multitask: Multitask::Reject,
-        ..followed()
+        ..streamed_request()
     };
     let parent = last.parent_thread;
     let assistant = AssistantRef::Id(last.parent_assistant);
     NewRun {
         target: Target::Thread(parent),
-        ..wish(parent, assistant, request, metadata)
+        ..new_run(parent, assistant, request, metadata)
     }
 }

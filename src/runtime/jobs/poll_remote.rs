@@ -13,12 +13,12 @@ use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
-use crate::runtime::Runs;
-use crate::runtime::background::remote::{LOOKS_FOR, gone, note_down, stop, unavailable};
+use crate::runtime::background::remote::{LOOKS_FOR, gone, stop, store_polled, unavailable};
+use crate::runtime::{BackgroundTasks, RuntimeHandles};
 
-/// For how long a task is claimed: longer than a poll can take.
+/// The lease of a claim: longer than a poll can take.
 const LEASE: Duration = Duration::from_secs(30);
-/// How long it is waited for the call that begins a task and has not come to an end.
+/// The time allowed for the call that starts a task.
 const BEGINNING: Duration = Duration::from_secs(30);
 
 pub(super) struct PollRemoteHandler;
@@ -29,14 +29,14 @@ impl JobHandler for PollRemoteHandler {
         JobLimits { at_once: 32, batch: 1 }
     }
 
-    fn lease(&self, _: &Runs) -> Duration {
+    fn lease(&self, _: &RuntimeHandles) -> Duration {
         LEASE
     }
 
-    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let task = ThreadId(job.key);
-        let read = runs
-            .0
+        let read = runtime
+            .core
             .db
             .read(move |tx| Box::pin(async move { db::background::find(tx, task).await }));
         let record = match db::unless_corrupt(read.await)? {
@@ -45,19 +45,19 @@ impl JobHandler for PollRemoteHandler {
             // It is polled again when the claim runs out.
             None => return Ok(JobOutcome::Settled),
         };
-        let soft = runs.0.shutdown.soft().clone();
+        let soft = runtime.core.shutdown.soft().clone();
         // Who takes the place of a server that leaves polls again at once.
-        let Some(work) = soft.run_until_cancelled(runs.polled(&record)).await else {
+        let Some(work) = soft.run_until_cancelled(runtime.tasks.polled(&record)).await else {
             return Ok(JobOutcome::Settled);
         };
         let has_come = work
             .as_ref()
             .and_then(|work| work.seen.as_ref())
             .is_some_and(|seen| seen.status.is_outcome());
-        let written = runs.0.db.write(move |tx| {
+        let written = runtime.core.db.write(move |tx| {
             Box::pin(async move {
                 match work {
-                    Some(work) => note_down(tx, &record, &work, Some(record.remote.version))
+                    Some(work) => store_polled(tx, &record, &work, Some(record.remote.version))
                         .await
                         .map(drop),
                     None => db::background::remote::forget(tx, task).await,
@@ -69,18 +69,18 @@ impl JobHandler for PollRemoteHandler {
             tracing::warn!(%task, %error, "could not note how a task on another server stands");
         }
         if has_come {
-            runs.0.jobs.discover();
+            runtime.core.jobs.discover();
         }
         Ok(JobOutcome::Settled)
     }
 }
 
-impl Runs {
-    /// What is known of a task after a poll; nothing if it was never begun.
+impl BackgroundTasks {
+    /// Polls a task. Returns its new state, or none if it was never started.
     async fn polled(&self, record: &TaskRecord) -> Option<RemoteWork> {
         let work = &record.remote;
         if work.seen.is_none() && self.is_at_work(record).await {
-            let due_at = Some(self.0.clock.now().plus(BEGINNING));
+            let due_at = Some(self.core.clock.now().plus(BEGINNING));
             return Some(RemoteWork { due_at, ..work.clone() });
         }
         let seen = match timeout(LEASE / 2, self.poll(record)).await {
@@ -96,23 +96,27 @@ impl Runs {
         if let Err(reason) = &seen {
             tracing::debug!(task = %record.task, reason, "a task on another server was not to be seen");
         }
-        Some(work.after(seen, self.moment(record), self.0.registry.workshop.peers.looks()))
+        Some(work.after(
+            seen,
+            self.moment(record),
+            self.core.registry.workshop.peers.poll_policy(),
+        ))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
-        let (place, agent) = self.workplace(record).await?;
-        let seen = match record.remote.unwanted {
+        let (place, agent) = self.remote_thread_of_task(record).await?;
+        let seen = match record.remote.cancel_requested {
             true => stop(&place, &agent, LOOKS_FOR).await,
-            false => place.look().await,
+            false => place.snapshot().await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
     }
 
-    /// Whether the run that begins a task may still come to the end of the call.
+    /// Returns whether the call that starts a task may still be in progress.
     async fn is_at_work(&self, record: &TaskRecord) -> bool {
         let parent = record.parent_run;
         let run = self
-            .0
+            .core
             .db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
         // What cannot be read may be.

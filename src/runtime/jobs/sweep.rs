@@ -15,12 +15,13 @@ use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
-use crate::runtime::Runs;
-use crate::runtime::worker::Worker;
+use crate::runtime::RuntimeHandles;
+use crate::runtime::core::Core;
+use crate::runtime::sweeper::sweep_copies;
 
-/// How many threads are looked for at once.
+/// The most threads that one query returns.
 const AT_ONCE: i64 = 100;
-/// For how long the job is claimed. It does no harm if another process begins before this one has come to an end.
+/// The lease of a claim. It does no harm if another process starts before this one is done.
 const LEASE: Duration = Duration::from_secs(600);
 
 pub(super) struct SweepHandler;
@@ -31,89 +32,84 @@ impl JobHandler for SweepHandler {
         JobLimits { at_once: 1, batch: 1 }
     }
 
-    fn lease(&self, _: &Runs) -> Duration {
+    fn lease(&self, _: &RuntimeHandles) -> Duration {
         LEASE
     }
 
-    async fn run(&self, runs: &Runs, _: &ClaimedJob) -> DbResult<JobOutcome> {
-        let worker = &runs.0;
-        match worker.shutdown.soft().run_until_cancelled(worker.sweep()).await {
+    async fn run(&self, runtime: &RuntimeHandles, _: &ClaimedJob) -> DbResult<JobOutcome> {
+        let core = &runtime.core;
+        match core.shutdown.soft().run_until_cancelled(sweep(core)).await {
             Some(Ok(0)) | None => {}
             Some(Ok(count)) => tracing::info!(count, "threads swept"),
             Some(Err(error)) => tracing::warn!(%error, "could not sweep threads"),
         }
-        Ok(JobOutcome::Again(worker.clock.now().plus(worker.retention.interval)))
+        Ok(JobOutcome::Again(core.clock.now().plus(core.retention.interval)))
     }
 }
 
-impl Worker {
-    /// Takes away all that can go by now. Returns of how many threads.
-    async fn sweep(&self) -> DbResult<u64> {
-        let now = self.clock.now();
-        let mut swept = 0;
-        loop {
-            let due = self
-                .db
-                .read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
-            let gone = self
-                .take(due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now)))
-                .await?;
-            swept += gone;
-            if gone == 0 {
-                break;
-            }
-        }
-        while self
+/// Deletes all that has expired. Returns the number of threads.
+async fn sweep(core: &Core) -> DbResult<u64> {
+    let now = core.clock.now();
+    let mut swept = 0;
+    loop {
+        let due = core
             .db
-            .write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE)))
-            .await?
-            > 0
-        {}
-        self.sweep_copies(false).await?;
-        let Some(ttl) = self.retention.checkpoints else {
+            .read(move |tx| Box::pin(async move { db::retention::expired(tx, now, AT_ONCE).await }));
+        let gone = take(core, due.await?, move |tx, thread| Box::pin(end_time(tx, thread, now))).await?;
+        swept += gone;
+        if gone == 0 {
+            break;
+        }
+    }
+    while core
+        .db
+        .write(move |tx| Box::pin(db::idempotency::sweep(tx, now, AT_ONCE)))
+        .await?
+        > 0
+    {}
+    sweep_copies(core, false).await?;
+    let Some(ttl) = core.retention.checkpoints else {
+        return Ok(swept);
+    };
+    let until = now.minus(ttl.after);
+    loop {
+        let due = core
+            .db
+            .read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
+        let gone = take(core, due.await?, move |tx, thread| {
+            Box::pin(end_history(tx, thread, ttl, now))
+        })
+        .await?;
+        swept += gone;
+        if gone == 0 {
             return Ok(swept);
-        };
-        let until = now.minus(ttl.after);
-        loop {
-            let due = self
-                .db
-                .read(move |tx| Box::pin(async move { db::retention::unpruned(tx, until, AT_ONCE).await }));
-            let gone = self
-                .take(due.await?, move |tx, thread| {
-                    Box::pin(end_history(tx, thread, ttl, now))
-                })
-                .await?;
-            swept += gone;
-            if gone == 0 {
-                return Ok(swept);
-            }
         }
     }
+}
 
-    /// Takes these threads away, each in a transaction of its own. Returns how many went. One that cannot be read is left
-    /// alone from then on, so that it is not in the way of others.
-    async fn take<J>(&self, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
-    where
-        J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
-    {
-        let mut gone = 0;
-        for thread in threads {
-            match self.db.write(move |tx| job(tx, thread)).await {
-                Ok(went) => gone += u64::from(went),
-                Err(error) if error.is_corrupt() => {
-                    tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
-                    let now = self.clock.now();
-                    let write = self
-                        .db
-                        .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
-                    write.await?;
-                    gone += 1;
-                }
-                Err(error) => return Err(error),
+/// Takes these threads away, each in a transaction of its own. Returns how many went. One that cannot be read is left
+/// alone from then on, so that it is not in the way of others.
+async fn take<J>(core: &Core, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
+where
+    J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
+{
+    let mut gone = 0;
+    for thread in threads {
+        match core.db.write(move |tx| job(tx, thread)).await {
+            Ok(went) => gone += u64::from(went),
+            Err(error) if error.is_corrupt() => {
+                tracing::error!(%thread, %error, "the history of a thread cannot be read, so it is not swept");
+                let now = core.clock.now();
+                let write = core
+                    .db
+                    .write(move |tx| Box::pin(async move { db::retention::set_aside(tx, thread, now).await }));
+                write.await?;
+                gone += 1;
             }
+            Err(error) => return Err(error),
         }
-        Ok(gone)
     }
+    Ok(gone)
 }
 
 /// Does what is to become of a thread whose time is over. False if it is not over, or the thread is at work.

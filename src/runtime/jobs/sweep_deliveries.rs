@@ -7,11 +7,11 @@ use async_trait::async_trait;
 use super::{JobHandler, JobLimits, JobOutcome};
 use crate::db::{DbResult, deliveries};
 use crate::domain::job::ClaimedJob;
-use crate::runtime::Runs;
+use crate::runtime::RuntimeHandles;
 
-/// How often old deliveries are looked for.
+/// The pause between two sweeps.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// How many one transaction deletes.
+/// The most deliveries that one transaction deletes.
 const AT_ONCE: i64 = 500;
 
 pub(super) struct SweepDeliveriesHandler;
@@ -22,19 +22,19 @@ impl JobHandler for SweepDeliveriesHandler {
         JobLimits { at_once: 1, batch: 1 }
     }
 
-    fn lease(&self, _: &Runs) -> Duration {
+    fn lease(&self, _: &RuntimeHandles) -> Duration {
         INTERVAL
     }
 
-    async fn run(&self, runs: &Runs, _: &ClaimedJob) -> DbResult<JobOutcome> {
-        let now = runs.0.clock.now();
-        let before = now.minus(runs.0.webhooks.keep);
+    async fn run(&self, runtime: &RuntimeHandles, _: &ClaimedJob) -> DbResult<JobOutcome> {
+        let now = runtime.core.clock.now();
+        let before = now.minus(runtime.core.webhooks.keep);
         loop {
-            let sweep = runs
-                .0
+            let sweep = runtime
+                .core
                 .db
                 .write(move |tx| Box::pin(deliveries::sweep(tx, before, AT_ONCE)));
-            if sweep.await? < AT_ONCE.unsigned_abs() || runs.0.shutdown.soft().is_cancelled() {
+            if sweep.await? < AT_ONCE.unsigned_abs() || runtime.core.shutdown.soft().is_cancelled() {
                 return Ok(JobOutcome::Again(now.plus(INTERVAL)));
             }
         }

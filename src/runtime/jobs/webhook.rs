@@ -1,5 +1,6 @@
 //! Sends webhooks: tries what is due once, and writes the result.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,9 +13,10 @@ use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, ThreadId};
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
-use crate::runtime::Runs;
+use crate::runtime::RuntimeHandles;
+use crate::runtime::core::Core;
 
-/// How much longer than an attempt a claim holds.
+/// The time by which a claim outlasts an attempt.
 const MARGIN: Duration = Duration::from_secs(30);
 
 pub(super) struct WebhookHandler;
@@ -25,14 +27,14 @@ impl JobHandler for WebhookHandler {
         JobLimits { at_once: 32, batch: 1 }
     }
 
-    fn lease(&self, runs: &Runs) -> Duration {
-        runs.0.webhooks.timeout + MARGIN
+    fn lease(&self, runtime: &RuntimeHandles) -> Duration {
+        runtime.core.webhooks.timeout + MARGIN
     }
 
-    async fn run(&self, runs: &Runs, job: &ClaimedJob) -> DbResult<JobOutcome> {
+    async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let id = DeliveryId(job.key);
-        let read = runs
-            .0
+        let read = runtime
+            .core
             .db
             .read(move |tx| Box::pin(async move { deliveries::find(tx, id).await }));
         let delivery = match db::unless_corrupt(read.await)? {
@@ -41,15 +43,15 @@ impl JobHandler for WebhookHandler {
             // It is tried again when the claim runs out.
             None => return Ok(JobOutcome::Settled),
         };
-        let attempt = attempt(runs, job, &delivery).await;
+        let attempt = attempt(runtime, job, &delivery).await;
         if attempt.status == DeliveryStatus::Dead {
             let run = delivery.run;
             tracing::warn!(delivery = %id, %run, reason = attempt.error.as_deref(), "a webhook was given up");
         }
-        let now = runs.0.clock.now();
+        let now = runtime.core.clock.now();
         let settled = job.clone();
-        let write = runs
-            .0
+        let write = runtime
+            .core
             .db
             .write(move |tx| Box::pin(async move { deliveries::settle(tx, &settled, &attempt, now).await }));
         if let Err(error) = write.await {
@@ -61,11 +63,11 @@ impl JobHandler for WebhookHandler {
 }
 
 /// Tries a delivery once.
-async fn attempt(runs: &Runs, job: &ClaimedJob, delivery: &Delivery) -> Attempt {
-    let sending = runs.0.webhooks.post(delivery, runs.0.clock.now());
+async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery) -> Attempt {
+    let sending = runtime.core.webhooks.post(delivery, runtime.core.clock.now());
     // A server that leaves does not wait for others: the next one tries again.
-    let sent = runs.0.shutdown.soft().run_until_cancelled(sending).await;
-    let now = runs.0.clock.now();
+    let sent = runtime.core.shutdown.soft().run_until_cancelled(sending).await;
+    let now = runtime.core.clock.now();
     match sent {
         Some(Ok(status)) if status.is_success() => Attempt {
             status: DeliveryStatus::Delivered,
@@ -73,8 +75,14 @@ async fn attempt(runs: &Runs, job: &ClaimedJob, delivery: &Delivery) -> Attempt 
             error: None,
             due_at: now,
         },
-        Some(Ok(status)) => failed(runs, job, Some(status), format!("it was answered with {status}"), now),
-        Some(Err(reason)) => failed(runs, job, None, reason, now),
+        Some(Ok(status)) => failed(
+            runtime,
+            job,
+            Some(status),
+            format!("it was answered with {status}"),
+            now,
+        ),
+        Some(Err(reason)) => failed(runtime, job, None, reason, now),
         None => Attempt {
             status: DeliveryStatus::Pending,
             answer: None,
@@ -84,9 +92,15 @@ async fn attempt(runs: &Runs, job: &ClaimedJob, delivery: &Delivery) -> Attempt 
     }
 }
 
-/// What to do after a failure.
-fn failed(runs: &Runs, job: &ClaimedJob, answer: Option<StatusCode>, reason: String, now: Timestamp) -> Attempt {
-    let webhooks = &runs.0.webhooks;
+/// Returns the attempt after a failure.
+fn failed(
+    runtime: &RuntimeHandles,
+    job: &ClaimedJob,
+    answer: Option<StatusCode>,
+    reason: String,
+    now: Timestamp,
+) -> Attempt {
+    let webhooks = &runtime.core.webhooks;
     let is_over = job.attempts >= webhooks.attempts || answer == Some(StatusCode::GONE);
     Attempt {
         status: if is_over {
@@ -100,25 +114,35 @@ fn failed(runs: &Runs, job: &ClaimedJob, answer: Option<StatusCode>, reason: Str
     }
 }
 
-impl Runs {
+/// Deliveries of webhooks. Cheap to clone.
+#[derive(Clone)]
+pub struct Deliveries {
+    core: Arc<Core>,
+}
+
+impl Deliveries {
+    pub(in crate::runtime) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
     /// Sends a delivery again, whatever its status. None if there is none.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn redeliver(&self, id: DeliveryId) -> DbResult<Option<Delivery>> {
-        let now = self.0.clock.now();
+        let now = self.core.clock.now();
         let renewed = self
-            .0
+            .core
             .db
             .write(move |tx| Box::pin(async move { deliveries::renew(tx, id, now).await }))
             .await?;
-        self.0.jobs.wake();
+        self.core.jobs.wake();
         Ok(renewed)
     }
 
     /// Deletes the finished deliveries of a thread that a client has deleted.
-    pub(in crate::runtime) async fn forget_deliveries(&self, thread: ThreadId) -> DbResult<()> {
-        self.0
+    pub(in crate::runtime) async fn forget_thread(&self, thread: ThreadId) -> DbResult<()> {
+        self.core
             .db
             .write(move |tx| Box::pin(async move { deliveries::forget_thread(tx, thread).await }))
             .await

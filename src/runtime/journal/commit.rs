@@ -1,4 +1,4 @@
-//! What one commit writes, all in one transaction.
+//! The transaction of one commit.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::domain::machine::{Failure, Position};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
-use crate::runtime::desk::RunContext;
-use crate::runtime::turns::Turn;
-use crate::runtime::{admission, giving_up};
+use crate::runtime::commit_order::Turn;
+use crate::runtime::run_context::RunContext;
+use crate::runtime::{admission, interrupts};
 
 /// A transaction's worth of writing.
 #[derive(Clone)]
@@ -35,9 +35,9 @@ pub(super) struct CommitBatch {
     pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
     pub(super) ended: Option<(RunStatus, Option<Failure>, bool)>,
-    /// What is to be told to others now.
+    /// The report for webhooks.
     pub(super) report: Option<Delivery>,
-    /// What the run has used by now, if that is to be stored.
+    /// The usage of the run, if it is to be stored.
     pub(super) used: Option<Usage>,
     /// For who ends: what else was used.
     pub(super) rest: Option<Rest>,
@@ -82,9 +82,9 @@ impl CommitBatch {
     }
 }
 
-/// What became of a batch.
+/// The outcome of a batch.
 pub(super) enum CommitOutcome {
-    /// It is stored.
+    /// The batch was stored now.
     Now,
     /// It was stored before, under the numbers from this one on: only the answer of the database was lost.
     Before(i64),
@@ -105,15 +105,15 @@ pub(super) struct PlacedStep {
 /// of the numbers that it had `before`.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
-    desk: &RunContext,
+    run_context: &RunContext,
     (run, lane): (RunId, Lane),
     batch: &CommitBatch,
     mut turn: Turn,
     before: &[i64],
 ) -> DbResult<CommitOutcome> {
     turn.comes().await;
-    let thread = desk.run.thread;
-    let root = desk.run.id;
+    let thread = run_context.run.thread;
+    let root = run_context.run.id;
     let at = batch.at;
     // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
     let used = batch.used.as_ref();
@@ -126,9 +126,9 @@ pub(super) async fn write_batch(
     };
     let held = match &batch.ended {
         Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, desk.holder(), (*status, error.as_ref()), trace).await?
+            db::runs::end_fenced(tx, run_context.holder(), (*status, error.as_ref()), trace).await?
         }
-        Some(_) | None => db::runs::check_fence(tx, desk.holder(), trace).await?,
+        Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };
     // The row is ours now until the end of the transaction.
     drop(turn);
@@ -141,7 +141,7 @@ pub(super) async fn write_batch(
             return Ok(CommitOutcome::Before(*first));
         }
     }
-    write_entries(tx, &desk.run, lane, batch).await?;
+    write_entries(tx, &run_context.run, lane, batch).await?;
     if let Some((head, position)) = &batch.head {
         db::checkpoints::set_position(tx, thread, *head, position, root).await?;
     }
@@ -165,13 +165,13 @@ pub(super) async fn write_batch(
     }
     if let Some((status, error, waits)) = &batch.ended {
         if lane != Lane::Main {
-            end_child(tx, desk, run, (*status, error.as_ref()), at).await?;
+            end_child(tx, run_context, run, (*status, error.as_ref()), at).await?;
         } else {
-            if let Some(ledger) = desk.ledger.get() {
+            if let Some(ledger) = run_context.ledger.get() {
                 let waiting = batch.rest.filter(|_| *waits).map_or(0, |rest| rest.under_way);
                 ledger.close(tx, at, waiting).await?;
             }
-            end_main(tx, desk, (*status, error.as_ref(), *waits), at).await?;
+            end_main(tx, run_context, (*status, error.as_ref(), *waits), at).await?;
             if let Some(report) = &batch.report {
                 db::deliveries::insert(tx, report).await?;
             }
@@ -202,12 +202,12 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBa
 /// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.
 async fn end_main(
     tx: &mut Tx<'_>,
-    desk: &RunContext,
+    run_context: &RunContext,
     (status, error, waits): (RunStatus, Option<&Failure>, bool),
     at: Timestamp,
 ) -> DbResult<()> {
     if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
-        db::runs::stop_children(tx, desk.run.thread, desk.run.id, at).await?;
+        db::runs::stop_children(tx, run_context.run.thread, run_context.run.id, at).await?;
     }
     let status = match status {
         RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
@@ -216,31 +216,30 @@ async fn end_main(
             ThreadStatus::Interrupted
         }
     };
-    admission::leave_thread(tx, &desk.run, status, error.cloned(), at).await?;
+    admission::leave_thread(tx, &run_context.run, status, error.cloned(), at).await?;
     // Behind the write to the thread, under whose lock subagents are given up.
     if waits {
-        giving_up::follow(tx, desk, at).await
+        interrupts::report_cancelled(tx, run_context, at).await
     } else {
         Ok(())
     }
 }
 
-/// Writes down how the run of a subagent ended. One that was cancelled leaves nothing at work or waiting below it.
+/// Stores the end of a subagent run. One that was cancelled leaves nothing at work or waiting below it.
 async fn end_child(
     tx: &mut Tx<'_>,
-    desk: &RunContext,
+    run_context: &RunContext,
     run: RunId,
     (status, error): (RunStatus, Option<&Failure>),
     at: Timestamp,
 ) -> DbResult<()> {
-    let thread = desk.run.thread;
-    let root = desk.run.id;
+    let thread = run_context.run.thread;
+    let root = run_context.run.id;
     db::runs::set_child_status(tx, run, (status, error), root, at).await?;
     if let (RunStatus::Interrupted, Some(_)) = (status, error) {
-        db::runs::caller_told(tx, run).await?;
+        db::runs::mark_reported(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;
-        let lanes: Vec<Lane> = db::runs::members(tx, run).await?.into_iter().map(Lane::Child).collect();
-        db::interrupts::abandon(tx, thread, Some(&lanes), root, at).await?;
+        interrupts::drop_of_subagents(tx, thread, run, root, at).await?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Work in the background: the tools by which an agent hands work to another one, looks how it stands, adds to it, and
+//! Background tasks: the tools with which an agent starts work of another agent, reads its status, adds to it, and
 //! stops it.
 //!
-//! They write what they learn into the state, under [`FIELD`](crate::domain::background::FIELD). What really happens is
+//! The tools write what they learn into the state, under [`FIELD`](crate::domain::background::FIELD). What really happens is
 //! behind [`Tasks`].
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::{CallOutcome, Halt, Scope, Tool};
-use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskRun, TaskSnapshot, TaskStatus, cut};
+use crate::domain::background::{BackgroundAgent, BackgroundTask, TaskRun, TaskSnapshot, TaskStatus, truncate};
 use crate::domain::call::ToolOutput;
 use crate::domain::message::{Content, Message, ToolCall, ToolStatus};
 use crate::domain::state::State;
@@ -23,36 +23,36 @@ pub use specs::prompt;
 /// Starts background tasks and looks after them.
 #[async_trait]
 pub trait Tasks: Send + Sync {
-    /// Begins a task. Asked again by the same call, it finds what that call began.
+    /// Starts a task. If the same call asks again, it returns the task that was started.
     ///
     /// # Errors
-    /// Why there is no such task, for the model.
+    /// The reason for the model.
     async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String>;
 
     /// Gives a task a further message. Asked again by the same call, it finds the run that that call began.
     ///
     /// # Errors
-    /// Why the task was not given it, for the model.
+    /// The reason for the model.
     async fn update(&self, scope: &Scope, task: &BackgroundTask, order: BackgroundOrder<'_>)
     -> Result<TaskRun, String>;
 
-    /// How a task stands.
+    /// Returns the status of a task.
     ///
     /// # Errors
-    /// Why that cannot be seen, for the model.
+    /// The reason for the model.
     async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
 
-    /// Stops a task, and says how it stood then: a task that was over already stays what it was.
+    /// Stops a task and returns its status; a task that was over already keeps its status.
     ///
     /// # Errors
-    /// Why it could not be stopped, for the model.
+    /// The reason for the model.
     async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
 }
 
-/// What a task is to do.
+/// The order of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct BackgroundOrder<'a> {
-    /// Who shall do it.
+    /// The agent that does the work.
     pub agent: &'a BackgroundAgent,
     /// The work, or the further message.
     pub text: &'a str,
@@ -60,10 +60,10 @@ pub struct BackgroundOrder<'a> {
     pub call: &'a ToolCall,
 }
 
-/// What a subagent is told that begins a task.
+/// The description of the work.
 const AFTER_YOU: &str = " If your own work is over before, the main agent of this conversation gets it.";
 
-/// What one of the tools does.
+/// The operation of one of the tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Start,
@@ -139,7 +139,7 @@ impl BackgroundTool {
         };
         let text = argument(call, "description");
         let run = scope.tasks.start(scope, BackgroundOrder { agent, text, call }).await?;
-        let task = BackgroundTask::begun(&agent.name, run, scope.now());
+        let task = BackgroundTask::started(&agent.name, run, scope.now());
         let text = format!(
             "Started the background task {} with `{}`. Its result comes by itself; do not wait for it.{}",
             task.task_id,
@@ -156,10 +156,10 @@ impl BackgroundTool {
         report.insert("status".to_owned(), seen.status.word().into());
         report.insert("thread_id".to_owned(), task.thread_id.clone().into());
         if let Some(result) = &seen.result {
-            report.insert("result".to_owned(), cut(result).into());
+            report.insert("result".to_owned(), truncate(result).into());
         }
         if let Some(error) = &seen.error {
-            report.insert("error".to_owned(), cut(error).into());
+            report.insert("error".to_owned(), truncate(error).into());
         }
         if !seen.interrupts.is_empty() {
             report.insert("interrupts".to_owned(), seen.asked().into());
@@ -179,9 +179,9 @@ impl BackgroundTool {
             let first = json!({"type": "text", "text": text});
             Content::Blocks(std::iter::once(first).chain(seen.media.clone()).collect())
         };
-        // An outcome from before that the state does not know is told with the news.
+        // An earlier outcome that is not in the state is reported together with the new one.
         let task = if seen.lost.is_none() {
-            task.seen(&seen, scope.now())
+            task.with_snapshot(&seen, scope.now())
         } else {
             task
         };
@@ -210,7 +210,7 @@ impl BackgroundTool {
             )
             .await?;
         let run_id = run.run;
-        let status = run.status.untold();
+        let status = run.status.unreported();
         let now = scope.now().to_second();
         let task = BackgroundTask {
             status,
@@ -238,9 +238,9 @@ impl BackgroundTool {
         } else {
             format!("The background task {id} was over before: {status}. Nothing was cancelled.")
         };
-        // How a task ended that was over before is still to be told, with its result.
+        // The outcome of a task that was over before still has to be reported, with its result.
         let task = if seen.status == TaskStatus::Cancelled {
-            task.seen(&seen, scope.now())
+            task.with_snapshot(&seen, scope.now())
         } else {
             task
         };
@@ -309,7 +309,7 @@ fn note(seen: &TaskSnapshot) -> Option<&'static str> {
     }
 }
 
-/// Stands in where nobody can work in the background.
+/// The background tasks of a server without any.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoTasks;
 

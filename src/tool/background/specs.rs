@@ -1,4 +1,4 @@
-//! How the model sees the tools for work in the background.
+//! The specifications of the tools for background tasks.
 
 use serde_json::{Value, json};
 
@@ -101,7 +101,7 @@ fn task_id() -> Value {
 }
 
 fn status_filter() -> Value {
-    // Nobody ends a task for the time it takes, so nobody looks for one that ended so.
+    // No task ends because of the time that it takes, so there is no filter for that.
     let listed = TaskStatus::ALL
         .into_iter()
         .filter(|status| *status != TaskStatus::Timeout);

@@ -47,7 +47,7 @@ impl From<LimitReached> for Refused {
     }
 }
 
-/// A run ends at a limit. It is left, and gone on with later, while it cannot be told what it may use.
+/// A run ends at a limit. It is left, and continued later, while its budget is not known.
 impl From<Refused> for Halt {
     fn from(refused: Refused) -> Self {
         match refused {

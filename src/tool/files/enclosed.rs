@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{FileWorkspace, StateFiles};
 use crate::definition::BundledFiles;
-use crate::definition::enclosed::{FOLDER, is_enclosed};
+use crate::definition::enclosed::{FOLDER, is_bundled};
 use crate::domain::path::below;
 use crate::domain::state::{File, State, Update};
 
@@ -51,17 +51,17 @@ impl FileWorkspace for WithEnclosed {
         let visible = self
             .enclosed
             .paths(state, path)
-            .filter(|path| is_enclosed(path) || self.is_visible(path));
+            .filter(|path| is_bundled(path) || self.is_visible(path));
         Ok(visible.cloned().collect())
     }
 
     async fn read(&self, state: &State, path: &str) -> Result<Option<Arc<File>>, String> {
-        let is_visible = is_enclosed(path) || self.is_visible(path);
+        let is_visible = is_bundled(path) || self.is_visible(path);
         Ok(self.enclosed.file(state, path).filter(|_| is_visible).cloned())
     }
 
     async fn write(&self, path: &str, file: File) -> Result<Update, String> {
-        if is_enclosed(path) {
+        if is_bundled(path) {
             Err(read_only_error(path))
         } else {
             StateFiles.write(path, file).await
@@ -69,7 +69,7 @@ impl FileWorkspace for WithEnclosed {
     }
 
     async fn delete(&self, paths: Vec<String>) -> Result<Update, String> {
-        match paths.iter().find(|path| is_enclosed(path)) {
+        match paths.iter().find(|path| is_bundled(path)) {
             Some(path) => Err(read_only_error(path)),
             None => StateFiles.delete(paths).await,
         }

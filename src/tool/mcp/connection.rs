@@ -1,37 +1,191 @@
-//! The interface of a connection to an MCP server, over any transport.
+//! A connection to an MCP server. `rmcp` numbers the requests, matches the answers and replies to the server; the
+//! transports are written here, since each of them has to bound what a server may send.
 
-use async_trait::async_trait;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use rmcp::model::{
+    CancelledNotification, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientJsonRpcMessage,
+    ClientRequest, CustomResult, ErrorData, GetExtensions, Implementation, ProtocolVersion, RequestId, ServerResult,
+};
+use rmcp::service::{
+    ClientInitializeError, PeerRequestOptions, RoleClient, RunningService, ServiceError, serve_client,
+};
+use rmcp::transport::{DynamicTransportError, Transport};
+use rmcp::{ClientHandler, Peer};
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::message::RpcError;
-use crate::model::pieces::{PieceError, SilenceLimit};
+use super::SpawnServer;
+use crate::model::pieces::{PieceError, PieceLimits, SilenceLimit};
 
-/// A connection to an MCP server. A closed connection cannot be used again.
-#[async_trait]
-pub(super) trait Connection: Send + Sync {
-    /// Sends request `id` and waits for its answer.
-    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError>;
+/// The timeout of the cancellation of a request.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// Sends a notification. Errors are ignored.
-    async fn notify(&self, message: Value);
-
-    /// Returns the events of the connection.
-    fn events(&self) -> &ServerEvents;
+/// A connection to an MCP server, over any transport. A closed connection cannot be used again.
+pub(super) struct Connection {
+    service: RunningService<RoleClient, Client>,
+    signals: Arc<Signals>,
+    /// The time limits for arriving data; `None` if the transport keeps them itself.
+    limits: Option<PieceLimits>,
+    spawn: SpawnServer,
 }
 
-/// The events of a connection.
-#[derive(Debug, Default)]
-pub(super) struct ServerEvents {
+/// The signals of a transport.
+#[derive(Debug)]
+pub(super) struct Signals {
     /// Cancelled when the connection is closed.
     pub(super) closed: CancellationToken,
     /// Notified when the list of tools has changed.
-    pub(super) changed: Notify,
+    pub(super) tools_changed: Notify,
+    /// Notified by everything that arrives.
+    arrived: watch::Sender<()>,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self {
+            closed: CancellationToken::new(),
+            tools_changed: Notify::new(),
+            arrived: watch::Sender::new(()),
+        }
+    }
+}
+
+impl Signals {
+    /// Reports that data has arrived, which need not be an answer.
+    pub(super) fn data_arrived(&self) {
+        self.arrived.send_replace(());
+    }
+}
+
+/// The client that servers see. It supports none of the requests of servers but `ping`.
+struct Client;
+
+impl ClientHandler for Client {
+    fn get_info(&self) -> ClientConfig {
+        let own = Implementation::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(ClientCapabilities::default(), own)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+}
+
+/// Cancelled when the caller of a request does not wait for its answer any more. The request carries it in its
+/// extensions, for the transport, which then stops to send it or to read its answer.
+#[derive(Clone)]
+struct Abandoned(CancellationToken);
+
+/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more; `None` if the
+/// message is not a request.
+pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationToken> {
+    let ClientJsonRpcMessage::Request(request) = message else {
+        return None;
+    };
+    let abandoned = request.request.extensions().get::<Abandoned>();
+    Some(abandoned.map_or_else(CancellationToken::new, |abandoned| abandoned.0.clone()))
+}
+
+impl Connection {
+    /// Initialises a connection over a transport that is open and gives these signals.
+    pub(super) async fn initialize<T>(
+        transport: T,
+        signals: Arc<Signals>,
+        limits: Option<PieceLimits>,
+        spawn: SpawnServer,
+    ) -> Result<Self, ConnectionError>
+    where
+        T: Transport<RoleClient, Error = ConnectionError> + 'static,
+    {
+        let service = serve_client(Client, transport).boxed().await?;
+        Ok(Self {
+            service,
+            signals,
+            limits,
+            spawn,
+        })
+    }
+
+    pub(super) fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    /// Sends a request and waits for its result. The request is cancelled at the server if the caller stops waiting.
+    pub(super) async fn request(self: &Arc<Self>, mut request: ClientRequest) -> Result<Value, ConnectionError> {
+        let token = CancellationToken::new();
+        request.extensions_mut().insert(Abandoned(token.clone()));
+        let arrivals = self.signals.arrived.subscribe();
+        let sent = self
+            .service
+            .send_cancellable_request(request, PeerRequestOptions::no_options());
+        let handle = sent.await?;
+        let mut guard = CancelOnDrop {
+            connection: self,
+            id: Some(handle.id.clone()),
+            abandoned: token,
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = handle.await_response() => answer.map_err(ConnectionError::from),
+            limit = silence(self.limits, arrivals) => Err(ConnectionError::TimedOut(limit)),
+        };
+        if !matches!(answer, Err(ConnectionError::TimedOut(_))) {
+            guard.id = None;
+        }
+        match answer? {
+            ServerResult::CustomResult(CustomResult(result)) => Ok(result),
+            _ => Err(ConnectionError::InvalidAnswer(
+                "the answer is not one to the request".to_owned(),
+            )),
+        }
+    }
+}
+
+/// Waits until nothing has arrived for too long. All requests share the connection, so any data shows that the server
+/// is working.
+async fn silence(limits: Option<PieceLimits>, mut arrivals: watch::Receiver<()>) -> SilenceLimit {
+    let Some(limits) = limits else {
+        return std::future::pending().await;
+    };
+    let mut limit = limits.first;
+    while let Ok(Ok(())) = timeout(limit.time, arrivals.changed()).await {
+        limit = limits.between;
+    }
+    limit
+}
+
+/// A guard that sends `notifications/cancelled` when it is dropped before the answer has arrived.
+struct CancelOnDrop<'a> {
+    connection: &'a Arc<Connection>,
+    id: Option<RequestId>,
+    abandoned: CancellationToken,
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        self.abandoned.cancel();
+        let is_open = !self.connection.signals.closed.is_cancelled();
+        if let Some(id) = self.id.take().filter(|_| is_open) {
+            let connection = Arc::clone(self.connection);
+            (self.connection.spawn)(Box::pin(async move {
+                let cancelled = cancel(&connection.service, id);
+                drop(timeout(CANCEL_TIMEOUT, cancelled).await);
+            }));
+        }
+    }
+}
+
+async fn cancel(server: &Peer<RoleClient>, id: RequestId) -> Result<(), ServiceError> {
+    let params = CancelledNotificationParam::new(Some(id), Some("the call was cancelled".to_owned()));
+    server
+        .send_notification(CancelledNotification::new(params).into())
+        .await
 }
 
 /// The reason why a request has no result.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum ConnectionError {
     /// The server could not be started or reached.
     #[error("cannot be reached ({0})")]
@@ -49,8 +203,8 @@ pub(super) enum ConnectionError {
     #[error("does not know the session any more")]
     SessionExpired,
     /// The server refused the request.
-    #[error("refused: {} (code {})", .0.message, .0.code)]
-    Refused(RpcError),
+    #[error("refused: {} (code {})", .0.message, .0.code.0)]
+    Refused(ErrorData),
 }
 
 impl From<PieceError> for ConnectionError {
@@ -61,5 +215,53 @@ impl From<PieceError> for ConnectionError {
             PieceError::Broken(error) if error.is_connect() => Self::Unreachable("no connection".to_owned()),
             PieceError::Broken(_) => Self::Closed,
         }
+    }
+}
+
+impl From<DynamicTransportError> for ConnectionError {
+    fn from(error: DynamicTransportError) -> Self {
+        error.error.downcast().map_or(Self::Closed, |error| *error)
+    }
+}
+
+impl From<ServiceError> for ConnectionError {
+    fn from(error: ServiceError) -> Self {
+        match error {
+            ServiceError::McpError(refusal) => Self::Refused(refusal),
+            ServiceError::TransportSend(error) => error.into(),
+            _ => Self::Closed,
+        }
+    }
+}
+
+impl From<ClientInitializeError> for ConnectionError {
+    fn from(error: ClientInitializeError) -> Self {
+        match error {
+            ClientInitializeError::JsonRpcError(refusal) => Self::Refused(refusal),
+            ClientInitializeError::TransportError { error, .. } => error.into(),
+            ClientInitializeError::ConnectionClosed(_) => Self::Closed,
+            // The text of the others may contain the whole answer.
+            _ => Self::InvalidAnswer("the answer is not one to `initialize`".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_lasts_until_the_first_piece_or_between_two() {
+        let limits = PieceLimits::of_others(Duration::from_secs(10), Duration::from_secs(20));
+        let signals = Signals::default();
+        let begun = Instant::now();
+        assert_eq!(silence(Some(limits), signals.arrived.subscribe()).await, limits.first);
+        assert_eq!(begun.elapsed().as_secs(), 10);
+        let arrivals = signals.arrived.subscribe();
+        signals.data_arrived();
+        assert_eq!(silence(Some(limits), arrivals).await, limits.between);
+        assert_eq!(begun.elapsed().as_secs(), 30);
     }
 }

@@ -1,16 +1,20 @@
 //! The transport *streamable HTTP*: one POST for each message, whose answer is a JSON object or an event stream that
 //! contains it.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-use async_trait::async_trait;
 use reqwest::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
-use serde_json::Value;
+use rmcp::model::{ClientJsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::service::RoleClient;
+use rmcp::transport::Transport;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::McpLimits;
-use super::connection::{Connection, ConnectionError, ServerEvents};
-use super::message::{self, Incoming, VERSION};
+use super::connection::{ConnectionError, Signals, abandoned};
+use super::inbox::Inbox;
+use super::message::{self, Incoming};
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::PieceReader;
 use crate::net::sse::Frames;
@@ -20,70 +24,175 @@ const SESSION: &str = "mcp-session-id";
 const PROTOCOL: &str = "mcp-protocol-version";
 /// The maximum number of characters of an error response that are shown.
 const MAX_ERROR_CHARS: usize = 2_000;
+/// The maximum number of messages that were read and not handled.
+const MAX_UNHANDLED: usize = 64;
+/// The maximum number of replies to requests of the server that are under way; further ones are not sent.
+const MAX_REPLIES: usize = 16;
+/// The timeout of a POST that has no answer in its response.
+pub(super) const POST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A connection over streamable HTTP, with a session if the server uses sessions.
-pub(super) struct HttpConnection {
-    client: Client,
-    url: Url,
+/// The address of a server, and what is sent to it with every message.
+#[derive(Clone)]
+pub(super) struct Address {
+    pub(super) client: Client,
+    pub(super) url: Url,
     /// The headers of every message. They may contain secrets.
-    headers: HeaderMap,
-    limits: McpLimits,
-    id: Mutex<Option<HeaderValue>>,
-    events: ServerEvents,
+    pub(super) headers: HeaderMap,
 }
 
-impl HttpConnection {
-    pub(super) fn new(client: Client, url: Url, headers: HeaderMap, limits: McpLimits) -> Self {
+impl Address {
+    /// Returns the request that sends a message.
+    pub(super) fn post(&self, text: String) -> RequestBuilder {
+        let post = self.client.post(self.url.clone()).headers(self.headers.clone());
+        post.header(CONTENT_TYPE, "application/json").body(text)
+    }
+}
+
+/// Sends messages that have no answer: notifications, and replies to requests of the server.
+pub(super) struct UnansweredPosts {
+    replies: Semaphore,
+}
+
+impl Default for UnansweredPosts {
+    fn default() -> Self {
         Self {
-            client,
-            url,
-            headers,
+            replies: Semaphore::new(MAX_REPLIES),
+        }
+    }
+}
+
+impl UnansweredPosts {
+    /// Sends a message. A failure has no consequence.
+    pub(super) async fn post(&self, message: &ClientJsonRpcMessage, post: RequestBuilder) {
+        let is_notification = matches!(message, ClientJsonRpcMessage::Notification(_));
+        let permit = self.replies.try_acquire();
+        if is_notification || permit.is_ok() {
+            let _ = post.timeout(POST_TIMEOUT).send().await;
+        }
+    }
+}
+
+/// A server behind streamable HTTP, with a session if it uses sessions.
+pub(super) struct HttpTransport {
+    server: Arc<Server>,
+    received: mpsc::Receiver<ServerJsonRpcMessage>,
+}
+
+struct Server {
+    address: Address,
+    limits: McpLimits,
+    session: Mutex<Option<HeaderValue>>,
+    /// The version of the protocol that the server has chosen.
+    protocol: OnceLock<HeaderValue>,
+    unanswered: UnansweredPosts,
+    received: mpsc::Sender<ServerJsonRpcMessage>,
+    signals: Arc<Signals>,
+}
+
+impl HttpTransport {
+    pub(super) fn new(address: Address, limits: McpLimits, signals: &Arc<Signals>) -> Self {
+        let (sender, received) = mpsc::channel(MAX_UNHANDLED);
+        let server = Server {
+            address,
             limits,
-            id: Mutex::default(),
-            events: ServerEvents::default(),
+            session: Mutex::default(),
+            protocol: OnceLock::new(),
+            unanswered: UnansweredPosts::default(),
+            received: sender,
+            signals: Arc::clone(signals),
+        };
+        Self {
+            server: Arc::new(server),
+            received,
+        }
+    }
+}
+
+impl Transport<RoleClient> for HttpTransport {
+    type Error = ConnectionError;
+
+    fn send(
+        &mut self,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
+        let server = Arc::clone(&self.server);
+        async move {
+            let text = message::write(&message)?;
+            let (Some(abandoned), ClientJsonRpcMessage::Request(request)) = (abandoned(&message), &message) else {
+                server.unanswered.post(&message, server.post(text)).await;
+                return Ok(());
+            };
+            let answered = server.exchange(&request.id, text);
+            abandoned.run_until_cancelled(answered).await.unwrap_or(Ok(()))
         }
     }
 
-    fn session(&self) -> Option<HeaderValue> {
-        self.id.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        self.received.recv().await
     }
 
-    fn post(&self, message: &Value) -> RequestBuilder {
-        let mut post = self.client.post(self.url.clone()).headers(self.headers.clone());
-        post = post
-            .header(CONTENT_TYPE, "application/json")
-            .header(ACCEPT, "application/json, text/event-stream");
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.server.signals.closed.cancel();
+        Ok(())
+    }
+}
+
+impl Server {
+    fn session(&self) -> Option<HeaderValue> {
+        self.session.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn post(&self, text: String) -> RequestBuilder {
+        let mut post = self.address.post(text);
+        post = post.header(ACCEPT, "application/json, text/event-stream");
         if let Some(session) = self.session() {
             post = post.header(SESSION, session);
         }
-        post.header(PROTOCOL, VERSION).body(message.to_string())
+        if let Some(protocol) = self.protocol.get() {
+            post = post.header(PROTOCOL, protocol.clone());
+        }
+        post
     }
 
-    /// Reads the answer to request `id` from a response.
-    async fn answer(&self, id: u64, response: PieceReader) -> Result<Value, ConnectionError> {
-        let kind = response
-            .head()
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|kind| kind.to_str().ok())
-            .unwrap_or_default();
+    /// Sends request `id` and receives its answer.
+    async fn exchange(&self, id: &RequestId, text: String) -> Result<(), ConnectionError> {
+        let response = PieceReader::open(self.post(text), self.limits.pieces)
+            .await
+            .map_err(ConnectionError::from);
+        let response = response.inspect_err(|error| {
+            // A server that takes too long for one request may still answer others.
+            if !matches!(error, ConnectionError::TimedOut(_)) {
+                self.signals.closed.cancel();
+            }
+        })?;
+        if let (None, Some(session)) = (self.session(), response.head().headers().get(SESSION)) {
+            let mut session = session.clone();
+            session.set_sensitive(true);
+            *self.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
+        }
+        if response.head().status() != StatusCode::OK {
+            return Err(self.error_of(response).await);
+        }
+        let kind = response.head().headers().get(CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         if kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream") {
             return self.answer_in_stream(id, response).await;
         }
         let body = read(response, self.limits.max_message_bytes).await?;
         let message =
             read_foreign(&body).map_err(|error| ConnectionError::InvalidAnswer(format!("the answer {error}")))?;
-        match message::read(&message) {
-            Incoming::Answer(of, result) if of == id => result.map_err(ConnectionError::Refused),
-            Incoming::Answer(..) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => Err(
+        match message::read(message) {
+            Incoming::Answer(answer) if is_answer(&answer, id) => self.receive(answer).await,
+            Incoming::Answer(_) | Incoming::Request(_) | Incoming::ToolsChanged | Incoming::Other => Err(
                 ConnectionError::InvalidAnswer("the answer is not one to the request".to_owned()),
             ),
         }
     }
 
-    async fn answer_in_stream(&self, id: u64, mut response: PieceReader) -> Result<Value, ConnectionError> {
+    async fn answer_in_stream(&self, id: &RequestId, mut response: PieceReader) -> Result<(), ConnectionError> {
         let max = self.limits.max_message_bytes;
         let mut frames = Frames::up_to(max);
+        let mut inbox = Inbox::new(&self.signals);
         let mut length = 0;
         while let Some(chunk) = response.next().await? {
             length += chunk.len();
@@ -91,64 +200,44 @@ impl HttpConnection {
                 return Err(too_long(max));
             }
             for frame in frames.take(&chunk) {
-                let Ok(message) = read_foreign(frame.data.as_bytes()) else {
-                    continue;
-                };
-                match message::read(&message) {
-                    Incoming::Answer(of, result) if of == id => return result.map_err(ConnectionError::Refused),
-                    Incoming::Request(answer) => self.notify(answer).await,
-                    Incoming::ToolsChanged => self.events.changed.notify_one(),
-                    Incoming::Answer(..) | Incoming::Other => {}
+                match inbox.read(frame.data.as_bytes()) {
+                    Some(answer) if is_answer(&answer, id) => return self.receive(answer).await,
+                    Some(request @ ServerJsonRpcMessage::Request(_)) => self.receive(request).await?,
+                    Some(_) | None => {}
                 }
             }
         }
         Err(ConnectionError::Closed)
     }
 
+    async fn receive(&self, message: ServerJsonRpcMessage) -> Result<(), ConnectionError> {
+        let protocol = message::protocol_version(&message);
+        if let Some(Ok(protocol)) = protocol.map(|protocol| HeaderValue::from_str(protocol.as_str())) {
+            let _ = self.protocol.set(protocol);
+        }
+        self.received.send(message).await.map_err(|_| ConnectionError::Closed)
+    }
+
     async fn error_of(&self, response: PieceReader) -> ConnectionError {
         let status = response.head().status();
         if status == StatusCode::NOT_FOUND && self.session().is_some() {
-            self.events.closed.cancel();
+            self.signals.closed.cancel();
             return ConnectionError::SessionExpired;
         }
         // Only the first characters are shown, each of at most four bytes.
         let body = read(response, MAX_ERROR_CHARS * 4).await.unwrap_or_default();
-        let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.headers);
+        let body = without_secrets(String::from_utf8_lossy(&body).into_owned(), &self.address.headers);
         let excerpt: String = body.chars().take(MAX_ERROR_CHARS).collect();
         ConnectionError::InvalidAnswer(format!("it answered with status {}: {excerpt}", status.as_u16()))
     }
 }
 
-#[async_trait]
-impl Connection for HttpConnection {
-    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError> {
-        let response = PieceReader::open(self.post(message), self.limits.pieces)
-            .await
-            .map_err(ConnectionError::from);
-        let response = response.inspect_err(|error| {
-            // A server that takes too long for one request may still answer others.
-            if !matches!(error, ConnectionError::TimedOut(_)) {
-                self.events.closed.cancel();
-            }
-        })?;
-        if let (None, Some(session)) = (self.session(), response.head().headers().get(SESSION)) {
-            let mut session = session.clone();
-            session.set_sensitive(true);
-            *self.id.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
-        }
-        if response.head().status() != StatusCode::OK {
-            return Err(self.error_of(response).await);
-        }
-        self.answer(id, response).await
-    }
-
-    async fn notify(&self, message: Value) {
-        // A notification has no answer, and its failure no consequence.
-        let _ = self.post(&message).send().await;
-    }
-
-    fn events(&self) -> &ServerEvents {
-        &self.events
+/// Returns whether a message is the answer to request `id`.
+fn is_answer(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
+    match message {
+        ServerJsonRpcMessage::Response(response) => response.id == *id,
+        ServerJsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) => false,
     }
 }
 

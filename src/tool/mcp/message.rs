@@ -1,125 +1,158 @@
 //! The messages of the Model Context Protocol: JSON-RPC 2.0. Pure functions.
 
-use serde_json::{Map, Value, json};
+use rmcp::model::{
+    ClientJsonRpcMessage, CustomRequest, CustomResult, ErrorCode, ErrorData, InitializeResult, PingRequest,
+    ProtocolVersion, RequestId, ServerCapabilities, ServerJsonRpcMessage, ServerRequest, ServerResult,
+};
+use serde_json::{Map, Value};
 
-/// The protocol version that is requested. Servers answer with their own; the parts used here are the same in all
-/// versions.
-pub(super) const VERSION: &str = "2025-06-18";
+use super::connection::ConnectionError;
 
 /// A message from a server.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub(super) enum Incoming {
     /// The answer to a request.
-    Answer(u64, Result<Value, RpcError>),
-    /// A request from the server; the value is the reply to send.
-    Request(Value),
+    Answer(ServerJsonRpcMessage),
+    /// A request from the server.
+    Request(ServerJsonRpcMessage),
     /// The notification that the list of tools has changed.
     ToolsChanged,
     /// Any other message; it is ignored.
     Other,
 }
 
-/// The JSON-RPC error of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct RpcError {
-    pub(super) code: i64,
-    pub(super) message: String,
-}
-
-/// Builds a request.
-pub(super) fn request(id: u64, method: &str, params: &Value) -> Value {
-    json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
-}
-
-/// Builds a notification.
-pub(super) fn notification(method: &str, params: &Value) -> Value {
-    json!({"jsonrpc": "2.0", "method": method, "params": params})
-}
-
-/// Builds the notification that cancels request `id`.
-pub(super) fn cancelled(id: u64) -> Value {
-    notification(
-        "notifications/cancelled",
-        &json!({"requestId": id, "reason": "the call was cancelled"}),
-    )
-}
-
-/// Returns the parameters of `initialize`.
-pub(super) fn initialize_params() -> Value {
-    let own = json!({"name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION")});
-    json!({"protocolVersion": VERSION, "capabilities": {}, "clientInfo": own})
-}
-
-/// Parses a message from a server. Anything invalid is `Other`, since some programs print logs to standard output.
-pub(super) fn read(message: &Value) -> Incoming {
-    let Some(fields) = message.as_object() else {
+/// Reads a message from a server. Anything invalid is `Other`, since some programs print logs to standard output.
+///
+/// `rmcp` could read messages, too, but it starts a task for each notification and writes a line to the log, and one
+/// odd entry in a list of tools makes it lose the whole list. So it gets no notifications, and results as plain JSON.
+pub(super) fn read(message: Value) -> Incoming {
+    let Value::Object(mut fields) = message else {
         return Incoming::Other;
     };
-    match (fields.get("method").and_then(Value::as_str), fields.get("id")) {
+    let id = fields.remove("id");
+    match (fields.get("method").and_then(Value::as_str), id) {
         (Some("notifications/tools/list_changed"), None) => Incoming::ToolsChanged,
-        (Some("ping"), Some(id)) => Incoming::Request(json!({"jsonrpc": "2.0", "id": id, "result": {}})),
-        (Some(_), Some(id)) => {
-            let error = json!({"code": -32601, "message": "this client does not support the method"});
-            Incoming::Request(json!({"jsonrpc": "2.0", "id": id, "error": error}))
-        }
-        (None, Some(id)) => id
-            .as_u64()
-            .map_or(Incoming::Other, |id| Incoming::Answer(id, result(fields))),
+        (Some(method), Some(id)) => request_id(id).map_or(Incoming::Other, |id| {
+            Incoming::Request(ServerJsonRpcMessage::request(request(method), id))
+        }),
+        (None, Some(id)) => request_id(id).map_or(Incoming::Other, |id| {
+            Incoming::Answer(match result(fields) {
+                Ok(result) => ServerJsonRpcMessage::response(result, id),
+                Err(error) => ServerJsonRpcMessage::error(error, Some(id)),
+            })
+        }),
         (_, None) => Incoming::Other,
     }
 }
 
-fn result(fields: &Map<String, Value>) -> Result<Value, RpcError> {
-    match fields.get("error") {
-        None => Ok(fields.get("result").cloned().unwrap_or_default()),
-        Some(error) => Err(RpcError {
-            code: error.get("code").and_then(Value::as_i64).unwrap_or_default(),
-            message: error
-                .get("message")
-                .and_then(Value::as_str)
-                .unwrap_or("it gives no reason")
-                .to_owned(),
-        }),
+fn request_id(id: Value) -> Option<RequestId> {
+    match id {
+        Value::Number(id) => id.as_i64().map(RequestId::Number),
+        Value::String(id) => Some(RequestId::String(id.into())),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     }
+}
+
+/// Returns the request of this method. Its parameters are left out, since no reply depends on them.
+fn request(method: &str) -> ServerRequest {
+    match method {
+        "ping" => ServerRequest::PingRequest(PingRequest::default()),
+        _ => ServerRequest::CustomRequest(CustomRequest::new(method, None)),
+    }
+}
+
+/// Returns the result in an answer. That of `initialize` is the one which names a protocol version; nothing else in it
+/// is needed.
+fn result(mut fields: Map<String, Value>) -> Result<ServerResult, ErrorData> {
+    if let Some(error) = fields.get("error") {
+        let code = error.get("code").and_then(Value::as_i64).unwrap_or_default();
+        let message = error.get("message").and_then(Value::as_str);
+        return Err(ErrorData::new(
+            ErrorCode(i32::try_from(code).unwrap_or_default()),
+            message.unwrap_or("it gives no reason").to_owned(),
+            None,
+        ));
+    }
+    let result = fields.remove("result").unwrap_or_default();
+    let version = result.get("protocolVersion").filter(|version| version.is_string());
+    Ok(match version.cloned().map(serde_json::from_value::<ProtocolVersion>) {
+        Some(Ok(version)) => ServerResult::InitializeResult(
+            InitializeResult::new(ServerCapabilities::default()).with_protocol_version(version),
+        ),
+        Some(Err(_)) | None => ServerResult::CustomResult(CustomResult(result)),
+    })
+}
+
+/// Returns the version of the protocol that the answer to `initialize` names.
+pub(super) fn protocol_version(message: &ServerJsonRpcMessage) -> Option<&ProtocolVersion> {
+    match message {
+        ServerJsonRpcMessage::Response(response) => match &response.result {
+            ServerResult::InitializeResult(result) => Some(&result.protocol_version),
+            _ => None,
+        },
+        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) | ServerJsonRpcMessage::Error(_) => {
+            None
+        }
+    }
+}
+
+/// Returns the JSON text of a message to a server.
+pub(super) fn write(message: &ClientJsonRpcMessage) -> Result<String, ConnectionError> {
+    serde_json::to_string(message).map_err(|error| ConnectionError::Unreachable(error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    /// Returns what is read from this message, as the JSON that `rmcp` would write.
+    fn seen(message: Value) -> Value {
+        match read(message) {
+            Incoming::Answer(message) | Incoming::Request(message) => serde_json::to_value(message).unwrap(),
+            Incoming::ToolsChanged => json!("tools changed"),
+            Incoming::Other => json!("other"),
+        }
+    }
 
     #[test]
     fn answers_requests_and_notifications_are_distinguished() {
-        let error = RpcError {
-            code: -1,
-            message: "no".to_owned(),
-        };
-        let cases = [
-            (
-                json!({"jsonrpc": "2.0", "id": 3, "result": {"a": 1}}),
-                Incoming::Answer(3, Ok(json!({"a": 1}))),
-            ),
-            (
-                json!({"id": 3, "error": {"code": -1, "message": "no"}}),
-                Incoming::Answer(3, Err(error)),
-            ),
-            (
-                json!({"method": "notifications/tools/list_changed"}),
-                Incoming::ToolsChanged,
-            ),
-            (
-                json!({"method": "notifications/message", "params": {}}),
-                Incoming::Other,
-            ),
-            (
-                json!({"method": "ping", "id": "x"}),
-                Incoming::Request(json!({"jsonrpc": "2.0", "id": "x", "result": {}})),
-            ),
-            (json!("hello"), Incoming::Other),
-        ];
-        for (message, incoming) in cases {
-            assert_eq!(read(&message), incoming, "{message}");
+        let result = json!({"jsonrpc": "2.0", "id": 3, "result": {"a": 1, "content": [{"type": "odd"}]}});
+        assert_eq!(seen(result.clone()), result);
+        let refused = json!({"jsonrpc": "2.0", "id": 3, "error": {"code": -1, "message": "no"}});
+        assert_eq!(seen(json!({"id": 3, "error": {"code": -1, "message": "no"}})), refused);
+        assert_eq!(
+            seen(json!({"id": 3, "error": 7}))["error"]["message"],
+            "it gives no reason"
+        );
+        let ping = json!({"jsonrpc": "2.0", "id": "x", "method": "ping"});
+        assert_eq!(seen(ping.clone()), ping);
+        let sampling = json!({"method": "sampling/createMessage", "id": 1, "params": {"messages": []}});
+        assert_eq!(
+            seen(sampling),
+            json!({"jsonrpc": "2.0", "id": 1, "method": "sampling/createMessage", "params": null})
+        );
+        assert_eq!(
+            seen(json!({"method": "notifications/tools/list_changed"})),
+            "tools changed"
+        );
+        for other in [json!({"method": "notifications/message"}), json!("hello"), json!({})] {
+            assert_eq!(seen(other), "other");
         }
-        let request = read(&json!({"method": "sampling/createMessage", "id": 1, "params": {}}));
-        assert!(matches!(request, Incoming::Request(answer) if answer["error"]["code"] == -32601));
+    }
+
+    #[test]
+    fn the_answer_to_initialize_is_the_one_that_names_a_protocol_version() {
+        let version = |result: Value| match read(json!({"id": 0, "result": result})) {
+            Incoming::Answer(message) => protocol_version(&message).map(ToString::to_string),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(
+            version(json!({"protocolVersion": "2024-11-05"})).as_deref(),
+            Some("2024-11-05")
+        );
+        assert_eq!(version(json!({"protocolVersion": 7})), None);
+        assert_eq!(version(json!({"tools": []})), None);
     }
 }

@@ -1,8 +1,12 @@
 //! Tools of MCP servers: programs that this process starts (stdio), and servers behind HTTP.
 //!
 //! Each server has a task that connects to it, lists its tools, and reconnects when the connection is lost. The tools
-//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. Only the part of the
-//! protocol that tools need is implemented. The set of servers may change at any time.
+//! of the last list stay on offer meanwhile; a call waits for the connection for a limited time. The set of servers may
+//! change at any time.
+//!
+//! `rmcp` speaks the protocol, over the transports of this module. Those of `rmcp` have no limits on the depth and the
+//! number of values of a message, on the silence of a server and on the rate of its notifications, and they would end a
+//! program without the programs that it has started.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,9 +22,9 @@ use crate::model::pieces::PieceLimits;
 
 mod connection;
 mod http;
+mod inbox;
 mod message;
 mod outcome;
-mod pending;
 mod server;
 mod sse;
 mod stdio;
@@ -74,7 +78,7 @@ impl McpEnvironment {
         let spawn = &self.spawn;
         let stop = self.soft.child_token();
         let endpoint = self.endpoint(name, definition)?;
-        let server = McpServer::new(name, definition, (endpoint, self.limits), Arc::clone(spawn));
+        let server = McpServer::new(name, definition, endpoint, self.limits, Arc::clone(spawn));
         let server = Arc::new(server);
         spawn(Box::pin(Arc::clone(&server).run(stop.clone())));
         let replaced = old.map(|old| {
@@ -103,7 +107,7 @@ impl McpEnvironment {
 #[derive(Clone, Default)]
 pub struct McpServers {
     /// `None` if MCP servers are not supported.
-    ground: Option<Arc<McpEnvironment>>,
+    environment: Option<Arc<McpEnvironment>>,
     running: Arc<RwLock<BTreeMap<(McpOwner, String), RunningServer>>>,
 }
 
@@ -128,9 +132,9 @@ impl RunningServer {
 
 impl McpServers {
     /// Creates an empty set of servers.
-    pub fn new(ground: McpEnvironment) -> Self {
+    pub fn new(environment: McpEnvironment) -> Self {
         Self {
-            ground: Some(Arc::new(ground)),
+            environment: Some(Arc::new(environment)),
             running: Arc::default(),
         }
     }
@@ -140,10 +144,12 @@ impl McpServers {
     /// # Errors
     /// The field of a definition that is invalid.
     pub fn verify(&self, wanted: &OwnedServers) -> Result<(), Invalid> {
-        let Some(ground) = &self.ground else { return Ok(()) };
+        let Some(environment) = &self.environment else {
+            return Ok(());
+        };
         wanted
             .iter()
-            .try_for_each(|((_, name), definition)| ground.endpoint(name, definition).map(drop))
+            .try_for_each(|((_, name), definition)| environment.endpoint(name, definition).map(drop))
     }
 
     /// Replaces the set of servers; unchanged servers keep their connections. A changed server stays connected until
@@ -153,7 +159,9 @@ impl McpServers {
     /// The field of a definition that is invalid; nothing changes then.
     pub fn replace(&self, wanted: &OwnedServers) -> Result<bool, Invalid> {
         self.verify(wanted)?;
-        let Some(ground) = &self.ground else { return Ok(false) };
+        let Some(environment) = &self.environment else {
+            return Ok(false);
+        };
         let mut running = self.running.write().unwrap_or_else(PoisonError::into_inner);
         let mut changed = false;
         running.retain(|key, old| {
@@ -169,7 +177,7 @@ impl McpServers {
                 continue;
             }
             changed = true;
-            let new = ground.start(&key.1, definition, running.remove(key))?;
+            let new = environment.start(&key.1, definition, running.remove(key))?;
             running.insert(key.clone(), new);
         }
         Ok(changed)
@@ -208,7 +216,7 @@ impl McpServers {
         }
         let source = |(name, only): (&str, Option<BTreeSet<String>>)| -> Arc<dyn ToolSource> {
             let keys = owner
-                .outwards()
+                .lookup_order()
                 .into_iter()
                 .map(|owner| (owner, name.to_owned()))
                 .collect();

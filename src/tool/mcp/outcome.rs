@@ -79,8 +79,10 @@ fn delegation(result: &Map<String, Value>, structured: Option<&Value>) -> Result
                 Some(Value::String(prompt)) => Some(prompt.clone()),
                 Some(_) => return Err(invalid_result("`delegate.system_prompt` is not a text")),
             };
-            let delegation = Delegation::to(subagent, work).in_form(format).beginning_with(initial);
-            Ok(Some(delegation.instructed(prompt)))
+            let delegation = Delegation::to(subagent, work)
+                .with_response_format(format)
+                .with_initial_messages(initial);
+            Ok(Some(delegation.with_system_prompt(prompt)))
         }
         _ => Err(invalid_result(
             "`delegate` is not an object with the texts `description` and `subagent_type`",
@@ -206,7 +208,7 @@ mod tests {
         );
         assert!(outcome(&call(), json!({"structuredContent": {"delegate": 1}})).is_err());
         let request = |prompt: Value| json!({"description": "d", "subagent_type": "s", "system_prompt": prompt});
-        let instructed = Delegation::to("s", "d").instructed(Some("You count.".to_owned()));
+        let instructed = Delegation::to("s", "d").with_system_prompt(Some("You count.".to_owned()));
         let read = |prompt: Value| outcome(&call(), json!({"structuredContent": {"delegate": request(prompt)}}));
         assert_eq!(read(json!("You count.")), Ok(CallOutcome::Delegate(instructed)));
         assert_eq!(read(json!(null)), delegated);

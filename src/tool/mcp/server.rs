@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use reqwest::header::HeaderMap;
 use reqwest::{Client, Url};
-use serde_json::{Value, json};
+use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest, ListToolsRequest, PaginatedRequestParams};
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{Connection, ConnectionError};
-use super::stdio::{Program, StdioConnection};
+use super::connection::{Connection, ConnectionError, Signals};
+use super::http::{Address, HttpTransport};
+use super::sse::SseTransport;
+use super::stdio::{Program, StdioTransport};
 use super::tool::McpTool;
-use super::{McpLimits, SpawnServer, http, message, sse};
+use super::{McpLimits, SpawnServer};
 use crate::definition::mcp::{McpFilter, McpServerDefinition, McpTransport};
 use crate::definition::{AfterCrash, OnError};
 use crate::domain::Invalid;
@@ -30,8 +31,6 @@ const BACKOFF: Backoff = Backoff::doubling(Duration::from_millis(250), Duration:
 const PAUSE_RESET_AFTER: Duration = Duration::from_secs(10);
 /// The minimum time between two `tools/list` requests.
 const MIN_LIST_INTERVAL: Duration = Duration::from_secs(1);
-/// The timeout of the cancellation of a request.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum number of tools of one server.
 const MAX_TOOLS: usize = 1_000;
 /// The maximum number of pages of `tools/list`.
@@ -40,12 +39,8 @@ const MAX_PAGES: usize = 100;
 /// The program or the address of a server.
 pub(super) enum Endpoint {
     Program(Program),
-    Address {
-        client: Client,
-        url: Url,
-        headers: HeaderMap,
-        transport: McpTransport,
-    },
+    Http(Address),
+    Sse(Address),
 }
 
 impl Endpoint {
@@ -75,11 +70,11 @@ impl Endpoint {
             (None, Some(url)) => {
                 let url = Url::parse(url).map_err(|error| Invalid::new("url", error.to_string()))?;
                 let headers = remote::headers(&definition.headers.0)?;
-                Ok(Self::Address {
-                    client: client.clone(),
-                    url,
-                    headers,
-                    transport: definition.transport,
+                let client = client.clone();
+                let address = Address { client, url, headers };
+                Ok(match definition.transport {
+                    McpTransport::Http => Self::Http(address),
+                    McpTransport::Sse => Self::Sse(address),
                 })
             }
             (None, None) => Err(Invalid::new("command", "must be given, or `url`")),
@@ -93,7 +88,7 @@ pub(super) struct McpServer {
     endpoint: Endpoint,
     limits: McpLimits,
     filter: McpFilter,
-    pub(super) timeout: Duration,
+    timeout: Duration,
     start_timeout: Duration,
     pub(super) after_crash: AfterCrash,
     pub(super) on_error: OnError,
@@ -101,19 +96,19 @@ pub(super) struct McpServer {
     /// The tools of the last list.
     tools: RwLock<Vec<Arc<McpTool>>>,
     /// The current connection, if any.
-    connection: watch::Sender<Option<Arc<dyn Connection>>>,
+    connection: watch::Sender<Option<Arc<Connection>>>,
     /// Whether the first connection attempt is over.
     attempted: watch::Sender<bool>,
     /// Notified when a call waits for a connection, which ends the pause before the next attempt.
     connection_wanted: Notify,
-    next_id: AtomicU64,
 }
 
 impl McpServer {
     pub(super) fn new(
         name: &str,
         definition: &McpServerDefinition,
-        (endpoint, limits): (Endpoint, McpLimits),
+        endpoint: Endpoint,
+        limits: McpLimits,
         spawn: SpawnServer,
     ) -> Self {
         let seconds = |value| Duration::try_from_secs_f64(value).unwrap_or(BACKOFF.first);
@@ -131,7 +126,6 @@ impl McpServer {
             connection: watch::Sender::new(None),
             attempted: watch::Sender::new(false),
             connection_wanted: Notify::new(),
-            next_id: AtomicU64::new(1),
         }
     }
 
@@ -184,10 +178,11 @@ impl McpServer {
     }
 
     /// Lists the tools again whenever they have changed, until the connection closes or `soft` is cancelled.
-    async fn watch_tools(self: &Arc<Self>, connection: &Arc<dyn Connection>, soft: &CancellationToken) {
+    async fn watch_tools(self: &Arc<Self>, connection: &Arc<Connection>, soft: &CancellationToken) {
+        let signals = connection.signals();
         loop {
             // Bounds the rate of `tools/list`, however often the server notifies of changes.
-            let pause = timeout(MIN_LIST_INTERVAL, connection.events().closed.cancelled());
+            let pause = timeout(MIN_LIST_INTERVAL, signals.closed.cancelled());
             if soft
                 .run_until_cancelled(pause)
                 .await
@@ -197,9 +192,9 @@ impl McpServer {
             }
             tokio::select! {
                 () = soft.cancelled() => return,
-                () = connection.events().closed.cancelled() => return,
-                () = connection.events().changed.notified() => {
-                    let listed = timeout(self.start_timeout, self.list(connection.as_ref()));
+                () = signals.closed.cancelled() => return,
+                () = signals.tools_changed.notified() => {
+                    let listed = timeout(self.start_timeout, self.list(connection));
                     if !matches!(soft.run_until_cancelled(listed).await, Some(Ok(Ok(())))) {
                         tracing::warn!(server = self.name, "listing the tools of an MCP server again failed");
                     }
@@ -209,48 +204,45 @@ impl McpServer {
     }
 
     /// Opens a connection, initialises it and lists the tools.
-    async fn connect(self: &Arc<Self>) -> Result<Arc<dyn Connection>, ConnectionError> {
-        let connection: Arc<dyn Connection> = match &self.endpoint {
-            Endpoint::Program(program) => Arc::new(StdioConnection::open(&self.name, program, self.limits)?),
-            Endpoint::Address {
-                client,
-                url,
-                headers,
-                transport,
-            } => {
-                let parts = (client.clone(), url.clone(), headers.clone());
-                match transport {
-                    McpTransport::Http => Arc::new(http::HttpConnection::new(parts.0, parts.1, parts.2, self.limits)),
-                    McpTransport::Sse => Arc::new(sse::SseConnection::open(parts, self.limits, &self.spawn).await?),
-                }
+    async fn connect(self: &Arc<Self>) -> Result<Arc<Connection>, ConnectionError> {
+        let signals = Arc::<Signals>::default();
+        let pieces = Some(self.limits.pieces);
+        let spawn = Arc::clone(&self.spawn);
+        let connection = match &self.endpoint {
+            Endpoint::Program(program) => {
+                let transport = StdioTransport::open(&self.name, program, self.limits, &signals, &self.spawn)?;
+                Connection::initialize(transport, signals, pieces, spawn).await?
+            }
+            Endpoint::Http(address) => {
+                let transport = HttpTransport::new(address.clone(), self.limits, &signals);
+                Connection::initialize(transport, signals, None, spawn).await?
+            }
+            Endpoint::Sse(address) => {
+                let transport = SseTransport::open(address.clone(), self.limits, &signals).await?;
+                Connection::initialize(transport, signals, pieces, spawn).await?
             }
         };
-        self.request(&connection, "initialize", &message::initialize_params())
-            .await?;
-        connection
-            .notify(message::notification("notifications/initialized", &json!({})))
-            .await;
-        self.list(connection.as_ref()).await?;
+        let connection = Arc::new(connection);
+        self.list(&connection).await?;
         Ok(connection)
     }
 
     /// Lists the tools, page by page.
-    async fn list(self: &Arc<Self>, connection: &dyn Connection) -> Result<(), ConnectionError> {
+    async fn list(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), ConnectionError> {
         let mut tools = vec![];
-        let mut params = json!({});
+        let mut cursor = None;
         for _ in 0..MAX_PAGES {
-            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            let page = connection
-                .request(id, &message::request(id, "tools/list", &params))
-                .await?;
+            let params = PaginatedRequestParams::default().with_cursor(cursor);
+            let request = ClientRequest::ListToolsRequest(ListToolsRequest::with_param(params));
+            let page = connection.request(request).await?;
             let listed = page.get("tools").and_then(Value::as_array);
             let listed = listed.ok_or_else(|| ConnectionError::InvalidAnswer("`tools` is not a list".to_owned()))?;
             let described = listed.iter().filter_map(|tool| McpTool::from_listing(self, tool));
-            let admitted = described.filter(|tool| self.filter.admits(&self.name, &tool.name));
+            let admitted = described.filter(|tool| self.filter.allows(&self.name, &tool.name));
             tools.extend(admitted.map(Arc::new));
-            match page.get("nextCursor").and_then(Value::as_str) {
-                Some(cursor) if tools.len() < MAX_TOOLS => params = json!({"cursor": cursor}),
-                Some(_) | None => break,
+            cursor = page.get("nextCursor").and_then(Value::as_str).map(str::to_owned);
+            if cursor.is_none() || tools.len() >= MAX_TOOLS {
+                break;
             }
         }
         tools.truncate(MAX_TOOLS);
@@ -263,58 +255,31 @@ impl McpServer {
         Ok(())
     }
 
-    /// Sends a request over a connection. The request is cancelled at the server if the caller stops waiting.
-    async fn request(
-        &self,
-        connection: &Arc<dyn Connection>,
-        method: &str,
-        params: &Value,
-    ) -> Result<Value, ConnectionError> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let mut guard = CancelOnDrop {
-            connection,
-            spawn: &self.spawn,
-            id: (method != "initialize").then_some(id),
-        };
-        let answer = connection.request(id, &message::request(id, method, params)).await;
-        if !matches!(answer, Err(ConnectionError::TimedOut(_))) {
-            guard.id = None;
-        }
-        answer
-    }
-
-    /// Sends a request as soon as there is a connection, and waits for the answer for at most `limit`.
-    pub(super) async fn call(&self, method: &str, params: &Value, limit: Duration) -> Result<Value, Failure> {
-        let connection_error =
-            |error: &ConnectionError| Failure::new("McpConnectionError", format!("the server {error}"));
+    /// Calls a tool as soon as there is a connection, and waits for the result for at most the timeout of the server.
+    pub(super) async fn call(&self, params: CallToolRequestParams) -> Result<Value, Failure> {
+        let limit = self.timeout;
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
         let mut connection = self.connected().await?;
         for last in [false, true] {
-            match timeout(limit, self.request(&connection, method, params)).await {
+            match timeout(limit, connection.request(request.clone())).await {
                 // A server that does not know the session has not executed the request, so it is safe to repeat.
                 Ok(Err(ConnectionError::SessionExpired)) if !last => connection = self.connected().await?,
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error @ (ConnectionError::Refused(_) | ConnectionError::InvalidAnswer(_)))) => {
-                    return Err(Failure::new("McpToolError", format!("the server {error}")));
-                }
-                Ok(Err(error @ ConnectionError::TimedOut(_))) => {
-                    return Err(Failure::new("ToolTimeoutError", format!("the server {error}")));
-                }
-                Ok(Err(error)) => return Err(connection_error(&error)),
+                Ok(answer) => return answer.map_err(|error| failure(&error)),
                 Err(_) => {
                     let message = format!("there was no answer within {} s (its `timeout_s`)", limit.as_secs_f64());
                     return Err(Failure::new("ToolTimeoutError", message));
                 }
             }
         }
-        Err(connection_error(&ConnectionError::SessionExpired))
+        Err(failure(&ConnectionError::SessionExpired))
     }
 
     /// Returns the connection; waits for at most the start timeout if there is none.
-    async fn connected(&self) -> Result<Arc<dyn Connection>, Failure> {
-        let is_open = |connection: &Option<Arc<dyn Connection>>| {
+    async fn connected(&self) -> Result<Arc<Connection>, Failure> {
+        let is_open = |connection: &Option<Arc<Connection>>| {
             connection
                 .as_ref()
-                .is_some_and(|connection| !connection.events().closed.is_cancelled())
+                .is_some_and(|connection| !connection.signals().closed.is_cancelled())
         };
         let mut connections = self.connection.subscribe();
         if !is_open(&connections.borrow()) {
@@ -329,20 +294,13 @@ impl McpServer {
     }
 }
 
-/// A guard that sends `notifications/cancelled` when it is dropped before the answer has arrived.
-struct CancelOnDrop<'a> {
-    connection: &'a Arc<dyn Connection>,
-    spawn: &'a SpawnServer,
-    id: Option<u64>,
-}
-
-impl Drop for CancelOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id.filter(|_| !self.connection.events().closed.is_cancelled()) {
-            let connection = Arc::clone(self.connection);
-            (self.spawn)(Box::pin(async move {
-                drop(timeout(CANCEL_TIMEOUT, connection.notify(message::cancelled(id))).await);
-            }));
+fn failure(error: &ConnectionError) -> Failure {
+    let name = match error {
+        ConnectionError::Refused(_) | ConnectionError::InvalidAnswer(_) => "McpToolError",
+        ConnectionError::TimedOut(_) => "ToolTimeoutError",
+        ConnectionError::Unreachable(_) | ConnectionError::Closed | ConnectionError::SessionExpired => {
+            "McpConnectionError"
         }
-    }
+    };
+    Failure::new(name, format!("the server {error}"))
 }

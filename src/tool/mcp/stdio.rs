@@ -1,33 +1,34 @@
 //! The transport *stdio*: a program that reads messages from its standard input and writes them to its standard output,
 //! one per line.
 //!
-//! Threads transfer the lines, since the pipes block. The program is the leader of a process group; closing the
-//! connection kills the whole group.
+//! The program is the leader of a process group; closing the connection kills the whole group.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
 
-use async_trait::async_trait;
-use serde_json::Value;
+use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
+use rmcp::service::RoleClient;
+use rmcp::transport::Transport;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 
-use super::McpLimits;
-use super::connection::{Connection, ConnectionError, ServerEvents};
-use super::message::{self, Incoming};
-use super::pending::PendingRequests;
-use crate::domain::json_limits::read_foreign;
+use super::connection::{ConnectionError, Signals, abandoned};
+use super::inbox::Inbox;
+use super::message;
+use super::{McpLimits, SpawnServer};
 
 /// The maximum number of messages that the program has not read yet.
 const MAX_UNREAD: usize = 64;
-/// The maximum number of messages per second that are not answers; further ones wait in the pipe.
-const MAX_OTHER_PER_SECOND: u32 = 1_000;
 /// The maximum number of characters that are logged of a line of standard error.
 const MAX_LOGGED_CHARS: usize = 500;
+/// The time after the connection is closed in which the rest of standard error is logged.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The command that starts the program.
 #[derive(Debug, Clone)]
@@ -40,35 +41,28 @@ pub(super) struct Program {
     pub(super) folder: Option<PathBuf>,
 }
 
-/// A connection to a running program.
-pub(super) struct StdioConnection {
-    lines: mpsc::Sender<String>,
-    shared: Arc<Shared>,
+/// A running program.
+pub(super) struct StdioTransport {
+    /// The lines for its standard input.
+    unread: mpsc::Sender<String>,
+    stdout: Lines<ChildStdout>,
+    inbox: Inbox,
+    signals: Arc<Signals>,
+    /// `None` once the program was killed.
+    child: Option<Child>,
 }
 
-struct Shared {
-    pending: PendingRequests,
-    events: ServerEvents,
-    child: Mutex<Option<Child>>,
-    /// The maximum length of a line, in bytes.
-    max_message: usize,
-}
-
-impl StdioConnection {
+impl StdioTransport {
     /// Starts the program of the server `name`.
-    pub(super) fn open(name: &str, program: &Program, limits: McpLimits) -> Result<Self, ConnectionError> {
-        let mut command = Command::new(&program.command);
-        command.args(&program.args).env_clear().envs(&program.env);
-        if let Some(folder) = &program.folder {
-            command.current_dir(folder);
-        }
-        command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        lead_a_group(&mut command);
+    pub(super) fn open(
+        name: &str,
+        program: &Program,
+        limits: McpLimits,
+        signals: &Arc<Signals>,
+        spawn: &SpawnServer,
+    ) -> Result<Self, ConnectionError> {
         let failed = |what: &str| ConnectionError::Unreachable(format!("{what} `{}`", program.command));
-        let mut child = command.spawn().map_err(|error| {
+        let mut child = command(program).spawn().map_err(|error| {
             if error.kind() != ErrorKind::NotFound {
                 return failed(&format!("{}, starting", error.kind()));
             }
@@ -80,95 +74,106 @@ impl StdioConnection {
         let stdin = child.stdin.take();
         let stdout = child.stdout.take();
         let stderr = child.stderr.take();
-        let (lines, unread) = mpsc::channel(MAX_UNREAD);
-        let pending = PendingRequests::new(limits.pieces);
-        let events = ServerEvents::default();
-        let child = Mutex::new(Some(child));
-        let max_message = limits.max_message_bytes;
-        let shared = Shared {
-            pending,
-            events,
-            child,
-            max_message,
-        };
-        let connection = Self {
-            lines,
-            shared: Arc::new(shared),
-        };
         let (Some(stdin), Some(stdout), Some(stderr)) = (stdin, stdout, stderr) else {
             return Err(failed("cannot open the pipes of"));
         };
-        let start = |part: &str, work: Box<dyn FnOnce() + Send>| {
-            let made = thread::Builder::new().name(format!("mcp {name} {part}")).spawn(work);
-            made.map(drop).map_err(|_| failed("cannot start a thread for"))
-        };
-        start("in", Box::new(move || write_lines(stdin, unread)))?;
-        let shared = Arc::clone(&connection.shared);
-        let answers = connection.lines.downgrade();
-        start("out", Box::new(move || read_lines(stdout, &shared, &answers)))?;
-        let name = name.to_owned();
-        start(
-            "err",
-            Box::new(move || log_lines(&name, BufReader::new(stderr), max_message)),
-        )?;
-        Ok(connection)
+        let (unread, lines) = mpsc::channel(MAX_UNREAD);
+        spawn(Box::pin(write_lines(stdin, lines, Arc::clone(signals))));
+        let stderr = Lines::new(stderr, limits.max_message_bytes);
+        spawn(Box::pin(log_lines(name.to_owned(), stderr, Arc::clone(signals))));
+        Ok(Self {
+            unread,
+            stdout: Lines::new(stdout, limits.max_message_bytes),
+            inbox: Inbox::new(signals),
+            signals: Arc::clone(signals),
+            child: Some(child),
+        })
     }
-}
 
-#[async_trait]
-impl Connection for StdioConnection {
-    async fn request(&self, id: u64, message: &Value) -> Result<Value, ConnectionError> {
-        let request = self.shared.pending.register(id);
-        // The program may have ended before the request was registered.
-        if self.shared.events.closed.is_cancelled() || self.lines.send(message.to_string()).await.is_err() {
-            return Err(ConnectionError::Closed);
+    /// Closes the connection and kills the process group.
+    fn kill(&mut self) {
+        self.signals.closed.cancel();
+        // Only once: the process id may belong to another process after the runtime has waited for the child.
+        if let Some(mut child) = self.child.take() {
+            // Errors mean that the program has ended already.
+            kill_group(&child);
+            let _ = child.start_kill();
         }
-        request.answer().await
-    }
-
-    async fn notify(&self, message: Value) {
-        let _ = self.lines.send(message.to_string()).await;
-    }
-
-    fn events(&self) -> &ServerEvents {
-        &self.shared.events
     }
 }
 
-impl Drop for StdioConnection {
+impl Drop for StdioTransport {
     fn drop(&mut self) {
-        self.shared.close();
+        self.kill();
     }
 }
 
-impl Shared {
-    /// Closes the connection, fails all pending requests and kills the process group.
-    fn close(&self) {
-        self.events.closed.cancel();
-        self.pending.fail_all();
-        // Only once: after the wait, the process id may belong to another process.
-        let Some(mut child) = self.child.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            return;
-        };
-        // Errors mean that the program has ended already.
-        kill_group(&child);
-        let _ = child.kill();
-        let _ = child.wait();
+impl Transport<RoleClient> for StdioTransport {
+    type Error = ConnectionError;
+
+    fn send(
+        &mut self,
+        message: ClientJsonRpcMessage,
+    ) -> impl Future<Output = Result<(), ConnectionError>> + Send + 'static {
+        let abandoned = abandoned(&message);
+        let line = message::write(&message).map(|text| text + "\n");
+        let unread = self.unread.clone();
+        async move {
+            let line = line?;
+            let Some(abandoned) = abandoned else {
+                // A program that does not read gets no more replies and notifications.
+                let _ = unread.try_send(line);
+                return Ok(());
+            };
+            let sent = abandoned.run_until_cancelled(unread.send(line)).await;
+            sent.unwrap_or(Ok(())).map_err(|_| ConnectionError::Closed)
+        }
+    }
+
+    async fn receive(&mut self) -> Option<ServerJsonRpcMessage> {
+        loop {
+            self.inbox.ready().await;
+            let Some(line) = self.stdout.next(|| self.signals.data_arrived()).await else {
+                self.kill();
+                return None;
+            };
+            if let Some(message) = self.inbox.read(&line) {
+                return Some(message);
+            }
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), ConnectionError> {
+        self.kill();
+        Ok(())
     }
 }
 
-/// Makes the program the leader of a new process group, to which its child processes belong.
-fn lead_a_group(command: &mut Command) {
+fn command(program: &Program) -> Command {
+    let mut command = Command::new(&program.command);
+    command.args(&program.args).env_clear().envs(&program.env);
+    if let Some(folder) = &program.folder {
+        command.current_dir(folder);
+    }
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    // The program leads a new process group, to which its child processes belong.
     #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(command, 0);
-    #[cfg(not(unix))]
-    let _ = command;
+    command.process_group(0);
+    command
 }
 
 /// Kills all processes of the group of `leader`.
 fn kill_group(leader: &Child) {
     #[cfg(unix)]
-    if let Some(group) = i32::try_from(leader.id()).ok().and_then(rustix::process::Pid::from_raw) {
+    if let Some(group) = leader
+        .id()
+        .and_then(|id| i32::try_from(id).ok())
+        .and_then(rustix::process::Pid::from_raw)
+    {
         // An error means that no process of the group is left.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
@@ -176,92 +181,75 @@ fn kill_group(leader: &Child) {
     let _ = leader;
 }
 
-fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<String>) {
-    while let Some(mut line) = lines.blocking_recv() {
-        line.push('\n');
-        if stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_err() {
-            return;
-        }
-    }
-}
-
-fn read_lines(stdout: ChildStdout, shared: &Shared, answers: &mpsc::WeakSender<String>) {
-    let mut reader = BufReader::new(stdout);
-    let mut other_messages = OtherMessages {
-        count: 0,
-        since: Instant::now(),
-    };
-    while let Some(line) = next_line(&mut reader, shared.max_message, || shared.pending.data_arrived()) {
-        let message = read_foreign(&line).unwrap_or_default();
-        if !matches!(message::read(&message), Incoming::Answer(..)) {
-            other_messages.add();
-        }
-        match message::read(&message) {
-            Incoming::Answer(id, result) => shared.pending.answer(id, result.map_err(ConnectionError::Refused)),
-            Incoming::Request(answer) => {
-                if let Some(lines) = answers.upgrade() {
-                    // A program that does not read the replies gets no more of them.
-                    let _ = lines.try_send(answer.to_string());
-                }
+/// Writes lines to the program until the connection closes.
+async fn write_lines(mut stdin: ChildStdin, mut lines: mpsc::Receiver<String>, signals: Arc<Signals>) {
+    let write = async {
+        while let Some(line) = lines.recv().await {
+            if stdin.write_all(line.as_bytes()).await.is_err() || stdin.flush().await.is_err() {
+                return;
             }
-            Incoming::ToolsChanged => shared.events.changed.notify_one(),
-            Incoming::Other => {}
         }
-    }
-    shared.close();
+    };
+    signals.closed.run_until_cancelled(write).await;
 }
 
-/// The number of messages in the current second that are not answers.
-struct OtherMessages {
-    count: u32,
-    since: Instant,
-}
-
-impl OtherMessages {
-    /// Counts a message; sleeps for the rest of the second if there were too many.
-    fn add(&mut self) {
-        const SECOND: Duration = Duration::from_secs(1);
-        self.count += 1;
-        if self.count < MAX_OTHER_PER_SECOND {
-            return;
+/// Logs the standard error of the program until the program ends.
+async fn log_lines(name: String, mut stderr: Lines<ChildStderr>, signals: Arc<Signals>) {
+    let log = async {
+        while let Some(line) = stderr.next(|| {}).await {
+            let text = String::from_utf8_lossy(&line);
+            let line: String = text.trim_end().chars().take(MAX_LOGGED_CHARS).collect();
+            tracing::debug!(server = name, line, "standard error of an MCP server");
         }
-        // Meanwhile the pipe fills and the program has to wait.
-        thread::sleep(SECOND.saturating_sub(self.since.elapsed()));
-        *self = Self {
-            count: 0,
-            since: Instant::now(),
-        };
+    };
+    // A process that has left the group may keep the pipe open.
+    let closed = async {
+        signals.closed.cancelled().await;
+        sleep(LAST_WORDS).await;
+    };
+    tokio::select! {
+        () = log => {}
+        () = closed => {}
     }
 }
 
-/// Reads the next line; `None` at the end and after a line that is too long. Calls `data_arrived` for each piece.
-fn next_line(reader: &mut impl BufRead, max_bytes: usize, data_arrived: impl Fn()) -> Option<Vec<u8>> {
-    let mut line = Vec::new();
-    loop {
-        let available = reader.fill_buf().ok().filter(|available| !available.is_empty())?;
-        data_arrived();
-        let end = available.iter().position(|byte| *byte == b'\n');
-        let part = end.map_or(available.len(), |end| end + 1);
-        line.extend_from_slice(&available[..part]);
-        reader.consume(part);
-        if line.len() > max_bytes {
-            return None;
-        }
-        if end.is_some() {
-            return Some(line);
-        }
-    }
+/// The lines that a program writes, up to a length.
+struct Lines<R> {
+    reader: BufReader<R>,
+    /// The line that is not complete.
+    line: Vec<u8>,
+    max_bytes: usize,
 }
 
-/// Logs the standard error of the program.
-fn log_lines(name: &str, mut reader: impl BufRead, max_bytes: usize) {
-    while let Some(line) = next_line(&mut reader, max_bytes, || {}) {
-        let line: String = String::from_utf8_lossy(&line)
-            .trim_end()
-            .chars()
-            .take(MAX_LOGGED_CHARS)
-            .collect();
-        tracing::debug!(server = name, line, "standard error of an MCP server");
+impl<R: AsyncRead + Unpin> Lines<R> {
+    fn new(reader: R, max_bytes: usize) -> Self {
+        Self {
+            reader: BufReader::new(reader),
+            line: vec![],
+            max_bytes,
+        }
+    }
+
+    /// Reads the next line; `None` at the end and after a line that is too long. Calls `data_arrived` for each piece.
+    /// The future may be dropped at any time; nothing that was read is lost.
+    async fn next(&mut self, data_arrived: impl Fn()) -> Option<Vec<u8>> {
+        loop {
+            let available = self.reader.fill_buf().await.ok()?;
+            if available.is_empty() {
+                return None;
+            }
+            data_arrived();
+            let end = available.iter().position(|byte| *byte == b'\n');
+            let part = end.map_or(available.len(), |end| end + 1);
+            self.line.extend_from_slice(&available[..part]);
+            self.reader.consume(part);
+            if self.line.len() > self.max_bytes {
+                return None;
+            }
+            if end.is_some() {
+                return Some(std::mem::take(&mut self.line));
+            }
+        }
     }
 }
 
@@ -269,14 +257,26 @@ fn log_lines(name: &str, mut reader: impl BufRead, max_bytes: usize) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn lines_are_read_whole_and_up_to_the_limit() {
-        let mut reader = BufReader::with_capacity(4, "one\nlonger than that\nno end".as_bytes());
-        let lines: Vec<String> = std::iter::from_fn(|| next_line(&mut reader, 1000, || {}))
-            .map(|line| String::from_utf8(line).expect("text"))
-            .collect();
-        assert_eq!(lines, ["one\n", "longer than that\n"]);
-        let long = vec![b'x'; 1001];
-        assert_eq!(next_line(&mut BufReader::new(long.as_slice()), 1000, || {}), None);
+    /// Returns the lines of a text that comes in small pieces.
+    async fn lines(text: &[u8]) -> Vec<String> {
+        let mut lines = Lines {
+            reader: BufReader::with_capacity(4, text),
+            line: vec![],
+            max_bytes: 1000,
+        };
+        let mut all = vec![];
+        while let Some(line) = lines.next(|| {}).await {
+            all.push(String::from_utf8(line).expect("text"));
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn lines_are_read_whole_and_up_to_the_limit() {
+        assert_eq!(
+            lines(b"one\nlonger than that\nno end").await,
+            ["one\n", "longer than that\n"]
+        );
+        assert_eq!(lines(&[b'x'; 1001]).await, [""; 0]);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use rmcp::model::{CallToolRequestParams, MetaObject, RequestMetaObject};
 use serde_json::{Value, json};
 
 use super::outcome::outcome;
@@ -79,9 +80,9 @@ impl McpTool {
     }
 
     /// Returns the `_meta` of a call: its ids, its agent and the context of the run.
-    fn meta(scope: &Scope, call: &ToolCall) -> Value {
+    fn meta(scope: &Scope, call: &ToolCall) -> RequestMetaObject {
         let context = scope.own_context();
-        json!({"adjutant/call": {
+        let own = json!({
             "tool_call_id": call.id,
             "task_id": scope.task.map(|task| task.to_string()),
             "agent_name": scope.agent,
@@ -89,7 +90,10 @@ impl McpTool {
             "thread_id": scope.thread,
             "run_id": scope.run,
             "context": (!context.is_empty()).then_some(context),
-        }})
+        });
+        let mut meta = MetaObject::new();
+        meta.insert("adjutant/call".to_owned(), own);
+        RequestMetaObject(meta)
     }
 }
 
@@ -123,8 +127,9 @@ impl Tool for McpTool {
         if let Err(text) = self.check.check(&call.args) {
             return Ok(CallOutcome::Answer(ToolOutput::error(call, text)));
         }
-        let params = json!({"name": self.name, "arguments": call.args, "_meta": Self::meta(scope, call)});
-        let answer = self.server.call("tools/call", &params, self.server.timeout);
+        let mut params = CallToolRequestParams::new(self.name.clone()).with_arguments(call.args.clone());
+        params.meta = Some(Self::meta(scope, call));
+        let answer = self.server.call(params);
         let answer = scope.stop.run_until_cancelled(answer).await.ok_or(Halt::Stopped)?;
         let result = answer.and_then(|result| outcome(call, result));
         result.map_err(|failure| {

@@ -317,7 +317,7 @@ async fn clients_receive_the_progress_of_a_tool() {
             panic!("{path}: {outcome:?}")
         };
         assert_eq!(answer.writes.messages[0].content.text(), "done");
-        assert_eq!(scope.voice.unheard(), progress, "{path}");
+        assert_eq!(scope.progress.drain(), progress, "{path}");
     }
 }
 

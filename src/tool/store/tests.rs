@@ -114,7 +114,7 @@ async fn a_run_without_the_context_of_the_template_has_no_memory() {
         .expect_err("a refusal");
     assert_eq!(
         refused,
-        "There is no memory for this run: the context of the run says nothing of `team`."
+        "There is no memory for this run: the context of the run has no `team`."
     );
 }
 

@@ -1,10 +1,10 @@
-//! Work in the background: begun, looked at, added to, stopped, and told of when it is over.
+//! Background tasks: starting, checking, updating and cancelling them, and the notification of their end.
 
 use serde_json::{Value, json};
 
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
 
-/// An agent `boss` with these lines of its own, and its background agents `writer` and `courier`.
+/// Returns an agent `boss` with these lines, and its background agents `writer` and `courier`.
 pub(crate) fn boss(more: &str) -> String {
     format!(
         r#"
@@ -35,7 +35,7 @@ pub(crate) fn boss(more: &str) -> String {
     )
 }
 
-/// The beginning of a task: `description` is all that the agent is told, so its script.
+/// Returns a call that starts a task; `description`, the agent's whole input, is its script.
 pub(crate) fn start(id: &str, agent: &str, description: impl ToString) -> Value {
     call(
         id,
@@ -44,12 +44,12 @@ pub(crate) fn start(id: &str, agent: &str, description: impl ToString) -> Value 
     )
 }
 
-/// A call about a task.
+/// Returns a call about a task.
 pub(crate) fn about(id: &str, tool: &str, task: &Value) -> Value {
     call(id, tool, json!({"task_id": task["task_id"]}))
 }
 
-/// What the state knows of the tasks, in the order of their beginning.
+/// Returns the tasks in the state, in the order of their start.
 async fn tasks(human: &Human) -> Vec<Value> {
     let values = human.state().await["values"].clone();
     let mut tasks: Vec<Value> = values["async_tasks"]
@@ -70,7 +70,7 @@ pub(crate) async fn the_task(human: &Human) -> Value {
     task.clone()
 }
 
-/// The messages that tell what became of tasks.
+/// Returns the messages that report the outcomes of tasks.
 pub(crate) async fn notifications(human: &Human) -> Vec<Value> {
     let values = human.state().await["values"].clone();
     let messages = values["messages"].as_array().expect("messages").clone();
@@ -78,7 +78,7 @@ pub(crate) async fn notifications(human: &Human) -> Vec<Value> {
     messages.iter().map(mark).filter(|mark| !mark.is_null()).collect()
 }
 
-/// Returns when an agent knows what came of one task, be it that it was woken or that it was still at work, and is done.
+/// Waits until an agent has been notified of one outcome, in a running or a new run, and is idle.
 pub(crate) async fn knows_an_outcome(human: &Human) {
     eventually(async || human.status().await == "idle" && notifications(human).await.len() == 1).await;
 }
@@ -95,12 +95,12 @@ pub(crate) async fn has_run(human: &Human, times: usize) -> Vec<Value> {
     human.runs().await
 }
 
-/// The thread of a task as its agent's own.
+/// Returns a user of the thread of a task.
 pub(crate) fn worker(human: &Human, task: &Value) -> Human {
     human.on(task["thread_id"].as_str().expect("an id"))
 }
 
-/// Somebody whose boss has begun a task that waits for its tool.
+/// Returns a user of an agent that has started a task, and the task, which waits for its tool.
 async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Value) {
     server.is_configured_with(&boss(more)).await;
     let alice = server.human("boss").await;
@@ -114,11 +114,11 @@ async fn with_a_task(server: &TestServer, agent: &str, more: &str) -> (Human, Va
     (alice, task)
 }
 
-/// The answer of a call about a task, as the model reads it.
+/// Returns the result of a call about a task, as the model reads it.
 pub(crate) async fn answered(human: &Human, call: Value) -> String {
     let tool = call["name"].as_str().expect("a call has a name").to_owned();
     let said = transcript(&human.says(script().calls(call).says("so it is")).await);
-    // Behind it may stand what came of other work meanwhile.
+    // Outcomes of other tasks may follow it.
     said.iter()
         .rfind(|line| line.starts_with(&tool))
         .unwrap_or_else(|| panic!("no answer of {tool} {said:#?}"))
@@ -126,25 +126,25 @@ pub(crate) async fn answered(human: &Human, call: Value) -> String {
 }
 
 on_both_engines! {
-    a_task_is_begun_without_waiting_for_it_and_its_end_wakes_the_agent,
-    an_agent_at_work_is_told_before_it_asks_its_model_again,
-    a_task_is_looked_at_and_what_the_agent_has_seen_is_not_told_again,
-    a_further_message_breaks_the_work_off_and_is_answered,
-    a_further_message_can_wait_for_its_turn_but_only_one,
-    a_task_is_cancelled_and_one_that_is_over_stays_what_it_was,
-    a_task_that_waits_for_a_human_shows_its_question_and_goes_on_with_the_answer,
-    a_task_that_waits_can_be_given_up_and_nobody_is_asked_any_more,
-    what_cannot_be_done_is_said,
-    the_tools_stay_when_there_is_nobody_to_delegate_to,
-    a_task_goes_on_when_the_run_that_began_it_is_cancelled,
+    a_task_starts_without_a_wait_and_its_end_starts_a_run_of_the_agent,
+    a_running_agent_is_notified_before_its_next_model_call,
+    an_outcome_that_the_agent_has_checked_is_not_reported_again,
+    a_further_message_interrupts_the_task_and_is_answered,
+    one_further_message_can_wait_for_the_end_of_the_task,
+    only_an_unfinished_task_can_be_cancelled,
+    a_task_shows_its_interrupt_and_continues_with_the_answer,
+    cancelling_an_interrupted_task_cancels_its_interrupt,
+    calls_that_cannot_be_executed_are_error_results,
+    the_tools_for_tasks_exist_without_any_subagent,
+    a_task_continues_when_the_run_that_started_it_is_cancelled,
     the_context_of_the_run_reaches_the_task,
-    a_run_shows_what_it_has_begun_in_the_background,
+    a_run_lists_the_background_tasks_that_it_started,
     tasks_beyond_a_limit_are_error_results,
-    tasks_of_tasks_have_a_bottom,
-    a_whole_tree_of_tasks_is_limited_together,
+    tasks_of_tasks_have_a_maximum_depth,
+    the_tasks_of_a_tree_share_one_limit,
 }
 
-async fn a_task_is_begun_without_waiting_for_it_and_its_end_wakes_the_agent(server: TestServer) {
+async fn a_task_starts_without_a_wait_and_its_end_starts_a_run_of_the_agent(server: TestServer) {
     let (alice, task) = with_a_task(&server, "writer", "").await;
     let id = task["task_id"].as_str().unwrap();
     let begun = format!(
@@ -185,7 +185,7 @@ async fn a_task_is_begun_without_waiting_for_it_and_its_end_wakes_the_agent(serv
     assert_eq!(the_task(&alice).await["status"].clone(), json!("success"));
 }
 
-async fn an_agent_at_work_is_told_before_it_asks_its_model_again(server: TestServer) {
+async fn a_running_agent_is_notified_before_its_next_model_call(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
@@ -208,7 +208,7 @@ async fn an_agent_at_work_is_told_before_it_asks_its_model_again(server: TestSer
         "{said:#?}"
     );
     assert!(said[4].ends_with("Its result:\necho: say it"), "{said:#?}");
-    // The server has nothing to tell any more.
+    // No outcome is left to report.
     let again = server.human("boss").await;
     again
         .says(script().calls(start("a2", "writer", "quick")).says("yes"))
@@ -218,7 +218,7 @@ async fn an_agent_at_work_is_told_before_it_asks_its_model_again(server: TestSer
     assert_eq!(notifications(&alice).await.len(), 1);
 }
 
-async fn a_task_is_looked_at_and_what_the_agent_has_seen_is_not_told_again(server: TestServer) {
+async fn an_outcome_that_the_agent_has_checked_is_not_reported_again(server: TestServer) {
     let (alice, task) = with_a_task(&server, "courier", "").await;
     let seen = answered(&alice, about("k1", "check_async_task", &task)).await;
     let note = "The result comes by itself when the task is done.";
@@ -268,7 +268,7 @@ async fn a_task_is_looked_at_and_what_the_agent_has_seen_is_not_told_again(serve
     assert_eq!(notifications(&alice).await.len(), 1);
 }
 
-async fn a_further_message_breaks_the_work_off_and_is_answered(server: TestServer) {
+async fn a_further_message_interrupts_the_task_and_is_answered(server: TestServer) {
     let (alice, task) = with_a_task(&server, "writer", "").await;
     let more = call(
         "u1",
@@ -283,7 +283,7 @@ async fn a_further_message_breaks_the_work_off_and_is_answered(server: TestServe
             task["task_id"].as_str().unwrap()
         )
     );
-    // It is told in the run under way, if that takes so long, or in one of its own.
+    // The outcome is reported in the current run, if that still runs, or in a run of its own.
     eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
     let newer = the_task(&alice).await;
     assert_eq!(&newer["superseded_run_ids"], &json!([task["run_id"]]));
@@ -297,7 +297,7 @@ async fn a_further_message_breaks_the_work_off_and_is_answered(server: TestServe
     server.tools.let_go("lookup");
 }
 
-async fn a_further_message_can_wait_for_its_turn_but_only_one(server: TestServer) {
+async fn one_further_message_can_wait_for_the_end_of_the_task(server: TestServer) {
     let (alice, task) = with_a_task(&server, "courier", "").await;
     let more = |id: &str| {
         call(
@@ -325,7 +325,7 @@ async fn a_further_message_can_wait_for_its_turn_but_only_one(server: TestServer
     assert_eq!(work.transcript().await.last().unwrap(), "ai: echo: and then");
 }
 
-async fn a_task_is_cancelled_and_one_that_is_over_stays_what_it_was(server: TestServer) {
+async fn only_an_unfinished_task_can_be_cancelled(server: TestServer) {
     let (alice, task) = with_a_task(&server, "writer", "").await;
     let id = task["task_id"].as_str().unwrap();
     let text = answered(&alice, about("k1", "cancel_async_task", &task)).await;
@@ -352,7 +352,7 @@ async fn a_task_is_cancelled_and_one_that_is_over_stays_what_it_was(server: Test
     assert_eq!(notifications(&bob).await.len(), 1);
 }
 
-async fn a_task_that_waits_for_a_human_shows_its_question_and_goes_on_with_the_answer(server: TestServer) {
+async fn a_task_shows_its_interrupt_and_continues_with_the_answer(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
@@ -392,7 +392,7 @@ async fn a_task_that_waits_for_a_human_shows_its_question_and_goes_on_with_the_a
     assert_eq!(the_task(&alice).await["status"], "success");
 }
 
-async fn a_task_that_waits_can_be_given_up_and_nobody_is_asked_any_more(server: TestServer) {
+async fn cancelling_an_interrupted_task_cancels_its_interrupt(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
@@ -411,7 +411,7 @@ async fn a_task_that_waits_can_be_given_up_and_nobody_is_asked_any_more(server: 
     assert_eq!(server.tools.calls_of("send_email").len(), 0);
 }
 
-async fn what_cannot_be_done_is_said(server: TestServer) {
+async fn calls_that_cannot_be_executed_are_error_results(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     let said = answered(&alice, start("a1", "painter", "x")).await;
@@ -445,7 +445,7 @@ async fn what_cannot_be_done_is_said(server: TestServer) {
     );
 }
 
-async fn the_tools_stay_when_there_is_nobody_to_delegate_to(server: TestServer) {
+async fn the_tools_for_tasks_exist_without_any_subagent(server: TestServer) {
     server
         .is_configured_with(&boss("general_purpose_subagent = { enabled = false }"))
         .await;
@@ -462,7 +462,7 @@ async fn the_tools_stay_when_there_is_nobody_to_delegate_to(server: TestServer) 
     );
 }
 
-async fn a_task_goes_on_when_the_run_that_began_it_is_cancelled(server: TestServer) {
+async fn a_task_continues_when_the_run_that_started_it_is_cancelled(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
@@ -481,7 +481,7 @@ async fn a_task_goes_on_when_the_run_that_began_it_is_cancelled(server: TestServ
     assert_eq!(worker(&alice, &task).status().await, "busy");
     server.tools.let_go("lookup");
     eventually(async || worker(&alice, &task).status().await == "idle").await;
-    // A conversation that was stopped is not gone on with by itself; what came of the task is told with the next message.
+    // A cancelled conversation gets no run by itself; the outcome is reported with the next message.
     assert_eq!(alice.runs().await.len(), 1);
     alice.says("what now?").await;
     assert_eq!(notifications(&alice).await.len(), 1);
@@ -493,7 +493,7 @@ async fn the_context_of_the_run_reaches_the_task(server: TestServer) {
     let work = script().calls(lookup("l1", "x")).says("done");
     let text = script().calls(start("a1", "courier", work)).says("yes");
     alice
-        .starts(alice.wish(text, json!({"context": {"user": "alice"}})))
+        .starts(alice.run_body(text, json!({"context": {"user": "alice"}})))
         .await
         .finishes()
         .await;
@@ -506,7 +506,7 @@ async fn the_context_of_the_run_reaches_the_task(server: TestServer) {
     .await;
 }
 
-async fn a_run_shows_what_it_has_begun_in_the_background(server: TestServer) {
+async fn a_run_lists_the_background_tasks_that_it_started(server: TestServer) {
     let (alice, task) = with_a_task(&server, "courier", "").await;
     let run = alice.runs().await[0]["run_id"].as_str().unwrap().to_owned();
     let tree = async || {
@@ -580,7 +580,7 @@ async fn tasks_beyond_a_limit_are_error_results(server: TestServer) {
     assert_eq!(alice.run(&alice.runs().await[0]).record().await["usage"]["children"], 2);
 }
 
-async fn tasks_of_tasks_have_a_bottom(server: TestServer) {
+async fn tasks_of_tasks_have_a_maximum_depth(server: TestServer) {
     let looped = |name: &str, more: &str| {
         format!(
             "[agents.{name}]\nmodel = \"scripted:lab\"\n{more}\n[[agents.{name}.subagents]]\nname = \"again\"\n\
@@ -629,7 +629,7 @@ async fn tasks_of_tasks_have_a_bottom(server: TestServer) {
     }
 }
 
-async fn a_whole_tree_of_tasks_is_limited_together(server: TestServer) {
+async fn the_tasks_of_a_tree_share_one_limit(server: TestServer) {
     server
         .is_configured_with(
             "[agents.root]\nmodel = \"scripted:lab\"\nlimits = { tree = { children_total = 3 } }\n\

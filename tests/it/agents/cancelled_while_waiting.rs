@@ -282,7 +282,7 @@ async fn one_that_waits_beside_work_stays_cancelled_when_the_process_dies(server
 }
 
 async fn one_that_waits_is_cancelled_at_another_server(server: TestServer) {
-    let other = server.gets_a_twin().await;
+    let other = server.starts_twin().await;
     let (alice, run, child) = one_waits_and_one_works(&server, "agent", mailer("t1", "m1", "ann")).await;
     let told = other.client.post(&format!("{}/cancel", child.path), json!({})).await;
     assert_eq!(told.status, 202);
@@ -298,5 +298,5 @@ async fn one_that_waits_is_cancelled_at_another_server(server: TestServer) {
             "ai: done"
         ]
     );
-    other.leaves().await;
+    other.stops().await;
 }

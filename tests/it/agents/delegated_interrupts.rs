@@ -1,11 +1,11 @@
-//! A human decides about the calls of subagents, several of which may wait at the same time.
+//! Interrupts of subagents, several of which may be pending at the same time.
 
 use serde_json::{Map, Value, json};
 
 use crate::support::actors::Question;
 use crate::support::{Human, TestServer, lookup, mail, on_both_engines, script, task};
 
-/// Two mailers at work side by side, and a researcher beside them.
+/// Returns the script of an agent that runs two mailers and a researcher in parallel.
 fn two_mailers() -> String {
     let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
     let research = script().calls(lookup("c1", "x")).says("it is x");
@@ -19,7 +19,7 @@ fn two_mailers() -> String {
         .to_string()
 }
 
-/// The two questions, the one about ann first.
+/// Returns the two interrupts, the one about ann first.
 async fn both(human: &Human) -> [Question; 2] {
     let mut questions = human.questions().await;
     questions.sort_by_key(|question| question.0["task_call_id"].to_string());
@@ -41,17 +41,17 @@ const DONE: [&str; 6] = [
 
 on_both_engines! {
     a_subagent_asks_through_the_thread_of_its_parent,
-    a_rejection_inside_a_subagent_is_its_own_affair,
-    subagents_side_by_side_ask_together_and_are_answered_together,
+    a_rejection_inside_a_subagent_is_a_result_for_the_subagent_only,
+    parallel_subagents_are_answered_together,
     one_of_two_questions_can_be_answered_alone,
     a_list_answers_the_questions_in_the_order_in_which_they_were_asked,
-    an_answer_that_could_be_for_either_is_refused_with_their_ids,
-    one_invalid_answer_of_two_stores_neither,
-    both_questions_can_be_resolved_as_resources_one_after_the_other,
-    a_question_three_levels_down_finds_its_way,
-    a_new_message_drops_the_questions_of_all_subagents,
-    a_question_outlives_the_death_of_the_process,
-    a_question_outlives_a_restart_in_good_order,
+    an_ambiguous_answer_is_refused_with_the_ids_of_the_interrupts,
+    an_invalid_answer_stores_neither_of_two_answers,
+    interrupts_can_be_resolved_one_after_the_other,
+    an_interrupt_three_levels_down_is_answered,
+    a_new_message_cancels_the_interrupts_of_all_subagents,
+    an_interrupt_of_a_subagent_survives_a_kill,
+    an_interrupt_of_a_subagent_survives_a_restart,
 }
 
 async fn a_subagent_asks_through_the_thread_of_its_parent(server: TestServer) {
@@ -74,7 +74,7 @@ async fn a_subagent_asks_through_the_thread_of_its_parent(server: TestServer) {
     );
 }
 
-async fn a_rejection_inside_a_subagent_is_its_own_affair(server: TestServer) {
+async fn a_rejection_inside_a_subagent_is_a_result_for_the_subagent_only(server: TestServer) {
     let alice = server.human("agent").await;
     let text = script()
         .calls(task("t1", "mailer", script().calls(mail("m1", "bob")).says("not sent")))
@@ -88,7 +88,7 @@ async fn a_rejection_inside_a_subagent_is_its_own_affair(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
-async fn subagents_side_by_side_ask_together_and_are_answered_together(server: TestServer) {
+async fn parallel_subagents_are_answered_together(server: TestServer) {
     let alice = server.human("agent").await;
     let values = alice.says(two_mailers()).await;
     assert_eq!(values["__interrupt__"].as_array().map(Vec::len), Some(2), "{values}");
@@ -132,10 +132,8 @@ async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(serv
         let [_, second] = both(&alice).await;
         let before = server.tools.calls_of("send_email").len();
         let wrong = alice.tries_to_resume(json!([yes])).await.refused(422);
-        assert!(
-            wrong.contains("a list of 2 decisions") && wrong.contains("it has 1 entries"),
-            "{wrong}"
-        );
+        assert!(wrong.contains("a list of 2 decisions"), "{wrong}");
+        assert!(wrong.contains("it has 1 entries"), "{wrong}");
         alice.resumes(list).await.finishes().await;
         let sent = server.tools.calls_of("send_email").split_off(before);
         assert_eq!(sent.len(), 1);
@@ -154,7 +152,7 @@ async fn a_list_answers_the_questions_in_the_order_in_which_they_were_asked(serv
     );
 }
 
-async fn an_answer_that_could_be_for_either_is_refused_with_their_ids(server: TestServer) {
+async fn an_ambiguous_answer_is_refused_with_the_ids_of_the_interrupts(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(two_mailers()).await;
     let questions = both(&alice).await;
@@ -166,7 +164,7 @@ async fn an_answer_that_could_be_for_either_is_refused_with_their_ids(server: Te
     assert_eq!(alice.status().await, "interrupted");
 }
 
-async fn one_invalid_answer_of_two_stores_neither(server: TestServer) {
+async fn an_invalid_answer_stores_neither_of_two_answers(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(two_mailers()).await;
     let questions = both(&alice).await;
@@ -177,7 +175,7 @@ async fn one_invalid_answer_of_two_stores_neither(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
-async fn both_questions_can_be_resolved_as_resources_one_after_the_other(server: TestServer) {
+async fn interrupts_can_be_resolved_one_after_the_other(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(two_mailers()).await;
     let [ann, bob] = both(&alice).await;
@@ -189,7 +187,7 @@ async fn both_questions_can_be_resolved_as_resources_one_after_the_other(server:
     assert_eq!(server.tools.keys_of("send_email").len(), 2);
 }
 
-async fn a_question_three_levels_down_finds_its_way(server: TestServer) {
+async fn an_interrupt_three_levels_down_is_answered(server: TestServer) {
     let alice = server.human("deep").await;
     let bottom = script().calls(mail("m1", "bob")).says("sent");
     let middle = script().calls(task("t2", "researcher", bottom)).says("they sent it");
@@ -209,7 +207,7 @@ async fn a_question_three_levels_down_finds_its_way(server: TestServer) {
     );
 }
 
-async fn a_new_message_drops_the_questions_of_all_subagents(server: TestServer) {
+async fn a_new_message_cancels_the_interrupts_of_all_subagents(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(two_mailers()).await;
     let run = alice.run(&alice.runs().await[0]);
@@ -217,8 +215,11 @@ async fn a_new_message_drops_the_questions_of_all_subagents(server: TestServer) 
     assert_eq!(alice.questions().await, vec![]);
     assert_eq!(alice.status().await.as_str(), "idle");
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
-    for child in run.children().await {
-        assert!(child["status"] != "running" && child["status"] != "pending", "{child}");
+    let children = run.children().await;
+    assert_eq!(children.len(), 3, "{children:#?}");
+    for child in children {
+        assert!(child["status"] != "running", "{child}");
+        assert!(child["status"] != "pending", "{child}");
     }
     let said = alice.transcript().await;
     assert!(
@@ -231,7 +232,7 @@ async fn a_new_message_drops_the_questions_of_all_subagents(server: TestServer) 
     assert_eq!(said.last().unwrap(), "ai: echo: forget it");
 }
 
-async fn a_question_outlives_the_death_of_the_process(server: TestServer) {
+async fn an_interrupt_of_a_subagent_survives_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("agent").await;
     alice.says(two_mailers()).await;
@@ -247,7 +248,7 @@ async fn a_question_outlives_the_death_of_the_process(server: TestServer) {
     assert_eq!(server.tools.keys_of("lookup").len(), 1);
 }
 
-async fn a_question_outlives_a_restart_in_good_order(server: TestServer) {
+async fn an_interrupt_of_a_subagent_survives_a_restart(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(two_mailers()).await;
     server.is_stopped_and_started_again().await;

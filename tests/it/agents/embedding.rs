@@ -3,18 +3,18 @@
 use serde_json::{Value, json};
 
 use crate::support::actors::Run;
-use crate::support::{Human, TestServer, call, on_both_engines, script, task};
+use crate::support::{Engine, Human, TestServer, call, on_both_engines, play, program, script, task};
 
 #[path = "../../../examples/embedding.rs"]
 #[expect(dead_code, reason = "its `main` is not called here")]
 mod example;
 
-/// Hands `work` to `subagent` by a tool written in Rust.
+/// Returns a call that delegates `work` to `subagent` by a tool written in Rust.
 fn hand_over(id: &str, subagent: &str, work: &str) -> Value {
     call(id, "hand_over", json!({"to": subagent, "work": work}))
 }
 
-/// A digger that is at work when the process dies.
+/// Kills the process while the program `digger` runs, and starts it again.
 async fn killed_at_work(server: &TestServer, digger: &str) -> (Human, Run) {
     server.is_embedded().await;
     server.moves_into_a_process().await;
@@ -31,20 +31,21 @@ async fn killed_at_work(server: &TestServer, digger: &str) -> (Human, Run) {
 
 on_both_engines! {
     a_program_is_a_subagent_and_one_may_serve_several,
-    a_program_is_heard_in_streams_under_the_name_of_its_subagent,
-    what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_servers,
+    a_program_streams_under_the_name_of_its_subagent,
+    an_update_of_a_program_is_validated,
     a_program_reads_and_writes_what_its_caller_shares,
     a_program_may_ask_a_human_and_goes_on_with_the_answer,
     a_program_may_ask_several_questions_and_goes_on_when_all_are_answered,
-    a_tool_written_in_rust_may_hand_its_work_to_a_subagent,
+    a_tool_written_in_rust_may_delegate_to_a_subagent,
     the_limits_hold_for_programs_and_for_tools_written_in_rust,
-    models_and_policies_of_the_program_are_used_by_name_and_agents_may_be_defined_in_code,
-    a_definition_brought_by_a_client_may_name_a_program_that_is_registered_and_no_other,
-    a_program_at_work_stops_with_its_run_and_alone,
-    work_that_was_under_way_when_the_server_died_is_a_question,
-    a_human_may_say_what_became_of_work_that_was_under_way,
-    work_that_may_be_repeated_is,
-    work_that_is_not_to_be_repeated_is_an_error_result,
+    models_and_middleware_can_be_written_in_rust,
+    agents_can_be_defined_in_rust,
+    a_definition_of_a_client_may_name_registered_programs_only,
+    a_running_program_can_be_cancelled_alone_or_with_its_run,
+    a_program_that_a_crash_interrupted_raises_an_interrupt,
+    a_human_can_respond_for_a_program_that_a_crash_interrupted,
+    a_program_that_may_be_repeated_is_repeated_after_a_crash,
+    a_program_that_must_not_be_repeated_fails_after_a_crash,
     a_program_that_has_ended_is_never_run_again,
 }
 
@@ -78,12 +79,12 @@ async fn a_program_is_a_subagent_and_one_may_serve_several(server: TestServer) {
     assert_eq!(history[1]["next"], json!(["runnable"]));
 }
 
-async fn a_program_is_heard_in_streams_under_the_name_of_its_subagent(server: TestServer) {
+async fn a_program_streams_under_the_name_of_its_subagent(server: TestServer) {
     server.is_embedded().await;
     let alice = server.human("built").await;
     let modes = json!({"stream_mode": ["updates", "custom", "messages-tuple", "tasks"], "stream_subgraphs": true});
     let events = alice
-        .listens(script().calls(task("t1", "parrot", "one")).says("done"), modes)
+        .streams(script().calls(task("t1", "parrot", "one")).says("done"), modes)
         .await
         .rest()
         .await;
@@ -109,7 +110,7 @@ async fn a_program_is_heard_in_streams_under_the_name_of_its_subagent(server: Te
     assert_eq!(&tasks[1]["name"], &json!("runnable"), "{tasks:#?}");
 }
 
-async fn what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_servers(server: TestServer) {
+async fn an_update_of_a_program_is_validated(server: TestServer) {
     server.is_embedded().await;
     let alice = server.human("built").await;
     let calls = [
@@ -122,9 +123,8 @@ async fn what_a_program_gives_back_has_to_hold_messages_and_nothing_of_the_serve
     alice.says(script().calls_all(calls).says("done")).await;
     let said = alice.transcript().await;
     assert!(
-        said[2].starts_with(
-            "task failed: The subagent `mute` failed (RunnableResultError): what it gave back has no `messages`"
-        ),
+        said[2]
+            .starts_with("task failed: The subagent `mute` failed (RunnableResultError): its result has no `messages`"),
         "{said:#?}"
     );
     assert!(
@@ -202,7 +202,7 @@ async fn a_program_may_ask_several_questions_and_goes_on_when_all_are_answered(s
     assert_eq!(said[3], "ai: done");
 }
 
-async fn a_tool_written_in_rust_may_hand_its_work_to_a_subagent(server: TestServer) {
+async fn a_tool_written_in_rust_may_delegate_to_a_subagent(server: TestServer) {
     server.is_embedded().await;
     let alice = server.human("built").await;
     let calls = [hand_over("h1", "parrot", "one"), hand_over("h2", "nobody", "two")];
@@ -252,22 +252,25 @@ async fn the_limits_hold_for_programs_and_for_tools_written_in_rust(server: Test
     );
 }
 
-async fn models_and_policies_of_the_program_are_used_by_name_and_agents_may_be_defined_in_code(server: TestServer) {
+async fn models_and_middleware_can_be_written_in_rust(server: TestServer) {
     server.is_embedded().await;
     let alice = server.human("built").await;
     let values = alice
         .says(script().calls(task("t1", "thinker", "why")).says("done"))
         .await;
-    assert_eq!(crate::support::transcript(&values)[2], "task: echo of the house: why");
+    assert_eq!(crate::support::transcript(&values)[2], "task: echo of the program: why");
     assert_eq!(values["messages"][1]["additional_kwargs"]["stamp"], "built");
     let bob = server.human("coded").await;
     bob.says("hello").await;
-    assert_eq!(bob.transcript().await, ["human: hello", "ai: echo of the house: hello"]);
+    assert_eq!(
+        bob.transcript().await,
+        ["human: hello", "ai: echo of the program: hello"]
+    );
     let shown = server.client().get("/agents/coded").await.ok();
     assert_eq!(shown["file"], "the program");
 }
 
-async fn a_definition_brought_by_a_client_may_name_a_program_that_is_registered_and_no_other(server: TestServer) {
+async fn a_definition_of_a_client_may_name_registered_programs_only(server: TestServer) {
     server.is_embedded().await;
     let subagent = |runnable: &str| json!({"name": "parrot", "description": "Repeats all.", "runnable": runnable});
     let body = |runnable: &str| json!({"model": "scripted:x", "subagents": [subagent(runnable)]});
@@ -287,7 +290,7 @@ async fn a_definition_brought_by_a_client_may_name_a_program_that_is_registered_
     assert_eq!(alice.transcript().await[2], "task: brought/parrot heard: x");
 }
 
-async fn a_program_at_work_stops_with_its_run_and_alone(server: TestServer) {
+async fn a_running_program_can_be_cancelled_alone_or_with_its_run(server: TestServer) {
     server.is_embedded().await;
     let alice = server.human("built").await;
     server.tools.hold("dig");
@@ -312,7 +315,7 @@ async fn a_program_at_work_stops_with_its_run_and_alone(server: TestServer) {
     server.tools.let_go("dig");
 }
 
-async fn work_that_was_under_way_when_the_server_died_is_a_question(server: TestServer) {
+async fn a_program_that_a_crash_interrupted_raises_an_interrupt(server: TestServer) {
     let (alice, run) = killed_at_work(&server, "digger").await;
     run.finishes().await;
     let question = alice.question().await;
@@ -328,7 +331,7 @@ async fn work_that_was_under_way_when_the_server_died_is_a_question(server: Test
     assert_eq!(&keys[0], &keys[1]);
 }
 
-async fn a_human_may_say_what_became_of_work_that_was_under_way(server: TestServer) {
+async fn a_human_can_respond_for_a_program_that_a_crash_interrupted(server: TestServer) {
     let (alice, run) = killed_at_work(&server, "digger").await;
     run.finishes().await;
     let question = alice.question().await;
@@ -338,14 +341,14 @@ async fn a_human_may_say_what_became_of_work_that_was_under_way(server: TestServ
     assert_eq!(server.tools.calls_of("dig").len(), 1);
 }
 
-async fn work_that_may_be_repeated_is(server: TestServer) {
+async fn a_program_that_may_be_repeated_is_repeated_after_a_crash(server: TestServer) {
     let (alice, run) = killed_at_work(&server, "mole").await;
     run.finishes().await;
     assert_eq!(alice.transcript().await[2..], ["task: dug", "ai: done"]);
     assert_eq!(server.tools.calls_of("dig").len(), 2);
 }
 
-async fn work_that_is_not_to_be_repeated_is_an_error_result(server: TestServer) {
+async fn a_program_that_must_not_be_repeated_fails_after_a_crash(server: TestServer) {
     let (alice, run) = killed_at_work(&server, "miner").await;
     run.finishes().await;
     let said = alice.transcript().await;
@@ -372,6 +375,25 @@ async fn a_program_that_has_ended_is_never_run_again(server: TestServer) {
     assert_eq!(server.tools.calls_of("dig").len(), 1);
 }
 
+/// Other tests run this test in another process, with a configuration in its environment: it then is that program.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_runs_in_a_process_of_its_own() {
+    if program::serves().await {
+        return;
+    }
+    play(Engine::Sqlite, async |server: TestServer| {
+        server.is_embedded().await;
+        server.moves_into_a_process().await;
+        let alice = server.human("coded").await;
+        alice.says("hello").await;
+        assert_eq!(
+            alice.transcript().await,
+            ["human: hello", "ai: echo of the program: hello"]
+        );
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_example_serves_over_a_socket() {
     let folder = tempfile::tempdir().expect("a directory");
@@ -384,8 +406,8 @@ async fn the_example_serves_over_a_socket() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let client = crate::support::client::Client::new(&format!("http://{}", listener.local_addr().unwrap()));
     let serving = adjutant::Shutdown::default().spawn("server", server.serve(listener));
-    let wish = json!({"assistant_id": "desk", "input": {"messages": [{"role": "user", "content": "Count the words of this."}]}});
-    let values = client.post("/runs/wait", wish).await.ok();
+    let run_body = json!({"assistant_id": "desk", "input": {"messages": [{"role": "user", "content": "Count the words of this."}]}});
+    let values = client.post("/runs/wait", run_body).await.ok();
     let said = crate::support::transcript(&values);
     assert_eq!(
         said[1..],

@@ -1,4 +1,4 @@
-//! Which files agents may read and change.
+//! File permissions: the files that agents may read and change.
 
 use serde_json::{Value, json};
 
@@ -27,19 +27,19 @@ fn warden() -> Value {
     })
 }
 
-/// The thread's files to begin with.
+/// Returns the initial files of the thread.
 fn files() -> Value {
     let file = json!({"content": "x", "encoding": "utf-8"});
     json!({"/rules/a.md": file, "/proj/keep/b.md": file, "/proj/c.md": file, "/secret/.d": file})
 }
 
 on_both_engines! {
-    what_is_forbidden_is_refused_and_hidden_also_for_subagents,
-    what_a_rule_asks_about_waits_for_a_human_wherever_it_is_tried,
-    rules_that_mean_nothing_are_refused_with_the_field,
+    forbidden_files_are_refused_and_hidden_also_for_subagents,
+    a_rule_that_asks_raises_an_interrupt_for_every_tool,
+    invalid_rules_are_refused_with_their_field,
 }
 
-async fn what_is_forbidden_is_refused_and_hidden_also_for_subagents(server: TestServer) {
+async fn forbidden_files_are_refused_and_hidden_also_for_subagents(server: TestServer) {
     server.client().put("/agents/warden", warden()).await.ok();
     let alice = server.human("warden").await;
     let spies = |id: &str| {
@@ -68,11 +68,8 @@ async fn what_is_forbidden_is_refused_and_hidden_also_for_subagents(server: Test
     );
     assert!(said[3].contains("lines 1-1 of 1"), "{}", said[3]);
     assert!(said[4].contains("you may not read '/secret/.d'"), "{}", said[4]);
-    assert!(
-        said[5].contains("/rules/a.md") && !said[5].contains("/secret"),
-        "{}",
-        said[5]
-    );
+    assert!(said[5].contains("/rules/a.md"), "{}", said[5]);
+    assert!(!said[5].contains("/secret"), "{}", said[5]);
     assert!(
         said[6].contains("you may not write '/proj/keep/b.md' (rule for /proj/keep/**)"),
         "{}",
@@ -85,7 +82,7 @@ async fn what_is_forbidden_is_refused_and_hidden_also_for_subagents(server: Test
     assert_eq!(kept.as_object().map(serde_json::Map::len), Some(4), "{kept:#}");
 }
 
-async fn what_a_rule_asks_about_waits_for_a_human_wherever_it_is_tried(server: TestServer) {
+async fn a_rule_that_asks_raises_an_interrupt_for_every_tool(server: TestServer) {
     server.client().put("/agents/warden", warden()).await.ok();
     let alice = server.human("warden").await;
     let below = script().calls(write("h1", "/ask/b.md")).says("written");
@@ -115,7 +112,7 @@ async fn what_a_rule_asks_about_waits_for_a_human_wherever_it_is_tried(server: T
     assert_eq!(paths, ["/ask/a.md", "/free.md"]);
 }
 
-async fn rules_that_mean_nothing_are_refused_with_the_field(server: TestServer) {
+async fn invalid_rules_are_refused_with_their_field(server: TestServer) {
     let mut agent = warden();
     agent["permissions"] =
         json!([{"operations": ["read"], "paths": ["secret"]}, {"operations": ["run"], "paths": ["/"]}]);

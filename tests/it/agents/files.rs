@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use crate::support::script::Script;
-use crate::support::{Human, TestServer, call, on_both_engines, script};
+use crate::support::{Human, TestServer, call, on_both_engines, script, task, transcript};
 
 fn write(id: &str, path: &str, content: &str) -> Value {
     call(id, "write_file", json!({"file_path": path, "content": content}))
 }
 
-/// The files of the thread with their contents.
+/// Returns the files of the thread with their contents.
 async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
@@ -19,7 +19,7 @@ async fn files(human: &Human) -> Value {
         .collect()
 }
 
-/// Makes the calls one after the other and returns their results.
+/// Executes the calls one after the other and returns their results.
 async fn results(human: &Human, calls: impl IntoIterator<Item = Value>) -> Vec<String> {
     let is_new = human.record().await["values"].is_null();
     let before = if is_new { 0 } else { human.transcript().await.len() };
@@ -38,11 +38,12 @@ on_both_engines! {
     files_are_written_read_changed_found_and_deleted,
     files_stay_from_turn_to_turn,
     files_can_be_given_with_the_input,
-    mistakes_are_told_with_what_would_be_right,
-    paths_that_lead_out_are_refused,
-    of_two_changes_to_one_file_in_one_message_only_the_first_is_made,
+    errors_of_file_tools_name_the_correction,
+    paths_outside_of_the_root_are_refused,
+    a_second_change_to_a_file_in_one_answer_is_refused,
     a_result_too_long_for_a_conversation_becomes_a_file,
     the_report_of_a_subagent_can_be_too_long_as_well,
+    an_agent_and_its_subagents_may_keep_longer_or_shorter_results,
 }
 
 async fn files_are_written_read_changed_found_and_deleted(server: TestServer) {
@@ -74,11 +75,8 @@ async fn files_are_written_read_changed_found_and_deleted(server: TestServer) {
     assert_eq!(said[2], "read_file: @@ lines 2-2 of 3 | next offset 2 @@\ntwo");
     assert_eq!(said[4], "ls: ['/notes/a.txt', '/notes/b.md']");
     assert_eq!(said[5], "glob: ['/notes/b.md']");
-    assert!(
-        said[6].contains("/notes/a.txt: 1") && said[6].contains("/notes/b.md: 1"),
-        "{}",
-        said[6]
-    );
+    assert!(said[6].contains("/notes/a.txt: 1"), "{}", said[6]);
+    assert!(said[6].contains("/notes/b.md: 1"), "{}", said[6]);
     assert_eq!(said[7], "delete: Deleted /notes/b.md");
     assert_eq!(files(&alice).await, json!({"/notes/a.txt": "1\ntwo\nthree"}));
 }
@@ -95,13 +93,13 @@ async fn files_can_be_given_with_the_input(server: TestServer) {
     let text = script()
         .calls(call("c1", "read_file", json!({"file_path": "/given.txt"})))
         .says("done");
-    let mut body = alice.wish(text, json!({}));
+    let mut body = alice.run_body(text, json!({}));
     body["input"]["files"] = json!({"/given.txt": {"content": "as given", "encoding": "utf-8"}});
     alice.starts(body).await.finishes().await;
     assert_eq!(alice.transcript().await[2], "read_file: @@ lines 1-1 of 1 @@\nas given");
 }
 
-async fn mistakes_are_told_with_what_would_be_right(server: TestServer) {
+async fn errors_of_file_tools_name_the_correction(server: TestServer) {
     let alice = server.human("plain").await;
     let edit = |id: &str, old: &str, all: bool| {
         call(
@@ -122,27 +120,18 @@ async fn mistakes_are_told_with_what_would_be_right(server: TestServer) {
         ],
     )
     .await;
-    assert!(
-        said[1].starts_with("edit_file failed:") && said[1].contains('2'),
-        "{}",
-        said[1]
-    );
+    assert!(said[1].starts_with("edit_file failed:"), "{}", said[1]);
+    assert!(said[1].contains('2'), "{}", said[1]);
     assert!(said[2].starts_with("edit_file failed:"), "{}", said[2]);
-    assert!(
-        said[3].starts_with("read_file failed:") && said[3].contains("/nowhere.txt"),
-        "{}",
-        said[3]
-    );
-    assert!(
-        said[4].starts_with("read_file failed:") && said[4].contains('1'),
-        "{}",
-        said[4]
-    );
+    assert!(said[3].starts_with("read_file failed:"), "{}", said[3]);
+    assert!(said[3].contains("/nowhere.txt"), "{}", said[3]);
+    assert!(said[4].starts_with("read_file failed:"), "{}", said[4]);
+    assert!(said[4].contains('1'), "{}", said[4]);
     assert!(said[5].starts_with("edit_file: "), "{}", said[5]);
     assert_eq!(files(&alice).await, json!({"/a.txt": "x x"}));
 }
 
-async fn paths_that_lead_out_are_refused(server: TestServer) {
+async fn paths_outside_of_the_root_are_refused(server: TestServer) {
     let alice = server.human("plain").await;
     let paths = ["/../etc/passwd", "~/secret", "C:\\secret", "/a/../../b"];
     let calls = paths
@@ -157,7 +146,7 @@ async fn paths_that_lead_out_are_refused(server: TestServer) {
     assert_eq!(files(&alice).await, json!({}));
 }
 
-async fn of_two_changes_to_one_file_in_one_message_only_the_first_is_made(server: TestServer) {
+async fn a_second_change_to_a_file_in_one_answer_is_refused(server: TestServer) {
     let alice = server.human("plain").await;
     let calls = [
         write("c1", "/a.txt", "first"),
@@ -187,13 +176,51 @@ async fn a_result_too_long_for_a_conversation_becomes_a_file(server: TestServer)
         .await;
     let said = alice.transcript().await;
     assert!(said[2].len() < 10_000, "{} characters", said[2].len());
-    assert!(
-        said[2].contains("100000 characters") && said[2].contains("/large_tool_results/b_1"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].contains("100000 characters"), "{}", said[2]);
+    assert!(said[2].contains("/large_tool_results/b_1"), "{}", said[2]);
     let files = files(&alice).await;
     assert_eq!(files["/large_tool_results/b_1"].as_str().map(str::len), Some(100_000));
+}
+
+async fn an_agent_and_its_subagents_may_keep_longer_or_shorter_results(server: TestServer) {
+    let subagent = |name: &str, more: &str| {
+        format!("[[agents.brief.subagents]]\nname = \"{name}\"\ndescription = \"Looks things up for you.\"\n{more}\n")
+    };
+    let agent = "[agents.brief]\nmodel = \"scripted:x\"\ntools = [\"big\"]\ntool_token_limit_before_evict = 100\n";
+    let patient = subagent("patient", "tool_token_limit_before_evict = 30000");
+    server
+        .is_configured_with(&format!("{agent}{}{patient}", subagent("short", "")))
+        .await;
+    let alice = server.human("brief").await;
+    let work = |id: &str, chars: u32| {
+        script()
+            .calls(call(id, "big", json!({"chars": chars})))
+            .turn(json!({"echo_last_tool": true}))
+    };
+    let said = transcript(
+        &alice
+            .says(
+                script()
+                    .calls(call("b1", "big", json!({"chars": 400})))
+                    .calls(call("b2", "big", json!({"chars": 401})))
+                    .calls(task("t1", "short", work("b3", 401)))
+                    .calls(task("t2", "patient", work("b4", 100_000)))
+                    .says("done"),
+            )
+            .await,
+    );
+    assert!(!said[2].contains("/large_tool_results"), "{}", said[2]);
+    let files = files(&alice).await;
+    let lengths: Vec<(&str, Option<usize>)> = ["b1", "b2", "b3", "b4"]
+        .map(|id| {
+            let file = &files[format!("/large_tool_results/{id}")];
+            (id, file.as_str().map(str::len))
+        })
+        .to_vec();
+    assert_eq!(
+        lengths,
+        [("b1", None), ("b2", Some(401)), ("b3", Some(401)), ("b4", None)]
+    );
 }
 
 async fn the_report_of_a_subagent_can_be_too_long_as_well(server: TestServer) {
@@ -207,11 +234,8 @@ async fn the_report_of_a_subagent_can_be_too_long_as_well(server: TestServer) {
         )
         .await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("task: ") && said[2].contains("/large_tool_results/t1"),
-        "{:.300}",
-        said[2]
-    );
+    assert!(said[2].starts_with("task: "), "{:.300}", said[2]);
+    assert!(said[2].contains("/large_tool_results/t1"), "{:.300}", said[2]);
     assert_eq!(
         files(&alice).await["/large_tool_results/t1"].as_str().map(str::len),
         Some(90_000)

@@ -1,4 +1,4 @@
-//! The MCP servers of an agent's folder are servers of that agent, as other programs write them down.
+//! The MCP servers in the files of an agent's folder, in the formats of other programs.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::support::{TestServer, call, eventually, on_both_engines, script, task
 
 const SETTINGS: &str = "[agent]\nname = \"reader\"\nmodel = \"scripted:lab\"\n";
 
-/// The folder of an agent in the layout of `deepagents.toml` comes to be, with these servers.
+/// Writes the folder of an agent in the layout of `deepagents.toml`, with these servers.
 fn folder_with(server: &TestServer, servers: &Value) {
     server.file_is_written("agents/reader/AGENTS.md", "You read.");
     server.file_is_written("agents/reader/deepagents.toml", SETTINGS);
@@ -18,7 +18,7 @@ fn has_servers(server: &TestServer, servers: &Value) {
     server.file_is_written("agents/reader/mcp.json", &json!({"mcpServers": servers}).to_string());
 }
 
-/// What a tool of a server answers to a new thread's agent.
+/// Returns the result of a tool of an MCP server on a new thread.
 async fn answer(server: &TestServer, agent: &str, tool: &str, args: &Value) -> String {
     let alice = server.human(agent).await;
     let said = transcript(
@@ -37,7 +37,7 @@ async fn echoes(server: &TestServer, agent: &str, tool: &str) {
     eventually(async || answer(server, agent, tool, &json!({"text": "hello"})).await == wanted).await;
 }
 
-/// The process that an answer of the tool `process` names.
+/// Returns the process id in a result of the tool `process`.
 fn process(answer: &str) -> String {
     answer.rsplit(' ').next().expect("a number").to_owned()
 }
@@ -51,17 +51,17 @@ fn is_alive(process: &str) -> bool {
 }
 
 on_both_engines! {
-    a_folder_with_an_mcp_json_brings_its_servers_along,
+    a_folder_with_an_mcp_json_adds_its_servers,
     the_servers_of_a_folder_change_with_its_file,
-    a_wrong_change_of_servers_keeps_those_that_were,
+    an_invalid_change_keeps_the_previous_servers,
     a_subagent_has_the_servers_of_its_own_folder,
-    the_tools_of_a_tools_json_are_those_of_the_servers_that_it_names,
-    configured_servers_come_and_go_without_a_restart,
-    a_question_about_a_tool_of_a_folder_outlives_the_server,
-    a_tool_of_a_server_can_be_there_only_once_a_skill_was_read,
+    a_tools_json_names_the_servers_of_its_tools,
+    configured_servers_change_without_a_restart,
+    an_interrupt_about_a_tool_of_a_folder_survives_a_kill,
+    a_tool_of_a_server_can_be_offered_after_a_skill_was_read,
 }
 
-async fn a_folder_with_an_mcp_json_brings_its_servers_along(server: TestServer) {
+async fn a_folder_with_an_mcp_json_adds_its_servers(server: TestServer) {
     let (Some(docs), Some(own)) = (behind_http(&server), program(&server)) else {
         return;
     };
@@ -88,10 +88,8 @@ async fn a_folder_with_an_mcp_json_brings_its_servers_along(server: TestServer) 
     let client = server.client();
     let shown = client.get("/agents/reader").await.ok();
     assert_eq!(shown["definition"]["tools"], json!(["docs/*", "old/*", "own/*"]));
-    assert!(
-        !shown.to_string().contains("s3cret") && !shown.to_string().contains("d0cs"),
-        "{shown:#}"
-    );
+    assert!(!shown.to_string().contains("s3cret"), "{shown:#}");
+    assert!(!shown.to_string().contains("d0cs"), "{shown:#}");
     let thief = json!({"model": "scripted:lab", "tools": ["own/*"]});
     let refused = client.put("/agents/thief", thief).await;
     assert!(refused.refused(422).contains("there is no MCP server `own`"));
@@ -135,7 +133,7 @@ async fn the_servers_of_a_folder_change_with_its_file(server: TestServer) {
     assert!(gone.contains("own__process is not a valid tool"), "{gone}");
 }
 
-async fn a_wrong_change_of_servers_keeps_those_that_were(server: TestServer) {
+async fn an_invalid_change_keeps_the_previous_servers(server: TestServer) {
     let Some(own) = program(&server) else { return };
     folder_with(&server, &json!({"own": own}));
     echoes(&server, "reader", "own__echo").await;
@@ -189,7 +187,7 @@ async fn a_subagent_has_the_servers_of_its_own_folder(server: TestServer) {
     assert!(gone.contains("own__echo is not a valid tool"), "{gone}");
 }
 
-async fn the_tools_of_a_tools_json_are_those_of_the_servers_that_it_names(server: TestServer) {
+async fn a_tools_json_names_the_servers_of_its_tools(server: TestServer) {
     let Some(docs) = behind_http(&server) else { return };
     let url = docs.address("/mcp");
     server
@@ -226,7 +224,7 @@ async fn the_tools_of_a_tools_json_are_those_of_the_servers_that_it_names(server
     assert_eq!(alice.transcript().await[2], r#"Docs__count: {"words":2}"#);
 }
 
-async fn configured_servers_come_and_go_without_a_restart(server: TestServer) {
+async fn configured_servers_change_without_a_restart(server: TestServer) {
     let Some(docs) = behind_http(&server) else { return };
     let url = docs.address("/mcp");
     let section = format!("[mcp_servers.extra]\nurl = {url:?}\nheaders = {{ x-key = \"s3cret\" }}\n\n[runtime]");
@@ -250,7 +248,7 @@ async fn configured_servers_come_and_go_without_a_restart(server: TestServer) {
     echoes(&server, "late", "extra__echo").await;
 }
 
-async fn a_question_about_a_tool_of_a_folder_outlives_the_server(server: TestServer) {
+async fn an_interrupt_about_a_tool_of_a_folder_survives_a_kill(server: TestServer) {
     let Some(own) = program(&server) else { return };
     folder_with(&server, &json!({"own": own}));
     let settings = "---\nmodel: scripted:lab\ninterrupt_on: {own/echo: true}\n---\nYou read.";
@@ -283,7 +281,7 @@ async fn a_question_about_a_tool_of_a_folder_outlives_the_server(server: TestSer
     assert_eq!(said[said.len() - 2], "own__echo: hello");
 }
 
-async fn a_tool_of_a_server_can_be_there_only_once_a_skill_was_read(server: TestServer) {
+async fn a_tool_of_a_server_can_be_offered_after_a_skill_was_read(server: TestServer) {
     let Some(own) = program(&server) else { return };
     let settings = "---\nmodel: scripted:lab\ntools: [own/*]\nskill_tools: [own/count]\n---\nYou count.";
     server.file_is_written("agents/counter/AGENTS.md", settings);

@@ -1,4 +1,4 @@
-//! Forks: subagents that begin with the conversation of who delegates.
+//! Forks: subagents that start with the conversation of their caller.
 
 use serde_json::{Value, json};
 
@@ -11,11 +11,11 @@ fn echo(what: &str) -> String {
 
 on_both_engines! {
     a_fork_has_its_callers_conversation_instructions_and_tools,
-    a_fork_cannot_delegate_and_its_caller_hears_its_own_words_alone,
-    a_fork_shares_files_and_keeps_its_list_of_things_to_do,
-    a_fork_asks_for_leave_and_goes_on_after_a_crash,
-    what_a_fork_was_told_before_is_not_streamed_as_said_by_it,
-    what_is_shown_while_a_subagent_works_is_told_with_its_run,
+    a_fork_cannot_delegate_and_returns_only_its_answer,
+    a_fork_shares_files_but_not_todos,
+    a_fork_waits_for_approval_over_a_crash,
+    a_fork_does_not_stream_the_conversation_of_its_caller,
+    the_display_text_is_part_of_the_child_run,
 }
 
 async fn a_fork_has_its_callers_conversation_instructions_and_tools(server: TestServer) {
@@ -47,17 +47,15 @@ async fn a_fork_has_its_callers_conversation_instructions_and_tools(server: Test
     let twins = said[2].strip_prefix("task: SYSTEM<<").unwrap();
     let own = own.strip_suffix(">>").unwrap();
     assert!(own.contains("Likes tea."), "{own}");
-    assert!(
-        twins.starts_with(own) && twins.ends_with("\n\nSign as the twin.>>"),
-        "{own}\n---\n{twins}"
-    );
+    assert!(twins.starts_with(own), "{own}\n---\n{twins}");
+    assert!(twins.ends_with("\n\nSign as the twin.>>"), "{own}\n---\n{twins}");
 
     let tools = alice.says(script().turn(json!({"echo_tools": true}))).await;
     let own = transcript(&tools).pop().unwrap();
     assert_eq!(said[3].strip_prefix("task: "), own.strip_prefix("ai: "));
 }
 
-async fn a_fork_cannot_delegate_and_its_caller_hears_its_own_words_alone(server: TestServer) {
+async fn a_fork_cannot_delegate_and_returns_only_its_answer(server: TestServer) {
     let alice = server.human("forker").await;
     alice.says("hello").await;
     let work = script()
@@ -83,7 +81,7 @@ async fn a_fork_cannot_delegate_and_its_caller_hears_its_own_words_alone(server:
     );
 }
 
-async fn a_fork_shares_files_and_keeps_its_list_of_things_to_do(server: TestServer) {
+async fn a_fork_shares_files_but_not_todos(server: TestServer) {
     let alice = server.human("forker").await;
     let todos = |id: &str, what: &str| {
         call(
@@ -106,7 +104,7 @@ async fn a_fork_shares_files_and_keeps_its_list_of_things_to_do(server: TestServ
     assert_eq!(values["files"]["/out.txt"]["content"], "done");
 }
 
-async fn a_fork_asks_for_leave_and_goes_on_after_a_crash(server: TestServer) {
+async fn a_fork_waits_for_approval_over_a_crash(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("forker").await;
     alice.says("hello").await;
@@ -127,13 +125,13 @@ async fn a_fork_asks_for_leave_and_goes_on_after_a_crash(server: TestServer) {
     assert_eq!(said[5], "ai: done");
 }
 
-async fn what_a_fork_was_told_before_is_not_streamed_as_said_by_it(server: TestServer) {
+async fn a_fork_does_not_stream_the_conversation_of_its_caller(server: TestServer) {
     let alice = server.human("forker").await;
     alice.says("hello").await;
     let work = script().says("from the twin");
     let asked = script().calls(task("t1", "twin", work)).says("done");
     let mut stream = alice
-        .listens(
+        .streams(
             asked,
             json!({"stream_mode": ["messages-tuple"], "stream_subgraphs": true}),
         )
@@ -144,13 +142,11 @@ async fn what_a_fork_was_told_before_is_not_streamed_as_said_by_it(server: TestS
             texts.push_str(event.data[0]["content"].as_str().unwrap_or_default());
         }
     }
-    assert!(
-        texts.contains("from the twin") && !texts.contains("echo: hello"),
-        "{texts}"
-    );
+    assert!(texts.contains("from the twin"), "{texts}");
+    assert!(!texts.contains("echo: hello"), "{texts}");
 }
 
-async fn what_is_shown_while_a_subagent_works_is_told_with_its_run(server: TestServer) {
+async fn the_display_text_is_part_of_the_child_run(server: TestServer) {
     let alice = server.human("forker").await;
     let run = alice
         .asks(

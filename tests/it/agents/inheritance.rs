@@ -1,4 +1,4 @@
-//! What subagents have from their parents, and what they are told to leave.
+//! Inheritance: the tools, middleware and settings that subagents have from their parents.
 
 use serde_json::{Value, json};
 
@@ -13,16 +13,16 @@ fn tells_its_tools() -> String {
 }
 
 on_both_engines! {
-    the_general_purpose_subagent_has_the_prompt_memory_and_policies_that_it_asks_for,
-    a_limit_that_is_listed_holds_for_who_inherits_it_and_for_nobody_else,
-    what_all_subagents_had_in_an_older_time_they_still_have,
-    the_general_purpose_subagent_goes_by_its_own_name_and_words_or_not_at_all,
+    the_general_purpose_subagent_inherits_what_it_lists,
+    an_inherited_limit_applies_to_heirs_only,
+    deprecated_defaults_for_subagents_still_apply,
+    the_general_purpose_subagent_can_be_renamed_or_disabled,
     a_subagent_may_add_tools_and_approvals_to_those_of_its_parent,
     a_subagent_may_have_nothing_of_its_parents_files_and_state,
-    policies_are_known_by_name_or_refused_with_the_list,
+    unknown_middleware_is_refused_with_the_known_names,
 }
 
-async fn the_general_purpose_subagent_has_the_prompt_memory_and_policies_that_it_asks_for(server: TestServer) {
+async fn the_general_purpose_subagent_inherits_what_it_lists(server: TestServer) {
     let alice = server.human("patron").await;
     let calls = ["double", "heir", "orphan"].map(|who| task(who, who, tells_its_instructions()));
     let files = json!({"/AGENTS.md": {"content": "Likes tea.", "encoding": "utf-8"}});
@@ -30,21 +30,12 @@ async fn the_general_purpose_subagent_has_the_prompt_memory_and_policies_that_it
     let input = json!({"messages": [{"role": "user", "content": said.to_string()}], "files": files});
     alice.starts(json!({"input": input})).await.finishes().await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("task: SYSTEM<<You are the patron.") && said[2].contains("Likes tea."),
-        "{}",
-        said[2]
-    );
-    assert!(
-        said[3].starts_with("task: SYSTEM<<You are the heir.") && !said[3].contains("Likes tea."),
-        "{}",
-        said[3]
-    );
-    assert!(
-        said[4].starts_with("task: SYSTEM<<You are the orphan.") && !said[4].contains("Likes tea."),
-        "{}",
-        said[4]
-    );
+    assert!(said[2].starts_with("task: SYSTEM<<You are the patron."), "{}", said[2]);
+    assert!(said[2].contains("Likes tea."), "{}", said[2]);
+    assert!(said[3].starts_with("task: SYSTEM<<You are the heir."), "{}", said[3]);
+    assert!(!said[3].contains("Likes tea."), "{}", said[3]);
+    assert!(said[4].starts_with("task: SYSTEM<<You are the orphan."), "{}", said[4]);
+    assert!(!said[4].contains("Likes tea."), "{}", said[4]);
 
     let bob = server.human("patron").await;
     let calls = ["double", "heir", "orphan"].map(|who| task(who, who, tells_its_tools()));
@@ -55,7 +46,7 @@ async fn the_general_purpose_subagent_has_the_prompt_memory_and_policies_that_it
     assert_eq!(has_todos, [true, false, false, true]);
 }
 
-async fn a_limit_that_is_listed_holds_for_who_inherits_it_and_for_nobody_else(server: TestServer) {
+async fn an_inherited_limit_applies_to_heirs_only(server: TestServer) {
     let alice = server.human("patron").await;
     let busy = || {
         script()
@@ -72,7 +63,7 @@ async fn a_limit_that_is_listed_holds_for_who_inherits_it_and_for_nobody_else(se
     assert_eq!(is_limited, [false, true, false], "{said:#?}");
 }
 
-async fn what_all_subagents_had_in_an_older_time_they_still_have(server: TestServer) {
+async fn deprecated_defaults_for_subagents_still_apply(server: TestServer) {
     let alice = server.human("elder").await;
     let problems = async || server.client().get("/agents/elder").await.ok()["problems"].clone();
     eventually(async || problems().await != json!([])).await;
@@ -109,7 +100,7 @@ async fn what_all_subagents_had_in_an_older_time_they_still_have(server: TestSer
     assert_eq!(server.tools.calls_of("lookup").len(), 2);
 }
 
-async fn the_general_purpose_subagent_goes_by_its_own_name_and_words_or_not_at_all(server: TestServer) {
+async fn the_general_purpose_subagent_can_be_renamed_or_disabled(server: TestServer) {
     let tools = async |agent: &str| -> Vec<Value> {
         let alice = server.human(agent).await;
         alice.says(script().turn(json!({"echo_tools": true}))).await;
@@ -208,7 +199,7 @@ async fn a_subagent_may_have_nothing_of_its_parents_files_and_state(server: Test
     plays(true).await;
 }
 
-async fn policies_are_known_by_name_or_refused_with_the_list(server: TestServer) {
+async fn unknown_middleware_is_refused_with_the_known_names(server: TestServer) {
     let client = server.client();
     let put = async |middleware: Value| {
         client

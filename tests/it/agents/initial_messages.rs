@@ -1,16 +1,16 @@
-//! Messages with which a subagent begins, before it is told what to do.
+//! Initial messages: the messages before the task in the conversation of a subagent.
 
 use serde_json::{Value, json};
 
 use crate::support::actors::Run;
 use crate::support::{Human, TestServer, call, on_both_engines, script, task, transcript};
 
-/// What stands at the beginning of the conversations of the subagents below.
+/// Returns the initial messages of the definitions below.
 fn registered() -> Value {
     json!([{"role": "user", "content": "What is x?"}, {"role": "assistant", "content": "x is y"}])
 }
 
-/// Has a tool delegate, with these messages before the work.
+/// Returns a call of a tool that delegates with these initial messages.
 fn spawn(id: &str, who: &str, work: impl ToString, initial: Value) -> Value {
     call(
         id,
@@ -19,7 +19,7 @@ fn spawn(id: &str, who: &str, work: impl ToString, initial: Value) -> Value {
     )
 }
 
-/// What stands in the conversations of the children of a run, in the order of the names of their calls.
+/// Returns the transcripts of the child runs of a run, in the order of the ids of their calls.
 async fn conversations(server: &TestServer, alice: &Human, run: &Run) -> Vec<Vec<String>> {
     let mut all = vec![];
     let mut children = run.children().await;
@@ -36,12 +36,12 @@ async fn conversations(server: &TestServer, alice: &Human, run: &Run) -> Vec<Vec
 }
 
 on_both_engines! {
-    those_of_a_call_stand_behind_those_of_the_definition_and_before_the_work,
-    a_program_reads_them_before_its_order,
-    what_is_no_message_and_who_begins_otherwise_is_refused,
+    initial_messages_of_a_call_follow_those_of_the_definition,
+    a_program_reads_initial_messages_before_its_task,
+    invalid_initial_messages_are_refused,
 }
 
-async fn those_of_a_call_stand_behind_those_of_the_definition_and_before_the_work(server: TestServer) {
+async fn initial_messages_of_a_call_follow_those_of_the_definition(server: TestServer) {
     let scholar = json!({"name": "scholar", "description": "Knows something already.", "system_prompt": "You know.",
             "initial_messages": registered()});
     let agent = json!({"model": "scripted:lab", "tools": ["spawn"], "subagents": [scholar]});
@@ -68,7 +68,7 @@ async fn those_of_a_call_stand_behind_those_of_the_definition_and_before_the_wor
     );
 }
 
-async fn a_program_reads_them_before_its_order(server: TestServer) {
+async fn a_program_reads_initial_messages_before_its_task(server: TestServer) {
     server.is_embedded().await;
     let parrot = json!({"name": "parrot", "description": "Repeats what it was told.", "runnable": "echo",
             "initial_messages": registered()});
@@ -92,7 +92,7 @@ async fn a_program_reads_them_before_its_order(server: TestServer) {
     assert_eq!(alice.transcript().await[2], "spawn: cage/parrot heard: hello");
 }
 
-async fn what_is_no_message_and_who_begins_otherwise_is_refused(server: TestServer) {
+async fn invalid_initial_messages_are_refused(server: TestServer) {
     let client = server.client();
     client.put("/agents/clerk", json!({"model": "scripted:lab"})).await.ok();
     let subagents = json!([

@@ -1,4 +1,4 @@
-//! A human decides about calls: in the main agent, through `command.resume`.
+//! Interrupts of the main agent, answered by `command.resume`.
 
 use serde_json::{Value, json};
 
@@ -6,20 +6,20 @@ use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, tr
 
 on_both_engines! {
     nothing_runs_before_a_human_has_decided,
-    a_waiting_thread_shows_its_question_everywhere,
-    the_stream_tells_of_the_question_and_of_what_follows,
-    an_edited_call_runs_as_edited_and_the_model_is_told,
-    an_edit_may_choose_another_tool_but_none_that_is_not_there,
+    an_interrupted_thread_shows_its_interrupt_everywhere,
+    the_stream_shows_the_interrupt_and_the_continuation,
+    an_edited_call_runs_as_edited,
+    an_edit_may_choose_another_tool_of_the_agent,
     a_rejected_call_is_answered_but_not_run,
-    a_human_may_answer_in_the_place_of_the_tool,
-    several_calls_are_one_question_with_a_decision_each,
-    an_invalid_answer_is_refused_and_the_question_stays,
-    a_call_made_again_is_asked_about_again,
-    a_new_message_instead_of_an_answer_drops_the_question,
-    an_agent_may_insist_on_its_answer,
-    an_answer_where_nobody_asked_is_refused,
-    who_stopped_at_a_breakpoint_goes_on_with_no_input_and_takes_no_answer,
-    a_call_that_needs_no_approval_is_not_asked_about,
+    a_human_may_respond_instead_of_the_tool,
+    several_calls_are_one_interrupt_with_a_decision_each,
+    an_invalid_answer_is_refused_and_the_interrupt_stays,
+    a_repeated_call_needs_a_new_approval,
+    a_new_message_cancels_the_interrupt,
+    an_agent_may_require_an_answer,
+    an_answer_without_an_interrupt_is_refused,
+    a_run_continues_from_a_breakpoint_without_an_answer,
+    a_call_that_needs_no_approval_raises_no_interrupt,
 }
 
 async fn nothing_runs_before_a_human_has_decided(server: TestServer) {
@@ -52,7 +52,7 @@ async fn nothing_runs_before_a_human_has_decided(server: TestServer) {
     assert_eq!(server.tools.keys_of("lookup").len(), 1);
 }
 
-async fn a_waiting_thread_shows_its_question_everywhere(server: TestServer) {
+async fn an_interrupted_thread_shows_its_interrupt_everywhere(server: TestServer) {
     let alice = server.human("agent").await;
     let run = alice.asks(script().calls(mail("m1", "bob")).says("sent")).await;
     let joined = run.finishes().await;
@@ -78,11 +78,11 @@ async fn a_waiting_thread_shows_its_question_everywhere(server: TestServer) {
     assert_eq!(alice.state().await["interrupts"].clone(), json!([]));
 }
 
-async fn the_stream_tells_of_the_question_and_of_what_follows(server: TestServer) {
+async fn the_stream_shows_the_interrupt_and_the_continuation(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": ["updates", "values"]});
     let frames = alice
-        .listens(script().calls(mail("m1", "bob")).says("sent"), more.clone())
+        .streams(script().calls(mail("m1", "bob")).says("sent"), more.clone())
         .await
         .rest()
         .await;
@@ -93,7 +93,7 @@ async fn the_stream_tells_of_the_question_and_of_what_follows(server: TestServer
     assert_eq!(told.len(), 2, "{frames:#?}");
     assert_eq!(told[0], told[1]);
     let answer = json!({"decisions": [{"type": "approve"}]});
-    let frames = alice.resumes_listening(answer, more).await.rest().await;
+    let frames = alice.streams_resume(answer, more).await.rest().await;
     assert_eq!(frames[0].event, "metadata");
     assert!(
         frames
@@ -103,9 +103,11 @@ async fn the_stream_tells_of_the_question_and_of_what_follows(server: TestServer
     assert_eq!(transcript(&frames.last().unwrap().data).last().unwrap(), "ai: sent");
 }
 
-async fn an_edited_call_runs_as_edited_and_the_model_is_told(server: TestServer) {
+async fn an_edited_call_runs_as_edited(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(script().calls(mail("m1", "bob")).says("as you wish")).await;
+    alice
+        .says(script().calls(mail("m1", "bob")).says("as you run_body"))
+        .await;
     let args = json!({"to": "eve", "body": "bye"});
     let edit = json!([{"type": "edit", "edited_action": {"name": "send_email", "args": args}}]);
     alice.decides(&alice.question().await, edit).await.finishes().await;
@@ -117,7 +119,7 @@ async fn an_edited_call_runs_as_edited_and_the_model_is_told(server: TestServer)
     assert!(result.contains("a human reviewer replaced this tool call"), "{result}");
 }
 
-async fn an_edit_may_choose_another_tool_but_none_that_is_not_there(server: TestServer) {
+async fn an_edit_may_choose_another_tool_of_the_agent(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("done")).await;
     let edit = |name: &str, args: Value| json!([{"type": "edit", "edited_action": {"name": name, "args": args}}]);
@@ -134,7 +136,9 @@ async fn an_edit_may_choose_another_tool_but_none_that_is_not_there(server: Test
 
 async fn a_rejected_call_is_answered_but_not_run(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(script().calls(mail("m1", "bob")).says("as you wish")).await;
+    alice
+        .says(script().calls(mail("m1", "bob")).says("as you run_body"))
+        .await;
     alice
         .rejects(&alice.question().await, "not today")
         .await
@@ -144,13 +148,13 @@ async fn a_rejected_call_is_answered_but_not_run(server: TestServer) {
         "human: …",
         "ai calls send_email",
         "send_email failed: User rejected the tool call for `send_email` with reason: not today",
-        "ai: as you wish",
+        "ai: as you run_body",
     ];
     assert_eq!(alice.transcript().await, said);
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
-async fn a_human_may_answer_in_the_place_of_the_tool(server: TestServer) {
+async fn a_human_may_respond_instead_of_the_tool(server: TestServer) {
     let alice = server.human("deep").await;
     alice.says(script().calls(mail("m1", "bob")).says("thanks")).await;
     let answer = json!([{"type": "respond", "message": "I told him myself"}]);
@@ -165,7 +169,7 @@ async fn a_human_may_answer_in_the_place_of_the_tool(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
-async fn several_calls_are_one_question_with_a_decision_each(server: TestServer) {
+async fn several_calls_are_one_interrupt_with_a_decision_each(server: TestServer) {
     let alice = server.human("agent").await;
     alice
         .says(
@@ -197,7 +201,7 @@ async fn several_calls_are_one_question_with_a_decision_each(server: TestServer)
     assert_eq!(statuses, [("m1", "success"), ("m2", "error"), ("m3", "success")].into());
 }
 
-async fn an_invalid_answer_is_refused_and_the_question_stays(server: TestServer) {
+async fn an_invalid_answer_is_refused_and_the_interrupt_stays(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let before = alice.state().await;
@@ -223,7 +227,7 @@ async fn an_invalid_answer_is_refused_and_the_question_stays(server: TestServer)
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
-async fn a_call_made_again_is_asked_about_again(server: TestServer) {
+async fn a_repeated_call_needs_a_new_approval(server: TestServer) {
     let alice = server.human("agent").await;
     alice
         .says(
@@ -242,7 +246,7 @@ async fn a_call_made_again_is_asked_about_again(server: TestServer) {
     assert_eq!(alice.status().await, "idle");
 }
 
-async fn a_new_message_instead_of_an_answer_drops_the_question(server: TestServer) {
+async fn a_new_message_cancels_the_interrupt(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -258,12 +262,12 @@ async fn a_new_message_instead_of_an_answer_drops_the_question(server: TestServe
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
-async fn an_agent_may_insist_on_its_answer(server: TestServer) {
+async fn an_agent_may_require_an_answer(server: TestServer) {
     let client = server.client();
     let alice = server.human("patient").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let refused = client
-        .post(&alice.path("/runs/wait"), alice.wish("forget it", json!({})))
+        .post(&alice.path("/runs/wait"), alice.run_body("forget it", json!({})))
         .await;
     refused.refused(409);
     alice.approves(&alice.question().await).await.finishes().await;
@@ -273,14 +277,12 @@ async fn an_agent_may_insist_on_its_answer(server: TestServer) {
     );
 }
 
-async fn an_answer_where_nobody_asked_is_refused(server: TestServer) {
+async fn an_answer_without_an_interrupt_is_refused(server: TestServer) {
     let alice = server.human("agent").await;
     let approve = json!({"decisions": [{"type": "approve"}]});
     let refused = alice.tries_to_resume(approve.clone()).await.refused(409);
-    assert!(
-        refused.contains("has no open interrupt") && refused.contains("Send `input`"),
-        "{refused}"
-    );
+    assert!(refused.contains("has no open interrupt"), "{refused}");
+    assert!(refused.contains("Send `input`"), "{refused}");
     let before = alice.says("hello").await;
     for answer in [approve.clone(), json!("yes"), json!({})] {
         alice.tries_to_resume(answer).await.refused(409);
@@ -295,9 +297,9 @@ async fn an_answer_where_nobody_asked_is_refused(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
-async fn who_stopped_at_a_breakpoint_goes_on_with_no_input_and_takes_no_answer(server: TestServer) {
+async fn a_run_continues_from_a_breakpoint_without_an_answer(server: TestServer) {
     let alice = server.human("agent").await;
-    let stops = alice.wish(
+    let stops = alice.run_body(
         script().calls(lookup("c1", "x")).says("found"),
         json!({"interrupt_before": ["tools"]}),
     );
@@ -310,7 +312,7 @@ async fn who_stopped_at_a_breakpoint_goes_on_with_no_input_and_takes_no_answer(s
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: found");
 }
 
-async fn a_call_that_needs_no_approval_is_not_asked_about(server: TestServer) {
+async fn a_call_that_needs_no_approval_raises_no_interrupt(server: TestServer) {
     let alice = server.human("agent").await;
     let failing = call("f1", "fail", json!({"why": "on purpose"}));
     alice

@@ -1,18 +1,18 @@
-//! Nothing is without end.
+//! Limits of runs, bodies and documents.
 
 use serde_json::{Value, json};
 
 use crate::support::client::reply;
 use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, task, transcript};
 
-/// A script that never comes to an end.
+/// Returns a script without an end.
 fn endless() -> String {
     (0..50)
         .fold(script(), |script, n| script.calls(lookup(&format!("c{n}"), "x")))
         .to_string()
 }
 
-/// An agent `frugal` with these limits and those of its subagent.
+/// Returns an agent `frugal` with these limits and those of its subagent.
 fn frugal(limits: &str, of_subagent: &str) -> String {
     format!(
         r#"
@@ -37,23 +37,23 @@ fn frugal(limits: &str, of_subagent: &str) -> String {
 
 on_both_engines! {
     calls_of_tools_beyond_a_limit_are_error_results,
-    a_model_that_repeats_a_failing_call_is_told_so_once_and_then_the_run_ends,
+    a_repeated_failing_call_gets_one_reminder_and_then_ends_the_run,
     a_model_that_changes_a_failing_call_goes_on,
     repeated_failures_are_not_counted_with_a_limit_of_0,
     by_default_the_tenth_repeated_failure_ends_the_run,
-    delegations_beyond_a_limit_are_error_results_whatever_the_door,
-    too_many_questions_to_a_model_end_the_run_and_a_subagents_is_an_error_result,
-    a_run_that_goes_on_with_an_answer_goes_on_counting,
-    what_is_under_way_is_cut_off_when_the_time_is_over,
+    delegations_beyond_a_limit_are_error_results_for_every_tool,
+    model_calls_beyond_a_limit_end_the_run,
+    a_resumed_run_keeps_its_usage,
+    the_time_limit_aborts_running_calls,
     tokens_and_time_are_limited_for_a_whole_tree,
-    what_was_used_is_shown_for_each_run_and_for_the_tree,
-    what_was_used_is_not_forgotten_when_the_process_dies,
+    usage_is_shown_for_each_run_and_for_the_tree,
+    usage_survives_a_kill,
     a_run_that_takes_too_many_steps_is_ended_and_can_go_on,
-    the_limit_of_steps_is_handed_down_to_subagents,
+    the_step_limit_applies_to_subagents,
     a_body_that_is_too_large_is_refused,
     json_that_is_too_deep_is_refused,
-    arguments_that_are_too_deep_harm_nobody,
-    texts_of_every_script_come_back_as_they_were,
+    arguments_that_nest_too_deeply_are_an_error_result,
+    texts_of_every_script_are_stored_unchanged,
     a_text_with_a_nul_is_refused_or_kept_but_never_breaks_the_thread,
 }
 
@@ -73,7 +73,7 @@ async fn calls_of_tools_beyond_a_limit_are_error_results(server: TestServer) {
     assert_eq!(server.tools.calls_of("lookup").len(), 2);
 }
 
-async fn a_model_that_repeats_a_failing_call_is_told_so_once_and_then_the_run_ends(server: TestServer) {
+async fn a_repeated_failing_call_gets_one_reminder_and_then_ends_the_run(server: TestServer) {
     server.is_configured_with(&frugal("repeated_failures = 2", "")).await;
     let alice = server.human("frugal").await;
     let wrong = |id: &str| call(id, "lookup", json!({"wrong": 1}));
@@ -83,10 +83,8 @@ async fn a_model_that_repeats_a_failing_call_is_told_so_once_and_then_the_run_en
     let values = alice.says(text).await;
     assert_eq!(values["__error__"]["error"], "RepeatedFailureError", "{values}");
     let message = values["__error__"]["message"].as_str().unwrap();
-    assert!(
-        message.contains("`lookup` 4 times") && message.contains("repeated_failures"),
-        "{message}"
-    );
+    assert!(message.contains("`lookup` 4 times"), "{message}");
+    assert!(message.contains("repeated_failures"), "{message}");
     let said = alice.transcript().await;
     let failures: Vec<&String> = said.iter().filter(|line| line.starts_with("lookup failed")).collect();
     assert_eq!(failures.len(), 4, "{said:#?}");
@@ -129,7 +127,7 @@ async fn by_default_the_tenth_repeated_failure_ends_the_run(server: TestServer) 
     );
 }
 
-async fn delegations_beyond_a_limit_are_error_results_whatever_the_door(server: TestServer) {
+async fn delegations_beyond_a_limit_are_error_results_for_every_tool(server: TestServer) {
     server
         .is_configured_with(&frugal(
             "children_total = 1, tree = { children_total = 2, depth = 2 }",
@@ -163,7 +161,7 @@ async fn delegations_beyond_a_limit_are_error_results_whatever_the_door(server: 
     assert_eq!(tree["children"][0]["children"][0]["children"], json!([]));
 }
 
-async fn too_many_questions_to_a_model_end_the_run_and_a_subagents_is_an_error_result(server: TestServer) {
+async fn model_calls_beyond_a_limit_end_the_run(server: TestServer) {
     server
         .is_configured_with(&frugal("model_calls = 3", "model_calls = 1"))
         .await;
@@ -188,7 +186,7 @@ async fn too_many_questions_to_a_model_end_the_run_and_a_subagents_is_an_error_r
     assert_eq!(run.record().await["usage"]["model_calls"], 3);
 }
 
-async fn a_run_that_goes_on_with_an_answer_goes_on_counting(server: TestServer) {
+async fn a_resumed_run_keeps_its_usage(server: TestServer) {
     server
         .is_configured_with(&frugal("model_calls = 3, tree = { tool_calls = 2 }", ""))
         .await;
@@ -223,10 +221,9 @@ async fn a_run_that_goes_on_with_an_answer_goes_on_counting(server: TestServer) 
     bob.approves(&bob.question().await).await.finishes().await;
     let said = bob.transcript().await;
     let refused = "send_email failed: The limit `tool_calls` = 2 of this run and its subagents together is reached.";
-    assert!(
-        said[2] == "task: found" && said[4].starts_with(refused) && said[5] == "ai: done",
-        "{said:#?}"
-    );
+    assert!(said[2] == "task: found", "{said:#?}");
+    assert!(said[4].starts_with(refused), "{said:#?}");
+    assert!(said[5] == "ai: done", "{said:#?}");
     let more = script().calls(lookup("c2", "y")).says("a new message counts anew");
     assert_eq!(
         transcript(&bob.says(more).await).last().unwrap(),
@@ -234,7 +231,7 @@ async fn a_run_that_goes_on_with_an_answer_goes_on_counting(server: TestServer) 
     );
 }
 
-async fn what_is_under_way_is_cut_off_when_the_time_is_over(server: TestServer) {
+async fn the_time_limit_aborts_running_calls(server: TestServer) {
     server.is_configured_with(&frugal("", "wall_s = 0.4")).await;
     server.tools.hold("lookup");
     let alice = server.human("frugal").await;
@@ -272,13 +269,11 @@ async fn tokens_and_time_are_limited_for_a_whole_tree(server: TestServer) {
         "The limit `tokens` = 1 of this run and its subagents together is reached."
     );
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("task failed:") && said[2].contains("`tokens`"),
-        "{said:#?}"
-    );
+    assert!(said[2].starts_with("task failed:"), "{said:#?}");
+    assert!(said[2].contains("`tokens`"), "{said:#?}");
 }
 
-async fn what_was_used_is_shown_for_each_run_and_for_the_tree(server: TestServer) {
+async fn usage_is_shown_for_each_run_and_for_the_tree(server: TestServer) {
     let alice = server.human("agent").await;
     let research = script().calls(lookup("c1", "x")).says("found");
     let run = alice
@@ -297,14 +292,12 @@ async fn what_was_used_is_shown_for_each_run_and_for_the_tree(server: TestServer
     assert_eq!(&tree["tree_usage"], &record["tree_usage"]);
     assert_eq!(tree["children"][0]["usage"], child["usage"]);
     let tokens = |usage: &Value| usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap();
-    assert!(
-        tokens(&record["usage"]) > 0 && tokens(&record["tree_usage"]) > tokens(&record["usage"]),
-        "{record:#}"
-    );
+    assert!(tokens(&record["usage"]) > 0, "{record:#}");
+    assert!(tokens(&record["tree_usage"]) > tokens(&record["usage"]), "{record:#}");
     assert!(record["usage"]["seconds"].as_f64().unwrap() > 0.0, "{record:#}");
 }
 
-async fn what_was_used_is_not_forgotten_when_the_process_dies(server: TestServer) {
+async fn usage_survives_a_kill(server: TestServer) {
     server
         .is_configured_with(&frugal("tree = { tool_calls = 2 }", ""))
         .await;
@@ -335,7 +328,7 @@ async fn what_was_used_is_not_forgotten_when_the_process_dies(server: TestServer
 
 async fn a_run_that_takes_too_many_steps_is_ended_and_can_go_on(server: TestServer) {
     let alice = server.human("agent").await;
-    let body = alice.wish(endless(), json!({"config": {"recursion_limit": 5}}));
+    let body = alice.run_body(endless(), json!({"config": {"recursion_limit": 5}}));
     let run = alice.starts(body).await;
     let error = run.finishes().await["__error__"].clone();
     assert_eq!(error["error"], "GraphRecursionError");
@@ -358,7 +351,7 @@ async fn a_run_that_takes_too_many_steps_is_ended_and_can_go_on(server: TestServ
     );
 }
 
-async fn the_limit_of_steps_is_handed_down_to_subagents(server: TestServer) {
+async fn the_step_limit_applies_to_subagents(server: TestServer) {
     let alice = server.human("agent").await;
     let long = |rounds: u32| {
         (0..rounds)
@@ -367,7 +360,7 @@ async fn the_limit_of_steps_is_handed_down_to_subagents(server: TestServer) {
     };
     let calls = [task("t1", "researcher", long(10)), task("t2", "researcher", long(1))];
     let run = alice
-        .starts(alice.wish(
+        .starts(alice.run_body(
             script().calls_all(calls).says("done"),
             json!({"config": {"recursion_limit": 6}}),
         ))
@@ -383,9 +376,9 @@ async fn the_limit_of_steps_is_handed_down_to_subagents(server: TestServer) {
 async fn a_body_that_is_too_large_is_refused(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
-    let large = alice.wish("x".repeat(3 << 20), json!({}));
+    let large = alice.run_body("x".repeat(3 << 20), json!({}));
     assert_eq!(client.post(&alice.path("/runs"), large).await.status, 413);
-    let fits = alice.wish("x".repeat(1 << 20), json!({}));
+    let fits = alice.run_body("x".repeat(1 << 20), json!({}));
     assert_eq!(client.post(&alice.path("/runs/wait"), fits).await.status, 200);
 }
 
@@ -405,7 +398,7 @@ async fn json_that_is_too_deep_is_refused(server: TestServer) {
     assert_eq!(alice.runs().await, Vec::<Value>::new());
 }
 
-async fn arguments_that_are_too_deep_harm_nobody(server: TestServer) {
+async fn arguments_that_nest_too_deeply_are_an_error_result(server: TestServer) {
     let alice = server.human("agent").await;
     let deep = format!("{{\"query\": {}{}}}", "[".repeat(5000), "]".repeat(5000));
     let call = json!({"id": "c1", "name": "lookup", "args": deep});
@@ -415,12 +408,12 @@ async fn arguments_that_are_too_deep_harm_nobody(server: TestServer) {
     assert!(said[2].starts_with("lookup failed:"), "{:.200}", said[2]);
 }
 
-async fn texts_of_every_script_come_back_as_they_were(server: TestServer) {
+async fn texts_of_every_script_are_stored_unchanged(server: TestServer) {
     let alice = server.human("agent").await;
     let text = "ä 漢字 🦀 \u{1F469}\u{200D}\u{1F680} \"quoted\" \\ back\r\nline\ttab \u{7f} end";
     assert_eq!(alice.says(text).await["messages"][0]["content"], text);
     assert_eq!(alice.state().await["values"]["messages"][0]["content"], text);
-    let frames = alice.listens(text, json!({})).await.rest().await;
+    let frames = alice.streams(text, json!({})).await.rest().await;
     assert_eq!(frames.last().unwrap().data["messages"][2]["content"], text);
 }
 
@@ -428,7 +421,7 @@ async fn a_text_with_a_nul_is_refused_or_kept_but_never_breaks_the_thread(server
     let client = server.client();
     let alice = server.human("agent").await;
     let reply = client
-        .post(&alice.path("/runs/wait"), alice.wish("a\u{0}b", json!({})))
+        .post(&alice.path("/runs/wait"), alice.run_body("a\u{0}b", json!({})))
         .await;
     assert!(
         reply.status == 422 || (reply.status == 200 && reply.body.get("__error__").is_none()),

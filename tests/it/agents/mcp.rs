@@ -1,16 +1,17 @@
-//! Tools of MCP servers are tools like others, whether the server is a program or behind HTTP.
+//! Tools of MCP servers, over stdio and HTTP.
 
 use serde_json::{Value, json};
 
 use crate::support::mcp::{McpTransport, docs};
+use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, on_both_engines, script, task, transcript};
 
-/// A call of a tool of the server `docs`.
+/// Returns a call of a tool of the server `docs`.
 fn docs_call(id: &str, tool: &str, args: Value) -> Value {
     call(id, &format!("docs__{tool}"), args)
 }
 
-/// The process of a server that is a program.
+/// Returns the id of the process of an MCP server over stdio.
 fn process_in(said: &[String]) -> String {
     let line = said.iter().find_map(|line| line.strip_prefix("docs__process: "));
     line.unwrap_or_else(|| panic!("no process in {said:#?}")).to_owned()
@@ -24,7 +25,7 @@ fn kill(process: &str) {
     assert!(killed.success());
 }
 
-/// What both kinds of servers can do.
+/// Checks listing, calls, errors and structured results over one transport.
 async fn everything_works(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -46,11 +47,8 @@ async fn everything_works(server: &TestServer, way: McpTransport) {
     let values = alice.says(text).await;
     let said = transcript(&values);
     assert_eq!(said[2..4], ["docs__echo: hello", r#"docs__count: {"words":2}"#]);
-    assert!(
-        said[4].starts_with("docs__echo failed:") && said[4].contains("`text`: is required, but missing"),
-        "{}",
-        said[4]
-    );
+    assert!(said[4].starts_with("docs__echo failed:"), "{}", said[4]);
+    assert!(said[4].contains("`text`: is required, but missing"), "{}", said[4]);
     assert!(said[5].contains("docs__broken is not a valid tool"), "{}", said[5]);
     assert_eq!(said[6], "docs__spawn: helped");
     let messages = values["messages"].as_array().unwrap();
@@ -66,10 +64,8 @@ async fn everything_works(server: &TestServer, way: McpTransport) {
         .find(|name| name.starts_with("docs__read_file_"))
         .unwrap()
         .to_owned();
-    assert!(
-        offered.contains("docs__whoami") && !offered.contains("broken"),
-        "{offered}"
-    );
+    assert!(offered.contains("docs__whoami"), "{offered}");
+    assert!(!offered.contains("broken"), "{offered}");
     assert!(
         !offered.contains("docs__long"),
         "a tool that can only be called as a task: {offered}"
@@ -79,7 +75,7 @@ async fn everything_works(server: &TestServer, way: McpTransport) {
 
     let bob = server.human("librarian").await;
     let calls = [call("c1", &odd, json!({})), docs_call("c2", "whoami", json!({}))];
-    let body = bob.wish(
+    let body = bob.run_body(
         script().calls_all(calls).says("done"),
         json!({"context": {"user": "u1"}}),
     );
@@ -95,7 +91,7 @@ async fn everything_works(server: &TestServer, way: McpTransport) {
     assert_eq!(&told["run_id"], &json!(run.id));
 }
 
-/// A tool that delegates may bring the instructions of the subagent.
+/// Checks that a tool that delegates can set the system prompt of the subagent.
 async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -113,14 +109,15 @@ async fn a_delegation_may_bring_instructions(server: &TestServer, way: McpTransp
         .await;
     let said = alice.transcript().await;
     assert!(
-        said[2].starts_with("docs__spawn: SYSTEM<<You count sheep.") && !said[2].contains("You help."),
+        said[2].starts_with("docs__spawn: SYSTEM<<You count sheep."),
         "{}",
         said[2]
     );
+    assert!(!said[2].contains("You help."), "{}", said[2]);
     assert!(said[3].starts_with("docs__spawn: SYSTEM<<You help."), "{}", said[3]);
 }
 
-/// New tools come while the server runs.
+/// Checks that new tools are offered while the server runs.
 async fn tools_come_and_go(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -140,7 +137,7 @@ async fn tools_come_and_go(server: &TestServer, way: McpTransport) {
     .await;
 }
 
-/// A call that takes too long is an error result, and the server is told that nobody waits.
+/// Checks that a call that takes too long is an error result, and that the server receives a cancellation.
 async fn a_late_answer_is_not_waited_for(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "timeout_s = 0.3").await else {
         return;
@@ -160,7 +157,7 @@ async fn a_late_answer_is_not_waited_for(server: &TestServer, way: McpTransport)
     server.tools.let_go("dig");
 }
 
-/// A run that is cancelled takes its call back.
+/// Checks that the MCP server receives a cancellation when a run is cancelled.
 async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "").await else {
         return;
@@ -176,7 +173,7 @@ async fn a_cancelled_run_takes_its_call_back(server: &TestServer, way: McpTransp
     server.tools.let_go("dig");
 }
 
-/// A call that was under way when adjutant died is subject to the rule of its server.
+/// Checks that `after_crash` of the MCP server applies to a call that a crash interrupted.
 async fn the_rule_of_the_server_decides_after_a_crash(server: &TestServer, way: McpTransport) {
     let Some(_docs) = docs(server, way, "after_crash = \"fail\"").await else {
         return;
@@ -204,18 +201,19 @@ on_both_engines! {
     the_tools_of_a_server_behind_http_are_tools_like_others,
     a_program_may_bring_tools_while_it_runs,
     a_server_behind_http_may_bring_tools_while_it_runs,
-    a_program_that_takes_too_long_is_told_so,
-    a_server_behind_http_that_takes_too_long_is_told_so,
-    who_cancels_a_run_cancels_its_call_of_a_program,
-    who_cancels_a_run_cancels_its_call_behind_http,
-    a_call_of_a_program_under_way_at_a_crash_is_not_made_twice,
-    a_call_behind_http_under_way_at_a_crash_is_not_made_twice,
+    a_program_that_takes_too_long_gets_a_cancellation,
+    a_server_behind_http_that_takes_too_long_gets_a_cancellation,
+    cancelling_a_run_cancels_its_call_of_a_program,
+    cancelling_a_run_cancels_its_call_behind_http,
+    a_call_of_a_program_is_not_repeated_after_a_crash,
+    a_call_behind_http_is_not_repeated_after_a_crash,
     a_program_that_dies_in_a_call_is_started_again_for_the_next,
-    a_server_behind_http_may_die_come_back_and_forget_its_sessions,
-    what_is_too_long_or_an_error_is_told_to_the_model,
-    a_program_sees_its_own_variables_and_none_of_the_servers,
-    clients_may_name_configured_servers_and_bring_none,
-    a_server_that_is_not_there_keeps_nobody_from_starting,
+    a_server_behind_http_may_end_and_start_again,
+    a_server_behind_http_may_forget_its_sessions,
+    long_results_and_errors_reach_the_model,
+    a_program_does_not_see_the_variables_of_the_server,
+    clients_may_use_configured_servers_only,
+    an_unreachable_server_does_not_prevent_the_start,
     a_delegation_of_a_program_may_bring_instructions,
     a_delegation_from_behind_http_may_bring_instructions,
 }
@@ -236,27 +234,27 @@ async fn a_server_behind_http_may_bring_tools_while_it_runs(server: TestServer) 
     tools_come_and_go(&server, McpTransport::Http).await;
 }
 
-async fn a_program_that_takes_too_long_is_told_so(server: TestServer) {
+async fn a_program_that_takes_too_long_gets_a_cancellation(server: TestServer) {
     a_late_answer_is_not_waited_for(&server, McpTransport::Stdio).await;
 }
 
-async fn a_server_behind_http_that_takes_too_long_is_told_so(server: TestServer) {
+async fn a_server_behind_http_that_takes_too_long_gets_a_cancellation(server: TestServer) {
     a_late_answer_is_not_waited_for(&server, McpTransport::Http).await;
 }
 
-async fn who_cancels_a_run_cancels_its_call_of_a_program(server: TestServer) {
+async fn cancelling_a_run_cancels_its_call_of_a_program(server: TestServer) {
     a_cancelled_run_takes_its_call_back(&server, McpTransport::Stdio).await;
 }
 
-async fn who_cancels_a_run_cancels_its_call_behind_http(server: TestServer) {
+async fn cancelling_a_run_cancels_its_call_behind_http(server: TestServer) {
     a_cancelled_run_takes_its_call_back(&server, McpTransport::Http).await;
 }
 
-async fn a_call_of_a_program_under_way_at_a_crash_is_not_made_twice(server: TestServer) {
+async fn a_call_of_a_program_is_not_repeated_after_a_crash(server: TestServer) {
     the_rule_of_the_server_decides_after_a_crash(&server, McpTransport::Stdio).await;
 }
 
-async fn a_call_behind_http_under_way_at_a_crash_is_not_made_twice(server: TestServer) {
+async fn a_call_behind_http_is_not_repeated_after_a_crash(server: TestServer) {
     the_rule_of_the_server_decides_after_a_crash(&server, McpTransport::Http).await;
 }
 
@@ -293,7 +291,14 @@ async fn a_program_that_dies_in_a_call_is_started_again_for_the_next(server: Tes
     assert_ne!(process_in(&later), process_in(&said));
 }
 
-async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: TestServer) {
+/// Returns a script that calls the tool `echo` once.
+fn echo() -> Script {
+    script()
+        .calls(docs_call("e1", "echo", json!({"text": "still here"})))
+        .says("done")
+}
+
+async fn a_server_behind_http_may_end_and_start_again(server: TestServer) {
     let Some(mut docs) = docs(&server, McpTransport::Http, "start_timeout_s = 1.0").await else {
         return;
     };
@@ -311,11 +316,6 @@ async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: 
         "{:?}",
         alice.transcript().await
     );
-    let echo = || {
-        script()
-            .calls(docs_call("e1", "echo", json!({"text": "still here"})))
-            .says("done")
-    };
     let said = transcript(&alice.says(echo()).await);
     assert!(
         said[said.len() - 2].ends_with("the server is not available"),
@@ -324,12 +324,20 @@ async fn a_server_behind_http_may_die_come_back_and_forget_its_sessions(server: 
     docs.starts();
     let said = transcript(&alice.says(echo()).await);
     assert_eq!(said[said.len() - 2], "docs__echo: still here");
+}
+
+async fn a_server_behind_http_may_forget_its_sessions(server: TestServer) {
+    let Some(docs) = docs(&server, McpTransport::Http, "").await else {
+        return;
+    };
+    let alice = server.human("librarian").await;
+    alice.says(echo()).await;
     docs.forgets();
     let said = transcript(&alice.says(echo()).await);
     assert_eq!(said[said.len() - 2], "docs__echo: still here");
 }
 
-async fn what_is_too_long_or_an_error_is_told_to_the_model(server: TestServer) {
+async fn long_results_and_errors_reach_the_model(server: TestServer) {
     let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
         return;
     };
@@ -370,10 +378,11 @@ async fn what_is_too_long_or_an_error_is_told_to_the_model(server: TestServer) {
     alice.approves(&question).await.finishes().await;
     let said = alice.transcript().await;
     let tools = said.iter().find(|line| line.contains("TOOLS<<")).unwrap();
-    assert!(tools.contains("docs__echo") && !tools.contains("docs__dig"), "{tools}");
+    assert!(tools.contains("docs__echo"), "{tools}");
+    assert!(!tools.contains("docs__dig"), "{tools}");
 }
 
-async fn a_program_sees_its_own_variables_and_none_of_the_servers(server: TestServer) {
+async fn a_program_does_not_see_the_variables_of_the_server(server: TestServer) {
     let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
         return;
     };
@@ -383,14 +392,12 @@ async fn a_program_sees_its_own_variables_and_none_of_the_servers(server: TestSe
             .says(script().calls(docs_call("c1", "environment", json!({}))).says("done"))
             .await,
     );
-    assert!(
-        said[2].ends_with(" d0cs") && said[2].contains("PATH") && !said[2].contains("CARGO"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].ends_with(" d0cs"), "{}", said[2]);
+    assert!(said[2].contains("PATH"), "{}", said[2]);
+    assert!(!said[2].contains("CARGO"), "{}", said[2]);
 }
 
-async fn clients_may_name_configured_servers_and_bring_none(server: TestServer) {
+async fn clients_may_use_configured_servers_only(server: TestServer) {
     let Some(_docs) = docs(&server, McpTransport::Stdio, "").await else {
         return;
     };
@@ -422,7 +429,7 @@ async fn clients_may_name_configured_servers_and_bring_none(server: TestServer) 
     assert_eq!(said[2], "docs__echo: x");
 }
 
-async fn a_server_that_is_not_there_keeps_nobody_from_starting(server: TestServer) {
+async fn an_unreachable_server_does_not_prevent_the_start(server: TestServer) {
     server
         .is_configured_with(
             r#"

@@ -1,4 +1,4 @@
-//! Agents remember things beyond their threads: in a namespace of their own, and once.
+//! Memory: the tools for the Store, in a namespace of the agent.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ fn put(id: &str, key: &str, value: Value) -> Value {
     call(id, "store_put", json!({"key": key, "value": value}))
 }
 
-/// The items below a namespace, without their times.
+/// Returns the items below a namespace, without their times.
 async fn items(server: &TestServer, prefix: Value) -> Vec<Value> {
     let found = server
         .client()
@@ -22,20 +22,24 @@ async fn items(server: &TestServer, prefix: Value) -> Vec<Value> {
 }
 
 on_both_engines! {
-    what_an_agent_remembers_is_there_on_the_next_thread,
+    memories_are_available_on_the_next_thread,
     a_model_reaches_nothing_but_its_own_namespace,
-    a_run_without_the_context_that_its_memory_needs_says_so,
+    a_run_without_the_context_for_its_memory_fails_with_the_key,
     subagents_have_the_memory_of_their_parent_unless_told_otherwise,
-    a_write_is_made_once_though_the_server_dies,
+    a_write_is_not_repeated_after_a_kill,
 }
 
-async fn what_an_agent_remembers_is_there_on_the_next_thread(server: TestServer) {
+async fn memories_are_available_on_the_next_thread(server: TestServer) {
     let context = json!({"context": {"user_id": "al@example.org"}});
     let alice = server.human("rememberer").await;
     let asked = script()
         .calls(put("p1", "food", json!({"likes": "fish"})))
         .says("noted");
-    alice.starts(alice.wish(asked, context.clone())).await.finishes().await;
+    alice
+        .starts(alice.run_body(asked, context.clone()))
+        .await
+        .finishes()
+        .await;
     assert_eq!(
         alice.transcript().await[1..],
         ["ai calls store_put", "store_put: Stored under `food`.", "ai: noted"]
@@ -51,14 +55,11 @@ async fn what_an_agent_remembers_is_there_on_the_next_thread(server: TestServer)
     let search = call("s1", "store_search", json!({"filter": {"likes": {"$ne": "tea"}}}));
     let forget = call("d1", "store_delete", json!({"key": "food"}));
     let asked = script().calls(get).calls(search).calls(forget).says("fish");
-    again.starts(again.wish(asked, context)).await.finishes().await;
+    again.starts(again.run_body(asked, context)).await.finishes().await;
     let said = again.transcript().await;
     assert_eq!(said[2], r#"store_get: {"likes":"fish"}"#);
-    assert!(
-        said[4].starts_with("store_search: [{") && said[4].contains("fish"),
-        "{}",
-        said[4]
-    );
+    assert!(said[4].starts_with("store_search: [{"), "{}", said[4]);
+    assert!(said[4].contains("fish"), "{}", said[4]);
     assert_eq!(said[6], "store_delete: There is nothing under `food` any more.");
     assert_eq!(items(&server, json!([])).await, [Value::Null; 0]);
 }
@@ -83,7 +84,7 @@ async fn a_model_reaches_nothing_but_its_own_namespace(server: TestServer) {
     ];
     let asked = script().calls_all(calls).says("nothing");
     alice
-        .starts(alice.wish(asked, json!({"context": {"user_id": "al"}})))
+        .starts(alice.run_body(asked, json!({"context": {"user_id": "al"}})))
         .await
         .finishes()
         .await;
@@ -92,19 +93,17 @@ async fn a_model_reaches_nothing_but_its_own_namespace(server: TestServer) {
         said[2..4],
         ["store_search: Nothing was found.", "store_search: Nothing was found."]
     );
-    assert!(
-        said[4].starts_with("store_get failed:") && said[5].starts_with("store_put failed:"),
-        "{said:?}"
-    );
+    assert!(said[4].starts_with("store_get failed:"), "{said:?}");
+    assert!(said[5].starts_with("store_put failed:"), "{said:?}");
     assert_eq!(items(&server, json!(["memories", "al"])).await, [Value::Null; 0]);
 }
 
-async fn a_run_without_the_context_that_its_memory_needs_says_so(server: TestServer) {
+async fn a_run_without_the_context_for_its_memory_fails_with_the_key(server: TestServer) {
     let alice = server.human("rememberer").await;
     alice.says(script().calls(put("p1", "k", json!({}))).says("no")).await;
     let said = alice.transcript().await;
     assert!(
-        said[2].contains("the context of the run says nothing of `user_id`"),
+        said[2].contains("the context of the run has no `user_id`"),
         "{}",
         said[2]
     );
@@ -123,7 +122,7 @@ async fn subagents_have_the_memory_of_their_parent_unless_told_otherwise(server:
         .calls(task("t2", "reader", reader))
         .says("done");
     alice
-        .starts(alice.wish(asked, json!({"context": {"user_id": "al"}})))
+        .starts(alice.run_body(asked, json!({"context": {"user_id": "al"}})))
         .await
         .finishes()
         .await;
@@ -131,14 +130,14 @@ async fn subagents_have_the_memory_of_their_parent_unless_told_otherwise(server:
     assert_eq!(stored, [json!([["memories", "al"], "from", {"who": "heir"}])]);
 }
 
-async fn a_write_is_made_once_though_the_server_dies(server: TestServer) {
+async fn a_write_is_not_repeated_after_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("rememberer").await;
     server.tools.hold("lookup");
     let calls = [put("p1", "food", json!({"likes": "fish"})), lookup("l1", "x")];
     let asked = script().calls_all(calls).says("done");
     let run = alice
-        .starts(alice.wish(asked, json!({"context": {"user_id": "al"}})))
+        .starts(alice.run_body(asked, json!({"context": {"user_id": "al"}})))
         .await;
     server.tools.called("lookup", 1).await;
     let client = server.client();

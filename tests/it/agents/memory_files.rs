@@ -1,4 +1,4 @@
-//! Memory in files: what was written down before is a part of the instructions.
+//! Memory files, whose text is part of the system prompt.
 
 use serde_json::{Value, json};
 
@@ -14,13 +14,13 @@ fn tells_its_instructions() -> String {
 }
 
 on_both_engines! {
-    what_was_written_down_is_a_part_of_the_instructions_without_its_comments,
-    what_an_agent_writes_down_is_in_the_file_and_counts_on_the_next_thread_that_has_it,
+    memory_files_are_part_of_the_prompt_without_their_comments,
+    an_edited_memory_file_is_read_by_the_next_thread,
     a_subagent_has_a_memory_only_if_it_names_one,
     files_of_memory_beside_a_definition_are_kept_with_it,
 }
 
-async fn what_was_written_down_is_a_part_of_the_instructions_without_its_comments(server: TestServer) {
+async fn memory_files_are_part_of_the_prompt_without_their_comments(server: TestServer) {
     let alice = server.human("skilled").await;
     let files = json!({"/AGENTS.md": {"content": "Likes tea.<!-- asked in May -->", "encoding": "utf-8"}});
     alice
@@ -45,7 +45,7 @@ async fn what_was_written_down_is_a_part_of_the_instructions_without_its_comment
     );
 }
 
-async fn what_an_agent_writes_down_is_in_the_file_and_counts_on_the_next_thread_that_has_it(server: TestServer) {
+async fn an_edited_memory_file_is_read_by_the_next_thread(server: TestServer) {
     let alice = server.human("skilled").await;
     let files = json!({"/AGENTS.md": {"content": "Likes tea.", "encoding": "utf-8"}});
     let edit = call(
@@ -57,10 +57,8 @@ async fn what_an_agent_writes_down_is_in_the_file_and_counts_on_the_next_thread_
     let done = alice.starts(input(asked, files)).await.finishes().await;
     alice.says(tells_its_instructions()).await;
     let said = alice.transcript().await;
-    assert!(
-        said[3].contains("Likes tea.") && said[5].contains("Likes tea."),
-        "it is read once: {said:#?}"
-    );
+    assert!(said[3].contains("Likes tea."), "it is read once: {said:#?}");
+    assert!(said[5].contains("Likes tea."), "it is read once: {said:#?}");
     let written = done["files"].clone();
     assert_eq!(written["/AGENTS.md"]["content"], "Likes milk.");
     let later = server.human("skilled").await;

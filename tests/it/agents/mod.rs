@@ -1,4 +1,4 @@
-//! What agents do: delegation, interrupts, tools, files, limits, middleware.
+//! Agents: delegation, interrupts, tools, files, limits, middleware.
 
 pub(crate) mod background_tasks;
 mod cancelled_trees;

@@ -1,11 +1,11 @@
-//! Every kind of provider, over its own protocol.
+//! Models of every kind of provider, over its own protocol.
 
 use serde_json::{Value, json};
 
 use crate::support::provider::Turn;
 use crate::support::{TestServer, lookup, on_both_engines, script, transcript};
 
-/// The agents that speak each protocol, the path they ask, and the key they send.
+/// The agents of each protocol, the path of their requests, and their key.
 const PROTOCOLS: [(&str, &str, Option<&str>); 4] = [
     ("openai", "/openai/v1/chat/completions", Some("secret-openai")),
     ("anthropic", "/anthropic/v1/messages", Some("secret-anthropic")),
@@ -21,16 +21,16 @@ on_both_engines! {
     each_protocol_carries_a_conversation_with_tools,
     each_protocol_streams_its_pieces,
     a_message_after_a_failed_run_reaches_the_provider_as_one_of_its_own,
-    a_provider_that_is_overrun_is_asked_again,
-    a_refusal_is_not_tried_again_and_does_not_show_what_the_provider_said,
-    an_answer_that_breaks_off_is_an_error_and_never_a_short_answer,
+    a_rate_limited_request_is_repeated,
+    a_refused_request_is_not_repeated_and_hides_the_response,
+    an_incomplete_answer_is_an_error,
     a_missing_key_is_named_when_it_is_needed,
-    without_messages_and_instructions_no_provider_is_asked_and_none_is_blamed,
-    a_scripted_answer_that_breaks_off_fails_the_run,
-    a_failure_that_passes_is_not_noticed,
-    a_form_is_filled_in_by_the_main_agent_too,
-    what_no_provider_can_be_sent_is_refused_before_it_is_stored,
-    a_run_that_cannot_be_sent_what_is_in_its_thread_names_the_message_and_the_block,
+    a_run_without_messages_and_prompt_makes_no_model_call,
+    an_incomplete_scripted_answer_fails_the_run,
+    a_transient_failure_is_retried,
+    the_main_agent_can_have_a_response_format,
+    content_that_no_provider_accepts_is_refused,
+    unsupported_content_of_a_thread_is_named_by_message_and_block,
     the_names_of_files_reach_the_provider,
 }
 
@@ -57,11 +57,8 @@ async fn each_protocol_carries_a_conversation_with_tools(server: TestServer) {
             assert_eq!(request.key.as_deref(), key);
             assert!(request.body.contains("You speak "), "{}", request.body);
         }
-        assert!(
-            !asked[0].body.contains("found x") && asked[1].body.contains("found x"),
-            "{}",
-            asked[1].body
-        );
+        assert!(!asked[0].body.contains("found x"), "{}", asked[1].body);
+        assert!(asked[1].body.contains("found x"), "{}", asked[1].body);
         let usage = &values["messages"][4]["usage_metadata"];
         assert_eq!(&usage["input_tokens"], &json!(9), "{agent}");
         assert_eq!(&usage["output_tokens"], &json!(4), "{agent}");
@@ -73,7 +70,7 @@ async fn each_protocol_streams_its_pieces(server: TestServer) {
         let alice = server.human(agent).await;
         server.models.will([Turn::Says("one two three")]);
         let frames = alice
-            .listens("count", json!({"stream_mode": "messages-tuple"}))
+            .streams("count", json!({"stream_mode": "messages-tuple"}))
             .await
             .rest()
             .await;
@@ -108,7 +105,7 @@ async fn a_message_after_a_failed_run_reaches_the_provider_as_one_of_its_own(ser
     assert_eq!(messages.len(), 3, "{}", asked.body);
 }
 
-async fn a_provider_that_is_overrun_is_asked_again(server: TestServer) {
+async fn a_rate_limited_request_is_repeated(server: TestServer) {
     for (agent, _, _) in PROTOCOLS {
         let alice = server.human(agent).await;
         server.models.will([
@@ -124,7 +121,7 @@ async fn a_provider_that_is_overrun_is_asked_again(server: TestServer) {
     }
 }
 
-async fn a_refusal_is_not_tried_again_and_does_not_show_what_the_provider_said(server: TestServer) {
+async fn a_refused_request_is_not_repeated_and_hides_the_response(server: TestServer) {
     for (agent, _, _) in PROTOCOLS {
         let alice = server.human(agent).await;
         let asked_before = server.models.asked().len();
@@ -138,7 +135,7 @@ async fn a_refusal_is_not_tried_again_and_does_not_show_what_the_provider_said(s
     }
 }
 
-async fn an_answer_that_breaks_off_is_an_error_and_never_a_short_answer(server: TestServer) {
+async fn an_incomplete_answer_is_an_error(server: TestServer) {
     for (agent, _, _) in PROTOCOLS {
         let alice = server.human(agent).await;
         server.models.will([Turn::BreaksOff]);
@@ -162,14 +159,14 @@ async fn a_missing_key_is_named_when_it_is_needed(server: TestServer) {
     assert_eq!(server.models.asked().len(), 0);
 }
 
-async fn without_messages_and_instructions_no_provider_is_asked_and_none_is_blamed(server: TestServer) {
+async fn a_run_without_messages_and_prompt_makes_no_model_call(server: TestServer) {
     server
         .is_configured_with("[agents.silent]\nmodel = \"fake_openai:m-1\"\n")
         .await;
     let asked_before = server.models.asked().len();
     for input in [json!({}), json!({"messages": []})] {
-        let wish = json!({"assistant_id": "silent", "input": input});
-        let error = server.client().post("/runs/wait", wish).await.ok()["__error__"].clone();
+        let run_body = json!({"assistant_id": "silent", "input": input});
+        let error = server.client().post("/runs/wait", run_body).await.ok()["__error__"].clone();
         assert_eq!(error["error"], "EmptyInputError", "{error}");
         assert!(
             error["message"]
@@ -182,7 +179,7 @@ async fn without_messages_and_instructions_no_provider_is_asked_and_none_is_blam
     assert_eq!(server.models.asked().len(), asked_before);
 }
 
-async fn a_scripted_answer_that_breaks_off_fails_the_run(server: TestServer) {
+async fn an_incomplete_scripted_answer_fails_the_run(server: TestServer) {
     let alice = server.human("agent").await;
     let values = alice
         .says(script().turn(json!({"text": "one two", "drop": true})))
@@ -191,14 +188,14 @@ async fn a_scripted_answer_that_breaks_off_fails_the_run(server: TestServer) {
     assert_eq!(alice.transcript().await, ["human: …"]);
 }
 
-async fn a_failure_that_passes_is_not_noticed(server: TestServer) {
+async fn a_transient_failure_is_retried(server: TestServer) {
     let alice = server.human("agent").await;
     let turn = json!({"fail_first": 2, "status": 503, "tool_calls": [lookup("c1", "x")]});
     let said = transcript(&alice.says(script().turn(turn).says("done")).await);
     assert_eq!(said, ["human: …", "ai calls lookup", "lookup: found x", "ai: done"]);
 }
 
-async fn a_form_is_filled_in_by_the_main_agent_too(server: TestServer) {
+async fn the_main_agent_can_have_a_response_format(server: TestServer) {
     let alice = server.human("finder").await;
     let finding = crate::support::call("f1", "Finding", json!({"summary": "it is so"}));
     alice.says(script().calls(finding).says("not reached")).await;
@@ -211,7 +208,7 @@ async fn a_form_is_filled_in_by_the_main_agent_too(server: TestServer) {
     assert_eq!(alice.state().await["values"]["structured_response"], Value::Null);
 }
 
-async fn what_no_provider_can_be_sent_is_refused_before_it_is_stored(server: TestServer) {
+async fn content_that_no_provider_accepts_is_refused(server: TestServer) {
     let client = server.client();
     let word = json!({"type": "text", "text": "look"});
     let office = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
@@ -229,10 +226,8 @@ async fn what_no_provider_can_be_sent_is_refused_before_it_is_stored(server: Tes
             let named = "messages[1].content[1]: a content block of type";
             for body in [json!({"assistant_id": agent, "input": messages}), update] {
                 let detail = client.post(&alice.path("/runs"), body).await.refused(422);
-                assert!(
-                    detail.contains(named) && detail.contains(block["type"].as_str().unwrap()),
-                    "{detail}"
-                );
+                assert!(detail.contains(named), "{detail}");
+                assert!(detail.contains(block["type"].as_str().unwrap()), "{detail}");
             }
         }
         assert_eq!(alice.runs().await.len(), 0);
@@ -250,7 +245,7 @@ async fn what_no_provider_can_be_sent_is_refused_before_it_is_stored(server: Tes
     assert!(detail.starts_with("messages[0].content[0]: "), "{detail}");
 }
 
-async fn a_run_that_cannot_be_sent_what_is_in_its_thread_names_the_message_and_the_block(server: TestServer) {
+async fn unsupported_content_of_a_thread_is_named_by_message_and_block(server: TestServer) {
     let client = server.client();
     let content =
         json!([{"type": "text", "text": "see"}, {"type": "video", "base64": "AAAA", "mime_type": "video/mp4"}]);
@@ -263,10 +258,8 @@ async fn a_run_that_cannot_be_sent_what_is_in_its_thread_names_the_message_and_t
     let error = client.post(&path, body).await.ok()["__error__"].clone();
     assert_eq!(error["error"], "UnsupportedContentError", "{error}");
     let said = error["message"].as_str().unwrap();
-    assert!(
-        said.contains("`messages[0].content[1]`, in the message `h1`") && said.contains("`video`"),
-        "{said}"
-    );
+    assert!(said.contains("`messages[0].content[1]`, in the message `h1`"), "{said}");
+    assert!(said.contains("`video`"), "{said}");
     assert_eq!(server.models.asked().len(), 0);
 }
 

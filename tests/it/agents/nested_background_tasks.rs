@@ -1,15 +1,15 @@
-//! What a delegate has begun in the background belongs to the conversation: the delegate is told of it while it works, and the
-//! main agent after that.
+//! Background tasks of subagents belong to the conversation: the subagent is notified while it runs, and the main agent after
+//! that.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::agents::background_tasks::{boss, has_run, notifications, start, the_task, worker};
-use crate::durability::background_tasks::all_is_told_once;
+use crate::durability::background_tasks::completes_and_reports_once;
 use crate::support::{Human, TestServer, call, eventually, lookup, on_both_engines, script, task, transcript};
 
-/// An agent `dispatcher` with these lines of its own, whose delegate `deputy` is the boss with its background agents.
+/// Returns an agent `dispatcher` with these lines, whose subagent `deputy` is the boss with its background agents.
 fn office(more: &str) -> String {
     format!(
         r#"
@@ -32,8 +32,8 @@ fn office(more: &str) -> String {
     )
 }
 
-/// A message that has the deputy begin a task whose agent calls a tool.
-fn wish(query: &str) -> String {
+/// Returns a message that lets the deputy start a task whose agent calls a tool.
+fn message(query: &str) -> String {
     let work = script().calls(lookup("l1", query)).says("the long text");
     let deputy = script().calls(start("a1", "writer", work)).says("it is seen to");
     script()
@@ -42,7 +42,7 @@ fn wish(query: &str) -> String {
         .to_string()
 }
 
-/// The threads of the tasks of a conversation.
+/// Returns the threads of the tasks of a conversation.
 async fn threads(server: &TestServer, human: &Human) -> Vec<Value> {
     let wanted = json!({"metadata": {"parent_thread_id": human.thread}});
     server
@@ -56,18 +56,18 @@ async fn threads(server: &TestServer, human: &Human) -> Vec<Value> {
 }
 
 on_both_engines! {
-    the_main_agent_is_told_of_a_task_whose_delegate_is_done,
-    a_delegate_at_work_is_told_itself_and_nobody_is_told_twice,
-    a_main_agent_with_background_agents_looks_after_the_tasks_of_its_delegates,
-    what_a_delegate_began_is_begun_and_told_once_however_the_server_dies,
-    limits_of_the_whole_tree_count_what_delegates_begin,
+    the_main_agent_is_notified_of_tasks_of_a_finished_subagent,
+    a_running_subagent_is_notified_of_its_task_once,
+    a_main_agent_can_cancel_the_tasks_of_its_subagents,
+    a_task_of_a_subagent_starts_and_reports_once_over_kills,
+    limits_of_the_tree_count_tasks_of_subagents,
 }
 
-async fn the_main_agent_is_told_of_a_task_whose_delegate_is_done(server: TestServer) {
+async fn the_main_agent_is_notified_of_tasks_of_a_finished_subagent(server: TestServer) {
     server.is_configured_with(&office("")).await;
     let alice = server.human("dispatcher").await;
     server.tools.hold("lookup");
-    let said = transcript(&alice.says(wish("x")).await);
+    let said = transcript(&alice.says(message("x")).await);
     assert_eq!(said[2..], ["task: it is seen to", "ai: delegated"]);
     server.tools.called("lookup", 1).await;
     let first = alice.run(&alice.runs().await[0]);
@@ -92,7 +92,7 @@ async fn the_main_agent_is_told_of_a_task_whose_delegate_is_done(server: TestSer
     assert_eq!(the_task(&alice).await["status"], "success");
 }
 
-async fn a_delegate_at_work_is_told_itself_and_nobody_is_told_twice(server: TestServer) {
+async fn a_running_subagent_is_notified_of_its_task_once(server: TestServer) {
     server.is_configured_with(&office("")).await;
     let alice = server.human("dispatcher").await;
     server.tools.hold("lookup");
@@ -115,14 +115,12 @@ async fn a_delegate_at_work_is_told_itself_and_nobody_is_told_twice(server: Test
     server.tools.let_go("lookup");
     run.finishes().await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("task: echo: [Message of the server") && said[2].ends_with("the short text"),
-        "{said:#?}"
-    );
+    assert!(said[2].starts_with("task: echo: [Message of the server"), "{said:#?}");
+    assert!(said[2].ends_with("the short text"), "{said:#?}");
 
-    // Whoever looks whether there is something to tell finds the second task, and of the first that it was told.
+    // The search for outcomes finds the second task, and finds the first one reported.
     server.tools.hold("lookup");
-    alice.says(wish("x")).await;
+    alice.says(message("x")).await;
     server.tools.called("lookup", 2).await;
     server.tools.let_go("lookup");
     has_run(&alice, 3).await;
@@ -133,7 +131,7 @@ async fn a_delegate_at_work_is_told_itself_and_nobody_is_told_twice(server: Test
     assert!(second.iter().any(|thread| thread["thread_id"] == told[0]["task_id"]));
 }
 
-async fn a_main_agent_with_background_agents_looks_after_the_tasks_of_its_delegates(server: TestServer) {
+async fn a_main_agent_can_cancel_the_tasks_of_its_subagents(server: TestServer) {
     let own =
         "[[agents.dispatcher.subagents]]\nname = \"runner\"\ndescription = \"Runs errands.\"\ngraph_id = \"scribe\"\n";
     server.is_configured_with(&office(own)).await;
@@ -169,23 +167,23 @@ async fn a_main_agent_with_background_agents_looks_after_the_tasks_of_its_delega
     assert_eq!(notifications(&alice).await.len(), 0);
 }
 
-async fn what_a_delegate_began_is_begun_and_told_once_however_the_server_dies(server: TestServer) {
+async fn a_task_of_a_subagent_starts_and_reports_once_over_kills(server: TestServer) {
     server.is_configured_with(&office("")).await;
     server.moves_into_a_process().await;
     for (round, instant) in [0, 5_000, 30_000, 90_000].into_iter().enumerate() {
         let alice = server.human("dispatcher").await;
         server.tools.hold("lookup");
-        alice.asks(wish(&format!("r{round}"))).await;
+        alice.asks(message(&format!("r{round}"))).await;
         tokio::time::sleep(Duration::from_micros(instant)).await;
         server.is_killed_and_started_again().await;
-        // The delegate is done before the task is.
+        // The subagent ends before the task.
         eventually(async || alice.status().await == "idle" && alice.runs().await.len() == 1).await;
         server.tools.let_go("lookup");
-        all_is_told_once(&server, &alice).await;
+        completes_and_reports_once(&server, &alice).await;
     }
 }
 
-async fn limits_of_the_whole_tree_count_what_delegates_begin(server: TestServer) {
+async fn limits_of_the_tree_count_tasks_of_subagents(server: TestServer) {
     let office = office("").replace(
         "max_subagent_depth = 2",
         "max_subagent_depth = 2\nlimits = { tree = { children_total = 2 } }",

@@ -1,4 +1,4 @@
-//! Instructions in blocks, of which some are marked for the provider's cache.
+//! System prompts in blocks, some of which are marked for the provider's cache.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::support::actors::transcript;
 use crate::support::provider::Turn;
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
-/// Two blocks, the first of which is kept for an hour.
+/// Returns two blocks, the first of which is cached for an hour.
 fn blocks() -> Value {
     json!([
         {"type": "text", "text": "You are careful.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
@@ -14,7 +14,7 @@ fn blocks() -> Value {
     ])
 }
 
-/// An agent that remembers, with these instructions and a provider's model.
+/// Returns an agent with memory files, this system prompt and a provider's model.
 fn rememberer(provider: &str) -> Value {
     json!({"model": format!("fake_{provider}:m-1"), "system_prompt": blocks(), "memory": ["/AGENTS.md"],
         "general_purpose_subagent": {"enabled": false}})
@@ -25,16 +25,16 @@ fn tells_its_instructions() -> String {
 }
 
 on_both_engines! {
-    blocks_reach_anthropic_with_their_markers_and_what_is_added_is_a_marked_block_behind_them,
+    anthropic_receives_prompt_blocks_with_cache_markers,
     other_providers_read_blocks_as_one_text,
-    subagents_have_blocks_too_and_what_joins_them_stays_in_order,
-    blocks_are_kept_as_they_came_and_bad_ones_refused_by_their_place,
-    a_description_that_says_too_little_is_remarked_on_and_no_mistake,
-    a_tool_that_delegates_may_bring_the_instructions_of_the_subagent,
-    who_begins_with_the_instructions_of_somebody_else_takes_none_from_a_tool,
+    subagents_can_have_prompt_blocks,
+    prompt_blocks_are_validated_and_stored_unchanged,
+    a_short_description_is_a_warning,
+    a_tool_that_delegates_may_set_the_system_prompt,
+    a_fork_takes_no_system_prompt_from_a_tool,
 }
 
-async fn blocks_reach_anthropic_with_their_markers_and_what_is_added_is_a_marked_block_behind_them(server: TestServer) {
+async fn anthropic_receives_prompt_blocks_with_cache_markers(server: TestServer) {
     server
         .client()
         .put("/agents/careful", rememberer("anthropic"))
@@ -49,6 +49,7 @@ async fn blocks_reach_anthropic_with_their_markers_and_what_is_added_is_a_marked
     let system = asked["system"].as_array().unwrap();
     assert_eq!(json!(system[..2]), blocks());
     let (last, between) = system[2..].split_last().unwrap();
+    assert!(!between.is_empty(), "{system:#?}");
     assert!(last["text"].as_str().unwrap().contains("Likes tea."), "{last}");
     assert_eq!(last["cache_control"], json!({"type": "ephemeral"}));
     assert!(
@@ -56,6 +57,7 @@ async fn blocks_reach_anthropic_with_their_markers_and_what_is_added_is_a_marked
         "{between:#?}"
     );
     let tools = asked["tools"].as_array().unwrap();
+    assert!(!tools.is_empty(), "{asked:#}");
     assert!(
         tools.iter().all(|tool| tool.get("cache_control").is_none()),
         "the marker behind covers them"
@@ -74,7 +76,7 @@ async fn other_providers_read_blocks_as_one_text(server: TestServer) {
     }
 }
 
-async fn subagents_have_blocks_too_and_what_joins_them_stays_in_order(server: TestServer) {
+async fn subagents_can_have_prompt_blocks(server: TestServer) {
     let subagents = json!([
         {"name": "plain", "description": "Has two blocks of its own.", "system_prompt": blocks()},
         {"name": "heir", "description": "Has its parent's words first.", "system_prompt": "You inherit.",
@@ -94,7 +96,7 @@ async fn subagents_have_blocks_too_and_what_joins_them_stays_in_order(server: Te
     assert!(said[4].ends_with("\n\nSign as the twin.>>"), "{}", said[4]);
 }
 
-async fn blocks_are_kept_as_they_came_and_bad_ones_refused_by_their_place(server: TestServer) {
+async fn prompt_blocks_are_validated_and_stored_unchanged(server: TestServer) {
     let client = server.client();
     let made = client.put("/agents/careful", rememberer("openai")).await.ok();
     assert_eq!(made["definition"]["system_prompt"], blocks());
@@ -118,7 +120,7 @@ async fn blocks_are_kept_as_they_came_and_bad_ones_refused_by_their_place(server
     );
 }
 
-async fn a_description_that_says_too_little_is_remarked_on_and_no_mistake(server: TestServer) {
+async fn a_short_description_is_a_warning(server: TestServer) {
     let agent =
         |description: &str| json!({"model": "scripted:lab", "subagents": [{"name": "a", "description": description}]});
     let verdict = async |description: &str| {
@@ -140,7 +142,7 @@ async fn a_description_that_says_too_little_is_remarked_on_and_no_mistake(server
     );
 }
 
-async fn a_tool_that_delegates_may_bring_the_instructions_of_the_subagent(server: TestServer) {
+async fn a_tool_that_delegates_may_set_the_system_prompt(server: TestServer) {
     let spawn = |id: &str, who: &str, prompt: Value| {
         let work = script()
             .calls(lookup(&format!("l-{id}"), "x"))
@@ -171,10 +173,8 @@ async fn a_tool_that_delegates_may_bring_the_instructions_of_the_subagent(server
     let said = alice.transcript().await;
     for line in &said[2..4] {
         assert!(line.starts_with("spawn: SYSTEM<<You count sheep."), "{line}");
-        assert!(
-            !line.contains("You are the researcher.") && !line.contains("You work on one task"),
-            "{line}"
-        );
+        assert!(!line.contains("You are the researcher."), "{line}");
+        assert!(!line.contains("You work on one task"), "{line}");
     }
     for line in &said[4..6] {
         assert!(line.starts_with("spawn: SYSTEM<<You are the researcher."), "{line}");
@@ -184,7 +184,9 @@ async fn a_tool_that_delegates_may_bring_the_instructions_of_the_subagent(server
         "{}",
         said[6]
     );
-    for child in run.children().await {
+    let children = run.children().await;
+    assert!(!children.is_empty());
+    for child in children {
         let state = server
             .client()
             .get(&format!("{}/state", alice.run(&child).path))
@@ -194,7 +196,7 @@ async fn a_tool_that_delegates_may_bring_the_instructions_of_the_subagent(server
     }
 }
 
-async fn who_begins_with_the_instructions_of_somebody_else_takes_none_from_a_tool(server: TestServer) {
+async fn a_fork_takes_no_system_prompt_from_a_tool(server: TestServer) {
     let client = server.client();
     client.put("/agents/clerk", json!({"model": "scripted:lab"})).await.ok();
     let subagents = json!([

@@ -1,30 +1,30 @@
-//! A subagent may be another agent of the server, with a definition of its own.
+//! Registered subagents: other agents of the server as subagents.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, mail, on_both_engines, script, task};
 
-/// The work of the clerk.
+/// Returns the script of the clerk.
 fn clerk(id: &str, work: impl std::fmt::Display) -> Value {
     task(id, "clerk", work)
 }
 
-/// What a client defines: an agent with another one of the server as its subagent.
+/// Returns the definition of an agent that has another agent of the server as its subagent.
 fn parent_of(graph_id: &str) -> Value {
     let subagent = json!({"name": "other", "description": "Another agent.", "graph_id": graph_id, "async": false});
     json!({"model": "scripted:mock", "subagents": [subagent]})
 }
 
 on_both_engines! {
-    another_agent_works_with_its_own_tools_and_its_own_subagents,
-    another_agent_asks_through_its_parent,
-    agents_that_delegate_to_each_other_come_to_an_end,
+    a_registered_subagent_has_its_own_tools_and_subagents,
+    a_registered_subagent_raises_interrupts_on_the_thread_of_its_parent,
+    agents_that_delegate_to_each_other_reach_the_maximum_depth,
     fields_that_both_agents_declare_pass_between_them_and_no_others,
-    an_agent_that_went_away_is_an_error_that_the_model_reads,
-    an_agent_that_waits_keeps_the_definition_with_which_it_began,
+    a_removed_agent_is_an_error_result,
+    an_interrupted_agent_keeps_its_definition,
 }
 
-async fn another_agent_works_with_its_own_tools_and_its_own_subagents(server: TestServer) {
+async fn a_registered_subagent_has_its_own_tools_and_subagents(server: TestServer) {
     let alice = server.human("chief").await;
     let intern = script().calls(lookup("c1", "x")).says("the intern knows");
     let work = script().calls(task("t2", "intern", intern)).says("the clerk knows");
@@ -49,7 +49,7 @@ async fn another_agent_works_with_its_own_tools_and_its_own_subagents(server: Te
     assert_eq!(state["values"]["messages"][1]["name"], "clerk");
 }
 
-async fn another_agent_asks_through_its_parent(server: TestServer) {
+async fn a_registered_subagent_raises_interrupts_on_the_thread_of_its_parent(server: TestServer) {
     let alice = server.human("chief").await;
     let work = script().calls(mail("m1", "bob")).says("sent");
     alice.says(script().calls(clerk("t1", work)).says("done")).await;
@@ -65,7 +65,7 @@ async fn another_agent_asks_through_its_parent(server: TestServer) {
     assert_eq!(server.tools.keys_of("send_email").len(), 1);
 }
 
-async fn agents_that_delegate_to_each_other_come_to_an_end(server: TestServer) {
+async fn agents_that_delegate_to_each_other_reach_the_maximum_depth(server: TestServer) {
     let alice = server.human("chief").await;
     let deepest = script().calls(clerk("t3", "go on")).says("the boss is alone");
     let work = script().calls(task("t2", "boss", deepest)).says("back from the boss");
@@ -125,7 +125,7 @@ async fn fields_that_both_agents_declare_pass_between_them_and_no_others(server:
     assert_eq!(below.get("plans"), None);
 }
 
-async fn an_agent_that_went_away_is_an_error_that_the_model_reads(server: TestServer) {
+async fn a_removed_agent_is_an_error_result(server: TestServer) {
     let client = server.client();
     client
         .put("/agents/passing", json!({"model": "scripted:mock"}))
@@ -144,7 +144,7 @@ async fn an_agent_that_went_away_is_an_error_that_the_model_reads(server: TestSe
     );
 }
 
-async fn an_agent_that_waits_keeps_the_definition_with_which_it_began(server: TestServer) {
+async fn an_interrupted_agent_keeps_its_definition(server: TestServer) {
     let client = server.client();
     let careful = json!({"model": "scripted:mock", "tools": ["send_email"], "interrupt_on": {"send_email": true}});
     client.put("/agents/changing", careful).await.ok();

@@ -1,4 +1,4 @@
-//! A form of the result that is asked for one delegation, whoever does the work.
+//! A response format for one delegation, for every kind of subagent.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn finding() -> Value {
     json!({"title": "Finding", "type": "object", "properties": {"summary": {"type": "string"}}, "required": ["summary"]})
 }
 
-/// Has a tool delegate `work`, whose result is to have this form.
+/// Returns a call of a tool that delegates `work` with this response format.
 fn spawn(id: &str, who: &str, work: impl ToString, format: Value) -> Value {
     call(
         id,
@@ -22,7 +22,7 @@ fn finds(summary: &str) -> Script {
     script().calls(call("f1", "Finding", json!({"summary": summary})))
 }
 
-/// An agent with a fork and with another agent of the server as its subagents.
+/// Returns an agent with a fork and a registered agent as its subagents.
 async fn boss(server: &TestServer) {
     let own = json!({"title": "Own", "type": "object"});
     let clerk = json!({"model": "scripted:lab", "tools": ["lookup", "send_email"], "interrupt_on": {"send_email": true},
@@ -37,13 +37,13 @@ async fn boss(server: &TestServer) {
 }
 
 on_both_engines! {
-    a_fork_and_another_agent_of_the_server_answer_in_the_form,
-    the_form_still_holds_when_work_goes_on_after_a_crash,
-    a_form_that_the_subagent_cannot_have_is_refused_before_anything_is_delegated,
-    what_a_program_gives_back_has_to_fit_the_form,
+    forks_and_registered_subagents_follow_the_response_format,
+    the_response_format_applies_after_a_crash,
+    an_unusable_response_format_is_refused_before_the_delegation,
+    the_result_of_a_program_is_validated_by_the_response_format,
 }
 
-async fn a_fork_and_another_agent_of_the_server_answer_in_the_form(server: TestServer) {
+async fn forks_and_registered_subagents_follow_the_response_format(server: TestServer) {
     boss(&server).await;
     let alice = server.human("boss").await;
     let own = script().calls(call("o1", "Own", json!({"x": 1})));
@@ -83,7 +83,7 @@ async fn a_fork_and_another_agent_of_the_server_answer_in_the_form(server: TestS
     );
 }
 
-async fn the_form_still_holds_when_work_goes_on_after_a_crash(server: TestServer) {
+async fn the_response_format_applies_after_a_crash(server: TestServer) {
     server.moves_into_a_process().await;
     boss(&server).await;
     let alice = server.human("boss").await;
@@ -103,7 +103,7 @@ async fn the_form_still_holds_when_work_goes_on_after_a_crash(server: TestServer
     );
 }
 
-async fn a_form_that_the_subagent_cannot_have_is_refused_before_anything_is_delegated(server: TestServer) {
+async fn an_unusable_response_format_is_refused_before_the_delegation(server: TestServer) {
     boss(&server).await;
     let far = json!({"name": "far", "description": "Works on another server.", "graph_id": "x", "async": false,
             "url": "https://agents.example.org"});
@@ -127,10 +127,8 @@ async fn a_form_that_the_subagent_cannot_have_is_refused_before_anything_is_dele
         let told = refused("boss", who, lookup()).await;
         let start =
             format!("spawn failed: `{who}` cannot answer in the form that was asked for: response_format.title:");
-        assert!(
-            told.starts_with(&start) && told.contains("`lookup` is the name of a tool"),
-            "{told}"
-        );
+        assert!(told.starts_with(&start), "{told}");
+        assert!(told.contains("`lookup` is the name of a tool"), "{told}");
         let told = refused("boss", who, json!({"type": "array"})).await;
         assert!(
             told.contains("response_format: must be a JSON Schema of an object"),
@@ -144,7 +142,7 @@ async fn a_form_that_the_subagent_cannot_have_is_refused_before_anything_is_dele
     );
 }
 
-async fn what_a_program_gives_back_has_to_fit_the_form(server: TestServer) {
+async fn the_result_of_a_program_is_validated_by_the_response_format(server: TestServer) {
     server.is_embedded().await;
     let filler = json!({"name": "filler", "description": "Fills in any form.", "runnable": "fills"});
     let agent = json!({"model": "scripted:lab", "tools": ["spawn"], "subagents": [filler]});
@@ -164,7 +162,8 @@ async fn what_a_program_gives_back_has_to_fit_the_form(server: TestServer) {
     for (at, why) in [(4, "`/summary`: 7 is not of type"), (5, "it is no JSON")] {
         let start =
             "spawn failed: The subagent `filler` failed (StructuredOutputError): what it gave back does not fit: ";
-        assert!(said[at].starts_with(start) && said[at].contains(why), "{}", said[at]);
+        assert!(said[at].starts_with(start), "{}", said[at]);
+        assert!(said[at].contains(why), "{}", said[at]);
     }
     assert_eq!(said[6..], ["spawn: plain words", "ai: done"]);
 }

@@ -1,4 +1,4 @@
-//! What an agent and its subagents share, and what they keep to themselves.
+//! The state that an agent and its subagents share, and the state that they do not.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn note(id: &str, update: Value) -> Value {
     call(id, "note", json!({"update": update}))
 }
 
-/// The files of the thread with their contents.
+/// Returns the files of the thread with their contents.
 async fn files(human: &Human) -> Value {
     let values = human.state().await["values"].clone();
     let files = values["files"].as_object().cloned().unwrap_or_default();
@@ -26,7 +26,7 @@ async fn files(human: &Human) -> Value {
         .collect()
 }
 
-/// An echo of the last result, as the subagent's report.
+/// Adds an echo of the last result as the subagent's answer.
 fn report() -> Value {
     json!({"echo_last_tool": true})
 }
@@ -35,11 +35,11 @@ on_both_engines! {
     files_go_down_to_subagents_and_their_files_come_up,
     a_file_that_a_subagent_deletes_is_gone_for_its_parent,
     of_two_subagents_that_write_one_file_the_later_call_wins,
-    a_field_set_by_a_subagent_arrives_and_one_left_alone_stays,
-    what_a_subagent_did_not_touch_does_not_undo_what_happened_meanwhile,
-    the_words_of_a_subagent_stay_below,
-    each_delegation_begins_without_memory,
-    todos_are_everybodys_own,
+    a_subagent_changes_only_the_fields_that_it_writes,
+    a_subagent_does_not_overwrite_newer_values,
+    messages_of_a_subagent_stay_in_the_subagent,
+    each_delegation_starts_without_earlier_messages,
+    each_agent_has_its_own_todos,
     private_fields_never_appear,
 }
 
@@ -90,7 +90,7 @@ async fn of_two_subagents_that_write_one_file_the_later_call_wins(server: TestSe
     assert_eq!(files(&alice).await, json!({"/f.txt": "second call"}));
 }
 
-async fn a_field_set_by_a_subagent_arrives_and_one_left_alone_stays(server: TestServer) {
+async fn a_subagent_changes_only_the_fields_that_it_writes(server: TestServer) {
     let alice = server.human("agent").await;
     let work = script().calls(note("n2", json!({"topic": "birds"}))).says("set");
     let text = script()
@@ -103,7 +103,7 @@ async fn a_field_set_by_a_subagent_arrives_and_one_left_alone_stays(server: Test
     assert_eq!(&values["place"], &json!("lake"));
 }
 
-async fn what_a_subagent_did_not_touch_does_not_undo_what_happened_meanwhile(server: TestServer) {
+async fn a_subagent_does_not_overwrite_newer_values(server: TestServer) {
     let alice = server.human("agent").await;
     let sets = script().calls(note("n1", json!({"topic": "birds"}))).says("set");
     let looks = script().calls(crate::support::lookup("c1", "x")).says("looked");
@@ -115,7 +115,7 @@ async fn what_a_subagent_did_not_touch_does_not_undo_what_happened_meanwhile(ser
     assert_eq!(alice.state().await["values"]["topic"], "birds");
 }
 
-async fn the_words_of_a_subagent_stay_below(server: TestServer) {
+async fn messages_of_a_subagent_stay_in_the_subagent(server: TestServer) {
     let alice = server.human("agent").await;
     let work = script()
         .turn(json!({"text": "thinking aloud", "tool_calls": [read("r1", "/no.txt")]}))
@@ -134,7 +134,7 @@ async fn the_words_of_a_subagent_stay_below(server: TestServer) {
     );
 }
 
-async fn each_delegation_begins_without_memory(server: TestServer) {
+async fn each_delegation_starts_without_earlier_messages(server: TestServer) {
     let alice = server.human("agent").await;
     let work = script().turn(json!({"echo_messages": true}));
     let text = script()
@@ -147,7 +147,7 @@ async fn each_delegation_begins_without_memory(server: TestServer) {
     assert_eq!(said[4].as_str(), "task: ROLES<<user>>");
 }
 
-async fn todos_are_everybodys_own(server: TestServer) {
+async fn each_agent_has_its_own_todos(server: TestServer) {
     let alice = server.human("planner").await;
     let todos = |id: &str, what: &str| {
         call(

@@ -1,4 +1,4 @@
-//! Skills: agents are told what there is to know, and get to know it when they need it.
+//! Skills: the prompt lists them, and agents read them on demand.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ fn skill(name: &str, about: &str, body: &str) -> Value {
     json!({"content": format!("---\nname: {name}\ndescription: {about}\n---\n{body}"), "encoding": "utf-8"})
 }
 
-/// Files with three skills in two folders; one is in both.
+/// Returns files with three skills in two folders; one is in both.
 fn files() -> Value {
     let mailing =
         "---\nname: mailing\ndescription: Write letters.\nmetadata:\n  include_tools: send_email\n---\nBe polite.";
@@ -22,12 +22,12 @@ fn files() -> Value {
     })
 }
 
-/// What somebody sends who says `text` and brings `files`.
+/// Returns an input with the message `text` and these files.
 fn input(text: impl ToString, files: Value) -> Value {
     json!({"input": {"messages": [{"role": "user", "content": text.to_string()}], "files": files}})
 }
 
-/// A script whose only answer is what its agent was told.
+/// Returns a script whose only answer is the system prompt of its agent.
 fn tells_its_instructions() -> String {
     script().turn(json!({"echo_system": true})).to_string()
 }
@@ -37,19 +37,19 @@ fn read(id: &str, path: &str) -> Value {
 }
 
 on_both_engines! {
-    an_agent_is_told_of_its_skills_and_reads_them_on_demand,
-    skills_are_looked_for_once_on_a_thread_and_anew_when_they_are_taken_away,
-    every_agent_knows_its_own_skills_and_the_general_purpose_one_its_parents,
-    a_pinned_skill_comes_into_the_conversation_before_the_model_is_asked,
-    a_tool_of_a_skill_is_there_once_the_skill_was_read,
-    a_tool_of_a_skill_is_there_once_the_skill_is_pinned_and_on_no_other_thread,
-    an_agent_without_file_tools_can_read_its_skills_and_nothing_else,
-    a_folder_that_cannot_be_looked_into_is_told_to_the_model,
-    skills_beside_a_definition_are_kept_with_it_and_cannot_be_changed,
-    who_defines_an_agent_over_http_does_not_reach_the_disk_of_the_server,
+    the_prompt_lists_skills_and_the_agent_reads_them_on_demand,
+    skills_are_listed_once_per_thread_until_they_are_removed,
+    the_general_purpose_subagent_has_the_skills_of_its_parent,
+    a_pinned_skill_is_in_the_first_model_call,
+    a_tool_of_a_skill_is_offered_after_the_skill_was_read,
+    a_tool_of_a_pinned_skill_is_offered_on_its_thread_only,
+    an_agent_without_file_tools_can_only_read_its_skills,
+    an_unreadable_skill_folder_is_reported_to_the_model,
+    skills_beside_a_definition_cannot_be_changed,
+    definitions_of_clients_do_not_read_the_disk_of_the_server,
 }
 
-async fn an_agent_is_told_of_its_skills_and_reads_them_on_demand(server: TestServer) {
+async fn the_prompt_lists_skills_and_the_agent_reads_them_on_demand(server: TestServer) {
     let alice = server.human("skilled").await;
     let asked = script()
         .calls(read("r1", "/skills/team/digging/SKILL.md"))
@@ -62,10 +62,8 @@ async fn an_agent_is_told_of_its_skills_and_reads_them_on_demand(server: TestSer
         told.contains("- digging: Dig with a machine.\n  Read `/skills/team/digging/SKILL.md`"),
         "{told}"
     );
-    assert!(
-        told.contains("- Team (`/skills/team`)") && told.contains("- mailing: Write letters."),
-        "{told}"
-    );
+    assert!(told.contains("- Team (`/skills/team`)"), "{told}");
+    assert!(told.contains("- mailing: Write letters."), "{told}");
     for unseen in ["spade", "broken", "sowing", "Mind the pipes", "Be polite"] {
         assert!(!told.contains(unseen), "{unseen} in {told}");
     }
@@ -75,7 +73,7 @@ async fn an_agent_is_told_of_its_skills_and_reads_them_on_demand(server: TestSer
     }
 }
 
-async fn skills_are_looked_for_once_on_a_thread_and_anew_when_they_are_taken_away(server: TestServer) {
+async fn skills_are_listed_once_per_thread_until_they_are_removed(server: TestServer) {
     let alice = server.human("skilled").await;
     alice
         .starts(input(tells_its_instructions(), files()))
@@ -98,7 +96,7 @@ async fn skills_are_looked_for_once_on_a_thread_and_anew_when_they_are_taken_awa
     assert_eq!(knows, [false, false, false, true]);
 }
 
-async fn every_agent_knows_its_own_skills_and_the_general_purpose_one_its_parents(server: TestServer) {
+async fn the_general_purpose_subagent_has_the_skills_of_its_parent(server: TestServer) {
     let alice = server.human("skilled").await;
     let calls = ["general-purpose", "apprentice", "layman"].map(|who| task(who, who, tells_its_instructions()));
     let done = alice
@@ -107,16 +105,10 @@ async fn every_agent_knows_its_own_skills_and_the_general_purpose_one_its_parent
         .finishes()
         .await;
     let said = transcript(&done);
-    assert!(
-        said[2].contains("Dig with a machine.") && !said[2].contains("sowing"),
-        "{}",
-        said[2]
-    );
-    assert!(
-        said[3].contains("- sowing: Sow in rows.") && !said[3].contains("digging"),
-        "{}",
-        said[3]
-    );
+    assert!(said[2].contains("Dig with a machine."), "{}", said[2]);
+    assert!(!said[2].contains("sowing"), "{}", said[2]);
+    assert!(said[3].contains("- sowing: Sow in rows."), "{}", said[3]);
+    assert!(!said[3].contains("digging"), "{}", said[3]);
     assert!(!said[4].contains("## Skills"), "{}", said[4]);
     assert!(
         !said[3].contains("come from these folders"),
@@ -125,7 +117,7 @@ async fn every_agent_knows_its_own_skills_and_the_general_purpose_one_its_parent
     );
 }
 
-async fn a_pinned_skill_comes_into_the_conversation_before_the_model_is_asked(server: TestServer) {
+async fn a_pinned_skill_is_in_the_first_model_call(server: TestServer) {
     let alice = server.human("skilled").await;
     let mut asked = input("Dig!", files());
     asked["input"]["pinned_skills"] = json!(["digging", "nobody"]);
@@ -151,13 +143,11 @@ async fn a_pinned_skill_comes_into_the_conversation_before_the_model_is_asked(se
     wrong["input"]["pinned_skills"] = json!("digging");
     wrong["assistant_id"] = json!("skilled");
     let refusal = server.client().post(&alice.path("/runs"), wrong).await.refused(422);
-    assert!(
-        refusal.contains("pinned_skills") && refusal.contains("a list of names"),
-        "{refusal}"
-    );
+    assert!(refusal.contains("pinned_skills"), "{refusal}");
+    assert!(refusal.contains("a list of names"), "{refusal}");
 }
 
-async fn a_tool_of_a_skill_is_there_once_the_skill_was_read(server: TestServer) {
+async fn a_tool_of_a_skill_is_offered_after_the_skill_was_read(server: TestServer) {
     let alice = server.human("skilled").await;
     let tools = || json!({"echo_tools": true});
     let asked = script()
@@ -172,10 +162,8 @@ async fn a_tool_of_a_skill_is_there_once_the_skill_was_read(server: TestServer) 
         "{}",
         said[2]
     );
-    assert!(
-        !said[6].contains("failed") && said[7].contains("send_email"),
-        "{said:#?}"
-    );
+    assert!(!said[6].contains("failed"), "{said:#?}");
+    assert!(said[7].contains("send_email"), "{said:#?}");
     let sent: Vec<Value> = server
         .tools
         .calls_of("send_email")
@@ -194,7 +182,7 @@ async fn a_tool_of_a_skill_is_there_once_the_skill_was_read(server: TestServer) 
     assert!(said[11].contains("send_email"), "{}", said[11]);
 }
 
-async fn a_tool_of_a_skill_is_there_once_the_skill_is_pinned_and_on_no_other_thread(server: TestServer) {
+async fn a_tool_of_a_pinned_skill_is_offered_on_its_thread_only(server: TestServer) {
     let asked = || script().calls(mail("m1", "a@b.c")).turn(json!({"echo_tools": true}));
     let alice = server.human("skilled").await;
     let mut pinned = input("Here is how to do it.", files());
@@ -210,7 +198,7 @@ async fn a_tool_of_a_skill_is_there_once_the_skill_is_pinned_and_on_no_other_thr
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
-async fn an_agent_without_file_tools_can_read_its_skills_and_nothing_else(server: TestServer) {
+async fn an_agent_without_file_tools_can_only_read_its_skills(server: TestServer) {
     let alice = server.human("bookworm").await;
     let asked = script()
         .calls_all([
@@ -221,15 +209,12 @@ async fn an_agent_without_file_tools_can_read_its_skills_and_nothing_else(server
     alice.starts(input(asked, files())).await.finishes().await;
     let said = alice.transcript().await;
     assert!(said[2].ends_with("Bend your knees."), "{}", said[2]);
-    assert!(
-        said[3].starts_with("read_file failed") && said[3].contains("not found"),
-        "{}",
-        said[3]
-    );
+    assert!(said[3].starts_with("read_file failed"), "{}", said[3]);
+    assert!(said[3].contains("not found"), "{}", said[3]);
     assert_eq!(said[4], "ai: TOOLS<<read_file>>");
 }
 
-async fn a_folder_that_cannot_be_looked_into_is_told_to_the_model(server: TestServer) {
+async fn an_unreadable_skill_folder_is_reported_to_the_model(server: TestServer) {
     let alice = server.human("skilled").await;
     let only = json!({"/skills/base/digging/SKILL.md": files()["/skills/base/digging/SKILL.md"]});
     alice
@@ -246,7 +231,7 @@ async fn a_folder_that_cannot_be_looked_into_is_told_to_the_model(server: TestSe
     );
 }
 
-async fn skills_beside_a_definition_are_kept_with_it_and_cannot_be_changed(server: TestServer) {
+async fn skills_beside_a_definition_cannot_be_changed(server: TestServer) {
     let client = server.client();
     let place = "agents/gardener/skills/digging";
     server.file_is_written(&format!("{place}/notes/depth.txt"), "One foot.");
@@ -294,15 +279,10 @@ async fn skills_beside_a_definition_are_kept_with_it_and_cannot_be_changed(serve
         .turn(json!({"echo_system": true}));
     alice.starts(input(asked, json!({}))).await.finishes().await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].ends_with("Bend.") && said[3].ends_with("One foot."),
-        "{said:#?}"
-    );
-    assert!(
-        said[4].starts_with("write_file failed") && said[4].contains("read-only"),
-        "{}",
-        said[4]
-    );
+    assert!(said[2].ends_with("Bend."), "{said:#?}");
+    assert!(said[3].ends_with("One foot."), "{said:#?}");
+    assert!(said[4].starts_with("write_file failed"), "{}", said[4]);
+    assert!(said[4].contains("read-only"), "{}", said[4]);
     assert!(
         said[5].contains("No matches"),
         "a search of the thread's files does not go there: {}",
@@ -333,7 +313,7 @@ async fn skills_beside_a_definition_are_kept_with_it_and_cannot_be_changed(serve
     );
 }
 
-async fn who_defines_an_agent_over_http_does_not_reach_the_disk_of_the_server(server: TestServer) {
+async fn definitions_of_clients_do_not_read_the_disk_of_the_server(server: TestServer) {
     let client = server.client();
     let body = json!({"model": "scripted:lab", "skills": ["skills", "../x", "/s"], "memory": ["adjutant.toml"]});
     let refused = client.put("/agents/post", body).await;

@@ -1,15 +1,15 @@
-//! Fields of the state that an agent declares: how they are merged, and who sees them.
+//! Declared fields of the state: merging, schemas and visibility.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, on_both_engines, script, task};
 
-/// A call that writes into the state.
+/// Returns a call that writes into the state.
 fn note(id: &str, update: Value) -> Value {
     call(id, "note", json!({"update": update}))
 }
 
-/// A subagent that writes into the state.
+/// Returns a delegation to a subagent that writes into the state.
 fn scribe(id: &str, update: Value) -> Value {
     task(
         id,
@@ -20,9 +20,9 @@ fn scribe(id: &str, update: Value) -> Value {
 
 on_both_engines! {
     fields_are_merged_by_their_rules_also_from_subagents,
-    of_two_subagents_that_write_one_plain_field_the_later_call_wins_and_says_so,
-    hidden_fields_stay_where_they_belong,
-    what_does_not_fit_a_declared_field_is_refused,
+    the_later_call_wins_when_two_subagents_write_one_field,
+    private_fields_are_not_shown,
+    values_that_do_not_fit_a_declared_field_are_refused,
     the_schemas_of_the_assistant_show_the_declared_fields,
 }
 
@@ -45,7 +45,7 @@ async fn fields_are_merged_by_their_rules_also_from_subagents(server: TestServer
     assert_eq!(alice.state().await["values"]["findings"], json!(["a", "b", "c", "d"]));
 }
 
-async fn of_two_subagents_that_write_one_plain_field_the_later_call_wins_and_says_so(server: TestServer) {
+async fn the_later_call_wins_when_two_subagents_write_one_field(server: TestServer) {
     let alice = server.human("keeper").await;
     let calls = [scribe("t1", json!({"plain": 1})), scribe("t2", json!({"plain": 2}))];
     alice.says(script().calls_all(calls).says("done")).await;
@@ -56,7 +56,7 @@ async fn of_two_subagents_that_write_one_plain_field_the_later_call_wins_and_say
     assert_eq!(said[4], "ai: done");
 }
 
-async fn hidden_fields_stay_where_they_belong(server: TestServer) {
+async fn private_fields_are_not_shown(server: TestServer) {
     let alice = server.human("keeper").await;
     let look = script().turn(json!({"echo_messages": true})).to_string();
     let work = script()
@@ -66,7 +66,7 @@ async fn hidden_fields_stay_where_they_belong(server: TestServer) {
     let body = json!({"input": {"messages": [{"role": "user", "content": work.to_string()}], "hint": "psst"}});
     let input = body["input"].clone();
     alice
-        .starts(alice.wish("", json!({"input": input})))
+        .starts(alice.run_body("", json!({"input": input})))
         .await
         .finishes()
         .await;
@@ -84,7 +84,7 @@ async fn hidden_fields_stay_where_they_belong(server: TestServer) {
     }
 }
 
-async fn what_does_not_fit_a_declared_field_is_refused(server: TestServer) {
+async fn values_that_do_not_fit_a_declared_field_are_refused(server: TestServer) {
     let alice = server.human("keeper").await;
     for (input, field) in [
         (json!({"verdict": "good"}), "verdict"),
@@ -103,11 +103,8 @@ async fn what_does_not_fit_a_declared_field_is_refused(server: TestServer) {
         .says(script().calls(note("n1", json!({"scores": [1]}))).says("done"))
         .await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].contains("`scores`") && said[2].contains("must be an object"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].contains("`scores`"), "{}", said[2]);
+    assert!(said[2].contains("must be an object"), "{}", said[2]);
     let written = server
         .client()
         .post(&alice.path("/state"), json!({"values": {"findings": [7]}}))

@@ -1,4 +1,4 @@
-//! The forms that the results of agents and subagents can have, and the ways to get them.
+//! Structured responses of agents and subagents.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ fn finding() -> Value {
     json!({"title": "Finding", "type": "object", "properties": {"summary": {"type": "string"}}, "required": ["summary"]})
 }
 
-/// Defines an agent that delegates to one whose result has this form.
+/// Defines an agent that delegates to a subagent with this response format.
 async fn desk(client: &Client, format: Value) {
     let analyst = json!({"name": "analyst", "description": "Returns a finding.", "system_prompt": "Analyse.",
         "response_format": format});
@@ -26,15 +26,15 @@ fn answer(id: &str, args: Value) -> Value {
 }
 
 on_both_engines! {
-    a_provider_that_keeps_to_the_form_gives_it_as_text,
-    each_provider_is_told_of_the_form_in_its_own_words,
-    what_does_not_fit_is_met_as_the_definition_says,
-    a_result_can_have_one_of_several_forms,
-    a_form_cannot_take_the_place_of_a_tool,
-    a_tool_that_delegates_may_ask_for_a_form_and_gets_it_also_after_a_crash,
+    native_structured_output_is_text,
+    each_provider_receives_the_response_format_in_its_protocol,
+    an_invalid_structured_response_is_handled_as_configured,
+    a_response_format_can_be_one_of_several_schemas,
+    a_response_format_cannot_have_the_name_of_a_tool,
+    a_tool_that_delegates_may_set_the_response_format,
 }
 
-async fn a_provider_that_keeps_to_the_form_gives_it_as_text(server: TestServer) {
+async fn native_structured_output_is_text(server: TestServer) {
     desk(&server.client(), json!({"schema": finding(), "strategy": "provider"})).await;
     let alice = server.human("desk").await;
     let good = script()
@@ -53,7 +53,7 @@ async fn a_provider_that_keeps_to_the_form_gives_it_as_text(server: TestServer) 
     );
     assert_eq!(said[4], "ai: done");
 
-    // What the model is told is a script, too, so that it can do better.
+    // The error that the model receives is a script, too, so that its next answer is valid.
     let told = script().says(r#"{"summary": "at last"}"#).to_string();
     desk(
         &server.client(),
@@ -70,7 +70,7 @@ async fn a_provider_that_keeps_to_the_form_gives_it_as_text(server: TestServer) 
     assert_eq!(bob.transcript().await[2], r#"task: {"summary":"at last"}"#);
 }
 
-async fn each_provider_is_told_of_the_form_in_its_own_words(server: TestServer) {
+async fn each_provider_receives_the_response_format_in_its_protocol(server: TestServer) {
     let client = server.client();
     for provider in ["fake_openai", "fake_anthropic", "fake_google"] {
         let format = json!({"schema": finding(), "strategy": "provider", "strict": true});
@@ -91,15 +91,16 @@ async fn each_provider_is_told_of_the_form_in_its_own_words(server: TestServer) 
             "{provider}: {values:#}"
         );
         let asked = server.models.asked().split_off(before);
+        assert!(asked.len() == 1, "{provider}: {}", asked[0].body);
         assert!(
-            asked.len() == 1 && asked[0].body.contains("\"summary\":{\"type\":\"string\"}"),
+            asked[0].body.contains("\"summary\":{\"type\":\"string\"}"),
             "{provider}: {}",
             asked[0].body
         );
     }
 }
 
-async fn what_does_not_fit_is_met_as_the_definition_says(server: TestServer) {
+async fn an_invalid_structured_response_is_handled_as_configured(server: TestServer) {
     let client = server.client();
     let form = |errors: Value| json!({"schema": finding(), "tool_message_content": "Kept.", "handle_errors": errors});
     let work = || {
@@ -138,7 +139,7 @@ async fn what_does_not_fit_is_met_as_the_definition_says(server: TestServer) {
     );
 }
 
-async fn a_result_can_have_one_of_several_forms(server: TestServer) {
+async fn a_response_format_can_be_one_of_several_schemas(server: TestServer) {
     let doubt = json!({"title": "Doubt", "type": "object", "properties": {"why": {"type": "string"}}});
     let union = json!({"anyOf": [{"$ref": "#/$defs/Finding"}, doubt], "$defs": {"Finding": finding()}});
     desk(&server.client(), union).await;
@@ -154,7 +155,7 @@ async fn a_result_can_have_one_of_several_forms(server: TestServer) {
     );
 }
 
-async fn a_form_cannot_take_the_place_of_a_tool(server: TestServer) {
+async fn a_response_format_cannot_have_the_name_of_a_tool(server: TestServer) {
     let body = json!({"model": "scripted:lab", "response_format": {"title": "ls", "type": "object"}});
     let told = server.client().put("/agents/desk", body).await.refused(422);
     assert!(
@@ -163,7 +164,7 @@ async fn a_form_cannot_take_the_place_of_a_tool(server: TestServer) {
     );
 }
 
-async fn a_tool_that_delegates_may_ask_for_a_form_and_gets_it_also_after_a_crash(server: TestServer) {
+async fn a_tool_that_delegates_may_set_the_response_format(server: TestServer) {
     let spawn = |id: &str, who: &str, work: &Script, format: Value| {
         call(
             id,

@@ -1,35 +1,35 @@
-//! Delegation: a fresh mind for each piece of work, and its result back in the right place.
+//! Delegation: the input, the result and the tools of subagents.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, on_both_engines, script, task};
 
-/// A script of one turn that echoes something about its request.
+/// Returns a script of one turn that echoes something about its request.
 fn echo(what: &str) -> String {
     script().turn(json!({what: true})).to_string()
 }
 
 on_both_engines! {
-    a_subagent_hears_one_message_and_its_last_word_is_the_result,
+    a_subagent_receives_one_message_and_its_answer_is_the_result,
     a_subagent_has_its_own_instructions_and_tools,
     results_come_back_in_the_order_of_the_calls,
-    subagents_work_side_by_side,
-    a_form_that_was_asked_for_is_kept,
-    plain_text_in_the_place_of_a_form_is_reported_as_a_failure,
+    subagents_run_in_parallel,
+    a_requested_response_format_is_followed,
+    plain_text_instead_of_a_response_format_is_an_error_result,
     a_failing_subagent_is_an_error_result_and_its_siblings_go_on,
     a_subagent_that_takes_too_many_steps_is_an_error_result,
-    a_subagent_without_a_word_is_not_an_empty_result,
-    a_subagent_that_does_not_exist_is_refused_with_those_that_do,
+    an_empty_answer_of_a_subagent_is_an_error_result,
+    an_unknown_subagent_is_refused_with_the_known_names,
     an_invented_or_missing_argument_is_named,
     subagents_do_not_delegate_unless_allowed,
-    delegation_goes_as_deep_as_the_limit_says_and_no_deeper,
+    delegation_stops_at_the_maximum_depth,
     a_tool_may_ask_the_server_to_delegate,
     the_children_of_a_run_are_listed_with_name_call_status_and_depth,
     the_context_reaches_the_tools_of_subagents_unchanged,
     cancelling_a_run_stops_its_subagents,
 }
 
-async fn a_subagent_hears_one_message_and_its_last_word_is_the_result(server: TestServer) {
+async fn a_subagent_receives_one_message_and_its_answer_is_the_result(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("something said before").await;
     let research = script().calls(lookup("c1", "x")).turn(json!({"echo_messages": true}));
@@ -93,7 +93,7 @@ async fn results_come_back_in_the_order_of_the_calls(server: TestServer) {
     assert_eq!(alice.transcript().await, said);
 }
 
-async fn subagents_work_side_by_side(server: TestServer) {
+async fn subagents_run_in_parallel(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let research = |id: &str| script().calls(lookup(id, id)).says(id);
@@ -108,7 +108,7 @@ async fn subagents_work_side_by_side(server: TestServer) {
     );
 }
 
-async fn a_form_that_was_asked_for_is_kept(server: TestServer) {
+async fn a_requested_response_format_is_followed(server: TestServer) {
     let alice = server.human("agent").await;
     let finding = |summary: Value| call("f1", "Finding", json!({"summary": summary, "confidence": 0.5}));
     let analysis = script().calls(finding(json!(7))).calls(finding(json!("it is so")));
@@ -120,7 +120,7 @@ async fn a_form_that_was_asked_for_is_kept(server: TestServer) {
     assert_eq!(alice.state().await["values"].get("structured_response"), None);
 }
 
-async fn plain_text_in_the_place_of_a_form_is_reported_as_a_failure(server: TestServer) {
+async fn plain_text_instead_of_a_response_format_is_an_error_result(server: TestServer) {
     let alice = server.human("agent").await;
     let calls = [
         task("t1", "analyst", "just talk"),
@@ -174,7 +174,7 @@ async fn a_subagent_that_takes_too_many_steps_is_an_error_result(server: TestSer
     assert_eq!(said[3], "ai: done");
 }
 
-async fn a_subagent_without_a_word_is_not_an_empty_result(server: TestServer) {
+async fn an_empty_answer_of_a_subagent_is_an_error_result(server: TestServer) {
     let alice = server.human("agent").await;
     let calls = [
         task("t1", "researcher", script().says("")),
@@ -192,14 +192,15 @@ async fn a_subagent_without_a_word_is_not_an_empty_result(server: TestServer) {
     assert_eq!(said[3], "task: earlier");
 }
 
-async fn a_subagent_that_does_not_exist_is_refused_with_those_that_do(server: TestServer) {
+async fn an_unknown_subagent_is_refused_with_the_known_names(server: TestServer) {
     let alice = server.human("agent").await;
     alice
         .says(script().calls(task("t1", "nobody", "hi")).says("done"))
         .await;
     let said = alice.transcript().await;
     let names = "`general-purpose`, `researcher`, `mailer`, `hurried`, `analyst`";
-    assert!(said[2].contains("nobody") && said[2].ends_with(names), "{}", said[2]);
+    assert!(said[2].contains("nobody"), "{}", said[2]);
+    assert!(said[2].ends_with(names), "{}", said[2]);
     assert_eq!(said[3], "ai: done");
 }
 
@@ -212,16 +213,10 @@ async fn an_invented_or_missing_argument_is_named(server: TestServer) {
     ];
     alice.says(script().calls_all(calls).says("done")).await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("task failed:") && said[2].contains("`prompt`"),
-        "{}",
-        said[2]
-    );
-    assert!(
-        said[3].starts_with("task failed:") && said[3].contains("`subagent_type`"),
-        "{}",
-        said[3]
-    );
+    assert!(said[2].starts_with("task failed:"), "{}", said[2]);
+    assert!(said[2].contains("`prompt`"), "{}", said[2]);
+    assert!(said[3].starts_with("task failed:"), "{}", said[3]);
+    assert!(said[3].contains("`subagent_type`"), "{}", said[3]);
     let run = alice.run(&alice.runs().await[0]);
     assert_eq!(run.children().await, Vec::<Value>::new());
 }
@@ -235,15 +230,12 @@ async fn subagents_do_not_delegate_unless_allowed(server: TestServer) {
         .says(script().calls(task("t1", "researcher", tries)).says("done"))
         .await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].contains("task") && said[2].contains("LAST_TOOL<<"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].contains("task"), "{}", said[2]);
+    assert!(said[2].contains("LAST_TOOL<<"), "{}", said[2]);
     assert_eq!(alice.run(&alice.runs().await[0]).children().await.len(), 1);
 }
 
-async fn delegation_goes_as_deep_as_the_limit_says_and_no_deeper(server: TestServer) {
+async fn delegation_stops_at_the_maximum_depth(server: TestServer) {
     let alice = server.human("deep").await;
     let below = |id: &str, inner: String| {
         script()
@@ -322,7 +314,7 @@ async fn the_context_reaches_the_tools_of_subagents_unchanged(server: TestServer
     let text = script()
         .calls(task("t1", "researcher", script().calls(lookup("c1", "x")).says("ok")))
         .says("done");
-    let body = alice.wish(text, json!({"context": {"user": "u1", "researcher:max": 3}}));
+    let body = alice.run_body(text, json!({"context": {"user": "u1", "researcher:max": 3}}));
     alice.starts(body).await.finishes().await;
     let seen = &server.tools.calls_of("lookup")[0];
     assert_eq!(seen["context"], json!({"user": "u1", "researcher:max": 3}));

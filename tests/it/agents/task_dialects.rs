@@ -1,10 +1,10 @@
-//! Delegation in the words of other systems.
+//! The `task` tool in the dialects of other systems.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, call, lookup, on_both_engines, script};
 
-/// A delegation with these arguments.
+/// Returns a delegation with these arguments.
 fn delegation(id: &str, args: Value) -> Value {
     call(id, "task", args)
 }
@@ -14,14 +14,14 @@ fn echo(what: &str) -> String {
 }
 
 on_both_engines! {
-    the_type_may_be_left_out_or_unknown_where_the_general_purpose_subagent_stands_in,
+    an_unknown_or_missing_type_can_mean_the_general_purpose_subagent,
     a_model_may_write_the_instructions_of_the_general_purpose_subagent,
-    what_is_written_about_a_task_is_read_on_demand,
-    a_subagent_works_until_its_tool_has_succeeded,
-    entries_of_the_context_with_a_name_before_the_colon_reach_that_agent_alone,
+    instructions_about_a_subagent_are_read_on_demand,
+    a_subagent_runs_until_its_stop_tool_succeeds,
+    context_entries_with_a_prefix_reach_one_subagent_only,
 }
 
-async fn the_type_may_be_left_out_or_unknown_where_the_general_purpose_subagent_stands_in(server: TestServer) {
+async fn an_unknown_or_missing_type_can_mean_the_general_purpose_subagent(server: TestServer) {
     let alice = server.human("lenient").await;
     let calls = [
         delegation("t1", json!({"description": echo("echo_system")})),
@@ -67,7 +67,7 @@ async fn a_model_may_write_the_instructions_of_the_general_purpose_subagent(serv
     );
 }
 
-async fn what_is_written_about_a_task_is_read_on_demand(server: TestServer) {
+async fn instructions_about_a_subagent_are_read_on_demand(server: TestServer) {
     let alice = server.human("guided").await;
     let guide = call("g1", "get_task_instructions", json!({"task_name": "researcher"}));
     alice
@@ -75,15 +75,12 @@ async fn what_is_written_about_a_task_is_read_on_demand(server: TestServer) {
         .await;
     let said = alice.transcript().await;
     assert_eq!(said[2], "get_task_instructions: Name the question and the sources.");
-    assert!(
-        said[3].contains("## Available Tasks") && said[3].contains("- researcher*:"),
-        "{}",
-        said[3]
-    );
+    assert!(said[3].contains("## Available Tasks"), "{}", said[3]);
+    assert!(said[3].contains("- researcher*:"), "{}", said[3]);
     assert!(!said[3].contains("the sources."), "{}", said[3]);
 }
 
-async fn a_subagent_works_until_its_tool_has_succeeded(server: TestServer) {
+async fn a_subagent_runs_until_its_stop_tool_succeeds(server: TestServer) {
     let alice = server.human("lenient").await;
     let work = script().calls(lookup("c1", "x")).says("never said");
     let talk = script().says("a").says("b").says("c");
@@ -98,7 +95,7 @@ async fn a_subagent_works_until_its_tool_has_succeeded(server: TestServer) {
     assert_eq!(said[4], "ai: done");
 }
 
-async fn entries_of_the_context_with_a_name_before_the_colon_reach_that_agent_alone(server: TestServer) {
+async fn context_entries_with_a_prefix_reach_one_subagent_only(server: TestServer) {
     let alice = server.human("lenient").await;
     let context = json!({"user": "u1", "researcher:depth": 3, "lenient:tone": "dry"});
     let research = script().calls(lookup("c2", "below")).says("found");
@@ -112,7 +109,7 @@ async fn entries_of_the_context_with_a_name_before_the_colon_reach_that_agent_al
         ])
         .says("done");
     alice
-        .starts(alice.wish(work, json!({"context": context})))
+        .starts(alice.run_body(work, json!({"context": context})))
         .await
         .finishes()
         .await;

@@ -1,4 +1,4 @@
-//! The list of what is to be done.
+//! The todo list of an agent.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ on_both_engines! {
     the_list_is_replaced_as_a_whole_and_shown_with_the_thread,
     two_lists_in_one_message_are_both_refused,
     a_status_that_does_not_exist_is_refused,
-    only_agents_that_plan_can_plan,
+    only_agents_with_todos_have_the_tool,
 }
 
 async fn the_list_is_replaced_as_a_whole_and_shown_with_the_thread(server: TestServer) {
@@ -54,10 +54,8 @@ async fn two_lists_in_one_message_are_both_refused(server: TestServer) {
         )
         .await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("write_todos failed:") && said[3].starts_with("write_todos failed:"),
-        "{said:?}"
-    );
+    assert!(said[2].starts_with("write_todos failed:"), "{said:?}");
+    assert!(said[3].starts_with("write_todos failed:"), "{said:?}");
     assert!(alice.state().await["values"].get("todos").is_none_or(Value::is_null));
 }
 
@@ -67,14 +65,11 @@ async fn a_status_that_does_not_exist_is_refused(server: TestServer) {
         .says(script().calls(todos("d1", "a", "someday")).says("sorry"))
         .await;
     let said = alice.transcript().await;
-    assert!(
-        said[2].starts_with("write_todos failed:") && said[2].contains("in_progress"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].starts_with("write_todos failed:"), "{}", said[2]);
+    assert!(said[2].contains("in_progress"), "{}", said[2]);
 }
 
-async fn only_agents_that_plan_can_plan(server: TestServer) {
+async fn only_agents_with_todos_have_the_tool(server: TestServer) {
     let alice = server.human("agent").await;
     let bob = server.human("planner").await;
     let echo = script().turn(json!({"echo_tools": true}));

@@ -1,4 +1,4 @@
-//! The limits of a tree hold for all that works for it, on whatever thread: a conversation and its background tasks together.
+//! The limits of a tree, which apply to a conversation together with its background tasks.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use crate::agents::background_tasks::{boss, start, the_task, worker};
 use crate::support::actors::Run;
 use crate::support::{Human, TestServer, eventually, lookup, mail, on_both_engines, on_postgres, script, task};
 
-/// Somebody whose boss works under these limits, and has begun a task that does this work.
+/// Starts an agent with these limits of its tree, and a task that executes this script.
 async fn begins(server: &TestServer, tree: &str, work: impl ToString) -> (Human, Run, Human) {
     server
         .is_configured_with(&boss(&format!("limits = {{ tree = {{ {tree} }} }}")))
@@ -28,22 +28,22 @@ async fn is_over(human: &Human) -> Value {
 const TOGETHER: &str = "of this run and its subagents together is reached.";
 
 on_both_engines! {
-    calls_of_tools_count_in_the_tree_wherever_they_are_made,
-    questions_to_models_count_in_the_tree_and_the_conversation_feels_it_too,
-    tokens_count_in_the_tree_wherever_they_are_used,
-    time_at_work_is_that_of_all_and_cuts_off_what_is_under_way,
+    tool_calls_of_all_agents_count_in_the_tree,
+    model_calls_of_all_agents_count_in_the_tree,
+    tokens_of_all_agents_count_in_the_tree,
+    the_time_limit_of_a_tree_aborts_running_calls,
     subagents_of_a_task_count_among_those_of_the_tree,
-    a_subagent_of_a_task_takes_a_place_beside_the_task,
-    nothing_counts_twice_and_nothing_is_forgotten_when_the_process_dies,
-    a_task_that_waited_for_a_human_goes_on_counting,
-    the_limit_of_steps_is_handed_down_to_background_tasks,
+    a_subagent_of_a_task_counts_beside_the_task,
+    usage_of_the_tree_is_exact_after_a_kill,
+    a_resumed_task_keeps_its_usage,
+    the_step_limit_applies_to_background_tasks,
 }
 
 on_postgres! {
-    servers_on_one_database_count_together,
+    servers_on_one_database_share_the_usage_of_a_tree,
 }
 
-async fn calls_of_tools_count_in_the_tree_wherever_they_are_made(server: TestServer) {
+async fn tool_calls_of_all_agents_count_in_the_tree(server: TestServer) {
     let work = script()
         .calls(lookup("l1", "x"))
         .calls(lookup("l2", "y"))
@@ -60,7 +60,7 @@ async fn calls_of_tools_count_in_the_tree_wherever_they_are_made(server: TestSer
     assert_eq!(server.tools.calls_of("lookup").len(), 1);
 }
 
-async fn questions_to_models_count_in_the_tree_and_the_conversation_feels_it_too(server: TestServer) {
+async fn model_calls_of_all_agents_count_in_the_tree(server: TestServer) {
     server
         .is_configured_with(&boss("limits = { tree = { model_calls = 4 } }"))
         .await;
@@ -89,7 +89,7 @@ async fn questions_to_models_count_in_the_tree_and_the_conversation_feels_it_too
     assert_eq!(run.record().await["tree_usage"]["model_calls"], 4);
 }
 
-async fn tokens_count_in_the_tree_wherever_they_are_used(server: TestServer) {
+async fn tokens_of_all_agents_count_in_the_tree(server: TestServer) {
     let work = script()
         .calls(lookup("l1", "x"))
         .calls(lookup("l2", "y"))
@@ -107,7 +107,7 @@ async fn tokens_count_in_the_tree_wherever_they_are_used(server: TestServer) {
     );
 }
 
-async fn time_at_work_is_that_of_all_and_cuts_off_what_is_under_way(server: TestServer) {
+async fn the_time_limit_of_a_tree_aborts_running_calls(server: TestServer) {
     server.tools.hold("lookup");
     let work = script().calls(lookup("l1", "x")).says("written");
     let (_, _, courier) = begins(&server, "wall_s = 2.5", work).await;
@@ -115,10 +115,8 @@ async fn time_at_work_is_that_of_all_and_cuts_off_what_is_under_way(server: Test
     server.tools.let_go("lookup");
     assert_eq!(end["status"], "error");
     let said = courier.transcript().await;
-    assert!(
-        said[2].contains("`wall_s` = 2.5") && said[2].contains("was cut off"),
-        "{said:#?}"
-    );
+    assert!(said[2].contains("`wall_s` = 2.5"), "{said:#?}");
+    assert!(said[2].contains("was cut off"), "{said:#?}");
     let record = courier.run(&end).record().await;
     assert!(record["usage"]["seconds"].as_f64().unwrap() < 30.0, "{record:#}");
 }
@@ -129,14 +127,15 @@ async fn subagents_of_a_task_count_among_those_of_the_tree(server: TestServer) {
     let (_, run, courier) = begins(&server, "children_total = 2", work).await;
     is_over(&courier).await;
     let said = courier.transcript().await;
+    assert!(!said[2].contains("failed"), "{said:#?}");
     assert!(
-        !said[2].contains("failed") && said[4].contains(&format!("`children_total` = 2 {TOGETHER}")),
+        said[4].contains(&format!("`children_total` = 2 {TOGETHER}")),
         "{said:#?}"
     );
     assert_eq!(run.record().await["tree_usage"]["children"], 2);
 }
 
-async fn a_subagent_of_a_task_takes_a_place_beside_the_task(server: TestServer) {
+async fn a_subagent_of_a_task_counts_beside_the_task(server: TestServer) {
     let helps = |id: &str| task(id, "general-purpose", "help");
     let work = script().calls_all([helps("t1"), helps("t2")]).says("written");
     let (_, _, courier) = begins(&server, "children_at_once = 2", work).await;
@@ -149,7 +148,7 @@ async fn a_subagent_of_a_task_takes_a_place_beside_the_task(server: TestServer) 
     assert_eq!(refused, 1, "the task is one, one of its subagents the other: {said:#?}");
 }
 
-async fn nothing_counts_twice_and_nothing_is_forgotten_when_the_process_dies(server: TestServer) {
+async fn usage_of_the_tree_is_exact_after_a_kill(server: TestServer) {
     server
         .is_configured_with(&boss("limits = { tree = { tool_calls = 3 } }"))
         .await;
@@ -171,10 +170,8 @@ async fn nothing_counts_twice_and_nothing_is_forgotten_when_the_process_dies(ser
     let courier = worker(&alice, &the_task(&alice).await);
     is_over(&courier).await;
     let said = courier.transcript().await;
-    assert!(
-        said[2].starts_with("lookup: found") && said[4].starts_with("lookup: found"),
-        "{said:#?}"
-    );
+    assert!(said[2].starts_with("lookup: found"), "{said:#?}");
+    assert!(said[4].starts_with("lookup: found"), "{said:#?}");
     assert!(
         said[6].starts_with(&format!("lookup failed: The limit `tool_calls` = 3 {TOGETHER}")),
         "{said:#?}"
@@ -182,7 +179,7 @@ async fn nothing_counts_twice_and_nothing_is_forgotten_when_the_process_dies(ser
     assert_eq!(run.record().await["tree_usage"]["tool_calls"], 3);
 }
 
-async fn a_task_that_waited_for_a_human_goes_on_counting(server: TestServer) {
+async fn a_resumed_task_keeps_its_usage(server: TestServer) {
     let work = script()
         .calls(mail("m1", "bob"))
         .calls(lookup("l1", "x"))
@@ -201,11 +198,11 @@ async fn a_task_that_waited_for_a_human_goes_on_counting(server: TestServer) {
     );
 }
 
-async fn servers_on_one_database_count_together(server: TestServer) {
+async fn servers_on_one_database_share_the_usage_of_a_tree(server: TestServer) {
     server
         .is_configured_with(&boss("limits = { tree = { tool_calls = 5 } }"))
         .await;
-    let other = server.gets_a_twin().await;
+    let other = server.starts_twin().await;
     let alice = server.human("boss").await;
     let looks = || {
         (0..4)
@@ -221,10 +218,10 @@ async fn servers_on_one_database_count_together(server: TestServer) {
     eventually(async || other.client.post("/threads/search", quiet.clone()).await.ok() == json!([])).await;
     assert_eq!(server.tools.calls_of("lookup").len(), 3);
     assert_eq!(run.record().await["tree_usage"]["tool_calls"], 5);
-    other.leaves().await;
+    other.stops().await;
 }
 
-async fn the_limit_of_steps_is_handed_down_to_background_tasks(server: TestServer) {
+async fn the_step_limit_applies_to_background_tasks(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     let long = (0..10)
@@ -232,7 +229,7 @@ async fn the_limit_of_steps_is_handed_down_to_background_tasks(server: TestServe
         .says("written");
     let text = script().calls(start("a1", "courier", long)).says("it is under way");
     alice
-        .starts(alice.wish(text, json!({"config": {"recursion_limit": 9}})))
+        .starts(alice.run_body(text, json!({"config": {"recursion_limit": 9}})))
         .await
         .finishes()
         .await;

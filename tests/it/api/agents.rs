@@ -1,22 +1,22 @@
-//! Definitions of agents that change while the server runs: brought by clients, or read again from files.
+//! Definitions of agents that change while the server runs: by clients, or in files.
 
 use serde_json::{Value, json};
 
 use crate::support::client::Client;
 use crate::support::{TestServer, eventually, mail, on_both_engines, on_postgres, script};
 
-/// The agent of most scenes: it asks before it sends mail.
+/// Returns the agent of most tests: it needs an approval to send mail.
 fn mailer(prompt: &str) -> Value {
     json!({"name": "post", "description": "Sends mail.", "model": "scripted:lab", "system_prompt": prompt,
         "tools": ["send_email"], "interrupt_on": {"send_email": true}})
 }
 
-/// The same without the right to send.
+/// Returns the same definition without the tool that sends.
 fn mute() -> Value {
     json!({"name": "post", "description": "Sends nothing.", "model": "scripted:lab", "system_prompt": "Be silent."})
 }
 
-/// What the assistant that belongs to a definition is called.
+/// Returns the assistants of a definition.
 async fn assistants(client: &Client, graph_id: &str) -> Vec<Value> {
     let found = client
         .post("/assistants/search", json!({"graph_id": graph_id}))
@@ -25,7 +25,7 @@ async fn assistants(client: &Client, graph_id: &str) -> Vec<Value> {
     found.as_array().unwrap().clone()
 }
 
-/// Tries to send a mail on a new thread and waits until the agent asks for leave. Returns the thread.
+/// Sends a mail on a new thread and waits for the interrupt. Returns the thread.
 async fn asks_to_mail(client: &Client, agent: &str) -> String {
     let thread = client.thread().await;
     let plan = script().calls(mail("c1", "a@b.c")).says("sent").to_string();
@@ -35,7 +35,7 @@ async fn asks_to_mail(client: &Client, agent: &str) -> String {
     thread
 }
 
-/// Allows the mail, and returns the last thing that is said.
+/// Approves the mail and returns the last message.
 async fn allows(client: &Client, agent: &str, thread: &str) -> String {
     let answer = json!({"assistant_id": agent, "command": {"resume": {"decisions": [{"type": "approve"}]}}});
     let values = client.post(&format!("/threads/{thread}/runs/wait"), answer).await.ok();
@@ -45,7 +45,7 @@ async fn allows(client: &Client, agent: &str, thread: &str) -> String {
         .to_owned()
 }
 
-/// What comes of trying to send a mail with an agent that has no such tool.
+/// Checks that an agent without the tool cannot send a mail.
 async fn fails_to_mail(client: &Client, agent: &str) {
     let thread = client.thread().await;
     let plan = script().calls(mail("c1", "a@b.c")).says("not sent").to_string();
@@ -59,16 +59,16 @@ async fn fails_to_mail(client: &Client, agent: &str) {
 on_both_engines! {
     an_agent_that_a_client_defines_runs_at_once,
     a_definition_has_a_new_version_for_each_change,
-    who_is_asked_for_leave_keeps_to_the_definition_that_asked,
+    an_interrupted_run_keeps_its_definition,
     a_definition_survives_a_restart_and_goes_when_it_is_removed,
-    a_definition_that_cannot_be_used_is_refused_with_every_reason,
-    whatever_is_sent_as_a_definition_is_taken_or_refused_with_the_field,
-    what_a_file_defines_is_changed_in_the_file,
-    agents_are_found_by_what_is_known_of_them,
-    a_change_of_a_file_is_taken_over_while_runs_go_on,
-    a_wrong_change_of_a_file_keeps_what_was_and_says_why,
+    an_invalid_definition_is_refused_with_every_reason,
+    every_field_of_a_definition_is_accepted_or_refused_by_name,
+    a_definition_of_a_file_cannot_be_changed_over_http,
+    agents_are_found_by_their_attributes,
+    a_changed_file_is_reloaded_while_runs_continue,
+    an_invalid_file_keeps_the_previous_definition,
     a_file_precedes_a_client_that_took_the_name_before,
-    an_agent_whose_tool_has_gone_says_so_and_does_not_run,
+    an_agent_without_its_tool_does_not_run,
 }
 
 on_postgres! {
@@ -141,7 +141,7 @@ async fn a_definition_has_a_new_version_for_each_change(server: TestServer) {
     );
 }
 
-async fn who_is_asked_for_leave_keeps_to_the_definition_that_asked(server: TestServer) {
+async fn an_interrupted_run_keeps_its_definition(server: TestServer) {
     let client = server.client();
     client.put("/agents/post", mailer("Write.")).await.ok();
     let one = asks_to_mail(&client, "post").await;
@@ -158,7 +158,7 @@ async fn who_is_asked_for_leave_keeps_to_the_definition_that_asked(server: TestS
     assert_eq!(server.tools.calls_of("send_email").len(), 2);
     fails_to_mail(&client, "post").await;
 
-    // A new message begins anew, on the old thread too.
+    // A new message uses the new definition, on the old thread, too.
     let plan = script().calls(mail("c2", "a@b.c")).says("not sent").to_string();
     let run = json!({"assistant_id": "post", "input": {"messages": [{"role": "user", "content": plan}]}});
     let values = client.post(&format!("/threads/{two}/runs/wait"), run).await.ok();
@@ -199,7 +199,7 @@ async fn a_definition_survives_a_restart_and_goes_when_it_is_removed(server: Tes
     assert_eq!(client.get("/agents/post").await.refused(404), "Agent 'post' not found");
 }
 
-async fn a_definition_that_cannot_be_used_is_refused_with_every_reason(server: TestServer) {
+async fn an_invalid_definition_is_refused_with_every_reason(server: TestServer) {
     let client = server.client();
     let wrong = json!({"model": "laab:x", "tools": ["lokup"], "subagents": [{"name": "a", "description": ""}], "x": 1});
     let refusal = client.put("/agents/post", wrong.clone()).await;
@@ -244,7 +244,7 @@ async fn a_definition_that_cannot_be_used_is_refused_with_every_reason(server: T
     );
 }
 
-async fn whatever_is_sent_as_a_definition_is_taken_or_refused_with_the_field(server: TestServer) {
+async fn every_field_of_a_definition_is_accepted_or_refused_by_name(server: TestServer) {
     let client = server.client();
     let good = json!({"name": "a", "description": "Does this and all of that.", "system_prompt": "Do."});
     let with = |key: &str, value: Value| {
@@ -343,7 +343,7 @@ async fn whatever_is_sent_as_a_definition_is_taken_or_refused_with_the_field(ser
     );
 }
 
-async fn what_a_file_defines_is_changed_in_the_file(server: TestServer) {
+async fn a_definition_of_a_file_cannot_be_changed_over_http(server: TestServer) {
     let client = server.client();
     let shown = client.get("/agents/agent").await.ok();
     assert_eq!(&shown["source"], &json!("file"));
@@ -361,7 +361,7 @@ async fn what_a_file_defines_is_changed_in_the_file(server: TestServer) {
     );
 }
 
-async fn agents_are_found_by_what_is_known_of_them(server: TestServer) {
+async fn agents_are_found_by_their_attributes(server: TestServer) {
     let client = server.client();
     client.put("/agents/post", mailer("Write.")).await.ok();
     let ids = async |wanted: Value| -> Vec<String> {
@@ -388,7 +388,7 @@ async fn agents_are_found_by_what_is_known_of_them(server: TestServer) {
         .refused(422);
 }
 
-async fn a_change_of_a_file_is_taken_over_while_runs_go_on(server: TestServer) {
+async fn a_changed_file_is_reloaded_while_runs_continue(server: TestServer) {
     let client = server.client();
     let folder = "agents/letters/AGENTS.md";
     server.file_is_written(
@@ -411,7 +411,7 @@ async fn a_change_of_a_file_is_taken_over_while_runs_go_on(server: TestServer) {
     assert_eq!(allows(&client, "letters", &thread).await, "sent");
 }
 
-async fn a_wrong_change_of_a_file_keeps_what_was_and_says_why(server: TestServer) {
+async fn an_invalid_file_keeps_the_previous_definition(server: TestServer) {
     let client = server.client();
     let folder = "agents/letters/AGENTS.md";
     server.file_is_written(folder, "---\nmodel: scripted:lab\n---\nWrite.");
@@ -438,7 +438,7 @@ async fn a_wrong_change_of_a_file_keeps_what_was_and_says_why(server: TestServer
     server.file_is_written(folder, "---\nmodel: scripted:lab\n---\nWrite less.");
     eventually(async || client.get("/agents/letters").await.body["version"] == 2).await;
     assert_eq!(problems().await, json!([]));
-    // A file that cannot be read at all is told with all agents.
+    // A file that cannot be read at all is an error of all agents.
     server.configuration_changes("[runtime]", "[runtime");
     eventually(async || client.get("/agents/agent").await.ok()["problems"] != json!([])).await;
     server.configuration_changes("[runtime", "[runtime]");
@@ -462,7 +462,7 @@ async fn a_file_precedes_a_client_that_took_the_name_before(server: TestServer) 
     client.put("/agents/letters", mailer("Write.")).await.refused(409);
 }
 
-async fn an_agent_whose_tool_has_gone_says_so_and_does_not_run(server: TestServer) {
+async fn an_agent_without_its_tool_does_not_run(server: TestServer) {
     let client = server.client();
     server
         .is_configured_with("[tools.extra]\nkind = \"builtin\"\nbuiltin = \"lookup\"\n")
@@ -487,7 +487,7 @@ async fn an_agent_whose_tool_has_gone_says_so_and_does_not_run(server: TestServe
 
 async fn servers_on_one_database_have_the_same_agents(server: TestServer) {
     let client = server.client();
-    let twin = server.gets_a_twin().await;
+    let twin = server.starts_twin().await;
     client.put("/agents/post", mailer("Write.")).await.ok();
     eventually(async || twin.client.get("/agents/post").await.status == 200).await;
     let thread = asks_to_mail(&twin.client, "post").await;
@@ -500,5 +500,5 @@ async fn servers_on_one_database_have_the_same_agents(server: TestServer) {
     eventually(async || twin.client.get("/agents/other").await.status == 200).await;
     client.delete("/agents/post").await.ok();
     eventually(async || twin.client.get("/agents/post").await.status == 404).await;
-    twin.leaves().await;
+    twin.stops().await;
 }

@@ -1,4 +1,4 @@
-//! Assistants: named, versioned settings of agents; what they say reaches every run.
+//! Assistants: named, versioned settings of agents.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -6,10 +6,10 @@ use uuid::Uuid;
 use crate::support::client::Client;
 use crate::support::{TestServer, lookup, mail, on_both_engines, script};
 
-/// The assistant that the definition `agent` has by itself.
+/// The id of the default assistant of the definition `agent`.
 const AUTOMATIC: &str = "fe096781-5601-53d2-b2f6-0d3403f7e9ca";
 
-/// An agent that wants to know who asks.
+/// Returns an agent with a required context.
 const STRICT: &str = r#"
 [agents.strict]
 model = "scripted:lab"
@@ -22,7 +22,7 @@ required = ["who"]
 properties = { who = { type = "string" } }
 "#;
 
-/// A new assistant, by its path.
+/// Creates an assistant and returns its path.
 async fn assistant(client: &Client, body: Value) -> String {
     let made = client.post("/assistants", body).await.ok();
     format!("/assistants/{}", made["assistant_id"].as_str().unwrap())
@@ -32,7 +32,7 @@ fn id(path: &str) -> &str {
     path.rsplit('/').next().unwrap()
 }
 
-/// Which tools get to know what about the caller, as the tool server was told.
+/// Returns the contexts that the tool server received.
 fn contexts(server: &TestServer) -> Vec<Value> {
     server
         .tools
@@ -51,28 +51,28 @@ fn texts(list: &Value, field: &str) -> Vec<String> {
 }
 
 on_both_engines! {
-    every_definition_has_an_assistant_by_itself,
-    an_assistant_is_made_once,
-    what_cannot_be_an_assistant_is_refused_by_name,
-    every_change_is_a_version_that_can_be_taken_back,
-    assistants_are_searched_by_name_notes_and_definition,
+    every_definition_has_an_assistant,
+    an_existing_assistant_is_not_created_again,
+    an_invalid_assistant_is_refused_by_field,
+    every_change_is_a_version_that_can_be_restored,
+    assistants_are_searched_by_name_metadata_and_definition,
     a_run_has_the_settings_of_its_assistant_and_its_own_win,
     a_context_has_to_fit_the_schema_of_the_agent,
-    an_answer_goes_on_with_the_context_of_the_question,
-    the_question_of_a_deleted_assistant_stays_unanswered,
+    a_resumed_run_keeps_its_context,
+    an_interrupt_of_a_deleted_assistant_cannot_be_answered,
     the_recursion_limit_of_an_assistant_holds,
     a_run_keeps_the_version_that_it_was_started_with,
     the_assistant_of_a_definition_can_be_changed_but_not_deleted,
     an_assistant_is_deleted_with_its_versions,
-    threads_go_with_their_assistant_if_wished,
-    assistants_survive_the_server_and_their_definitions,
+    threads_can_be_deleted_with_their_assistant,
+    assistants_survive_a_restart_and_the_removal_of_their_definition,
     the_graph_shows_the_loop_and_the_hooks_around_it,
     xray_shows_the_subagents_level_by_level,
-    schemas_tell_what_an_agent_takes_keeps_and_gives,
+    schemas_describe_input_state_and_output,
     subgraphs_are_the_subagents_by_name,
 }
 
-async fn every_definition_has_an_assistant_by_itself(server: TestServer) {
+async fn every_definition_has_an_assistant(server: TestServer) {
     let client = server.client();
     let shown = client.get(&format!("/assistants/{AUTOMATIC}")).await.ok();
     assert_eq!(&shown["graph_id"], &json!("agent"));
@@ -99,19 +99,19 @@ async fn every_definition_has_an_assistant_by_itself(server: TestServer) {
     );
 }
 
-async fn an_assistant_is_made_once(server: TestServer) {
+async fn an_existing_assistant_is_not_created_again(server: TestServer) {
     let client = server.client();
     let id = Uuid::new_v4();
-    let wish = json!({"graph_id": "agent", "assistant_id": id, "name": "first", "metadata": {"tag": "t"},
+    let run_body = json!({"graph_id": "agent", "assistant_id": id, "name": "first", "metadata": {"tag": "t"},
             "config": {"tags": ["x"], "recursion_limit": 50}, "context": {"who": "me"}, "description": "d"});
-    let made = client.post("/assistants", wish.clone()).await.ok();
+    let made = client.post("/assistants", run_body.clone()).await.ok();
     assert_eq!(
         made["config"],
         json!({"tags": ["x"], "recursion_limit": 50, "configurable": {"who": "me"}})
     );
     assert_eq!(&made["context"], &json!({"who": "me"}));
     assert_eq!(&made["version"], &json!(1));
-    let again = client.post("/assistants", wish).await;
+    let again = client.post("/assistants", run_body).await;
     assert_eq!(again.refused(409), format!("Assistant {id} already exists"));
     let or_that = json!({"graph_id": "agent", "assistant_id": id, "if_exists": "do_nothing", "name": "ignored"});
     assert_eq!(client.post("/assistants", or_that).await.ok(), made);
@@ -121,7 +121,7 @@ async fn an_assistant_is_made_once(server: TestServer) {
     assert_eq!(&minimal["description"], &Value::Null);
 }
 
-async fn what_cannot_be_an_assistant_is_refused_by_name(server: TestServer) {
+async fn an_invalid_assistant_is_refused_by_field(server: TestServer) {
     let client = server.client();
     let refusals = [
         (json!({"graph_id": "nosuch"}), 404, "Graph 'nosuch' not found"),
@@ -162,7 +162,7 @@ async fn what_cannot_be_an_assistant_is_refused_by_name(server: TestServer) {
     );
 }
 
-async fn every_change_is_a_version_that_can_be_taken_back(server: TestServer) {
+async fn every_change_is_a_version_that_can_be_restored(server: TestServer) {
     let client = server.client();
     let path = assistant(
         &client,
@@ -219,7 +219,7 @@ async fn every_change_is_a_version_that_can_be_taken_back(server: TestServer) {
     );
 }
 
-async fn assistants_are_searched_by_name_notes_and_definition(server: TestServer) {
+async fn assistants_are_searched_by_name_metadata_and_definition(server: TestServer) {
     let client = server.client();
     for (name, graph) in [("first", "agent"), ("Untitled", "plain"), ("Second", "agent")] {
         assistant(
@@ -274,7 +274,10 @@ async fn a_run_has_the_settings_of_its_assistant_and_its_own_win(server: TestSer
     .await;
     let text = script().calls(lookup("c1", "x")).says("done");
     let more = json!({"assistant_id": id(&path), "context": {"who": "run"}, "metadata": {"owner": "me"}});
-    let run = client.post(&alice.path("/runs"), alice.wish(&text, more)).await.ok();
+    let run = client
+        .post(&alice.path("/runs"), alice.run_body(&text, more))
+        .await
+        .ok();
     alice.run(&run).finishes().await;
     assert_eq!(contexts(&server), [json!({"who": "run", "where": "here"})]);
     assert_eq!(&run["assistant_id"], &json!(id(&path)));
@@ -298,7 +301,7 @@ async fn a_context_has_to_fit_the_schema_of_the_agent(server: TestServer) {
     let alice = server.human("strict").await;
     let refused = async |more: Value| {
         client
-            .post(&alice.path("/runs"), alice.wish("hello", more))
+            .post(&alice.path("/runs"), alice.run_body("hello", more))
             .await
             .refused(422)
     };
@@ -313,7 +316,7 @@ async fn a_context_has_to_fit_the_schema_of_the_agent(server: TestServer) {
     let text = script().calls(lookup("c1", "x")).says("done");
     let more = json!({"assistant_id": id(&path), "context": {"more": 1}});
     client
-        .post(&alice.path("/runs/wait"), alice.wish(&text, more))
+        .post(&alice.path("/runs/wait"), alice.run_body(&text, more))
         .await
         .ok();
     assert_eq!(contexts(&server), [json!({"who": "me", "more": 1})]);
@@ -322,15 +325,15 @@ async fn a_context_has_to_fit_the_schema_of_the_agent(server: TestServer) {
     assert_eq!(schemas["config_schema"], schemas["context_schema"]);
 }
 
-async fn an_answer_goes_on_with_the_context_of_the_question(server: TestServer) {
+async fn a_resumed_run_keeps_its_context(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
     let path = assistant(&client, json!({"graph_id": "agent", "context": {"where": "here"}})).await;
     let more = json!({"assistant_id": id(&path), "context": {"who": "me"}});
     for (human, call) in [(&alice, "m1"), (&bob, "m2")] {
-        let wish = human.wish(script().calls(mail(call, "x")).says("sent"), more.clone());
-        client.post(&human.path("/runs/wait"), wish).await.ok();
+        let run_body = human.run_body(script().calls(mail(call, "x")).says("sent"), more.clone());
+        client.post(&human.path("/runs/wait"), run_body).await.ok();
     }
     let resumed = json!({"assistant_id": id(&path), "command": {"resume": {"decisions": [{"type": "approve"}]}}});
     client.post(&alice.path("/runs/wait"), resumed).await.ok();
@@ -346,15 +349,15 @@ async fn an_answer_goes_on_with_the_context_of_the_question(server: TestServer) 
     assert_eq!(told, vec![json!({"where": "here", "who": "me"}); 2]);
 }
 
-async fn the_question_of_a_deleted_assistant_stays_unanswered(server: TestServer) {
+async fn an_interrupt_of_a_deleted_assistant_cannot_be_answered(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let path = assistant(&client, json!({"graph_id": "agent"})).await;
-    let wish = alice.wish(
+    let run_body = alice.run_body(
         script().calls(mail("m1", "x")).says("sent"),
         json!({"assistant_id": id(&path)}),
     );
-    client.post(&alice.path("/runs/wait"), wish).await.ok();
+    client.post(&alice.path("/runs/wait"), run_body).await.ok();
     client.delete(&path).await.ok();
     let question = alice.question().await;
     let refused = alice
@@ -379,7 +382,7 @@ async fn the_recursion_limit_of_an_assistant_holds(server: TestServer) {
     let answer = client
         .post(
             &alice.path("/runs/wait"),
-            alice.wish(&text, json!({"assistant_id": id(&path)})),
+            alice.run_body(&text, json!({"assistant_id": id(&path)})),
         )
         .await
         .ok();
@@ -391,13 +394,13 @@ async fn a_run_keeps_the_version_that_it_was_started_with(server: TestServer) {
     let alice = server.human("agent").await;
     let path = assistant(&client, json!({"graph_id": "agent", "context": {"n": 1}})).await;
     let more = json!({"assistant_id": id(&path)});
-    let wish = |call: &str| alice.wish(script().calls(lookup(call, "x")).says("done"), more.clone());
+    let run_body = |call: &str| alice.run_body(script().calls(lookup(call, "x")).says("done"), more.clone());
     server.tools.hold("lookup");
-    client.post(&alice.path("/runs"), wish("c1")).await.ok();
+    client.post(&alice.path("/runs"), run_body("c1")).await.ok();
     server.tools.called("lookup", 1).await;
-    let waiting = client.post(&alice.path("/runs"), wish("c2")).await.ok();
+    let waiting = client.post(&alice.path("/runs"), run_body("c2")).await.ok();
     client.patch(&path, json!({"context": {"n": 2}})).await.ok();
-    let last = client.post(&alice.path("/runs"), wish("c3")).await.ok();
+    let last = client.post(&alice.path("/runs"), run_body("c3")).await.ok();
     client.delete(&path).await.ok();
     server.tools.let_go("lookup");
     alice.run(&last).finishes().await;
@@ -408,7 +411,7 @@ async fn a_run_keeps_the_version_that_it_was_started_with(server: TestServer) {
         assert_eq!(&run["status"], &json!("success"));
         assert_eq!(&run["assistant_id"], &json!(id(&path)));
     }
-    let refused = client.post(&alice.path("/runs"), wish("c4")).await;
+    let refused = client.post(&alice.path("/runs"), run_body("c4")).await;
     assert_eq!(refused.refused(404), "Thread or assistant not found.");
 }
 
@@ -450,7 +453,7 @@ async fn an_assistant_is_deleted_with_its_versions(server: TestServer) {
     assert_eq!(versions.as_array().unwrap().len(), 1);
 }
 
-async fn threads_go_with_their_assistant_if_wished(server: TestServer) {
+async fn threads_can_be_deleted_with_their_assistant(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
@@ -458,10 +461,10 @@ async fn threads_go_with_their_assistant_if_wished(server: TestServer) {
     let more = json!({"assistant_id": id(&path)});
     server.tools.hold("lookup");
     client
-        .post(&alice.path("/runs/wait"), alice.wish("hello", more.clone()))
+        .post(&alice.path("/runs/wait"), alice.run_body("hello", more.clone()))
         .await
         .ok();
-    let at_work = alice.wish(script().calls(lookup("c1", "x")).says("done"), more);
+    let at_work = alice.run_body(script().calls(lookup("c1", "x")).says("done"), more);
     client.post(&alice.path("/runs"), at_work).await.ok();
     server.tools.called("lookup", 1).await;
     bob.says("hello").await;
@@ -473,7 +476,7 @@ async fn threads_go_with_their_assistant_if_wished(server: TestServer) {
     assert_eq!(client.delete(&format!("{path}?delete_threads=maybe")).await.status, 422);
 }
 
-async fn assistants_survive_the_server_and_their_definitions(server: TestServer) {
+async fn assistants_survive_a_restart_and_the_removal_of_their_definition(server: TestServer) {
     let client = server.client();
     let alice = server.human("plain").await;
     let path = assistant(&client, json!({"graph_id": "plain", "name": "kept"})).await;
@@ -492,7 +495,7 @@ async fn assistants_survive_the_server_and_their_definitions(server: TestServer)
     server.renames_agent("plain", "other").await;
     assert_eq!(client.get(&path).await.ok()["graph_id"], "plain");
     let more = json!({"assistant_id": id(&path)});
-    let refused = client.post(&alice.path("/runs"), alice.wish("hello", more)).await;
+    let refused = client.post(&alice.path("/runs"), alice.run_body("hello", more)).await;
     assert_eq!(
         refused.refused(404),
         "Graph 'plain' not found: this server is not configured to run it"
@@ -554,7 +557,8 @@ async fn xray_shows_the_subagents_level_by_level(server: TestServer) {
         async |agent: &str, xray: &str| client.get(&format!("/assistants/{agent}/graph?xray={xray}")).await.ok();
     let graph = drawn("agent", "true").await;
     let nodes = texts(&graph["nodes"], "id");
-    assert!(nodes.contains(&"researcher:model".to_owned()) && nodes.contains(&"general-purpose:tools".to_owned()));
+    assert!(nodes.contains(&"researcher:model".to_owned()));
+    assert!(nodes.contains(&"general-purpose:tools".to_owned()));
     let inner = graph["nodes"]
         .as_array()
         .unwrap()
@@ -568,7 +572,8 @@ async fn xray_shows_the_subagents_level_by_level(server: TestServer) {
         json!({"source": "tools", "target": "mailer:PatchToolCallsMiddleware.before_agent", "conditional": true});
     let leave =
         json!({"source": "mailer:HumanInTheLoopMiddleware.after_model", "target": "tools", "conditional": true});
-    assert!(edges.contains(&enter) && edges.contains(&leave), "{edges:#?}");
+    assert!(edges.contains(&enter), "{edges:#?}");
+    assert!(edges.contains(&leave), "{edges:#?}");
     let sources = texts(&graph["edges"], "source");
     assert!(
         sources
@@ -590,7 +595,7 @@ async fn xray_shows_the_subagents_level_by_level(server: TestServer) {
     assert_eq!(depth(&drawn("deep", "false").await), Some(0));
 }
 
-async fn schemas_tell_what_an_agent_takes_keeps_and_gives(server: TestServer) {
+async fn schemas_describe_input_state_and_output(server: TestServer) {
     let client = server.client();
     let schemas = client.get("/assistants/planner/schemas").await.ok();
     assert_eq!(schemas["graph_id"], "planner");

@@ -1,26 +1,29 @@
-//! Many runs at once: started together, stopped together, due later.
+//! Batches, cancelling many runs, and delayed runs.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, eventually, lookup, on_both_engines, script};
 
-fn wish(text: impl ToString) -> Value {
+fn run_body(text: impl ToString) -> Value {
     json!({"assistant_id": "agent", "on_completion": "keep",
         "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
 }
 
 on_both_engines! {
     a_batch_starts_all_its_runs_on_threads_of_their_own,
-    a_batch_with_a_wrong_wish_starts_nothing,
-    all_runs_that_wait_and_all_that_work_can_be_stopped,
-    a_run_for_later_waits_for_its_time_and_survives_a_restart,
-    a_refused_run_leaves_no_thread_behind,
+    a_batch_with_an_invalid_run_starts_nothing,
+    all_pending_and_running_runs_can_be_cancelled,
+    a_delayed_run_waits_over_a_restart,
+    a_refused_run_creates_no_thread,
 }
 
 async fn a_batch_starts_all_its_runs_on_threads_of_their_own(server: TestServer) {
     let client = server.client();
     let runs = client
-        .post("/runs/batch", json!([wish("one"), wish("two"), wish("three")]))
+        .post(
+            "/runs/batch",
+            json!([run_body("one"), run_body("two"), run_body("three")]),
+        )
         .await
         .ok();
     let runs = runs.as_array().unwrap().clone();
@@ -39,23 +42,23 @@ async fn a_batch_starts_all_its_runs_on_threads_of_their_own(server: TestServer)
     }
 }
 
-async fn a_batch_with_a_wrong_wish_starts_nothing(server: TestServer) {
+async fn a_batch_with_an_invalid_run_starts_nothing(server: TestServer) {
     let client = server.client();
     let wrong = [
         (json!([]), 422, "body: must be a list of 1 to 500"),
         (json!({}), 422, "body: must be a JSON list"),
         (
-            json!([wish("one"), {"assistant_id": "nobody"}]),
+            json!([run_body("one"), {"assistant_id": "nobody"}]),
             422,
             "[1]: Invalid assistant: 'nobody'",
         ),
         (
-            json!([wish("one"), {"assistant_id": "agent", "stream_mode": "odd"}]),
+            json!([run_body("one"), {"assistant_id": "agent", "stream_mode": "odd"}]),
             422,
             "[1]: stream_mode[0]: ",
         ),
         (
-            json!([wish("one"), {"assistant_id": "agent", "command": {"resume": 1}}]),
+            json!([run_body("one"), {"assistant_id": "agent", "command": {"resume": 1}}]),
             400,
             "[1]: You must provide",
         ),
@@ -67,7 +70,7 @@ async fn a_batch_with_a_wrong_wish_starts_nothing(server: TestServer) {
     assert_eq!(client.post("/threads/search", json!({})).await.ok(), json!([]));
 }
 
-async fn all_runs_that_wait_and_all_that_work_can_be_stopped(server: TestServer) {
+async fn all_pending_and_running_runs_can_be_cancelled(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
@@ -106,9 +109,11 @@ async fn all_runs_that_wait_and_all_that_work_can_be_stopped(server: TestServer)
     client.post("/runs/cancel", json!({})).await.refused(422);
 }
 
-async fn a_run_for_later_waits_for_its_time_and_survives_a_restart(server: TestServer) {
+async fn a_delayed_run_waits_over_a_restart(server: TestServer) {
     let alice = server.human("agent").await;
-    let later = alice.starts(alice.wish("later", json!({"after_seconds": 8.0}))).await;
+    let later = alice
+        .starts(alice.run_body("later", json!({"after_seconds": 8.0})))
+        .await;
     assert_eq!(later.status().await.as_str(), "pending");
     assert_eq!(alice.status().await.as_str(), "busy");
     server.is_stopped_and_started_again().await;
@@ -120,10 +125,10 @@ async fn a_run_for_later_waits_for_its_time_and_survives_a_restart(server: TestS
     );
 }
 
-async fn a_refused_run_leaves_no_thread_behind(server: TestServer) {
+async fn a_refused_run_creates_no_thread(server: TestServer) {
     let client = server.client();
     let thread = uuid::Uuid::new_v4();
-    let mut body = wish("hello");
+    let mut body = run_body("hello");
     body["if_not_exists"] = json!("create");
     body["checkpoint_id"] = json!(uuid::Uuid::new_v4());
     client.post(&format!("/threads/{thread}/runs"), body).await.refused(404);

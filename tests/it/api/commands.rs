@@ -1,4 +1,4 @@
-//! Commands: writes into the state, jumps, and both together with answers.
+//! Commands: `update`, `goto` and `resume`.
 
 use serde_json::{Value, json};
 
@@ -14,12 +14,12 @@ async fn commands(server: &TestServer, who: &Human, command: Value) -> Value {
 on_both_engines! {
     an_update_may_be_an_object_or_a_list_of_pairs,
     input_beside_an_update_is_refused_and_nothing_is_written,
-    who_goes_elsewhere_drops_the_question_that_waits,
-    who_goes_to_the_end_drops_the_question_and_the_turn_is_over,
-    an_answer_may_come_with_a_write,
-    the_model_can_be_asked_about_something_else,
-    calls_can_be_sent_to_the_tools,
-    a_node_that_is_not_there_is_passed_over_and_two_places_are_refused,
+    a_goto_cancels_the_interrupt,
+    a_goto_to_the_end_ends_the_turn,
+    an_answer_may_contain_an_update,
+    a_send_to_the_model_replaces_its_input,
+    calls_can_be_sent_to_the_tools_node,
+    an_unknown_node_is_ignored_and_two_nodes_are_refused,
 }
 
 async fn an_update_may_be_an_object_or_a_list_of_pairs(server: TestServer) {
@@ -51,7 +51,7 @@ async fn input_beside_an_update_is_refused_and_nothing_is_written(server: TestSe
     assert_eq!(alice.runs().await.len(), 1);
 }
 
-async fn who_goes_elsewhere_drops_the_question_that_waits(server: TestServer) {
+async fn a_goto_cancels_the_interrupt(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob"))).await;
     let question = alice.question().await;
@@ -64,7 +64,7 @@ async fn who_goes_elsewhere_drops_the_question_that_waits(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email"), Vec::<Value>::new());
 }
 
-async fn who_goes_to_the_end_drops_the_question_and_the_turn_is_over(server: TestServer) {
+async fn a_goto_to_the_end_ends_the_turn(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("never said")).await;
     let question = alice.question().await;
@@ -82,7 +82,7 @@ async fn who_goes_to_the_end_drops_the_question_and_the_turn_is_over(server: Tes
     assert_eq!(transcript(&values).last().unwrap(), "ai: echo: and on");
 }
 
-async fn an_answer_may_come_with_a_write(server: TestServer) {
+async fn an_answer_may_contain_an_update(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent it")).await;
     let update = json!({"files": {"/a.txt": "A"}});
@@ -93,7 +93,7 @@ async fn an_answer_may_come_with_a_write(server: TestServer) {
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
-async fn the_model_can_be_asked_about_something_else(server: TestServer) {
+async fn a_send_to_the_model_replaces_its_input(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("hello").await;
     let input = json!({"messages": [{"role": "user", "content": "an aside"}]});
@@ -104,7 +104,7 @@ async fn the_model_can_be_asked_about_something_else(server: TestServer) {
     );
 }
 
-async fn calls_can_be_sent_to_the_tools(server: TestServer) {
+async fn calls_can_be_sent_to_the_tools_node(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("hello").await;
     let call = |id: &str| json!({"name": "lookup", "args": {"query": id}, "id": id, "type": "tool_call"});
@@ -116,7 +116,7 @@ async fn calls_can_be_sent_to_the_tools(server: TestServer) {
     assert_eq!(keys, ["s1", "s2"]);
 }
 
-async fn a_node_that_is_not_there_is_passed_over_and_two_places_are_refused(server: TestServer) {
+async fn an_unknown_node_is_ignored_and_two_nodes_are_refused(server: TestServer) {
     let alice = server.human("agent").await;
     let before = alice.says("hello").await;
     assert_eq!(commands(&server, &alice, json!({"goto": "nowhere"})).await, before);

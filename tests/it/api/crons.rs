@@ -11,19 +11,19 @@ use crate::support::{Engine, Human, TestServer, eventually, lookup, on_both_engi
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A clock that shows this time until the scene moves it.
+/// Returns a clock that shows this time until the test moves it.
 fn clock_at(text: &str) -> ManualClock {
     ManualClock::starting_at(Timestamp::read(text).unwrap())
 }
 
-/// A wish for a cron that says `hello` to `agent`, with what `more` says besides.
-fn wish(schedule: &str, more: Value) -> Value {
-    let mut wish = json!({"assistant_id": "agent", "schedule": schedule, "metadata": {"job": "greet"},
+/// Returns the body of a cron that sends `hello` to `agent`, with the fields of `more`.
+fn cron_body(schedule: &str, more: Value) -> Value {
+    let mut cron_body = json!({"assistant_id": "agent", "schedule": schedule, "metadata": {"job": "greet"},
         "input": {"messages": [{"role": "user", "content": "hello"}]}});
     for (name, value) in more.as_object().into_iter().flatten() {
-        wish[name] = value.clone();
+        cron_body[name] = value.clone();
     }
-    wish
+    cron_body
 }
 
 fn id(cron: &Value) -> String {
@@ -37,7 +37,7 @@ async fn show(client: &Client, cron: &Value) -> Value {
     client.get(&format!("/runs/crons/{}", id(cron))).await.ok()
 }
 
-/// When the next run is due.
+/// Returns the next due time.
 async fn next(client: &Client, cron: &Value) -> String {
     let shown = show(client, cron).await;
     shown["next_run_date"]
@@ -57,7 +57,7 @@ async fn has_run(human: &Human, times: usize) {
     .await;
 }
 
-/// The threads that a cron gave its runs and that are still there.
+/// Returns the threads that a cron created for its runs and that still exist.
 async fn threads_of(client: &Client, cron: &Value) -> usize {
     let wanted = json!({"metadata": {"cron_id": cron["cron_id"]}, "limit": 1000});
     client
@@ -91,27 +91,27 @@ pub(crate) async fn all_are_due(server: &TestServer) {
 
 on_both_engines! {
     a_run_is_started_at_every_due_time,
-    what_was_missed_is_made_up_for_by_one_run,
-    a_cron_without_a_thread_gives_each_run_one,
-    nothing_is_started_behind_the_end,
-    a_disabled_cron_rests_and_makes_up_for_nothing,
-    a_busy_thread_is_treated_as_the_strategy_says,
-    the_crons_of_a_thread_go_with_it,
-    the_crons_of_an_assistant_go_with_it_and_run_with_its_settings,
-    a_cron_is_shown_as_it_was_wished_for,
-    a_change_touches_what_it_names,
-    a_wrong_wish_is_refused_and_leaves_nothing,
-    crons_are_found_counted_and_paged_through,
-    a_due_time_is_met_once_over_a_kill,
+    missed_due_times_start_one_run,
+    a_stateless_cron_creates_a_thread_for_each_run,
+    no_run_starts_after_the_end_time,
+    a_disabled_cron_starts_no_run_later,
+    a_busy_thread_follows_the_multitask_strategy,
+    the_crons_of_a_thread_are_deleted_with_it,
+    the_crons_of_an_assistant_are_deleted_with_it,
+    a_cron_is_shown_as_created,
+    a_patch_changes_only_its_fields,
+    an_invalid_cron_is_refused_and_not_stored,
+    crons_are_searched_and_counted_in_pages,
+    a_due_time_starts_one_run_over_a_kill,
 }
 
 async fn a_run_is_started_at_every_due_time(server: TestServer) {
     let clock = clock_at("2026-11-21T11:59:30Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
     let cron = client
-        .post(&alice.path("/runs/crons"), wish("*/10 * * * *", json!({})))
+        .post(&alice.path("/runs/crons"), cron_body("*/10 * * * *", json!({})))
         .await
         .ok();
     assert_eq!(next(&client, &cron).await, "2026-11-21T12:00");
@@ -132,13 +132,13 @@ async fn a_run_is_started_at_every_due_time(server: TestServer) {
     assert_eq!(alice.transcript().await, said);
 }
 
-async fn what_was_missed_is_made_up_for_by_one_run(server: TestServer) {
+async fn missed_due_times_start_one_run(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
     let cron = client
-        .post(&alice.path("/runs/crons"), wish("* * * * *", json!({})))
+        .post(&alice.path("/runs/crons"), cron_body("* * * * *", json!({})))
         .await
         .ok();
     clock.advance(95 * MINUTE);
@@ -149,13 +149,16 @@ async fn what_was_missed_is_made_up_for_by_one_run(server: TestServer) {
     has_run(&alice, 2).await;
 }
 
-async fn a_cron_without_a_thread_gives_each_run_one(server: TestServer) {
+async fn a_stateless_cron_creates_a_thread_for_each_run(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
-    let forgets = client.post("/runs/crons", wish("0 * * * *", json!({}))).await.ok();
+    let forgets = client.post("/runs/crons", cron_body("0 * * * *", json!({}))).await.ok();
     let keeps = client
-        .post("/runs/crons", wish("0 * * * *", json!({"on_run_completed": "keep"})))
+        .post(
+            "/runs/crons",
+            cron_body("0 * * * *", json!({"on_run_completed": "keep"})),
+        )
         .await
         .ok();
     assert_eq!(&forgets["on_run_completed"], &json!("delete"));
@@ -170,12 +173,12 @@ async fn a_cron_without_a_thread_gives_each_run_one(server: TestServer) {
     eventually(async || client.post("/threads/count", idle.clone()).await.ok() == 2).await;
 }
 
-async fn nothing_is_started_behind_the_end(server: TestServer) {
+async fn no_run_starts_after_the_end_time(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
-    let ends = wish("0 * * * *", json!({"end_time": "2026-11-21T14:30:00"}));
+    let ends = cron_body("0 * * * *", json!({"end_time": "2026-11-21T14:30:00"}));
     let cron = client.post(&alice.path("/runs/crons"), ends).await.ok();
     clock.advance(60 * MINUTE);
     has_run(&alice, 1).await;
@@ -198,18 +201,21 @@ async fn nothing_is_started_behind_the_end(server: TestServer) {
     assert_eq!(alice.runs().await.len(), 2);
 }
 
-async fn a_disabled_cron_rests_and_makes_up_for_nothing(server: TestServer) {
+async fn a_disabled_cron_starts_no_run_later(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
     let cron = client
-        .post(&alice.path("/runs/crons"), wish("0 * * * *", json!({"enabled": false})))
+        .post(
+            &alice.path("/runs/crons"),
+            cron_body("0 * * * *", json!({"enabled": false})),
+        )
         .await
         .ok();
     client
-        .post(&bob.path("/runs/crons"), wish("0 * * * *", json!({})))
+        .post(&bob.path("/runs/crons"), cron_body("0 * * * *", json!({})))
         .await
         .ok();
     clock.advance(150 * MINUTE);
@@ -229,15 +235,15 @@ async fn a_disabled_cron_rests_and_makes_up_for_nothing(server: TestServer) {
     has_run(&alice, 1).await;
 }
 
-async fn a_busy_thread_is_treated_as_the_strategy_says(server: TestServer) {
+async fn a_busy_thread_follows_the_multitask_strategy(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
-    let rejects = wish("0 * * * *", json!({"multitask_strategy": "reject"}));
+    let rejects = cron_body("0 * * * *", json!({"multitask_strategy": "reject"}));
     let rejects = client.post(&alice.path("/runs/crons"), rejects).await.ok();
-    let displaces = wish("0 * * * *", json!({"multitask_strategy": "interrupt"}));
+    let displaces = cron_body("0 * * * *", json!({"multitask_strategy": "interrupt"}));
     client.post(&bob.path("/runs/crons"), displaces).await.ok();
     server.tools.hold("lookup");
     let text = script().calls(lookup("c1", "x")).says("done");
@@ -256,14 +262,14 @@ async fn a_busy_thread_is_treated_as_the_strategy_says(server: TestServer) {
     has_run(&bob, 3).await;
 }
 
-async fn the_crons_of_a_thread_go_with_it(server: TestServer) {
+async fn the_crons_of_a_thread_are_deleted_with_it(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let gone = client
-        .post(&alice.path("/runs/crons"), wish("0 0 1 1 *", json!({})))
+        .post(&alice.path("/runs/crons"), cron_body("0 0 1 1 *", json!({})))
         .await
         .ok();
-    let stays = client.post("/runs/crons", wish("0 0 1 1 *", json!({}))).await.ok();
+    let stays = client.post("/runs/crons", cron_body("0 0 1 1 *", json!({}))).await.ok();
     assert_eq!(client.delete(&alice.path("")).await.status, 204);
     assert_eq!(client.get(&format!("/runs/crons/{}", id(&gone))).await.status, 404);
     assert_eq!(client.post("/runs/crons/count", json!({})).await.ok(), 1);
@@ -272,14 +278,14 @@ async fn the_crons_of_a_thread_go_with_it(server: TestServer) {
     assert_eq!(client.delete(&path).await.status, 404);
 }
 
-async fn the_crons_of_an_assistant_go_with_it_and_run_with_its_settings(server: TestServer) {
+async fn the_crons_of_an_assistant_are_deleted_with_it(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
     let wanted = json!({"graph_id": "agent", "config": {"tags": ["night"]}});
     let assistant = client.post("/assistants", wanted).await.ok();
-    let theirs = wish("0 * * * *", json!({"assistant_id": assistant["assistant_id"]}));
+    let theirs = cron_body("0 * * * *", json!({"assistant_id": assistant["assistant_id"]}));
     let cron = client.post(&alice.path("/runs/crons"), theirs).await.ok();
     clock.advance(60 * MINUTE);
     has_run(&alice, 1).await;
@@ -291,17 +297,17 @@ async fn the_crons_of_an_assistant_go_with_it_and_run_with_its_settings(server: 
     assert_eq!(client.get(&format!("/runs/crons/{}", id(&cron))).await.status, 404);
 }
 
-async fn a_cron_is_shown_as_it_was_wished_for(server: TestServer) {
+async fn a_cron_is_shown_as_created(server: TestServer) {
     let clock = clock_at("2026-11-21T08:40:58Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
-    let wish = wish(
+    let cron_body = cron_body(
         "0 0 1 1 *",
         json!({"end_time": "2099-01-01T00:00:00Z", "enabled": false, "timezone": "Europe/Paris"}),
     );
-    let cron = client.post(&alice.path("/runs/crons"), wish.clone()).await.ok();
-    let mut payload = wish;
+    let cron = client.post(&alice.path("/runs/crons"), cron_body.clone()).await.ok();
+    let mut payload = cron_body;
     payload["assistant_id"] = cron["assistant_id"].clone();
     payload["config"] = json!({"configurable": {"cron_id": cron["cron_id"]}});
     let now = "2026-11-21T08:40:58.000000+00:00";
@@ -315,11 +321,11 @@ async fn a_cron_is_shown_as_it_was_wished_for(server: TestServer) {
     assert_eq!(show(&client, &cron).await, expected);
 }
 
-async fn a_change_touches_what_it_names(server: TestServer) {
+async fn a_patch_changes_only_its_fields(server: TestServer) {
     let clock = clock_at("2026-11-21T08:40:58Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
-    let old = wish(
+    let old = cron_body(
         "0 0 1 1 *",
         json!({"timezone": "Europe/Paris", "context": {"who": "me"}, "webhook": null}),
     );
@@ -357,7 +363,7 @@ async fn a_change_touches_what_it_names(server: TestServer) {
     assert_eq!(client.patch(&nowhere, json!({"enabled": true})).await.status, 404);
 }
 
-async fn a_wrong_wish_is_refused_and_leaves_nothing(server: TestServer) {
+async fn an_invalid_cron_is_refused_and_not_stored(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let wrong = [
@@ -383,32 +389,41 @@ async fn a_wrong_wish_is_refused_and_leaves_nothing(server: TestServer) {
     ];
     for (more, expected) in wrong {
         for path in ["/runs/crons".to_owned(), alice.path("/runs/crons")] {
-            let detail = client.post(&path, wish("0 * * * *", more.clone())).await.refused(422);
+            let detail = client
+                .post(&path, cron_body("0 * * * *", more.clone()))
+                .await
+                .refused(422);
             assert!(detail.contains(expected), "{more}: {detail}");
         }
     }
     let both = json!({"context": {"a": 1}, "config": {"configurable": {"b": 1}}});
-    client.post("/runs/crons", wish("0 * * * *", both)).await.refused(400);
     client
-        .post("/runs/crons", wish("0 * * * *", json!({"assistant_id": "nosuch"})))
+        .post("/runs/crons", cron_body("0 * * * *", both))
+        .await
+        .refused(400);
+    client
+        .post("/runs/crons", cron_body("0 * * * *", json!({"assistant_id": "nosuch"})))
         .await
         .refused(404);
     let nobody = uuid::Uuid::new_v4();
     client
-        .post("/runs/crons", wish("0 * * * *", json!({"assistant_id": nobody})))
+        .post("/runs/crons", cron_body("0 * * * *", json!({"assistant_id": nobody})))
         .await
         .refused(404);
     client
-        .post(&format!("/threads/{nobody}/runs/crons"), wish("0 * * * *", json!({})))
+        .post(
+            &format!("/threads/{nobody}/runs/crons"),
+            cron_body("0 * * * *", json!({})),
+        )
         .await
         .refused(404);
     client.get("/runs/crons/nope").await.refused(422);
     assert_eq!(client.post("/runs/crons/count", json!({})).await.ok(), 0);
 }
 
-async fn crons_are_found_counted_and_paged_through(server: TestServer) {
+async fn crons_are_searched_and_counted_in_pages(server: TestServer) {
     let clock = clock_at("2026-11-21T12:00:00Z");
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     let client = server.client();
     let alice = server.human("agent").await;
     let mut all = vec![];
@@ -426,7 +441,7 @@ async fn crons_are_found_counted_and_paged_through(server: TestServer) {
         ),
     ] {
         clock.advance(MINUTE / 60);
-        all.push(id(&client.post(&path, wish(schedule, more)).await.ok()));
+        all.push(id(&client.post(&path, cron_body(schedule, more)).await.ok()));
     }
     let found = async |wanted: Value| -> Vec<usize> {
         let found = client.post("/runs/crons/search", wanted).await.ok();
@@ -482,14 +497,17 @@ async fn crons_are_found_counted_and_paged_through(server: TestServer) {
     }
 }
 
-async fn a_due_time_is_met_once_over_a_kill(server: TestServer) {
+async fn a_due_time_starts_one_run_over_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
     let mut crons = vec![];
     for _ in 0..40 {
         crons.push(
             client
-                .post("/runs/crons", wish("0 0 1 1 *", json!({"on_run_completed": "keep"})))
+                .post(
+                    "/runs/crons",
+                    cron_body("0 0 1 1 *", json!({"on_run_completed": "keep"})),
+                )
                 .await
                 .ok(),
         );
@@ -506,22 +524,25 @@ async fn a_due_time_is_met_once_over_a_kill(server: TestServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_servers_on_one_database_meet_each_due_time_once() {
+async fn two_servers_start_one_run_for_each_due_time() {
     play(Engine::Postgres, async |server: TestServer| {
         let clock = clock_at("2026-11-21T12:00:00Z");
-        server.lives_by(&clock).await;
-        let twin = server.gets_a_twin().await;
+        server.uses_clock(&clock).await;
+        let twin = server.starts_twin().await;
         let client = server.client();
         let alice = server.human("agent").await;
         let on_thread = client
-            .post(&alice.path("/runs/crons"), wish("* * * * *", json!({})))
+            .post(&alice.path("/runs/crons"), cron_body("* * * * *", json!({})))
             .await
             .ok();
         let mut crons = vec![];
         for _ in 0..10 {
             crons.push(
                 twin.client
-                    .post("/runs/crons", wish("* * * * *", json!({"on_run_completed": "keep"})))
+                    .post(
+                        "/runs/crons",
+                        cron_body("* * * * *", json!({"on_run_completed": "keep"})),
+                    )
                     .await
                     .ok(),
             );
@@ -537,7 +558,7 @@ async fn two_servers_on_one_database_meet_each_due_time_once() {
         assert_eq!(next(&client, &on_thread).await, "2026-11-21T12:05");
         let busy = json!({"status": "busy"});
         eventually(async || client.post("/threads/count", busy.clone()).await.ok() == 0).await;
-        twin.leaves().await;
+        twin.stops().await;
         for cron in &crons {
             assert_eq!(threads_of(&client, cron).await, 4);
         }

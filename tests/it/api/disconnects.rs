@@ -1,4 +1,4 @@
-//! Who asks for something may leave before the answer: what was written down is carried out all the same.
+//! A client may disconnect before the response: a stored run is executed all the same.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::support::{Human, TestServer, eventually, on_both_engines};
 
-/// How many leave, each a little later than the one before.
+/// The number of clients that disconnect, each a little later than the one before.
 const LEAVERS: u64 = 150;
-/// How much later.
+/// The difference between two clients.
 const LATER: Duration = Duration::from_micros(40);
 
 /// Sends a request and hangs up after so long.
@@ -19,7 +19,7 @@ async fn asks_and_leaves(human: &Human, path: &str, body: Value, patience: Durat
     let _ = tokio::time::timeout(patience, request).await;
 }
 
-/// How the runs of a thread stand.
+/// Returns the runs of a thread.
 async fn standing(human: &Human) -> Vec<Value> {
     human
         .runs()
@@ -30,16 +30,16 @@ async fn standing(human: &Human) -> Vec<Value> {
 }
 
 on_both_engines! {
-    a_run_whose_client_left_while_it_was_begun_comes_to_its_end,
+    a_run_finishes_though_its_client_disconnects_at_the_start,
 }
 
-async fn a_run_whose_client_left_while_it_was_begun_comes_to_its_end(server: TestServer) {
+async fn a_run_finishes_though_its_client_disconnects_at_the_start(server: TestServer) {
     let mut people = vec![];
     let patience = (0..LEAVERS).map(|number| LATER * u32::try_from(number).unwrap());
     // The last one stays, so that there is a run to look at on the slowest machine, too.
     for patience in patience.chain([Duration::from_secs(60)]) {
         let human = server.human("agent").await;
-        let body = human.wish("hello", json!({}));
+        let body = human.run_body("hello", json!({}));
         asks_and_leaves(&human, &human.path("/runs"), body, patience).await;
         people.push(human);
     }

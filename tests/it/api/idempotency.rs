@@ -1,4 +1,4 @@
-//! Requests that are sent again under the same key: done once, answered alike.
+//! Requests that are repeated under the same idempotency key: executed once, with the same response.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::support::client::{Client, Reply, reply};
 use crate::support::sse::{Sse, put_together};
 use crate::support::{TestServer, eventually, lookup, on_both_engines, on_postgres, script, transcript};
 
-/// POST under a key.
+/// Sends a POST request under a key.
 async fn post(client: &Client, path: &str, key: &str, body: &Value) -> Reply {
     reply(
         client
@@ -26,11 +26,11 @@ async fn stream(client: &Client, path: &str, key: &str, body: &Value) -> Sse {
     Sse::open(request.send().await.expect("an answer")).await
 }
 
-fn wish(text: impl ToString) -> Value {
+fn run_body(text: impl ToString) -> Value {
     json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
 }
 
-/// Two answers that are the same but for the mark on the second.
+/// Checks that two responses are the same but for the header of the second.
 fn are_alike(first: &Reply, second: &Reply) {
     assert_eq!(first.status, second.status);
     assert_eq!(&first.body, &second.body);
@@ -40,27 +40,27 @@ fn are_alike(first: &Reply, second: &Reply) {
 }
 
 on_both_engines! {
-    a_thread_is_made_once_for_each_key,
-    assistants_and_crons_are_made_once_for_each_key,
-    a_batch_that_is_refused_in_the_middle_leaves_nothing,
-    a_key_belongs_to_one_request,
-    what_was_refused_may_be_asked_again,
-    a_run_in_the_background_is_started_once,
-    who_waits_again_waits_for_the_same_run,
-    a_stream_that_is_asked_for_again_is_the_same_from_its_beginning,
-    runs_without_a_thread_can_be_asked_for_again_after_their_end,
-    many_requests_under_one_key_at_once_start_one_run,
-    a_server_that_dies_before_it_answers_has_not_lost_the_run,
-    a_request_cut_off_at_any_moment_is_done_once_when_it_is_sent_again,
-    copies_and_writes_into_the_state_are_made_once_for_each_key,
+    a_thread_is_created_once_for_each_key,
+    assistants_and_crons_are_created_once_for_each_key,
+    a_partly_invalid_batch_stores_nothing,
+    a_key_cannot_be_used_for_another_request,
+    a_refused_request_may_be_repeated_under_its_key,
+    a_background_run_starts_once_for_each_key,
+    a_repeated_wait_waits_for_the_same_run,
+    a_repeated_stream_is_the_same_from_its_beginning,
+    stateless_runs_can_be_repeated_after_their_end,
+    concurrent_requests_under_one_key_start_one_run,
+    a_run_is_found_by_its_key_after_a_kill,
+    a_request_that_a_kill_interrupted_can_be_repeated,
+    copies_and_state_updates_happen_once_for_each_key,
     a_command_that_starts_a_run_starts_it_once_for_each_key,
 }
 
 on_postgres! {
-    two_servers_on_one_database_know_the_same_keys,
+    two_servers_on_one_database_share_keys,
 }
 
-async fn a_thread_is_made_once_for_each_key(server: TestServer) {
+async fn a_thread_is_created_once_for_each_key(server: TestServer) {
     let client = server.client();
     let body = json!({"metadata": {"a": 1}});
     let first = post(&client, "/threads", "k1", &body).await;
@@ -72,7 +72,7 @@ async fn a_thread_is_made_once_for_each_key(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 2);
 }
 
-async fn assistants_and_crons_are_made_once_for_each_key(server: TestServer) {
+async fn assistants_and_crons_are_created_once_for_each_key(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": []}});
@@ -113,23 +113,23 @@ async fn assistants_and_crons_are_made_once_for_each_key(server: TestServer) {
     }
 }
 
-async fn a_batch_that_is_refused_in_the_middle_leaves_nothing(server: TestServer) {
+async fn a_partly_invalid_batch_stores_nothing(server: TestServer) {
     let client = server.client();
-    let mut unknown = wish("two");
+    let mut unknown = run_body("two");
     unknown["assistant_id"] = json!(uuid::Uuid::new_v4());
-    post(&client, "/runs/batch", "k1", &json!([wish("one"), unknown]))
+    post(&client, "/runs/batch", "k1", &json!([run_body("one"), unknown]))
         .await
         .refused(404);
     assert_eq!(client.post("/threads/search", json!({})).await.ok(), json!([]));
 }
 
-async fn a_key_belongs_to_one_request(server: TestServer) {
+async fn a_key_cannot_be_used_for_another_request(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     post(&client, "/threads", "k1", &json!({})).await.ok();
     let others = [
         ("/threads", json!({"metadata": {}})),
-        (alice.path("/runs").as_str(), wish("hello")),
+        (alice.path("/runs").as_str(), run_body("hello")),
     ]
     .map(|(path, body)| (path.to_owned(), body));
     for (path, body) in others {
@@ -148,13 +148,13 @@ async fn a_key_belongs_to_one_request(server: TestServer) {
     }
 }
 
-async fn what_was_refused_may_be_asked_again(server: TestServer) {
+async fn a_refused_request_may_be_repeated_under_its_key(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let first = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
     server.tools.called("lookup", 1).await;
-    let body = alice.wish("second", json!({"multitask_strategy": "reject"}));
+    let body = alice.run_body("second", json!({"multitask_strategy": "reject"}));
     post(&client, &alice.path("/runs/wait"), "k1", &body).await.refused(409);
     server.tools.let_go("lookup");
     first.finishes().await;
@@ -162,10 +162,10 @@ async fn what_was_refused_may_be_asked_again(server: TestServer) {
     assert_eq!(transcript(&values).last().unwrap(), "ai: echo: second");
 }
 
-async fn a_run_in_the_background_is_started_once(server: TestServer) {
+async fn a_background_run_starts_once_for_each_key(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
-    let body = alice.wish("hello", json!({}));
+    let body = alice.run_body("hello", json!({}));
     let first = post(&client, &alice.path("/runs"), "k1", &body).await;
     let run = alice.run(&first.body);
     assert_eq!(first.header("content-location"), Some(run.path.as_str()));
@@ -177,11 +177,11 @@ async fn a_run_in_the_background_is_started_once(server: TestServer) {
     assert_eq!(alice.runs().await.len(), 0);
 }
 
-async fn who_waits_again_waits_for_the_same_run(server: TestServer) {
+async fn a_repeated_wait_waits_for_the_same_run(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
-    let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), json!({}));
+    let body = alice.run_body(script().calls(lookup("c1", "x")).says("done"), json!({}));
     let path = alice.path("/runs/wait");
     let first = post(&client, &path, "k1", &body);
     let again = async {
@@ -206,12 +206,12 @@ async fn who_waits_again_waits_for_the_same_run(server: TestServer) {
     assert_eq!(alice.runs().await.len(), 1);
 }
 
-async fn a_stream_that_is_asked_for_again_is_the_same_from_its_beginning(server: TestServer) {
+async fn a_repeated_stream_is_the_same_from_its_beginning(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let more = json!({"stream_mode": ["values", "messages-tuple"], "stream_resumable": true});
-    let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), more);
+    let body = alice.run_body(script().calls(lookup("c1", "x")).says("done"), more);
     let path = alice.path("/runs/stream");
     let mut first = stream(&client, &path, "k1", &body).await;
     let mut seen = first.until(|frame| frame.mode() == "values").await;
@@ -227,30 +227,36 @@ async fn a_stream_that_is_asked_for_again_is_the_same_from_its_beginning(server:
     assert_eq!(server.tools.calls_of("lookup").len(), 1);
 }
 
-async fn runs_without_a_thread_can_be_asked_for_again_after_their_end(server: TestServer) {
+async fn stateless_runs_can_be_repeated_after_their_end(server: TestServer) {
     let client = server.client();
-    let first = post(&client, "/runs/wait", "k1", &wish("hello")).await;
-    are_alike(&first, &post(&client, "/runs/wait", "k1", &wish("hello")).await);
-    let frames = stream(&client, "/runs/stream", "k2", &wish("hello")).await.rest().await;
+    let first = post(&client, "/runs/wait", "k1", &run_body("hello")).await;
+    are_alike(&first, &post(&client, "/runs/wait", "k1", &run_body("hello")).await);
+    let frames = stream(&client, "/runs/stream", "k2", &run_body("hello"))
+        .await
+        .rest()
+        .await;
     server.is_stopped_and_started_again().await;
     assert_eq!(
-        stream(&client, "/runs/stream", "k2", &wish("hello")).await.rest().await,
+        stream(&client, "/runs/stream", "k2", &run_body("hello"))
+            .await
+            .rest()
+            .await,
         frames
     );
-    let created = post(&client, "/runs", "k3", &wish("hello")).await;
-    are_alike(&created, &post(&client, "/runs", "k3", &wish("hello")).await);
-    let batch = json!([wish("one"), wish("two")]);
+    let created = post(&client, "/runs", "k3", &run_body("hello")).await;
+    are_alike(&created, &post(&client, "/runs", "k3", &run_body("hello")).await);
+    let batch = json!([run_body("one"), run_body("two")]);
     let started = post(&client, "/runs/batch", "k4", &batch).await;
     are_alike(&started, &post(&client, "/runs/batch", "k4", &batch).await);
     assert_eq!(started.body.as_array().unwrap().len(), 2);
     eventually(async || client.post("/threads/search", json!({"status": "busy"})).await.ok() == json!([])).await;
 }
 
-async fn many_requests_under_one_key_at_once_start_one_run(server: TestServer) {
+async fn concurrent_requests_under_one_key_start_one_run(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let path = alice.path("/runs");
-    let body = alice.wish("hello", json!({}));
+    let body = alice.run_body("hello", json!({}));
     let replies = futures::future::join_all((0..24).map(|_| post(&client, &path, "k1", &body))).await;
     assert!(
         replies
@@ -269,12 +275,12 @@ async fn many_requests_under_one_key_at_once_start_one_run(server: TestServer) {
     assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
 }
 
-async fn a_server_that_dies_before_it_answers_has_not_lost_the_run(server: TestServer) {
+async fn a_run_is_found_by_its_key_after_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
-    let body = alice.wish(script().calls(lookup("c1", "x")).says("done"), json!({}));
+    let body = alice.run_body(script().calls(lookup("c1", "x")).says("done"), json!({}));
     let path = alice.path("/runs/wait");
     let elsewhere = client.clone();
     let lost = tokio::spawn({
@@ -296,13 +302,13 @@ async fn a_server_that_dies_before_it_answers_has_not_lost_the_run(server: TestS
     drop(lost);
 }
 
-async fn a_request_cut_off_at_any_moment_is_done_once_when_it_is_sent_again(server: TestServer) {
+async fn a_request_that_a_kill_interrupted_can_be_repeated(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
     let alice = server.human("agent").await;
     for round in 0..4 {
         let key = format!("k{round}");
-        let body = alice.wish(format!("round {round}"), json!({}));
+        let body = alice.run_body(format!("round {round}"), json!({}));
         let request = client
             .request(Method::POST, &alice.path("/runs"))
             .header("Idempotency-Key", &key)
@@ -329,7 +335,7 @@ async fn a_request_cut_off_at_any_moment_is_done_once_when_it_is_sent_again(serv
     );
 }
 
-async fn copies_and_writes_into_the_state_are_made_once_for_each_key(server: TestServer) {
+async fn copies_and_state_updates_happen_once_for_each_key(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.asks("hello").await.finishes().await;
@@ -369,12 +375,12 @@ async fn a_command_that_starts_a_run_starts_it_once_for_each_key(server: TestSer
     assert_eq!(alice.transcript().await, ["human: hello", "ai: echo: hello"]);
 }
 
-async fn two_servers_on_one_database_know_the_same_keys(server: TestServer) {
-    let other = server.gets_a_twin().await;
+async fn two_servers_on_one_database_share_keys(server: TestServer) {
+    let other = server.starts_twin().await;
     let client = server.client();
     let alice = server.human("agent").await;
     let path = alice.path("/runs/wait");
-    let body = alice.wish("hello", json!({}));
+    let body = alice.run_body("hello", json!({}));
     let (here, there) = tokio::join!(
         post(&client, &path, "k1", &body),
         post(&other.client, &path, "k1", &body)
@@ -383,5 +389,5 @@ async fn two_servers_on_one_database_know_the_same_keys(server: TestServer) {
     assert_eq!(&here.body, &there.body);
     assert_eq!(transcript(&here.body), ["human: hello", "ai: echo: hello"]);
     assert_eq!(alice.runs().await.len(), 1);
-    other.leaves().await;
+    other.stops().await;
 }

@@ -1,4 +1,4 @@
-//! The server says that it is there, what it can do, and how it is talked to.
+//! The endpoints for health, capabilities and the API document.
 
 use reqwest::Method;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::client::reply;
 use crate::support::{Engine, TestServer, on_both_engines};
 
-/// Where the parts of a page come from.
+/// Returns the addresses of the scripts, styles and pictures of a page.
 fn parts(page: &str) -> Vec<&str> {
     let after = ["src=\"", "href=\""]
         .into_iter()
@@ -15,10 +15,10 @@ fn parts(page: &str) -> Vec<&str> {
 }
 
 on_both_engines! {
-    whoever_asks_is_told_that_server_and_database_are_there,
+    the_health_check_covers_server_and_database,
 }
 
-async fn whoever_asks_is_told_that_server_and_database_are_there(server: TestServer) {
+async fn the_health_check_covers_server_and_database(server: TestServer) {
     let client = server.client();
     for path in ["/ok", "/ok?check_db=1"] {
         assert_eq!(
@@ -31,7 +31,7 @@ async fn whoever_asks_is_told_that_server_and_database_are_there(server: TestSer
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_is_said_what_the_server_can_do() {
+async fn the_server_lists_its_capabilities() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let info = server.client().get("/info").await.ok();
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
@@ -43,7 +43,7 @@ async fn it_is_said_what_the_server_can_do() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_that_shows_the_document_needs_nobody_else() {
+async fn the_api_page_loads_nothing_from_other_servers() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let client = server.client();
     let page = client.get("/docs").await;
@@ -69,7 +69,7 @@ async fn the_page_that_shows_the_document_needs_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_there_is_not_found_whatever_the_method() {
+async fn an_unknown_path_is_not_found_for_every_method() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     for (method, path) in [
         (Method::GET, "/no/such/path"),

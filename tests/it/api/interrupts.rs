@@ -1,20 +1,20 @@
-//! Questions are resources: listed, shown with the form of their answer, resolved once.
+//! The interrupts resource: lists, details and answers.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, mail, on_both_engines, script, task};
 
 on_both_engines! {
-    a_question_shows_who_asks_what_and_how_to_answer,
-    the_same_answer_twice_is_one_answer,
-    another_answer_comes_too_late,
-    two_answers_at_once_are_one_run,
-    an_invalid_answer_is_refused_and_the_question_stays,
-    the_questions_of_all_threads_are_listed_as_they_were_asked,
-    an_unknown_question_is_not_there,
+    an_interrupt_shows_its_agent_its_calls_and_its_decisions,
+    a_repeated_answer_is_accepted_once,
+    a_different_second_answer_is_refused,
+    concurrent_answers_start_one_run,
+    an_invalid_answer_is_refused_and_the_interrupt_stays,
+    interrupts_of_all_threads_are_listed_in_order,
+    an_unknown_interrupt_is_not_found,
 }
 
-async fn a_question_shows_who_asks_what_and_how_to_answer(server: TestServer) {
+async fn an_interrupt_shows_its_agent_its_calls_and_its_decisions(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let text = script()
@@ -67,7 +67,7 @@ async fn a_question_shows_who_asks_what_and_how_to_answer(server: TestServer) {
     assert_eq!(question, expected);
 }
 
-async fn the_same_answer_twice_is_one_answer(server: TestServer) {
+async fn a_repeated_answer_is_accepted_once(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
@@ -89,9 +89,11 @@ async fn the_same_answer_twice_is_one_answer(server: TestServer) {
     assert_eq!(&resolution["run_id"], &json!(run.id), "{resolution}");
 }
 
-async fn another_answer_comes_too_late(server: TestServer) {
+async fn a_different_second_answer_is_refused(server: TestServer) {
     let alice = server.human("agent").await;
-    alice.says(script().calls(mail("m1", "bob")).says("as you wish")).await;
+    alice
+        .says(script().calls(mail("m1", "bob")).says("as you run_body"))
+        .await;
     let question = alice.question().await;
     let first = alice
         .resolves(&question, json!({"decisions": [{"type": "reject"}]}))
@@ -106,7 +108,7 @@ async fn another_answer_comes_too_late(server: TestServer) {
     assert_eq!(alice.runs().await.len(), 2);
 }
 
-async fn two_answers_at_once_are_one_run(server: TestServer) {
+async fn concurrent_answers_start_one_run(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -122,7 +124,7 @@ async fn two_answers_at_once_are_one_run(server: TestServer) {
     assert_eq!(server.tools.keys_of("send_email").len(), 1);
 }
 
-async fn an_invalid_answer_is_refused_and_the_question_stays(server: TestServer) {
+async fn an_invalid_answer_is_refused_and_the_interrupt_stays(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -144,7 +146,7 @@ async fn an_invalid_answer_is_refused_and_the_question_stays(server: TestServer)
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
-async fn the_questions_of_all_threads_are_listed_as_they_were_asked(server: TestServer) {
+async fn interrupts_of_all_threads_are_listed_in_order(server: TestServer) {
     let client = server.client();
     let mut asked = vec![];
     for name in ["ann", "bob", "cat"] {
@@ -172,7 +174,7 @@ async fn the_questions_of_all_threads_are_listed_as_they_were_asked(server: Test
     assert_eq!(pending().await, json!([asked[0], asked[2]]));
 }
 
-async fn an_unknown_question_is_not_there(server: TestServer) {
+async fn an_unknown_interrupt_is_not_found(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let path = alice.path("/interrupts/0123456789abcdef0123456789abcdef");

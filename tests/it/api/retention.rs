@@ -1,4 +1,4 @@
-//! What is kept, for how long, and what goes. The servers of the tests look several times a second for what can go.
+//! The TTLs of threads, histories and items. The servers of the tests sweep several times a second.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
-/// The shortest time: 0.3 seconds.
+/// The shortest TTL, 0.3 seconds.
 const SOON: f64 = 0.005;
 
 /// Returns when the thread is gone.
@@ -16,21 +16,21 @@ async fn is_gone(server: &TestServer, thread: &str) {
 }
 
 on_both_engines! {
-    a_thread_goes_when_its_time_is_over,
-    how_long_a_thread_is_kept_is_shown_and_can_be_changed,
-    a_thread_at_work_outlives_its_time,
-    a_history_goes_and_the_newest_state_stays,
-    the_server_decides_for_threads_that_do_not,
-    the_thread_of_a_stateless_run_is_marked_to_go,
-    pruning_deletes_threads_or_takes_their_history,
-    what_waits_for_a_human_goes_on_without_its_history,
-    a_thread_at_work_keeps_its_history,
-    a_thread_may_begin_with_a_history,
+    a_thread_is_deleted_after_its_ttl,
+    the_ttl_of_a_thread_is_shown_and_can_be_changed,
+    a_busy_thread_outlives_its_ttl,
+    keep_latest_deletes_the_history_only,
+    the_configured_ttl_is_the_default,
+    the_thread_of_a_stateless_run_has_a_ttl,
+    pruning_deletes_threads_or_their_history,
+    an_interrupted_thread_continues_without_its_history,
+    a_busy_thread_keeps_its_history,
+    a_thread_can_be_created_with_a_history,
     a_history_that_is_copied_step_by_step_writes_its_input_once,
-    who_comes_back_to_a_log_that_was_pruned_is_told_so_over_http,
+    a_reader_of_a_pruned_log_is_refused,
 }
 
-async fn a_thread_goes_when_its_time_is_over(server: TestServer) {
+async fn a_thread_is_deleted_after_its_ttl(server: TestServer) {
     let client = server.client();
     let kept = client.thread().await;
     let body = json!({"ttl": {"ttl": SOON, "strategy": "delete"}});
@@ -41,7 +41,7 @@ async fn a_thread_goes_when_its_time_is_over(server: TestServer) {
     assert!(shown.get("ttl").is_none());
 }
 
-async fn how_long_a_thread_is_kept_is_shown_and_can_be_changed(server: TestServer) {
+async fn the_ttl_of_a_thread_is_shown_and_can_be_changed(server: TestServer) {
     let client = server.client();
     let thread = client.post("/threads", json!({"ttl": {"ttl": 60}})).await.ok();
     let path = format!("/threads/{}", thread["thread_id"].as_str().unwrap());
@@ -63,7 +63,7 @@ async fn how_long_a_thread_is_kept_is_shown_and_can_be_changed(server: TestServe
     }
 }
 
-async fn a_thread_at_work_outlives_its_time(server: TestServer) {
+async fn a_busy_thread_outlives_its_ttl(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
@@ -77,7 +77,7 @@ async fn a_thread_at_work_outlives_its_time(server: TestServer) {
     is_gone(&server, &alice.thread).await;
 }
 
-async fn a_history_goes_and_the_newest_state_stays(server: TestServer) {
+async fn keep_latest_deletes_the_history_only(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -103,7 +103,7 @@ async fn a_history_goes_and_the_newest_state_stays(server: TestServer) {
     );
 }
 
-async fn the_server_decides_for_threads_that_do_not(server: TestServer) {
+async fn the_configured_ttl_is_the_default(server: TestServer) {
     server
         .is_configured_with(&format!("[threads.ttl]\ndefault_ttl = {SOON}\n"))
         .await;
@@ -119,7 +119,7 @@ async fn the_server_decides_for_threads_that_do_not(server: TestServer) {
     assert_eq!(client.get(&kept).await.status, 200);
 }
 
-async fn the_thread_of_a_stateless_run_is_marked_to_go(server: TestServer) {
+async fn the_thread_of_a_stateless_run_has_a_ttl(server: TestServer) {
     let client = server.client();
     server.tools.hold("lookup");
     let input = json!({"messages": script().calls(lookup("c1", "x")).says("done").to_string()});
@@ -136,7 +136,7 @@ async fn the_thread_of_a_stateless_run_is_marked_to_go(server: TestServer) {
     is_gone(&server, thread).await;
 }
 
-async fn pruning_deletes_threads_or_takes_their_history(server: TestServer) {
+async fn pruning_deletes_threads_or_their_history(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
@@ -175,7 +175,7 @@ async fn pruning_deletes_threads_or_takes_their_history(server: TestServer) {
     }
 }
 
-async fn what_waits_for_a_human_goes_on_without_its_history(server: TestServer) {
+async fn an_interrupted_thread_continues_without_its_history(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("hello").await;
@@ -199,7 +199,7 @@ async fn what_waits_for_a_human_goes_on_without_its_history(server: TestServer) 
     assert_eq!(server.tools.calls_of("send_email").len(), 1);
 }
 
-async fn a_thread_at_work_keeps_its_history(server: TestServer) {
+async fn a_busy_thread_keeps_its_history(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
@@ -215,7 +215,7 @@ async fn a_thread_at_work_keeps_its_history(server: TestServer) {
     assert!(alice.history().await.len() > 1);
 }
 
-async fn a_thread_may_begin_with_a_history(server: TestServer) {
+async fn a_thread_can_be_created_with_a_history(server: TestServer) {
     let client = server.client();
     let write = |node: &str, values: Value| json!({"updates": [{"values": values, "as_node": node}]});
     let said = |role: &str, text: &str| json!({"messages": [{"role": role, "content": text}]});
@@ -304,14 +304,14 @@ async fn a_history_that_is_copied_step_by_step_writes_its_input_once(server: Tes
     }
 }
 
-async fn who_comes_back_to_a_log_that_was_pruned_is_told_so_over_http(server: TestServer) {
+async fn a_reader_of_a_pruned_log_is_refused(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": ["values"], "stream_resumable": true});
-    let frames = alice.listens("hello", more).await.rest().await;
+    let frames = alice.streams("hello", more).await.rest().await;
     let run = alice.run(&alice.runs().await[0]);
     let seen = frames[0].id.clone().unwrap();
-    let first = Viewer::of(&server, &alice.thread).looks_back(1).await[0].data["seq"]
+    let first = Viewer::of(&server, &alice.thread).replays(1).await[0].data["seq"]
         .as_i64()
         .unwrap();
     let comes_back = async |path: &str, id: &str| {

@@ -6,38 +6,41 @@ use uuid::Uuid;
 use crate::support::{TestServer, lookup, mail, on_both_engines, on_postgres, script, transcript};
 
 on_both_engines! {
-    a_run_in_the_background_is_pending_first_and_a_success_in_the_end,
-    waiting_answers_with_the_values_and_tells_where_the_run_is,
+    a_background_run_goes_from_pending_to_success,
+    a_wait_returns_the_values_and_the_location_of_the_run,
     the_turns_of_a_conversation_follow_each_other,
-    runs_on_a_busy_thread_wait_for_their_turn,
-    a_run_that_will_not_wait_is_refused_on_a_busy_thread,
+    enqueued_runs_wait_for_their_turn,
+    a_busy_thread_rejects_a_run_with_the_strategy_reject,
     a_cancelled_run_is_interrupted_and_its_work_stays,
-    a_run_that_is_rolled_back_never_was,
-    a_resume_that_is_rolled_back_leaves_the_question_open,
-    a_resume_inside_a_subagent_is_rolled_back_with_all_that_came_of_it,
-    a_new_turn_that_is_rolled_back_gives_the_question_before_it_back,
+    a_rollback_removes_the_run_and_its_changes,
+    a_rolled_back_answer_leaves_the_interrupt_pending,
+    a_rolled_back_answer_of_a_subagent_leaves_nothing,
+    a_rolled_back_turn_restores_the_interrupt_before_it,
     a_run_with_subagents_is_rolled_back_with_them,
-    a_run_that_displaces_others_interrupts_them_or_undoes_them,
-    answers_of_a_run_that_never_began_were_not_given,
-    a_run_that_waits_for_its_turn_can_be_cancelled,
-    what_is_over_cannot_be_cancelled,
+    the_strategies_interrupt_and_rollback_stop_other_runs,
+    the_answers_of_a_cancelled_pending_run_are_withdrawn,
+    a_pending_run_can_be_cancelled,
+    a_finished_run_cannot_be_cancelled,
     runs_are_listed_newest_first_without_those_of_subagents,
-    a_deleted_run_is_gone,
-    a_failed_run_says_why_with_status_200,
+    a_deleted_run_is_not_found,
+    a_failed_run_returns_its_error_with_status_200,
     an_unknown_agent_or_thread_is_refused_before_anything_is_stored,
 }
 
 on_postgres! {
-    another_server_on_the_same_database_follows_a_run_and_stops_it,
+    another_server_can_stream_and_cancel_a_run,
 }
 
-async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(server: TestServer) {
+async fn a_background_run_goes_from_pending_to_success(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let text = script().calls(lookup("c1", "x")).says("done");
     let reply = client
-        .post(&alice.path("/runs"), alice.wish(&text, json!({"metadata": {"k": "v"}})))
+        .post(
+            &alice.path("/runs"),
+            alice.run_body(&text, json!({"metadata": {"k": "v"}})),
+        )
         .await;
     let location = reply.header("content-location").unwrap().to_owned();
     let record = reply.ok();
@@ -60,11 +63,11 @@ async fn a_run_in_the_background_is_pending_first_and_a_success_in_the_end(serve
     assert_eq!(run.status().await.as_str(), "success");
 }
 
-async fn waiting_answers_with_the_values_and_tells_where_the_run_is(server: TestServer) {
+async fn a_wait_returns_the_values_and_the_location_of_the_run(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let reply = client
-        .post(&alice.path("/runs/wait"), alice.wish("hello", json!({})))
+        .post(&alice.path("/runs/wait"), alice.run_body("hello", json!({})))
         .await;
     let run = alice.run(&alice.runs().await[0]);
     assert_eq!(reply.header("content-location"), Some(run.path.as_str()));
@@ -84,7 +87,7 @@ async fn the_turns_of_a_conversation_follow_each_other(server: TestServer) {
     );
 }
 
-async fn runs_on_a_busy_thread_wait_for_their_turn(server: TestServer) {
+async fn enqueued_runs_wait_for_their_turn(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
@@ -110,13 +113,13 @@ async fn runs_on_a_busy_thread_wait_for_their_turn(server: TestServer) {
     assert_eq!(alice.transcript().await, said);
 }
 
-async fn a_run_that_will_not_wait_is_refused_on_a_busy_thread(server: TestServer) {
+async fn a_busy_thread_rejects_a_run_with_the_strategy_reject(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
     server.tools.called("lookup", 1).await;
-    let body = alice.wish("second", json!({"multitask_strategy": "reject"}));
+    let body = alice.run_body("second", json!({"multitask_strategy": "reject"}));
     for door in ["/runs", "/runs/wait", "/runs/stream"] {
         let detail = client.post(&alice.path(door), body.clone()).await.refused(409);
         assert!(detail.starts_with("Thread is already running a task."), "{detail}");
@@ -147,7 +150,7 @@ async fn a_cancelled_run_is_interrupted_and_its_work_stays(server: TestServer) {
     assert_eq!(said[3..], ["human: go on", "ai: echo: go on"]);
 }
 
-async fn a_run_that_is_rolled_back_never_was(server: TestServer) {
+async fn a_rollback_removes_the_run_and_its_changes(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("before").await;
@@ -161,7 +164,7 @@ async fn a_run_that_is_rolled_back_never_was(server: TestServer) {
     assert_eq!(alice.status().await, "idle");
 }
 
-async fn a_resume_that_is_rolled_back_leaves_the_question_open(server: TestServer) {
+async fn a_rolled_back_answer_leaves_the_interrupt_pending(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let text = script().calls_all([mail("m1", "bob"), lookup("c1", "x")]).says("done");
@@ -196,7 +199,7 @@ async fn a_resume_that_is_rolled_back_leaves_the_question_open(server: TestServe
     );
 }
 
-async fn a_resume_inside_a_subagent_is_rolled_back_with_all_that_came_of_it(server: TestServer) {
+async fn a_rolled_back_answer_of_a_subagent_leaves_nothing(server: TestServer) {
     let alice = server.human("agent").await;
     let inner = script().calls(mail("m1", "bob")).calls(lookup("c1", "x")).says("sent");
     let text = script().calls(crate::support::task("t1", "mailer", inner)).says("done");
@@ -227,7 +230,7 @@ async fn a_resume_inside_a_subagent_is_rolled_back_with_all_that_came_of_it(serv
     );
 }
 
-async fn a_new_turn_that_is_rolled_back_gives_the_question_before_it_back(server: TestServer) {
+async fn a_rolled_back_turn_restores_the_interrupt_before_it(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -270,7 +273,7 @@ async fn a_run_with_subagents_is_rolled_back_with_them(server: TestServer) {
     assert_eq!(alice.record().await["error"]["error"], "UserRollback");
 }
 
-async fn a_run_that_displaces_others_interrupts_them_or_undoes_them(server: TestServer) {
+async fn the_strategies_interrupt_and_rollback_stop_other_runs(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     for (strategy, status) in [("interrupt", 200), ("rollback", 404)] {
@@ -280,7 +283,7 @@ async fn a_run_that_displaces_others_interrupts_them_or_undoes_them(server: Test
         server.tools.called("lookup", calls + 1).await;
         let waiting = alice.asks("waiting").await;
         let second = alice
-            .starts(alice.wish("second", json!({"multitask_strategy": strategy})))
+            .starts(alice.run_body("second", json!({"multitask_strategy": strategy})))
             .await;
         second.finishes().await;
         server.tools.let_go("lookup");
@@ -299,7 +302,7 @@ async fn a_run_that_displaces_others_interrupts_them_or_undoes_them(server: Test
     );
 }
 
-async fn answers_of_a_run_that_never_began_were_not_given(server: TestServer) {
+async fn the_answers_of_a_cancelled_pending_run_are_withdrawn(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -318,8 +321,8 @@ async fn answers_of_a_run_that_never_began_were_not_given(server: TestServer) {
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
-async fn another_server_on_the_same_database_follows_a_run_and_stops_it(server: TestServer) {
-    let other = server.gets_a_twin().await;
+async fn another_server_can_stream_and_cancel_a_run(server: TestServer) {
+    let other = server.starts_twin().await;
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
@@ -333,10 +336,10 @@ async fn another_server_on_the_same_database_follows_a_run_and_stops_it(server: 
     assert_eq!(run.status().await.as_str(), "interrupted");
     assert_eq!(joined.rest().await.last().unwrap().data["error"], "UserInterrupt");
     server.tools.let_go("lookup");
-    other.leaves().await;
+    other.stops().await;
 }
 
-async fn a_run_that_waits_for_its_turn_can_be_cancelled(server: TestServer) {
+async fn a_pending_run_can_be_cancelled(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let first = alice.asks(script().calls(lookup("c1", "x")).says("first")).await;
@@ -350,7 +353,7 @@ async fn a_run_that_waits_for_its_turn_can_be_cancelled(server: TestServer) {
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: first");
 }
 
-async fn what_is_over_cannot_be_cancelled(server: TestServer) {
+async fn a_finished_run_cannot_be_cancelled(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("hello").await;
@@ -379,7 +382,7 @@ async fn runs_are_listed_newest_first_without_those_of_subagents(server: TestSer
     assert_eq!(client.get(&alice.path("/runs?status=error")).await.ok(), json!([]));
 }
 
-async fn a_deleted_run_is_gone(server: TestServer) {
+async fn a_deleted_run_is_not_found(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("hello").await;
@@ -390,11 +393,12 @@ async fn a_deleted_run_is_gone(server: TestServer) {
     assert_eq!(alice.runs().await, Vec::<Value>::new());
 }
 
-async fn a_failed_run_says_why_with_status_200(server: TestServer) {
+async fn a_failed_run_returns_its_error_with_status_200(server: TestServer) {
     let alice = server.human("agent").await;
     let values = alice.says(script().fails(400)).await;
     let error = values["__error__"].clone();
-    assert!(error["error"].is_string() && error["message"].is_string(), "{values}");
+    assert!(error["error"].is_string(), "{values}");
+    assert!(error["message"].is_string(), "{values}");
     let run = alice.run(&alice.runs().await[0]);
     assert_eq!(run.status().await, "error");
     let thread = alice.record().await;
@@ -414,15 +418,15 @@ async fn an_unknown_agent_or_thread_is_refused_before_anything_is_stored(server:
     let client = server.client();
     let alice = server.human("nobody").await;
     for door in ["/runs", "/runs/wait", "/runs/stream"] {
-        let reply = client.post(&alice.path(door), alice.wish("hello", json!({}))).await;
+        let reply = client.post(&alice.path(door), alice.run_body("hello", json!({}))).await;
         assert!(reply.refused(422).contains("nobody"));
     }
     assert_eq!(alice.runs().await, Vec::<Value>::new());
-    let body = alice.wish("hello", json!({"assistant_id": "agent"}));
+    let body = alice.run_body("hello", json!({"assistant_id": "agent"}));
     let elsewhere = format!("/threads/{}/runs", Uuid::new_v4());
     assert_eq!(client.post(&elsewhere, body.clone()).await.status, 404);
-    let made = alice.wish("hello", json!({"assistant_id": "agent", "if_not_exists": "create"}));
+    let made = alice.run_body("hello", json!({"assistant_id": "agent", "if_not_exists": "create"}));
     client.post(&format!("{elsewhere}/wait"), made).await.ok();
-    let wrong = alice.wish("hello", json!({"assistant_id": "agent", "stream_mode": "telepathy"}));
+    let wrong = alice.run_body("hello", json!({"assistant_id": "agent", "stream_mode": "telepathy"}));
     assert_eq!(client.post(&alice.path("/runs"), wrong).await.status, 422);
 }

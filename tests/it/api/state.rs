@@ -1,4 +1,4 @@
-//! Where a thread stands, how it came there, and going on from anywhere in between.
+//! The state of a thread, its history, updates, and runs from older checkpoints.
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, query_scalar};
@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::support::{Engine, Human, TestServer, lookup, mail, on_both_engines, script, task, transcript};
 
-/// The nodes that are next, oldest checkpoint first.
+/// Returns the next nodes, oldest checkpoint first.
 fn nexts(history: &[Value]) -> Vec<Value> {
     history.iter().rev().map(|state| state["next"].clone()).collect()
 }
@@ -15,7 +15,7 @@ async fn write(server: &TestServer, human: &Human, body: Value) -> Value {
     server.client().post(&human.path("/state"), body).await.ok()
 }
 
-/// How many bytes lie in the tables of the database.
+/// Returns the number of bytes in the tables of the database.
 async fn stored(server: &TestServer) -> i64 {
     let url = server.database_url();
     if server.engine == Engine::Sqlite {
@@ -38,25 +38,25 @@ async fn stored(server: &TestServer) -> i64 {
 }
 
 on_both_engines! {
-    a_thread_without_a_run_stands_nowhere,
+    a_thread_without_a_run_has_an_empty_state,
     every_step_is_a_checkpoint_whose_parent_is_the_one_before,
-    the_steps_of_later_runs_count_on,
+    step_numbers_continue_over_runs,
     history_can_be_read_in_pages_and_from_a_point_back,
-    any_checkpoint_can_be_looked_at,
-    a_client_can_write_into_the_state,
-    a_write_under_an_unknown_name_or_a_busy_thread_is_refused,
+    the_state_at_any_checkpoint_can_be_read,
+    a_client_can_update_the_state,
+    an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused,
     a_run_can_begin_at_an_older_checkpoint,
     a_pending_step_of_an_older_checkpoint_can_be_run_again,
     a_subagent_has_a_history_of_its_own,
     a_history_is_searched_by_metadata,
-    only_what_is_wanted_of_a_state_is_shown,
-    a_write_may_set_every_public_field_and_tells_where_it_forked,
+    only_the_selected_fields_of_a_state_are_returned,
+    an_update_may_set_every_public_field,
     an_unknown_checkpoint_is_refused,
     the_history_of_a_thread_is_that_of_its_main_agent,
     the_last_turns_of_a_long_thread_cost_no_more_than_the_first,
 }
 
-async fn a_thread_without_a_run_stands_nowhere(server: TestServer) {
+async fn a_thread_without_a_run_has_an_empty_state(server: TestServer) {
     let state = server.human("agent").await.state().await;
     let expected = json!({
         "values": {}, "next": [], "tasks": [], "metadata": null, "created_at": null, "checkpoint": null,
@@ -91,7 +91,7 @@ async fn every_step_is_a_checkpoint_whose_parent_is_the_one_before(server: TestS
     assert_eq!(history[0]["metadata"]["source"], "loop");
 }
 
-async fn the_steps_of_later_runs_count_on(server: TestServer) {
+async fn step_numbers_continue_over_runs(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("one").await;
     alice.says("two").await;
@@ -130,7 +130,7 @@ async fn history_can_be_read_in_pages_and_from_a_point_back(server: TestServer) 
     );
 }
 
-async fn any_checkpoint_can_be_looked_at(server: TestServer) {
+async fn the_state_at_any_checkpoint_can_be_read(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -143,7 +143,7 @@ async fn any_checkpoint_can_be_looked_at(server: TestServer) {
     }
 }
 
-async fn a_client_can_write_into_the_state(server: TestServer) {
+async fn a_client_can_update_the_state(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("one").await;
     let before = alice.state().await;
@@ -175,7 +175,7 @@ async fn a_client_can_write_into_the_state(server: TestServer) {
     assert_eq!(alice.status().await.as_str(), "interrupted");
 }
 
-async fn a_write_under_an_unknown_name_or_a_busy_thread_is_refused(server: TestServer) {
+async fn an_update_as_an_unknown_node_or_on_a_busy_thread_is_refused(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -202,7 +202,7 @@ async fn a_run_can_begin_at_an_older_checkpoint(server: TestServer) {
     let fork = alice.state().await["checkpoint_id"].clone();
     alice.says("two").await;
     alice
-        .starts(alice.wish("other", json!({"checkpoint_id": fork})))
+        .starts(alice.run_body("other", json!({"checkpoint_id": fork})))
         .await
         .finishes()
         .await;
@@ -281,7 +281,7 @@ async fn a_history_is_searched_by_metadata(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("one").await;
     let run = alice
-        .starts(alice.wish("two", json!({"metadata": {"colour": "red"}})))
+        .starts(alice.run_body("two", json!({"metadata": {"colour": "red"}})))
         .await;
     run.finishes().await;
     let search = async |metadata: Value, more: Value| {
@@ -308,7 +308,7 @@ async fn a_history_is_searched_by_metadata(server: TestServer) {
     assert!(search(json!({"colour": "blue"}), json!({})).await.is_empty());
 }
 
-async fn only_what_is_wanted_of_a_state_is_shown(server: TestServer) {
+async fn only_the_selected_fields_of_a_state_are_returned(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -327,7 +327,7 @@ async fn only_what_is_wanted_of_a_state_is_shown(server: TestServer) {
     assert_eq!(client.get(&alice.path("/state?select=shoe_size")).await.status, 422);
 }
 
-async fn a_write_may_set_every_public_field_and_tells_where_it_forked(server: TestServer) {
+async fn an_update_may_set_every_public_field(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -346,9 +346,9 @@ async fn an_unknown_checkpoint_is_refused(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
-    let unknown = alice.wish("two", json!({"checkpoint_id": Uuid::now_v7()}));
+    let unknown = alice.run_body("two", json!({"checkpoint_id": Uuid::now_v7()}));
     assert_eq!(client.post(&alice.path("/runs"), unknown).await.status, 404);
-    let nonsense = alice.wish("two", json!({"checkpoint_id": "yesterday"}));
+    let nonsense = alice.run_body("two", json!({"checkpoint_id": "yesterday"}));
     assert_eq!(client.post(&alice.path("/runs"), nonsense).await.status, 422);
     assert_eq!(alice.transcript().await.len(), 2);
 }

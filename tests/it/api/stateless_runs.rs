@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use crate::support::client::Client;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, transcript};
 
-/// A wish for a run of `agent`.
-fn wish(agent: &str, text: impl ToString) -> Value {
+/// Returns the body of a run of `agent`.
+fn run_body(agent: &str, text: impl ToString) -> Value {
     json!({"assistant_id": agent, "input": {"messages": [{"role": "user", "content": text.to_string()}]}})
 }
 
@@ -16,25 +16,25 @@ async fn is_forgotten(client: &Client, thread: &str) {
 }
 
 on_both_engines! {
-    a_question_without_a_thread_is_answered_and_forgotten,
-    a_stream_without_a_thread_ends_and_leaves_nothing,
-    a_thread_that_shall_be_kept_is_kept,
-    a_run_in_the_background_has_a_thread_until_it_ends,
-    nobody_can_be_answered_without_a_thread,
-    a_question_asked_without_a_thread_is_told_and_forgotten,
+    a_stateless_wait_returns_the_values_and_deletes_the_thread,
+    a_stateless_stream_deletes_its_thread,
+    a_stateless_run_can_keep_its_thread,
+    a_stateless_background_run_has_a_thread_until_it_ends,
+    a_stateless_run_takes_no_answer,
+    an_interrupt_of_a_stateless_run_is_returned_once,
 }
 
-async fn a_question_without_a_thread_is_answered_and_forgotten(server: TestServer) {
+async fn a_stateless_wait_returns_the_values_and_deletes_the_thread(server: TestServer) {
     let client = server.client();
-    let reply = client.post("/runs/wait", wish("agent", "hello")).await;
+    let reply = client.post("/runs/wait", run_body("agent", "hello")).await;
     let thread = reply.header("location").unwrap().split('/').nth(2).unwrap().to_owned();
     assert_eq!(transcript(&reply.ok()), ["human: hello", "ai: echo: hello"]);
     is_forgotten(&client, &thread).await;
 }
 
-async fn a_stream_without_a_thread_ends_and_leaves_nothing(server: TestServer) {
+async fn a_stateless_stream_deletes_its_thread(server: TestServer) {
     let client = server.client();
-    let stream = client.post_stream("/runs/stream", wish("agent", "hello")).await;
+    let stream = client.post_stream("/runs/stream", run_body("agent", "hello")).await;
     assert!(stream.headers().contains_key("content-location"));
     let frames = stream.rest().await;
     assert_eq!(frames[0].event, "metadata");
@@ -45,19 +45,19 @@ async fn a_stream_without_a_thread_ends_and_leaves_nothing(server: TestServer) {
     eventually(async || client.post("/threads/search", json!({})).await.ok() == json!([])).await;
 }
 
-async fn a_thread_that_shall_be_kept_is_kept(server: TestServer) {
+async fn a_stateless_run_can_keep_its_thread(server: TestServer) {
     let client = server.client();
-    let mut body = wish("agent", "hello");
+    let mut body = run_body("agent", "hello");
     body["on_completion"] = json!("keep");
     client.post("/runs/wait", body).await.ok();
     let threads = client.post("/threads/search", json!({})).await.ok();
     assert_eq!(transcript(&threads[0]["values"]), ["human: hello", "ai: echo: hello"]);
 }
 
-async fn a_run_in_the_background_has_a_thread_until_it_ends(server: TestServer) {
+async fn a_stateless_background_run_has_a_thread_until_it_ends(server: TestServer) {
     let client = server.client();
     server.tools.hold("lookup");
-    let body = wish("agent", script().calls(lookup("c1", "x")).says("done"));
+    let body = run_body("agent", script().calls(lookup("c1", "x")).says("done"));
     let run = client.post("/runs", body).await.ok();
     assert_eq!(run["kwargs"]["temporary"], true);
     let path = format!("/threads/{}", run["thread_id"].as_str().unwrap());
@@ -71,7 +71,7 @@ async fn a_run_in_the_background_has_a_thread_until_it_ends(server: TestServer) 
     is_forgotten(&client, run["thread_id"].as_str().unwrap()).await;
 }
 
-async fn nobody_can_be_answered_without_a_thread(server: TestServer) {
+async fn a_stateless_run_takes_no_answer(server: TestServer) {
     let client = server.client();
     let body = json!({"assistant_id": "agent", "command": {"resume": {"decisions": []}}});
     assert_eq!(
@@ -80,10 +80,10 @@ async fn nobody_can_be_answered_without_a_thread(server: TestServer) {
     );
 }
 
-async fn a_question_asked_without_a_thread_is_told_and_forgotten(server: TestServer) {
+async fn an_interrupt_of_a_stateless_run_is_returned_once(server: TestServer) {
     let client = server.client();
     let values = client
-        .post("/runs/wait", wish("agent", script().calls(mail("m1", "bob"))))
+        .post("/runs/wait", run_body("agent", script().calls(mail("m1", "bob"))))
         .await
         .ok();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The Store: what is remembered beyond a thread, and who finds it.
+//! The Store: items and their search.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ async fn get(client: &Client, namespace: &str, key: &str) -> Value {
         .ok()
 }
 
-/// The keys of what a search finds.
+/// Returns the keys of the items that a search finds.
 async fn found(client: &Client, body: Value) -> Vec<String> {
     let found = client.post("/store/items/search", body).await.ok();
     let items = found["items"].as_array().expect("a list");
@@ -43,17 +43,17 @@ async fn namespaces(client: &Client, body: Value) -> Value {
 }
 
 on_both_engines! {
-    an_item_is_remembered_until_it_is_deleted,
-    items_are_found_by_place_and_by_what_they_say,
-    namespaces_are_listed_by_their_ends_and_depth,
-    an_item_is_gone_when_its_time_is_over,
-    the_server_can_decide_how_long_items_stay,
-    what_cannot_be_remembered_is_refused_by_name,
-    items_are_found_by_what_they_are_about,
-    an_item_is_not_stored_without_what_it_is_to_be_found_by,
+    an_item_is_stored_until_it_is_deleted,
+    items_are_searched_by_namespace_and_value,
+    namespaces_are_listed_by_prefix_suffix_and_depth,
+    an_item_is_deleted_after_its_ttl,
+    the_configured_ttl_of_items_is_the_default,
+    an_invalid_item_is_refused_by_field,
+    items_are_found_by_meaning,
+    an_item_is_not_stored_without_its_embedding,
 }
 
-async fn an_item_is_remembered_until_it_is_deleted(server: TestServer) {
+async fn an_item_is_stored_until_it_is_deleted(server: TestServer) {
     let client = server.client();
     let stored = put(
         &client,
@@ -90,7 +90,7 @@ async fn an_item_is_remembered_until_it_is_deleted(server: TestServer) {
     assert_eq!(get(&client, "users.al", "food").await, Value::Null);
 }
 
-async fn items_are_found_by_place_and_by_what_they_say(server: TestServer) {
+async fn items_are_searched_by_namespace_and_value(server: TestServer) {
     let client = server.client();
     for (place, key, value) in [
         (json!(["u", "al"]), "a", json!({"kind": "note", "n": 1})),
@@ -132,7 +132,7 @@ async fn items_are_found_by_place_and_by_what_they_say(server: TestServer) {
     }
 }
 
-async fn namespaces_are_listed_by_their_ends_and_depth(server: TestServer) {
+async fn namespaces_are_listed_by_prefix_suffix_and_depth(server: TestServer) {
     let client = server.client();
     for place in [json!(["a", "x", "notes"]), json!(["a", "y", "notes"]), json!(["b"])] {
         put(&client, place, "k", json!({})).await.ok();
@@ -149,7 +149,7 @@ async fn namespaces_are_listed_by_their_ends_and_depth(server: TestServer) {
     );
 }
 
-async fn an_item_is_gone_when_its_time_is_over(server: TestServer) {
+async fn an_item_is_deleted_after_its_ttl(server: TestServer) {
     let client = server.client();
     let brief = json!({"namespace": ["n"], "key": "brief", "value": {}, "ttl": 0.001});
     items(&client, Method::PUT, brief).await.ok();
@@ -171,7 +171,7 @@ async fn an_item_is_gone_when_its_time_is_over(server: TestServer) {
     assert!(get(&client, "n", "long").await.is_object());
 }
 
-async fn the_server_can_decide_how_long_items_stay(server: TestServer) {
+async fn the_configured_ttl_of_items_is_the_default(server: TestServer) {
     let client = server.client();
     let lines = "[store.ttl]\ndefault_ttl = 0.001\nrefresh_on_read = false\nsweep_interval_minutes = 0.0005";
     server.is_configured_with(lines).await;
@@ -182,7 +182,7 @@ async fn the_server_can_decide_how_long_items_stay(server: TestServer) {
     assert_eq!(found(&client, json!({})).await, ["forever"]);
 }
 
-async fn what_cannot_be_remembered_is_refused_by_name(server: TestServer) {
+async fn an_invalid_item_is_refused_by_field(server: TestServer) {
     let client = server.client();
     let good = json!({"namespace": ["n"], "key": "k", "value": {}});
     let with = |field: &str, value: Value| {
@@ -268,7 +268,7 @@ async fn what_cannot_be_remembered_is_refused_by_name(server: TestServer) {
     assert_eq!(found(&client, json!({})).await, [""; 0]);
 }
 
-async fn items_are_found_by_what_they_are_about(server: TestServer) {
+async fn items_are_found_by_meaning(server: TestServer) {
     let client = server.client();
     let index = "[store.index]\ndims = 256\nembed = \"scripted:words\"\nfields = [\"text\", \"tags[*]\"]";
     server.is_configured_with(index).await;
@@ -298,10 +298,9 @@ async fn items_are_found_by_what_they_are_about(server: TestServer) {
     assert_eq!(found(&client, about.clone()).await, ["tagged", "fish"]);
     let scores = client.post("/store/items/search", about).await.ok();
     let score = |at: usize| scores["items"][at]["score"].as_f64().expect("a score");
-    assert!(
-        (score(0) - 1.0).abs() < 1e-4 && score(1) > 0.2 && score(1) < score(0),
-        "{scores}"
-    );
+    assert!((score(0) - 1.0).abs() < 1e-4, "{scores}");
+    assert!(score(1) > 0.2, "{scores}");
+    assert!(score(1) < score(0), "{scores}");
     let late = json!({"namespace_prefix": [], "query": "a late train", "limit": 1});
     assert_eq!(found(&client, late).await, ["other"]);
     let food = json!({"namespace_prefix": ["n"], "query": "fish", "filter": {"kind": "food"}});
@@ -314,7 +313,7 @@ async fn items_are_found_by_what_they_are_about(server: TestServer) {
     client.post("/store/items/search", long).await.refused(422);
 }
 
-async fn an_item_is_not_stored_without_what_it_is_to_be_found_by(server: TestServer) {
+async fn an_item_is_not_stored_without_its_embedding(server: TestServer) {
     let client = server.client();
     server
         .is_configured_with("[store.index]\ndims = 2\nembed = \"fake_openai:e-1\"")
@@ -332,10 +331,8 @@ async fn an_item_is_not_stored_without_what_it_is_to_be_found_by(server: TestSer
         "{answer}"
     );
     let refused = put(&client, json!(["n"]), "k", json!({"x": 2})).await.refused(424);
-    assert!(
-        refused.contains("ModelRefusedError") && !refused.contains("secret"),
-        "{refused}"
-    );
+    assert!(refused.contains("ModelRefusedError"), "{refused}");
+    assert!(!refused.contains("secret"), "{refused}");
     assert_eq!(get(&client, "n", "k").await["value"], json!({"x": 1}));
     let first = server.models.asked().remove(0);
     assert_eq!(first.path.as_str(), "/openai/v1/embeddings");

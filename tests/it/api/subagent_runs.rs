@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::actors::{Human, Run};
 use crate::support::{TestServer, call, lookup, mail, on_both_engines, on_postgres, script, task, transcript};
 
-/// Two researchers whose lookups are held back.
+/// Starts two researchers whose lookups are held back.
 async fn two_researchers(server: &TestServer) -> (Human, Run, [Run; 2]) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
@@ -27,7 +27,7 @@ async fn two_researchers(server: &TestServer) -> (Human, Run, [Run; 2]) {
     (alice, run, children)
 }
 
-/// What is said when the first of two researchers was cancelled.
+/// The transcript after the first of two researchers was cancelled.
 const ONE_CANCELLED: [&str; 5] = [
     "human: …",
     "ai calls task, task",
@@ -37,21 +37,21 @@ const ONE_CANCELLED: [&str; 5] = [
 ];
 
 on_both_engines! {
-    a_run_is_shown_with_all_that_it_delegated,
-    the_run_of_a_subagent_is_read_like_any_other,
-    who_joins_the_run_of_a_subagent_gets_its_values_its_question_or_its_failure,
+    a_run_lists_its_child_runs,
+    a_child_run_is_read_like_any_other_run,
+    joining_a_child_run_returns_its_outcome,
     a_cancelled_subagent_is_an_error_result_and_its_sibling_goes_on,
-    what_a_cancelled_subagent_delegated_stops_with_it,
-    the_work_of_a_subagent_is_not_undone_by_itself,
-    a_cancelled_subagent_stays_cancelled_when_the_process_dies,
-    the_stream_of_a_subagent_tells_of_it_and_ends_with_it,
+    cancelling_a_subagent_cancels_its_child_runs,
+    a_child_run_cannot_be_rolled_back_alone,
+    a_cancelled_subagent_stays_cancelled_after_a_kill,
+    the_stream_of_a_child_run_ends_with_it,
 }
 
 on_postgres! {
-    a_subagent_at_work_in_another_process_can_be_cancelled,
+    a_subagent_of_another_server_can_be_cancelled,
 }
 
-async fn a_run_is_shown_with_all_that_it_delegated(server: TestServer) {
+async fn a_run_lists_its_child_runs(server: TestServer) {
     let alice = server.human("deep").await;
     let below = script().calls(task("t2", "researcher", "echo")).says("second");
     let args = json!({"description": script().says("spawned").to_string(), "subagent_type": "researcher"});
@@ -101,7 +101,7 @@ async fn a_run_is_shown_with_all_that_it_delegated(server: TestServer) {
     assert_eq!(server.client().get(&missing).await.status, 404);
 }
 
-async fn the_run_of_a_subagent_is_read_like_any_other(server: TestServer) {
+async fn a_child_run_is_read_like_any_other_run(server: TestServer) {
     let alice = server.human("agent").await;
     let research = script().calls(lookup("c1", "x")).says("found it");
     let run = alice
@@ -132,7 +132,7 @@ async fn the_run_of_a_subagent_is_read_like_any_other(server: TestServer) {
     assert_eq!(run.children().await.len(), 1);
 }
 
-async fn who_joins_the_run_of_a_subagent_gets_its_values_its_question_or_its_failure(server: TestServer) {
+async fn joining_a_child_run_returns_its_outcome(server: TestServer) {
     let alice = server.human("agent").await;
     let calls = [
         task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent")),
@@ -170,7 +170,7 @@ async fn a_cancelled_subagent_is_an_error_result_and_its_sibling_goes_on(server:
     assert_eq!(&again.body["code"], &json!("run_over"));
 }
 
-async fn what_a_cancelled_subagent_delegated_stops_with_it(server: TestServer) {
+async fn cancelling_a_subagent_cancels_its_child_runs(server: TestServer) {
     let alice = server.human("deep").await;
     server.tools.hold("lookup");
     let third = script().calls(lookup("c1", "x")).says("third");
@@ -214,7 +214,7 @@ async fn what_a_cancelled_subagent_delegated_stops_with_it(server: TestServer) {
     assert_eq!(alice.status().await.as_str(), "idle");
 }
 
-async fn the_work_of_a_subagent_is_not_undone_by_itself(server: TestServer) {
+async fn a_child_run_cannot_be_rolled_back_alone(server: TestServer) {
     let (_, run, [first, _]) = two_researchers(&server).await;
     let refused = first.is_cancelled("rollback").await;
     assert_eq!(refused.status, 422);
@@ -225,7 +225,7 @@ async fn the_work_of_a_subagent_is_not_undone_by_itself(server: TestServer) {
     assert_eq!(first.status().await, "success");
 }
 
-async fn a_cancelled_subagent_stays_cancelled_when_the_process_dies(server: TestServer) {
+async fn a_cancelled_subagent_stays_cancelled_after_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let (alice, run, [first, _]) = two_researchers(&server).await;
     let told = server.client().post(&format!("{}/cancel", first.path), json!({})).await;
@@ -236,8 +236,8 @@ async fn a_cancelled_subagent_stays_cancelled_when_the_process_dies(server: Test
     assert_eq!(alice.transcript().await, ONE_CANCELLED);
 }
 
-async fn a_subagent_at_work_in_another_process_can_be_cancelled(server: TestServer) {
-    let other = server.gets_a_twin().await;
+async fn a_subagent_of_another_server_can_be_cancelled(server: TestServer) {
+    let other = server.starts_twin().await;
     let (alice, run, [first, second]) = two_researchers(&server).await;
     let stopped = other
         .client
@@ -248,10 +248,10 @@ async fn a_subagent_at_work_in_another_process_can_be_cancelled(server: TestServ
     server.tools.let_go("lookup");
     run.finishes().await;
     assert_eq!(alice.transcript().await, ONE_CANCELLED);
-    other.leaves().await;
+    other.stops().await;
 }
 
-async fn the_stream_of_a_subagent_tells_of_it_and_ends_with_it(server: TestServer) {
+async fn the_stream_of_a_child_run_ends_with_it(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let research = |id: &str| script().calls(lookup(id, id)).says(id);
@@ -261,7 +261,7 @@ async fn the_stream_of_a_subagent_tells_of_it_and_ends_with_it(server: TestServe
     ];
     let more = json!({"stream_mode": ["updates"], "stream_resumable": true});
     let run = alice
-        .starts(alice.wish(script().calls_all(calls).says("done"), more))
+        .starts(alice.run_body(script().calls_all(calls).says("done"), more))
         .await;
     server.tools.called("lookup", 2).await;
     let children = run.children().await;
@@ -276,8 +276,6 @@ async fn the_stream_of_a_subagent_tells_of_it_and_ends_with_it(server: TestServe
     run.finishes().await;
     let again = alice.run(first).is_joined(Some("-1")).await.rest().await;
     assert_eq!(again.len(), 3, "{again:#?}");
-    assert!(
-        again.iter().all(|frame| frame.event == name) && again[1..] == told[..],
-        "{again:#?}"
-    );
+    assert!(again.iter().all(|frame| frame.event == name), "{again:#?}");
+    assert!(again[1..] == told[..], "{again:#?}");
 }

@@ -1,11 +1,11 @@
-//! Threads are resources: made, found, changed, deleted.
+//! Threads: creation, search, changes, copies and deletion.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::support::{Human, TestServer, mail, on_both_engines, script, task, transcript};
 
-/// The ids of the threads in an answer, in its order.
+/// Returns the ids of the threads in a response, in its order.
 fn ids(threads: &Value) -> Vec<&str> {
     threads
         .as_array()
@@ -17,23 +17,23 @@ fn ids(threads: &Value) -> Vec<&str> {
 
 on_both_engines! {
     a_new_thread_is_idle_and_empty,
-    the_id_of_a_thread_may_be_given_but_not_twice,
+    a_client_can_choose_the_id_of_a_thread_once,
     a_patch_adds_to_the_metadata,
-    a_deleted_thread_is_gone_with_everything_on_it,
+    deleting_a_thread_deletes_everything_on_it,
     deleting_a_busy_thread_stops_its_run,
-    search_finds_by_metadata_and_status_and_tells_how_many_there_are,
-    search_finds_by_what_the_agent_knows,
+    search_by_metadata_and_status_returns_the_total,
+    search_finds_by_values,
     search_finds_by_metadata_that_changed,
-    what_is_searched_and_stored_has_bounds,
-    search_pages_through_the_threads_and_says_where_to_go_on,
-    select_leaves_only_the_wanted_columns,
-    the_first_run_leaves_its_mark_on_the_thread,
-    what_is_no_thread_is_refused_by_name,
-    a_copy_goes_its_own_way,
+    filters_and_metadata_have_bounds,
+    search_pages_through_the_threads,
+    select_returns_only_the_selected_columns,
+    the_first_run_sets_the_metadata_of_the_thread,
+    an_invalid_thread_is_refused_by_field,
+    a_copy_is_independent_of_the_original,
     the_ids_of_checkpoints_name_the_same_states_in_a_copy,
-    what_is_taken_from_a_thread_stays_in_its_copy_and_the_other_way_round,
-    a_copy_made_while_a_subagent_waits_delegates_to_one_of_its_own,
-    the_copy_of_a_waiting_thread_asks_for_itself,
+    deletions_in_a_thread_do_not_change_its_copy,
+    a_copy_with_an_interrupted_subagent_has_its_own_child_run,
+    a_copy_of_an_interrupted_thread_has_its_own_interrupt,
 }
 
 async fn a_new_thread_is_idle_and_empty(server: TestServer) {
@@ -51,7 +51,7 @@ async fn a_new_thread_is_idle_and_empty(server: TestServer) {
     assert_eq!(client.get(&format!("/threads/{id}")).await.ok(), thread);
 }
 
-async fn the_id_of_a_thread_may_be_given_but_not_twice(server: TestServer) {
+async fn a_client_can_choose_the_id_of_a_thread_once(server: TestServer) {
     let client = server.client();
     let id = Uuid::new_v4();
     let first = client
@@ -79,7 +79,7 @@ async fn a_patch_adds_to_the_metadata(server: TestServer) {
     );
 }
 
-async fn a_deleted_thread_is_gone_with_everything_on_it(server: TestServer) {
+async fn deleting_a_thread_deletes_everything_on_it(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says(script().says("hello")).await;
@@ -105,7 +105,7 @@ async fn deleting_a_busy_thread_stops_its_run(server: TestServer) {
     assert_eq!(client.get(&alice.path("")).await.status, 404);
 }
 
-async fn search_finds_by_metadata_and_status_and_tells_how_many_there_are(server: TestServer) {
+async fn search_by_metadata_and_status_returns_the_total(server: TestServer) {
     let client = server.client();
     let mut red = vec![];
     for number in 0..3 {
@@ -133,7 +133,7 @@ async fn search_finds_by_metadata_and_status_and_tells_how_many_there_are(server
     );
 }
 
-async fn search_finds_by_what_the_agent_knows(server: TestServer) {
+async fn search_finds_by_values(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
@@ -185,7 +185,7 @@ async fn search_finds_by_metadata_that_changed(server: TestServer) {
     assert_eq!(count(json!({"colour": "blue"})).await, json!(1));
 }
 
-async fn what_is_searched_and_stored_has_bounds(server: TestServer) {
+async fn filters_and_metadata_have_bounds(server: TestServer) {
     let client = server.client();
     let many: Vec<u32> = (0..1001).collect();
     let refused = client.post("/threads", json!({"metadata": {"many": many}})).await;
@@ -198,7 +198,7 @@ async fn what_is_searched_and_stored_has_bounds(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), json!(0));
 }
 
-async fn search_pages_through_the_threads_and_says_where_to_go_on(server: TestServer) {
+async fn search_pages_through_the_threads(server: TestServer) {
     let client = server.client();
     for _ in 0..3 {
         client.thread().await;
@@ -219,7 +219,7 @@ async fn search_pages_through_the_threads_and_says_where_to_go_on(server: TestSe
     assert!(client.post("/threads/search", json!({"limit": 1001})).await.status == 422);
 }
 
-async fn select_leaves_only_the_wanted_columns(server: TestServer) {
+async fn select_returns_only_the_selected_columns(server: TestServer) {
     let client = server.client();
     let id = client.thread().await;
     let found = client
@@ -236,7 +236,7 @@ async fn select_leaves_only_the_wanted_columns(server: TestServer) {
     );
 }
 
-async fn the_first_run_leaves_its_mark_on_the_thread(server: TestServer) {
+async fn the_first_run_sets_the_metadata_of_the_thread(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().says("hello")).await;
     let thread = alice.record().await;
@@ -249,7 +249,7 @@ async fn the_first_run_leaves_its_mark_on_the_thread(server: TestServer) {
     assert_eq!(&card["name"], &json!("main-agent"));
 }
 
-async fn what_is_no_thread_is_refused_by_name(server: TestServer) {
+async fn an_invalid_thread_is_refused_by_field(server: TestServer) {
     let client = server.client();
     let nowhere = Uuid::new_v4();
     assert_eq!(
@@ -271,7 +271,7 @@ async fn what_is_no_thread_is_refused_by_name(server: TestServer) {
     assert_eq!(client.get("/nowhere").await.refused(404), "Not Found");
 }
 
-async fn a_copy_goes_its_own_way(server: TestServer) {
+async fn a_copy_is_independent_of_the_original(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -344,7 +344,7 @@ async fn the_ids_of_checkpoints_name_the_same_states_in_a_copy(server: TestServe
     assert_eq!(alice.history().await, old);
 }
 
-async fn what_is_taken_from_a_thread_stays_in_its_copy_and_the_other_way_round(server: TestServer) {
+async fn deletions_in_a_thread_do_not_change_its_copy(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("one").await;
@@ -376,7 +376,7 @@ async fn what_is_taken_from_a_thread_stays_in_its_copy_and_the_other_way_round(s
     assert_eq!(on[4..], ["human: three", "ai: echo: three"]);
 }
 
-async fn a_copy_made_while_a_subagent_waits_delegates_to_one_of_its_own(server: TestServer) {
+async fn a_copy_with_an_interrupted_subagent_has_its_own_child_run(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let mailer = script().calls(mail("m1", "bob")).says("sent");
@@ -403,7 +403,7 @@ async fn a_copy_made_while_a_subagent_waits_delegates_to_one_of_its_own(server: 
     assert_eq!(&calls[1]["thread_id"], &json!(alice.thread));
 }
 
-async fn the_copy_of_a_waiting_thread_asks_for_itself(server: TestServer) {
+async fn a_copy_of_an_interrupted_thread_has_its_own_interrupt(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;

@@ -1,25 +1,25 @@
-//! Keys of a request that mean nothing are refused; those that the SDKs send are not.
+//! Unknown keys of a request are refused, except for those that the SDKs send.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, on_both_engines};
 
-fn wish(more: Value) -> Value {
-    let mut wish = json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
+fn run_body(more: Value) -> Value {
+    let mut run_body = json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
     for (name, value) in more.as_object().into_iter().flatten() {
-        wish[name] = value.clone();
+        run_body[name] = value.clone();
     }
-    wish
+    run_body
 }
 
 on_both_engines! {
-    a_run_with_a_key_that_means_nothing_is_refused_and_not_begun,
-    every_body_is_held_to_the_keys_that_it_may_have,
-    what_the_sdks_send_besides_is_ignored,
-    a_wrong_shape_is_told_in_the_words_of_json,
+    a_run_with_an_unknown_key_is_refused,
+    every_body_refuses_unknown_keys,
+    extra_keys_of_the_sdks_are_ignored,
+    a_wrong_type_is_described_in_terms_of_json,
 }
 
-async fn a_run_with_a_key_that_means_nothing_is_refused_and_not_begun(server: TestServer) {
+async fn a_run_with_an_unknown_key_is_refused(server: TestServer) {
     let client = server.client();
     let thread = client.thread().await;
     let misspelt = json!({"assistant_id": "agent", "inputs": {"messages": []}});
@@ -31,14 +31,14 @@ async fn a_run_with_a_key_that_means_nothing_is_refused_and_not_begun(server: Te
         }
     }
     let refused = client
-        .post("/runs/batch", json!([wish(json!({})), misspelt]))
+        .post("/runs/batch", json!([run_body(json!({})), misspelt]))
         .await
         .refused(422);
     assert!(refused.starts_with(&format!("[1].{expected}")), "{refused}");
     assert_eq!(client.get(&format!("/threads/{thread}/runs")).await.ok(), json!([]));
 }
 
-async fn every_body_is_held_to_the_keys_that_it_may_have(server: TestServer) {
+async fn every_body_refuses_unknown_keys(server: TestServer) {
     let client = server.client();
     let thread = client.thread().await;
     for (path, body, expected) in [
@@ -74,7 +74,7 @@ async fn every_body_is_held_to_the_keys_that_it_may_have(server: TestServer) {
         ),
         (
             "/runs/crons",
-            wish(json!({"schedules": "0 9 * * *"})),
+            run_body(json!({"schedules": "0 9 * * *"})),
             "schedules: unknown key; did you mean `schedule`?",
         ),
         (
@@ -91,21 +91,22 @@ async fn every_body_is_held_to_the_keys_that_it_may_have(server: TestServer) {
         .post(&format!("/threads/{thread}/state"), long)
         .await
         .refused(422);
-    assert!(refused.len() < 500 && refused.contains("unknown key"), "{refused}");
+    assert!(refused.len() < 500, "{refused}");
+    assert!(refused.contains("unknown key"), "{refused}");
 }
 
-async fn what_the_sdks_send_besides_is_ignored(server: TestServer) {
+async fn extra_keys_of_the_sdks_are_ignored(server: TestServer) {
     let client = server.client();
     let tracer = json!({"langsmith_tracer": {"project_name": "p"}, "strict_resume": true, "feedback_keys": ["a"]});
-    client.post("/runs/wait", wish(tracer.clone())).await.ok();
+    client.post("/runs/wait", run_body(tracer.clone())).await.ok();
     let options = json!({"assistantId": "agent", "streamMode": "values", "multitaskStrategy": "reject", "signal": {}});
     client
-        .post("/runs/batch", json!([wish(options), wish(tracer)]))
+        .post("/runs/batch", json!([run_body(options), run_body(tracer)]))
         .await
         .ok();
 }
 
-async fn a_wrong_shape_is_told_in_the_words_of_json(server: TestServer) {
+async fn a_wrong_type_is_described_in_terms_of_json(server: TestServer) {
     let client = server.client();
     for (path, body, expected) in [
         (
@@ -131,12 +132,12 @@ async fn a_wrong_shape_is_told_in_the_words_of_json(server: TestServer) {
         ("/threads/prune", json!({}), "body: `thread_ids` must be given"),
         (
             "/runs/wait",
-            wish(json!({"stream_subgraphs": "yes"})),
+            run_body(json!({"stream_subgraphs": "yes"})),
             "stream_subgraphs: must be true or false, not a string",
         ),
         (
             "/runs/wait",
-            wish(json!({"config": null, "context": [1]})),
+            run_body(json!({"config": null, "context": [1]})),
             "context: must be an object, not a list",
         ),
     ] {

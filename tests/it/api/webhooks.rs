@@ -1,4 +1,4 @@
-//! Telling others that a run has ended: what, whom, how often, and whom never.
+//! Webhooks: the reports of ended runs and their delivery.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::support::client::Client;
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{Engine, Human, TestServer, eventually, lookup, mail, on_both_engines, play, script};
 
-/// Starts a run that tells the ear.
-async fn asks(human: &Human, ear: &WebhookReceiver, text: impl ToString) -> crate::support::actors::Run {
-    let hook = json!({"webhook": format!("{}/hook?x=1", ear.base)});
-    human.starts(human.wish(text, hook)).await
+/// Starts a run with the receiver as its webhook.
+async fn asks(human: &Human, receiver: &WebhookReceiver, text: impl ToString) -> crate::support::actors::Run {
+    let hook = json!({"webhook": format!("{}/hook?x=1", receiver.base)});
+    human.starts(human.run_body(text, hook)).await
 }
 
 async fn deliveries(client: &Client, query: &str) -> Vec<Value> {
@@ -43,31 +43,31 @@ async fn becomes(client: &Client, status: &str, attempts: u32) -> Value {
     deliveries(client, "").await[0].clone()
 }
 
-/// A clock that shows this time until the scene moves it.
+/// Lets the server use a clock that stands still until the test moves it.
 async fn clocked(server: &TestServer) -> ManualClock {
     let clock = ManualClock::starting_at(Timestamp::read("2026-11-21T12:00:00Z").unwrap());
-    server.lives_by(&clock).await;
+    server.uses_clock(&clock).await;
     clock
 }
 
 on_both_engines! {
-    the_end_of_a_run_is_told_with_the_run_and_its_values,
-    what_went_wrong_and_what_is_asked_is_told_too,
-    a_report_is_signed_and_has_the_headers_of_the_owner,
-    a_report_is_tried_again_ever_more_rarely_and_given_up,
-    a_dead_report_can_be_sent_again,
+    a_webhook_receives_the_run_and_its_values,
+    a_webhook_receives_errors_and_interrupts,
+    a_delivery_is_signed_and_has_the_configured_headers,
+    a_failed_delivery_is_retried_with_backoff,
+    a_failed_delivery_can_be_repeated,
     deliveries_are_listed_by_run_thread_and_status,
-    a_run_without_a_thread_is_told_of_though_its_thread_is_gone,
-    what_is_inside_cannot_be_named,
-    a_receiver_that_does_not_answer_holds_up_no_cron,
-    a_report_outlives_a_kill,
+    a_stateless_run_is_reported_after_its_thread_was_deleted,
+    a_webhook_cannot_have_a_private_address,
+    a_slow_receiver_delays_no_cron,
+    a_delivery_survives_a_kill,
 }
 
-async fn the_end_of_a_run_is_told_with_the_run_and_its_values(server: TestServer) {
+async fn a_webhook_receives_the_run_and_its_values(server: TestServer) {
     let alice = server.human("agent").await;
-    let ear = WebhookReceiver::opens().await;
-    let run = asks(&alice, &ear, "hello").await;
-    let heard = ear.hears(1).await.remove(0);
+    let receiver = WebhookReceiver::start().await;
+    let run = asks(&alice, &receiver, "hello").await;
+    let heard = receiver.receives(1).await.remove(0);
     assert_eq!(heard.path.as_str(), "/hook?x=1");
     assert_eq!(heard.header("content-type"), "application/json");
     let mut told = heard.body();
@@ -85,41 +85,41 @@ async fn the_end_of_a_run_is_told_with_the_run_and_its_values(server: TestServer
     assert_eq!(told, record);
 }
 
-async fn what_went_wrong_and_what_is_asked_is_told_too(server: TestServer) {
-    let ear = WebhookReceiver::opens().await;
+async fn a_webhook_receives_errors_and_interrupts(server: TestServer) {
+    let receiver = WebhookReceiver::start().await;
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
     let carol = server.human("agent").await;
-    asks(&alice, &ear, script().fails(400)).await;
-    let failed = ear.hears(1).await[0].body();
+    asks(&alice, &receiver, script().fails(400)).await;
+    let failed = receiver.receives(1).await[0].body();
     assert_eq!(&failed["status"], &json!("error"));
     assert_eq!(&failed["error"], &alice.record().await["error"]);
     assert!(failed["error"]["error"].is_string());
-    asks(&bob, &ear, script().calls(mail("m1", "a@b.c")).says("sent")).await;
-    let asking = ear.hears(2).await[1].body();
+    asks(&bob, &receiver, script().calls(mail("m1", "a@b.c")).says("sent")).await;
+    let asking = receiver.receives(2).await[1].body();
     assert_eq!(&asking["status"], &json!("success"));
     assert_eq!(asking.get("error"), None);
     assert_eq!(asking["values"]["messages"][1]["tool_calls"][0]["name"], "send_email");
     server.tools.hold("lookup");
-    let run = asks(&carol, &ear, script().calls(lookup("c1", "x")).says("done")).await;
-    let waiting = asks(&carol, &ear, "never").await;
+    let run = asks(&carol, &receiver, script().calls(lookup("c1", "x")).says("done")).await;
+    let waiting = asks(&carol, &receiver, "never").await;
     server.tools.called("lookup", 1).await;
     waiting.is_cancelled("interrupt").await.ok();
-    let never = ear.hears(3).await[2].body();
+    let never = receiver.receives(3).await[2].body();
     assert_eq!(&never["status"], &json!("interrupted"));
     assert_eq!(&never["run_started_at"], &json!(null));
     run.is_cancelled("interrupt").await.ok();
-    let stopped = ear.hears(4).await[3].body();
+    let stopped = receiver.receives(4).await[3].body();
     assert_eq!(&stopped["run_id"], &json!(run.id));
     assert_eq!(&stopped["status"], &json!("interrupted"));
     server.tools.let_go("lookup");
 }
 
-async fn a_report_is_signed_and_has_the_headers_of_the_owner(server: TestServer) {
+async fn a_delivery_is_signed_and_has_the_configured_headers(server: TestServer) {
     let alice = server.human("agent").await;
-    let ear = WebhookReceiver::opens().await;
-    asks(&alice, &ear, "hello").await;
-    let heard = ear.hears(1).await.remove(0);
+    let receiver = WebhookReceiver::start().await;
+    asks(&alice, &receiver, "hello").await;
+    let heard = receiver.receives(1).await.remove(0);
     let id = heard.header("webhook-id");
     let second = heard.header("webhook-timestamp");
     let key = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
@@ -133,13 +133,13 @@ async fn a_report_is_signed_and_has_the_headers_of_the_owner(server: TestServer)
     assert_eq!(deliveries(&server.client(), "").await[0]["delivery_id"], id);
 }
 
-async fn a_report_is_tried_again_ever_more_rarely_and_given_up(server: TestServer) {
+async fn a_failed_delivery_is_retried_with_backoff(server: TestServer) {
     let clock = clocked(&server).await;
     let client = server.client();
     let alice = server.human("agent").await;
-    let ear = WebhookReceiver::opens().await;
-    ear.answers(&[500, 302, 404]);
-    asks(&alice, &ear, "hello").await;
+    let receiver = WebhookReceiver::start().await;
+    receiver.answers(&[500, 302, 404]);
+    asks(&alice, &receiver, "hello").await;
     let first = becomes(&client, "pending", 1).await;
     assert_eq!(&first["response_status"], &json!(500));
     assert_eq!(&first["next_attempt_at"], &json!("2026-11-21T12:01:00.000000+00:00"));
@@ -151,7 +151,7 @@ async fn a_report_is_tried_again_ever_more_rarely_and_given_up(server: TestServe
     let third = becomes(&client, "dead", 3).await;
     assert_eq!(&third["response_status"], &json!(404));
     assert_eq!(&third["finished_at"], &json!("2026-11-21T12:04:00.000000+00:00"));
-    let heard = ear.heard();
+    let heard = receiver.received();
     assert!(
         heard.iter().all(|heard| heard.path == "/hook?x=1"),
         "a redirect is not followed: {heard:#?}"
@@ -164,25 +164,25 @@ async fn a_report_is_tried_again_ever_more_rarely_and_given_up(server: TestServe
     );
 }
 
-async fn a_dead_report_can_be_sent_again(server: TestServer) {
+async fn a_failed_delivery_can_be_repeated(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
-    let ear = WebhookReceiver::opens().await;
-    ear.answers(&[410]);
-    let run = asks(&alice, &ear, "hello").await;
+    let receiver = WebhookReceiver::start().await;
+    receiver.answers(&[410]);
+    let run = asks(&alice, &receiver, "hello").await;
     let dead = becomes(&client, "dead", 1).await;
     let path = format!("/webhooks/deliveries/{}", dead["delivery_id"].as_str().unwrap());
     let again = client.post(&format!("{path}/redeliver"), json!({})).await.ok();
     assert_eq!(&again["status"], &json!("pending"));
     assert_eq!(&again["delivery_id"], &dead["delivery_id"]);
-    let heard = ear.hears(2).await;
+    let heard = receiver.receives(2).await;
     assert_eq!(heard[0].header("webhook-id"), heard[1].header("webhook-id"));
     becomes(&client, "delivered", 1).await;
     let whole = client.get(&path).await.ok();
     assert_eq!(&whole["payload"]["run_id"], &json!(run.id));
     assert_eq!(&whole["response_status"], &json!(200));
     client.post(&format!("{path}/redeliver"), json!({})).await.ok();
-    ear.hears(3).await;
+    receiver.receives(3).await;
     becomes(&client, "delivered", 1).await;
     let nowhere = format!("/webhooks/deliveries/{}", uuid::Uuid::new_v4());
     assert_eq!(client.get(&nowhere).await.status, 404);
@@ -196,10 +196,10 @@ async fn deliveries_are_listed_by_run_thread_and_status(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
-    let ear = WebhookReceiver::opens().await;
+    let receiver = WebhookReceiver::start().await;
     let mut runs = vec![];
     for human in [&alice, &bob, &alice] {
-        let run = asks(human, &ear, "hello").await;
+        let run = asks(human, &receiver, "hello").await;
         run.finishes().await;
         becomes(&client, "delivered", 1).await;
         runs.push(run.id);
@@ -226,23 +226,23 @@ async fn deliveries_are_listed_by_run_thread_and_status(server: TestServer) {
     assert_eq!(runs_of("").await, [1], "what was told of a thread goes with it");
 }
 
-async fn a_run_without_a_thread_is_told_of_though_its_thread_is_gone(server: TestServer) {
+async fn a_stateless_run_is_reported_after_its_thread_was_deleted(server: TestServer) {
     let client = server.client();
-    let ear = WebhookReceiver::opens().await;
-    ear.answers(&[500]);
+    let receiver = WebhookReceiver::start().await;
+    receiver.answers(&[500]);
     let clock = clocked(&server).await;
-    let wish = json!({"assistant_id": "agent", "webhook": ear.base, "input": {"messages": [{"role": "user", "content": "hi"}]}});
-    let run = client.post("/runs", wish).await.ok();
+    let run_body = json!({"assistant_id": "agent", "webhook": receiver.base, "input": {"messages": [{"role": "user", "content": "hi"}]}});
+    let run = client.post("/runs", run_body).await.ok();
     let thread = format!("/threads/{}", run["thread_id"].as_str().unwrap());
     eventually(async || client.get(&thread).await.status == 404).await;
     becomes(&client, "pending", 1).await;
     clock.advance(Duration::from_secs(60));
-    let heard = ear.hears(2).await;
+    let heard = receiver.receives(2).await;
     assert_eq!(heard[1].body()["values"]["messages"][1]["content"], "echo: hi");
     becomes(&client, "delivered", 2).await;
 }
 
-async fn what_is_inside_cannot_be_named(server: TestServer) {
+async fn a_webhook_cannot_have_a_private_address(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     for url in [
@@ -255,19 +255,19 @@ async fn what_is_inside_cannot_be_named(server: TestServer) {
         "http://[::ffff:127.0.0.1]/",
         "http://0x7f000002/",
     ] {
-        let wish = alice.wish("hello", json!({"webhook": url}));
-        let mut cron = wish.clone();
+        let run_body = alice.run_body("hello", json!({"webhook": url}));
+        let mut cron = run_body.clone();
         cron["schedule"] = json!("0 * * * *");
-        for (path, wish) in [
-            (alice.path("/runs"), wish.clone()),
-            (alice.path("/runs/wait"), wish.clone()),
-            (alice.path("/runs/stream"), wish.clone()),
-            ("/runs".into(), wish.clone()),
-            ("/runs/batch".into(), json!([wish])),
+        for (path, run_body) in [
+            (alice.path("/runs"), run_body.clone()),
+            (alice.path("/runs/wait"), run_body.clone()),
+            (alice.path("/runs/stream"), run_body.clone()),
+            ("/runs".into(), run_body.clone()),
+            ("/runs/batch".into(), json!([run_body])),
             ("/runs/crons".into(), cron.clone()),
             (alice.path("/runs/crons"), cron.clone()),
         ] {
-            let detail = client.post(&path, wish).await.refused(422);
+            let detail = client.post(&path, run_body).await.refused(422);
             assert!(detail.contains("webhook: "), "{path}: {detail}");
         }
     }
@@ -275,41 +275,41 @@ async fn what_is_inside_cannot_be_named(server: TestServer) {
     assert_eq!(deliveries(&client, "").await.len(), 0);
 }
 
-async fn a_receiver_that_does_not_answer_holds_up_no_cron(server: TestServer) {
-    let ear = WebhookReceiver::opens().await;
-    ear.holds();
+async fn a_slow_receiver_delays_no_cron(server: TestServer) {
+    let receiver = WebhookReceiver::start().await;
+    receiver.holds();
     for _ in 0..33 {
-        asks(&server.human("agent").await, &ear, "hello").await;
+        asks(&server.human("agent").await, &receiver, "hello").await;
     }
-    ear.hears(32).await;
+    receiver.receives(32).await;
     let client = server.client();
     let alice = server.human("agent").await;
-    let wish = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
-    client.post(&alice.path("/runs/crons"), wish).await.ok();
+    let run_body = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "input": {"messages": ["by the clock"]}});
+    client.post(&alice.path("/runs/crons"), run_body).await.ok();
     crate::api::crons::all_are_due(&server).await;
     eventually(async || alice.runs().await.iter().any(|run| run["status"] == "success")).await;
-    assert_eq!(ear.heard().len(), 32, "so many are told at once");
-    ear.lets_go();
+    assert_eq!(receiver.received().len(), 32, "so many are told at once");
+    receiver.lets_go();
     eventually(async || deliveries(&client, "?status=delivered&limit=100").await.len() == 33).await;
 }
 
-async fn a_report_outlives_a_kill(server: TestServer) {
+async fn a_delivery_survives_a_kill(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
-    let ear = WebhookReceiver::opens().await;
-    ear.holds();
+    let receiver = WebhookReceiver::start().await;
+    receiver.holds();
     let mut ids = vec![];
     for _ in 0..5 {
         let human = server.human("agent").await;
-        ids.push(asks(&human, &ear, "hello").await.id);
+        ids.push(asks(&human, &receiver, "hello").await.id);
     }
-    ear.hears(1).await;
+    receiver.receives(1).await;
     eventually(async || deliveries(&client, "").await.len() == 5).await;
     server.is_killed_and_started_again().await;
-    ear.lets_go();
+    receiver.lets_go();
     eventually(async || deliveries(&client, "?status=delivered").await.len() == 5).await;
     for id in ids {
-        let heard = ear.heard();
+        let heard = receiver.received();
         let mut keys: Vec<&str> = heard
             .iter()
             .filter(|heard| heard.body()["run_id"] == json!(id))
@@ -321,13 +321,13 @@ async fn a_report_outlives_a_kill(server: TestServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_servers_on_one_database_tell_once() {
+async fn two_servers_on_one_database_deliver_once() {
     play(Engine::Postgres, async |server: TestServer| {
-        let twin = server.gets_a_twin().await;
-        let ear = WebhookReceiver::opens().await;
+        let twin = server.starts_twin().await;
+        let receiver = WebhookReceiver::start().await;
         for _ in 0..20 {
             let human = server.human("agent").await;
-            asks(&human, &ear, "hello").await;
+            asks(&human, &receiver, "hello").await;
         }
         let client = server.client();
         eventually(async || deliveries(&client, "?status=delivered&limit=100").await.len() == 20).await;
@@ -338,8 +338,8 @@ async fn two_servers_on_one_database_tell_once() {
                 .header("x-pagination-total"),
             Some("20")
         );
-        twin.leaves().await;
-        assert_eq!(ear.heard().len(), 20);
+        twin.stops().await;
+        assert_eq!(receiver.received().len(), 20);
     })
     .await;
 }

@@ -1,4 +1,4 @@
-//! Web pages from elsewhere can use the server as far as its owner allows.
+//! CORS: web pages of other origins.
 
 use reqwest::Method;
 use reqwest::header::HeaderMap;
@@ -6,7 +6,7 @@ use reqwest::header::HeaderMap;
 use crate::support::client::Client;
 use crate::support::{Engine, TestServer};
 
-/// What a browser asks before it lets a page send a request with these headers.
+/// Sends the preflight request of a browser for a page of this origin.
 async fn preflight(client: &Client, origin: &str, headers: &str) -> HeaderMap {
     let request = client
         .request(Method::OPTIONS, "/threads/search")
@@ -24,7 +24,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_from_anywhere_may_send_the_headers_of_the_sdk() {
+async fn a_page_of_any_origin_may_send_the_headers_of_the_sdk() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("cors_origins = [\"*\"]").await;
     let wanted = "authorization,content-type,last-event-id,x-api-key,x-auth-scheme";
@@ -38,7 +38,7 @@ async fn a_page_from_anywhere_may_send_the_headers_of_the_sdk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_may_read_where_its_run_is_and_whether_there_is_more() {
+async fn a_page_may_read_the_location_and_paging_headers() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let request = server
         .client()
@@ -62,7 +62,7 @@ async fn a_page_may_read_where_its_run_is_and_whether_there_is_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_origins_that_are_named_are_let_in() {
+async fn only_configured_origins_are_allowed() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server
         .is_configured(

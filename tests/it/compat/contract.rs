@@ -1,4 +1,4 @@
-//! What the served document promises holds for whatever is sent.
+//! Every response to any request is one that the served OpenAPI document describes.
 //!
 //! `ADJUTANT_TEST_SCHEMATHESIS` names the program that asks; how it asks stands in `tests/contract`. Without it this is
 //! skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
@@ -12,7 +12,7 @@ use crate::compat::sdk::runs_to_its_end;
 use crate::support::server::skipped;
 use crate::support::{Engine, TestServer, eventually, on_both_engines};
 
-/// The program, told how to ask this server.
+/// Returns the command that tests this server with schemathesis.
 fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
     let named = std::env::var_os("ADJUTANT_TEST_SCHEMATHESIS").filter(|name| !name.is_empty());
     let named = named.or_else(|| skipped("schemathesis (ADJUTANT_TEST_SCHEMATHESIS)"))?;
@@ -39,7 +39,7 @@ fn schemathesis(server: &TestServer, place: &Path) -> Option<Command> {
     Some(command)
 }
 
-/// Stops what was begun, so that nothing is left at work.
+/// Cancels all runs and deletes all crons.
 async fn tidy(server: &TestServer) {
     let client = server.client();
     let all = json!({"limit": 1000, "select": ["cron_id"]});
@@ -60,10 +60,10 @@ async fn tidy(server: &TestServer) {
 }
 
 on_both_engines! {
-    whatever_is_sent_the_answer_is_a_documented_one,
+    every_response_is_documented,
 }
 
-async fn whatever_is_sent_the_answer_is_a_documented_one(server: TestServer) {
+async fn every_response_is_documented(server: TestServer) {
     let place = tempfile::tempdir().expect("a directory");
     let Some(command) = schemathesis(&server, place.path()) else {
         return;

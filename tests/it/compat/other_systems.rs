@@ -1,50 +1,43 @@
-//! The examples for those who come from other systems do what is promised there, by configuration alone.
+//! The examples for users of other systems work as their comments promise.
 
 use std::path::Path;
-use std::process::Child;
 
 use serde_json::json;
 
 use crate::support::actors::Human;
 use crate::support::client::Client;
-use crate::support::server::run_in_a_folder;
+use crate::support::process::{Process, server_in};
 use crate::support::{call, script, task};
 
-/// The server of an example. It stops with the test, however that ends.
+/// The server of an example.
 struct Example {
-    child: Child,
     client: Client,
+    _process: Process,
     _folder: tempfile::TempDir,
 }
 
 impl Example {
-    fn begins(name: &str) -> Self {
+    async fn start(name: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/coming-from/{name}.toml"));
-        let arguments = ["--config", file.to_str().expect("a path of text")];
-        let (base, child) = run_in_a_folder(&arguments, folder.path());
+        let mut command = server_in(folder.path());
+        command.args(["--listen", "127.0.0.1:0", "--config"]).arg(file);
+        let process = Process::start(command).await;
         Self {
-            child,
-            client: Client::new(&base),
+            client: Client::new(&process.base().await),
+            _process: process,
             _folder: folder,
         }
     }
 
     async fn human(&self, agent: &str) -> Human {
-        Human::arrives(self.client.clone(), agent).await
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        self.child.kill().expect("SIGKILL");
-        self.child.wait().expect("an end");
+        Human::on_new_thread(self.client.clone(), agent).await
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_shape() {
-    let example = Example::begins("deepagents");
+async fn the_deepagents_example_works() {
+    let example = Example::start("deepagents").await;
     let alice = example.human("research").await;
     let verdict = json!({"verdict": "sound", "confidence": 0.5});
     let calls = [
@@ -67,7 +60,7 @@ async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_sha
     assert_eq!(&question.requests()[0]["name"], &json!("send_email"));
     alice.rejects(&question, "not today").await.finishes().await;
     let said = alice.transcript().await;
-    // What was rejected is told first: it did not have to run.
+    // The rejected call has the first result: it did not have to run.
     assert!(said[2].contains("not today"), "{}", said[2]);
     assert_eq!(said[3].as_str(), "task: it is x");
     assert_eq!(said[5].as_str(), "task: done too");
@@ -79,8 +72,8 @@ async fn what_ran_with_deepagents_delegates_asks_and_answers_in_the_declared_sha
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ran_with_synaptic_may_leave_the_type_out_and_nests_three_deep() {
-    let example = Example::begins("synaptic");
+async fn the_synaptic_example_works() {
+    let example = Example::start("synaptic").await;
     let alice = example.human("coder").await;
     let order = |id: &str, what: String, who: Option<&str>| match who {
         None => call(id, "task", json!({"description": what})),
@@ -108,8 +101,8 @@ async fn what_ran_with_synaptic_may_leave_the_type_out_and_nests_three_deep() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ran_with_sagents_asks_from_within_and_ends_with_the_tool_it_was_to_use() {
-    let example = Example::begins("sagents");
+async fn the_sagents_example_works() {
+    let example = Example::start("sagents").await;
     let alice = example.human("desk").await;
     let order = |id: &str, who: &str, what: String| call(id, "task", json!({"instructions": what, "task_name": who}));
     let search = script()
@@ -135,10 +128,7 @@ async fn what_ran_with_sagents_asks_from_within_and_ends_with_the_tool_it_was_to
     let said = alice.transcript().await;
     assert_eq!(said[2].as_str(), "task: found nothing");
     assert_eq!(said.last().map(String::as_str), Some("ai: done"));
-    assert!(
-        said[3].contains("/report.md") && !said[3].contains("unseen"),
-        "{}",
-        said[3]
-    );
+    assert!(said[3].contains("/report.md"), "{}", said[3]);
+    assert!(!said[3].contains("unseen"), "{}", said[3]);
     assert!(alice.state().await["values"]["files"].get("/report.md").is_some());
 }

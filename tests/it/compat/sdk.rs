@@ -2,7 +2,7 @@
 //!
 //! Python: `ADJUTANT_TEST_PYTHON` names a Python that has `langgraph-sdk`, else `python3` is tried. JavaScript:
 //! `ADJUTANT_TEST_NODE_MODULES` names a folder of modules, else `tests/sdk/js/node_modules` (made by `npm ci` there).
-//! What is not there is skipped, loudly, unless `ADJUTANT_TEST_REQUIRE_ALL` is 1.
+//! Without them the tests are skipped with a message, or fail if `ADJUTANT_TEST_REQUIRE_ALL` is 1.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use crate::support::server::skipped;
 use crate::support::{TestServer, on_both_engines};
 
-/// A Python that has the SDK.
+/// Returns a Python that has the SDK.
 pub(crate) fn python() -> Option<String> {
     let named = std::env::var("ADJUTANT_TEST_PYTHON")
         .ok()
@@ -28,7 +28,7 @@ pub(crate) fn python() -> Option<String> {
         .or_else(|| skipped("Python with langgraph-sdk (ADJUTANT_TEST_PYTHON)"))
 }
 
-/// The folder of these JavaScript packages.
+/// Returns the folder of these JavaScript packages.
 fn node_modules(packages: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os("ADJUTANT_TEST_NODE_MODULES")
         .filter(|name| !name.is_empty())
@@ -59,7 +59,7 @@ pub(crate) async fn runs_to_its_end(mut command: Command) -> String {
     said.into_owned()
 }
 
-/// A scene in Python.
+/// Returns the command that runs a script in Python.
 fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
     let mut command = Command::new(python()?);
     command
@@ -69,14 +69,14 @@ fn in_python(scene: &str, server: &TestServer) -> Option<Command> {
     Some(command)
 }
 
-/// What the scenes with the wire of runs need: the SDK, and what it takes to be a hook of web pages.
+/// The packages of the scripts for v1: the SDK, and a renderer for its React hook.
 const RUNS: [&str; 2] = ["@langchain/langgraph-sdk", "react-test-renderer"];
-/// What the scenes with the stream of threads need: the SDK in the versions that speak it, and WebSockets.
+/// The packages of the scripts for v2: two versions of the SDK, and WebSockets.
 const THREADS: [&str; 3] = ["sdk-1-11", "sdk-1-15", "ws"];
-/// What the page in a browser needs.
+/// The packages of the page in a browser.
 const PAGE: [&str; 4] = ["@langchain/react", "react-dom", "esbuild", "playwright-core"];
 
-/// A browser.
+/// Returns the path of a browser.
 fn chromium() -> Option<String> {
     let named = std::env::var("ADJUTANT_TEST_CHROMIUM")
         .ok()
@@ -88,7 +88,7 @@ fn chromium() -> Option<String> {
         .or_else(|| skipped("Chromium (ADJUTANT_TEST_CHROMIUM)"))
 }
 
-/// A scene in JavaScript, which needs these packages.
+/// Returns the command that runs a script in JavaScript, which needs these packages.
 fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<Command> {
     let mut command = Command::new("node");
     command.env("ADJUTANT_TEST_NODE_MODULES", node_modules(packages)?);
@@ -96,7 +96,7 @@ fn in_javascript(scene: &str, packages: &[&str], server: &TestServer) -> Option<
     Some(command)
 }
 
-/// The table in `docs/api.md` says which methods of an SDK work: those whose names the scene said at its end.
+/// Checks that the table in `docs/api.md` has the methods of an SDK that the script printed at its end.
 #[track_caller]
 fn the_page_lists(said: &str, column: usize) {
     let last = said.lines().last().expect("the scene says something");

@@ -2,5 +2,6 @@
 
 pub(crate) mod background_tasks;
 mod crash;
+mod random;
 mod remote_agents;
 mod remote_tasks;

@@ -1,46 +1,19 @@
-//! Either of two servers that work together may die at any instant, and nothing is begun twice.
+//! Either of two servers that work together may die at any instant, and nothing is started twice.
 //!
-//! `ADJUTANT_KILLS` says how many instants on each engine (a fifth of the 50 of `crash`), `ADJUTANT_KILL_SEED` repeats what chance did.
+//! Each server is killed a fifth as often as [`random::kills`] says.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::random::{self, Random};
 use crate::remote::awaited::{Peer, far};
 use crate::support::actors::Human;
 use crate::support::proxy::ProxyState;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script};
 
-/// Numbers without an order.
-struct Chance(u64);
-
-impl Chance {
-    fn seeded() -> Self {
-        let given = std::env::var("ADJUTANT_KILL_SEED")
-            .ok()
-            .and_then(|text| text.parse().ok());
-        let seed = given.unwrap_or_else(|| uuid::Uuid::new_v4().as_u64_pair().0) | 1;
-        println!("ADJUTANT_KILL_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end.max(1)
-    }
-}
-
-fn kills() -> u64 {
-    let given = std::env::var("ADJUTANT_KILLS")
-        .ok()
-        .and_then(|text| text.parse::<u64>().ok());
-    given.map_or(10, |kills| kills.div_ceil(5))
-}
-
-/// Two pieces of work for the other server, one of which needs an approval there.
-fn wish(mark: &str) -> String {
+/// Returns a message that delegates two tasks to the other server, one of which needs an approval there.
+fn message(mark: &str) -> String {
     let research = script().calls(lookup("c1", mark)).says("it is known");
     let mailing = script().calls(mail("m1", mark)).says("it is sent");
     script()
@@ -49,7 +22,7 @@ fn wish(mark: &str) -> String {
         .to_string()
 }
 
-const STORY: [&str; 5] = [
+const TRANSCRIPT: [&str; 5] = [
     "human: …",
     "ai calls task, task",
     "task: it is known",
@@ -57,39 +30,28 @@ const STORY: [&str; 5] = [
     "ai: done",
 ];
 
-/// Whether a server answers now; one that is dead or begins does not.
-async fn is_there(human: &Human, path: &str) -> Option<Value> {
-    let reply = human
-        .client()
-        .request(reqwest::Method::GET, &human.path(path))
-        .send()
-        .await
-        .ok()?;
-    reply.json().await.ok()
-}
-
-/// Answers what is asked until nothing is left to do.
-async fn sees_it_through(human: &Human) {
-    let story = async {
+/// Approves all interrupts until the thread is idle.
+async fn completes(human: &Human) {
+    let completing = async {
         let mut pause = tokio::time::interval(Duration::from_millis(20));
         while !is_over(human).await {
             pause.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(90), story)
+    tokio::time::timeout(Duration::from_secs(90), completing)
         .await
-        .expect("the story comes to its end");
+        .expect("the run comes to its end");
 }
 
-/// Answers what is asked now. Whether nothing is left to do.
+/// Approves the pending interrupts. Returns whether the thread is idle.
 async fn is_over(human: &Human) -> bool {
-    let Some(thread) = is_there(human, "").await else {
+    let Some(thread) = human.try_get("").await else {
         return false;
     };
     if thread["status"] != "interrupted" {
         return thread["status"] == "idle" && thread["values"]["messages"].as_array().is_some_and(|all| all.len() > 1);
     }
-    let Some(asked) = is_there(human, "/interrupts").await else {
+    let Some(asked) = human.try_get("/interrupts").await else {
         return false;
     };
     let asked = asked["interrupts"].as_array().into_iter().flatten();
@@ -111,7 +73,7 @@ async fn is_over(human: &Human) -> bool {
     false
 }
 
-/// How many runs there were on each of the threads there, and how often each tool had an effect.
+/// Checks the number of runs on the threads of the other server, and that each tool was called under one key.
 async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
     let id = human.record().await["thread_id"].clone();
     let client = peer.server.client();
@@ -142,48 +104,48 @@ async fn nothing_happened_twice(peer: &Peer, human: &Human, mark: &str) {
 }
 
 on_both_engines! {
-    the_server_that_waits_for_another_one_may_die_at_any_instant,
-    the_server_that_does_the_work_may_die_at_any_instant,
-    work_that_was_stopped_here_is_stopped_there_by_the_next_process,
+    a_remote_run_survives_kills_of_the_calling_server,
+    a_remote_run_survives_kills_of_the_executing_server,
+    the_next_process_cancels_a_remote_run,
 }
 
-async fn the_server_that_waits_for_another_one_may_die_at_any_instant(server: TestServer) {
+async fn a_remote_run_survives_kills_of_the_calling_server(server: TestServer) {
     let peer = Peer::of(&server).await;
-    let mut chance = Chance::seeded();
+    let mut random = Random::seeded();
     server.moves_into_a_process().await;
     let mut took = Duration::from_millis(600);
-    for number in 0..=kills() {
+    for number in 0..=random::kills().div_ceil(5) {
         let alice = server.human("caller").await;
         let mark = format!("kill-{number}");
         let began = Instant::now();
-        alice.asks(wish(&mark)).await;
-        // The first one is not disturbed: it tells how long the story is.
+        alice.asks(message(&mark)).await;
+        // The first run is not disturbed: it measures the duration.
         if number > 0 {
-            let most = u64::try_from(took.as_micros()).expect("a short story");
-            // The one kind of sleep that is the point of these tests.
-            tokio::time::sleep(Duration::from_micros(chance.below(most))).await;
+            let most = u64::try_from(took.as_micros()).expect("a short run");
+            // A random instant is what these tests are about.
+            tokio::time::sleep(Duration::from_micros(random.below(most))).await;
             server.is_killed_and_started_again().await;
         }
-        sees_it_through(&alice).await;
+        completes(&alice).await;
         took = if number == 0 { began.elapsed() } else { took };
-        assert_eq!(alice.transcript().await, STORY, "{mark}");
+        assert_eq!(alice.transcript().await, TRANSCRIPT, "{mark}");
         nothing_happened_twice(&peer, &alice, &mark).await;
     }
     peer.finish().await;
 }
 
-async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer) {
+async fn a_remote_run_survives_kills_of_the_executing_server(server: TestServer) {
     let peer = Peer::of(&server).await;
-    let mut chance = Chance::seeded();
+    let mut random = Random::seeded();
     peer.server.moves_into_a_process().await;
-    for number in 1..=kills() {
+    for number in 1..=random::kills().div_ceil(5) {
         let alice = server.human("caller").await;
         let mark = format!("kill-{number}");
         let research = script().calls(lookup("c1", &mark)).says("it is known");
         alice.asks(script().calls(far("t1", research)).says("done")).await;
-        tokio::time::sleep(Duration::from_micros(chance.below(400_000))).await;
+        tokio::time::sleep(Duration::from_micros(random.below(400_000))).await;
         peer.server.is_killed_and_started_again().await;
-        sees_it_through(&alice).await;
+        completes(&alice).await;
         assert_eq!(
             alice.transcript().await,
             ["human: …", "ai calls task", "task: it is known", "ai: done"],
@@ -204,7 +166,7 @@ async fn the_server_that_does_the_work_may_die_at_any_instant(server: TestServer
     peer.finish().await;
 }
 
-async fn work_that_was_stopped_here_is_stopped_there_by_the_next_process(server: TestServer) {
+async fn the_next_process_cancels_a_remote_run(server: TestServer) {
     let peer = Peer::of(&server).await;
     server.moves_into_a_process().await;
     peer.server.tools.hold("lookup");
@@ -212,7 +174,7 @@ async fn work_that_was_stopped_here_is_stopped_there_by_the_next_process(server:
     let research = script().calls(lookup("c1", "x")).says("it is known");
     let run = alice.asks(script().calls(far("t1", research)).says("done")).await;
     peer.server.tools.called("lookup", 1).await;
-    // Nobody there hears of it, and who was about to tell it again and again is dead.
+    // The other server is unreachable, and the process that would repeat the cancellation is killed.
     peer.door.is(ProxyState::Shut);
     run.is_cancelled("interrupt").await.ok();
     eventually(async || run.status().await == "interrupted").await;

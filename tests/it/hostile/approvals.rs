@@ -1,4 +1,4 @@
-//! Ways past an approval: `command.goto`, writes into the state, and others.
+//! Attempts to bypass approvals: `command.goto`, state updates, and others.
 
 use serde_json::{Value, json};
 
@@ -14,12 +14,12 @@ async fn writes(server: &TestServer, who: &Human, body: Value) -> Value {
     server.client().post(&who.path("/state"), body).await.ok()
 }
 
-/// An answer as if the model had given it, that makes these calls.
+/// Returns an answer with these calls, as if the model had given it.
 fn answer(id: &str, calls: Value) -> Value {
     json!({"messages": [{"role": "assistant", "content": "", "id": id, "tool_calls": calls}]})
 }
 
-/// The mails that were sent.
+/// Returns the mails that were sent.
 fn mails(server: &TestServer) -> Vec<Value> {
     server
         .tools
@@ -29,7 +29,7 @@ fn mails(server: &TestServer) -> Vec<Value> {
         .collect()
 }
 
-/// The one call that a human is asked about goes to `to`; nothing was sent before it is approved, and one mail afterwards.
+/// Checks that the only call to approve is a mail to `to`, and that nothing is sent before the approval, and one mail after it.
 async fn is_asked_about_a_mail(server: &TestServer, who: &Human, to: &str, already: usize) {
     assert_eq!(mails(server).len(), already, "nobody has approved it");
     let question = who.question().await;
@@ -43,25 +43,25 @@ async fn is_asked_about_a_mail(server: &TestServer, who: &Human, to: &str, alrea
 }
 
 on_both_engines! {
-    calls_that_a_command_sends_to_the_tools_are_asked_about,
+    calls_that_a_command_sends_need_approval,
     a_call_that_a_command_sends_can_be_rejected_and_edited,
-    the_tools_cannot_be_gone_to_while_the_question_waits,
-    a_write_as_the_review_itself_is_no_review,
-    a_history_that_a_client_brings_is_no_review,
+    a_goto_to_the_tools_is_refused_while_an_interrupt_is_pending,
+    a_state_update_as_the_review_node_is_no_approval,
+    a_history_of_a_client_is_no_approval,
     calls_in_an_update_or_in_the_input_are_not_made_without_approval,
-    an_approval_holds_for_the_call_that_was_shown_and_no_other,
-    a_call_that_changes_after_its_approval_is_asked_about_again,
-    breakpoints_neither_lose_an_approval_nor_give_one,
-    a_replay_of_an_approved_call_asks_anew,
-    an_edit_cannot_make_another_call_that_needs_an_approval_of_its_own,
-    a_subagent_that_a_client_calls_asks_for_its_own_calls,
-    the_own_question_of_a_tool_is_no_approval_and_an_approval_is_no_answer_to_it,
+    an_approval_applies_to_the_shown_call_only,
+    a_call_that_changes_after_its_approval_needs_another_one,
+    breakpoints_do_not_change_approvals,
+    a_replayed_call_needs_a_new_approval,
+    an_edit_to_a_call_that_needs_approval_needs_approval,
+    calls_of_a_subagent_that_a_client_calls_need_approval,
+    an_answer_to_a_tool_is_no_approval,
     calls_in_initial_messages_are_not_made_without_approval,
     a_copy_of_a_thread_has_no_approval_of_the_original,
-    the_question_about_a_sent_call_and_its_approval_survive_a_crash,
+    the_approval_of_a_sent_call_survives_a_crash,
 }
 
-async fn calls_that_a_command_sends_to_the_tools_are_asked_about(server: TestServer) {
+async fn calls_that_a_command_sends_need_approval(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("hello").await;
     let input = json!([mail("m1", "bob"), lookup("l1", "x")]);
@@ -109,7 +109,7 @@ async fn a_call_that_a_command_sends_can_be_rejected_and_edited(server: TestServ
     assert_eq!(mails(&server), [json!({"to": "carol", "body": "edited"})]);
 }
 
-async fn the_tools_cannot_be_gone_to_while_the_question_waits(server: TestServer) {
+async fn a_goto_to_the_tools_is_refused_while_an_interrupt_is_pending(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let first = alice.question().await;
@@ -119,7 +119,7 @@ async fn the_tools_cannot_be_gone_to_while_the_question_waits(server: TestServer
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: sent");
 }
 
-async fn a_write_as_the_review_itself_is_no_review(server: TestServer) {
+async fn a_state_update_as_the_review_node_is_no_approval(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("hello").await;
     for (number, node) in ["HumanInTheLoopMiddleware.after_model", "model"]
@@ -134,7 +134,7 @@ async fn a_write_as_the_review_itself_is_no_review(server: TestServer) {
     }
 }
 
-async fn a_history_that_a_client_brings_is_no_review(server: TestServer) {
+async fn a_history_of_a_client_is_no_approval(server: TestServer) {
     let client = server.client();
     let node = "HumanInTheLoopMiddleware.after_model";
     let said = json!({"messages": [{"role": "user", "content": "go"}]});
@@ -161,7 +161,7 @@ async fn calls_in_an_update_or_in_the_input_are_not_made_without_approval(server
     assert_eq!(mails(&server).len(), 1);
 }
 
-async fn an_approval_holds_for_the_call_that_was_shown_and_no_other(server: TestServer) {
+async fn an_approval_applies_to_the_shown_call_only(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -180,7 +180,7 @@ async fn an_approval_holds_for_the_call_that_was_shown_and_no_other(server: Test
     is_asked_about_a_mail(&server, &alice, "eve", 0).await;
 }
 
-async fn a_call_that_changes_after_its_approval_is_asked_about_again(server: TestServer) {
+async fn a_call_that_changes_after_its_approval_needs_another_one(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     let question = alice.question().await;
@@ -206,11 +206,11 @@ async fn a_call_that_changes_after_its_approval_is_asked_about_again(server: Tes
     is_asked_about_a_mail(&server, &alice, "eve", 0).await;
 }
 
-async fn breakpoints_neither_lose_an_approval_nor_give_one(server: TestServer) {
+async fn breakpoints_do_not_change_approvals(server: TestServer) {
     let alice = server.human("agent").await;
     let stops = json!({"interrupt_before": ["tools"], "interrupt_after": ["model"]});
-    let wish = alice.wish(script().calls(mail("m1", "bob")).says("sent"), stops.clone());
-    alice.starts(wish).await.finishes().await;
+    let run_body = alice.run_body(script().calls(mail("m1", "bob")).says("sent"), stops.clone());
+    alice.starts(run_body).await.finishes().await;
     runs(&server, &alice, json!({})).await;
     let approve = json!({alice.question().await.id(): {"decisions": [{"type": "approve"}]}});
     let mut resume = stops;
@@ -222,7 +222,7 @@ async fn breakpoints_neither_lose_an_approval_nor_give_one(server: TestServer) {
     assert_eq!(alice.transcript().await.pop().unwrap(), "ai: sent".to_owned());
 }
 
-async fn a_replay_of_an_approved_call_asks_anew(server: TestServer) {
+async fn a_replayed_call_needs_a_new_approval(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says(script().calls(mail("m1", "bob")).says("sent")).await;
     alice.approves(&alice.question().await).await.finishes().await;
@@ -241,7 +241,7 @@ async fn a_replay_of_an_approved_call_asks_anew(server: TestServer) {
     assert!(sent > 2, "there are checkpoints before and after the approval");
 }
 
-async fn an_edit_cannot_make_another_call_that_needs_an_approval_of_its_own(server: TestServer) {
+async fn an_edit_to_a_call_that_needs_approval_needs_approval(server: TestServer) {
     server
         .is_configured_with(
             "[agents.strict]\nmodel = \"scripted:lab\"\nsystem_prompt = \"x\"\ntools = [\"lookup\", \
@@ -257,7 +257,7 @@ async fn an_edit_cannot_make_another_call_that_needs_an_approval_of_its_own(serv
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
 }
 
-async fn a_subagent_that_a_client_calls_asks_for_its_own_calls(server: TestServer) {
+async fn calls_of_a_subagent_that_a_client_calls_need_approval(server: TestServer) {
     let alice = server.human("agent").await;
     alice.says("hello").await;
     let order = task("t1", "mailer", script().calls(mail("m1", "bob")).says("sent by child"));
@@ -271,7 +271,7 @@ async fn a_subagent_that_a_client_calls_asks_for_its_own_calls(server: TestServe
     is_asked_about_a_mail(&server, &alice, "bob", 0).await;
 }
 
-async fn the_own_question_of_a_tool_is_no_approval_and_an_approval_is_no_answer_to_it(server: TestServer) {
+async fn an_answer_to_a_tool_is_no_approval(server: TestServer) {
     server.is_embedded().await;
     server
         .is_configured_with(
@@ -359,7 +359,7 @@ async fn a_copy_of_a_thread_has_no_approval_of_the_original(server: TestServer) 
     assert_eq!(mails(&server).len(), 2, "the original has its own approval");
 }
 
-async fn the_question_about_a_sent_call_and_its_approval_survive_a_crash(server: TestServer) {
+async fn the_approval_of_a_sent_call_survives_a_crash(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("agent").await;
     alice.says("hello").await;

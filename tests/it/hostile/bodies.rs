@@ -1,5 +1,6 @@
 //! Bodies of requests: too large, too slow, too many at once; and connections that do nothing.
 
+use std::process::Command;
 use std::time::Duration;
 
 use futures::{SinkExt, StreamExt, stream};
@@ -12,13 +13,13 @@ use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::support::client::Client;
-use crate::support::server::run_with_descriptors;
+use crate::support::process::Process;
 use crate::support::{Engine, TestServer, eventually, on_both_engines};
 
-/// Long enough for anything that does not wait for a time limit of its own, which are thirty seconds and more.
+/// More than any request takes, and less than the server's own time limits, which are 30 s and more.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Connects and sends the head of a POST whose body has `length` bytes, and the beginning of the body.
+/// Connects, and sends the head of a POST whose body has `length` bytes, and the start of the body.
 async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8]) -> TcpStream {
     let address = client.base().replacen("http://", "", 1);
     let mut stream = TcpStream::connect(&address).await.expect("a connection");
@@ -30,7 +31,7 @@ async fn half_body(client: &Client, path: &str, length: usize, beginning: &[u8])
     stream
 }
 
-/// Everything until the server closes the connection.
+/// Reads until the server closes the connection.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = vec![];
     // A connection that is reset was closed, too.
@@ -38,20 +39,20 @@ async fn rest(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Metadata whose JSON has so many bytes.
+/// Returns metadata whose JSON has this many bytes.
 fn metadata(bytes: usize) -> Value {
     json!({"x": "y".repeat(bytes - r#"{"x":""}"#.len())})
 }
 
 on_both_engines! {
-    metadata_beyond_its_bound_is_refused_wherever_it_is_given,
+    oversized_metadata_is_refused_by_every_endpoint,
     a_body_without_a_length_is_bounded_like_any_other,
-    a_body_that_does_not_come_is_given_up,
-    a_body_that_does_not_come_holds_up_no_restart,
-    bodies_under_way_are_bounded_together,
+    a_body_that_does_not_arrive_times_out,
+    a_body_that_does_not_arrive_delays_no_restart,
+    concurrent_bodies_share_one_bound,
 }
 
-async fn metadata_beyond_its_bound_is_refused_wherever_it_is_given(server: TestServer) {
+async fn oversized_metadata_is_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let large = metadata((64 << 10) + 1);
@@ -110,7 +111,7 @@ async fn a_body_without_a_length_is_bounded_like_any_other(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
 }
 
-async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
+async fn a_body_that_does_not_arrive_times_out(server: TestServer) {
     server.is_configured("body_timeout_s = 0.1").await;
     let client = server.client();
     let mut half = half_body(&client, "/threads", 100, b"{\"metadata\":").await;
@@ -120,7 +121,7 @@ async fn a_body_that_does_not_come_is_given_up(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
 }
 
-async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
+async fn a_body_that_does_not_arrive_delays_no_restart(server: TestServer) {
     let client = server.client();
     let mut halves = vec![];
     for path in ["/threads", "/runs/wait", "/store/items", "/threads/search"] {
@@ -137,7 +138,7 @@ async fn a_body_that_does_not_come_holds_up_no_restart(server: TestServer) {
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 1);
 }
 
-async fn bodies_under_way_are_bounded_together(server: TestServer) {
+async fn concurrent_bodies_share_one_bound(server: TestServer) {
     server.is_configured("max_body_bytes_total = 2097152").await;
     let client = server.client();
     let large = 2_000_000;
@@ -180,7 +181,7 @@ async fn bodies_under_way_are_bounded_together(server: TestServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_body_counts_for_what_it_takes_when_it_is_parsed() {
+async fn a_body_counts_with_its_parsed_size() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("max_body_bytes_total = 2097152").await;
     let client = server.client();
@@ -194,9 +195,15 @@ async fn a_body_counts_for_what_it_takes_when_it_is_parsed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_do_nothing_make_room_for_those_that_ask() {
+async fn idle_connections_are_closed_for_new_requests() {
     let folder = tempfile::tempdir().expect("a directory");
-    let (base, mut child) = run_with_descriptors(256, folder.path());
+    let program = env!("CARGO_BIN_EXE_adjutant");
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -n 256 && exec \"$0\" --listen 127.0.0.1:0", program])
+        .current_dir(folder.path());
+    let server = Process::start(command).await;
+    let base = server.base().await;
     let client = Client::new(&base);
     let address = base.replacen("http://", "", 1);
     let mut silent = vec![];
@@ -224,16 +231,14 @@ async fn connections_that_do_nothing_make_room_for_those_that_ask() {
         .await
         .expect("it is answered");
     made.ok();
-    child.kill().expect("it runs");
-    child.wait().expect("it is dead");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_too_many_is_closed_and_those_at_work_are_left_alone() {
+async fn a_connection_beyond_the_limit_is_closed() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     server.is_configured("max_connections = 1").await;
     let viewer = crate::support::viewer::Viewer::of_new(&server);
-    let busy = viewer.looks().await;
+    let busy = viewer.opens_all().await;
     let other = Client::new(&server.client().base());
     let refused = other.request(Method::GET, "/ok").send().await;
     assert!(refused.is_err(), "{refused:?}");

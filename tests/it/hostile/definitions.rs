@@ -1,10 +1,10 @@
-//! Agent definitions that clients bring over HTTP.
+//! Agent definitions of clients.
 
 use serde_json::{Value, json};
 
 use crate::support::{TestServer, on_both_engines, script};
 
-/// The fields of what is wrong with a definition, as validation and definition tell them alike.
+/// Returns the fields of the errors of a definition, which validation and creation report alike.
 async fn wrong_fields(server: &TestServer, definition: &Value) -> Vec<String> {
     let client = server.client();
     let body = json!({"graph_id": "odd", "definition": definition});
@@ -26,7 +26,7 @@ async fn wrong_fields(server: &TestServer, definition: &Value) -> Vec<String> {
     fields(&refusal.body["findings"])
 }
 
-/// The server begins anew with this section `[agents_api]`.
+/// Restarts the server with this section `[agents_api]`.
 async fn allows(server: &TestServer, section: &str) {
     let old = "[agents_api]\nenabled = true\ntools = [\"*\"]\nmodels = [\"*\"]\nagents = [\"*\"]";
     server.configuration_changes(old, section);
@@ -39,8 +39,8 @@ fn mailer() -> Value {
 
 on_both_engines! {
     clients_define_no_agents_unless_the_configuration_says_so,
-    definitions_of_clients_use_only_what_they_may,
-    validation_refuses_the_webhooks_that_would_be_refused_when_sent,
+    definitions_of_clients_use_only_what_is_allowed,
+    validation_refuses_forbidden_webhooks,
     headers_come_from_the_configuration_and_never_from_clients,
     the_settings_of_a_model_cannot_replace_the_request,
 }
@@ -77,7 +77,7 @@ async fn clients_define_no_agents_unless_the_configuration_says_so(server: TestS
     );
 }
 
-async fn definitions_of_clients_use_only_what_they_may(server: TestServer) {
+async fn definitions_of_clients_use_only_what_is_allowed(server: TestServer) {
     allows(
         &server,
         "[agents_api]\nenabled = true\ntools = [\"lookup\"]\nmodels = [\"scripted:lab\"]",
@@ -144,7 +144,7 @@ async fn definitions_of_clients_use_only_what_they_may(server: TestServer) {
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: done");
 }
 
-async fn validation_refuses_the_webhooks_that_would_be_refused_when_sent(server: TestServer) {
+async fn validation_refuses_forbidden_webhooks(server: TestServer) {
     let subagent = json!({"name": "far", "description": "Works in the background.", "graph_id": "agent",
             "webhook": "http://169.254.169.254/latest"});
     let definition = json!({"model": "scripted:lab", "subagents": [subagent]});

@@ -1,4 +1,4 @@
-//! Documents that nest too deeply, hold too many values, or contain U+0000, from every side.
+//! Documents that nest too deeply, have too many values, or contain U+0000, in every request and response.
 
 use adjutant::domain::json_limits::MAX_DEPTH;
 use futures::{SinkExt, StreamExt};
@@ -12,7 +12,7 @@ use crate::support::client::{Client, Reply, reply};
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{TestServer, call, eventually, lookup, mail, on_both_engines, script};
 
-/// A value that nests so deeply.
+/// Returns a value that nests this deeply.
 fn nested(levels: usize) -> Value {
     (0..levels).fold(json!("x"), |inner, at| {
         if at % 2 == 0 {
@@ -31,7 +31,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Every door through which a client brings JSON, with a body that has `value` under a name of no meaning.
+/// Returns every request of a client with a JSON body, which has `value` under a meaningless name.
 async fn doors(client: &Client, value: &Value) -> Vec<(Method, String, Value)> {
     let thread = client.thread().await;
     let assistant = client
@@ -94,7 +94,7 @@ async fn send(client: &Client, method: &Method, path: &str, body: &Value) -> Rep
     reply(client.request(method.clone(), path).json(body)).await
 }
 
-/// A source of odd documents; the same seed gives the same ones.
+/// A source of random documents that follow from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -142,7 +142,7 @@ impl Dice {
         }
     }
 
-    /// An object with odd keys and values, of which one nests so deeply.
+    /// Returns an object with random keys and values, one of which nests this deeply.
     fn object(&mut self, levels: usize) -> Map<String, Value> {
         let mut fields: Map<String, Value> = (0..6).map(|_| (self.key(), self.leaf())).collect();
         let mut inner = self.leaf();
@@ -158,7 +158,7 @@ impl Dice {
     }
 }
 
-/// A body that nests exactly as deeply as is allowed, with an odd document at `place` in it.
+/// Returns a body that nests exactly as deeply as allowed, with a random document at `place`.
 fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
     let mut body = frame;
     let above = place.split('/').count() - 1;
@@ -167,7 +167,7 @@ fn body(dice: &mut Dice, frame: Value, place: &str) -> Value {
     body
 }
 
-/// An agent that a client defines, and runs, with odd documents where a definition takes some. Returns where it is shown.
+/// Defines and runs an agent with random documents wherever a definition takes some. Returns the paths that show it.
 async fn an_odd_agent(client: &Client, dice: &mut Dice, round: usize) -> Vec<String> {
     let agent = format!("/agents/odd-{round}");
     let frame = json!({"model": "scripted:lab", "context_schema": {"type": "object", "default": {}}});
@@ -192,9 +192,9 @@ async fn an_odd_agent(client: &Client, dice: &mut Dice, round: usize) -> Vec<Str
 
 /// Runs of a batch, each of which makes a thread. Returns where they are shown.
 async fn odd_runs_without_a_thread(client: &Client, dice: &mut Dice) -> Vec<String> {
-    let wish = json!({"assistant_id": "agent", "after_seconds": 3600, "on_completion": "keep"});
+    let run_body = json!({"assistant_id": "agent", "after_seconds": 3600, "on_completion": "keep"});
     let frame = |name: &str| {
-        let mut frame = json!([wish, wish]);
+        let mut frame = json!([run_body, run_body]);
         frame[1][name] = json!({});
         frame
     };
@@ -213,15 +213,15 @@ async fn odd_runs_without_a_thread(client: &Client, dice: &mut Dice) -> Vec<Stri
     paths
 }
 
-/// A run of whose end, and of whose odd values and notes, somebody is told. Returns where that is shown.
-async fn an_odd_report(server: &TestServer, dice: &mut Dice, ear: &WebhookReceiver) -> Vec<String> {
+/// Executes a run with random values and metadata and a webhook. Returns the paths that show it.
+async fn an_odd_report(server: &TestServer, dice: &mut Dice, receiver: &WebhookReceiver) -> Vec<String> {
     let client = server.client();
     let mut paths = vec![];
     for name in ["input", "metadata"] {
         let thread = format!("/threads/{}", client.thread().await);
-        let frame = json!({"assistant_id": "agent", "webhook": ear.base, name: {}});
-        let wish = body(dice, frame, &format!("/{name}"));
-        let run = client.post(&format!("{thread}/runs"), wish.clone()).await.ok();
+        let frame = json!({"assistant_id": "agent", "webhook": receiver.base, name: {}});
+        let run_body = body(dice, frame, &format!("/{name}"));
+        let run = client.post(&format!("{thread}/runs"), run_body.clone()).await.ok();
         let told = format!("/webhooks/deliveries?run_id={}", run["run_id"].as_str().unwrap());
         eventually(async || client.get(&told).await.ok()[0]["status"] == "delivered").await;
         let delivery = client.get(&told).await.ok()[0]["delivery_id"]
@@ -230,14 +230,14 @@ async fn an_odd_report(server: &TestServer, dice: &mut Dice, ear: &WebhookReceiv
             .to_owned();
         let shown = client.get(&format!("/webhooks/deliveries/{delivery}")).await.ok();
         if name == "metadata" {
-            assert_eq!(shown["payload"]["metadata"]["deep"], wish["metadata"]["deep"]);
+            assert_eq!(shown["payload"]["metadata"]["deep"], run_body["metadata"]["deep"]);
         }
         paths.push(format!("/webhooks/deliveries/{delivery}"));
     }
     paths
 }
 
-/// A task in the background by a run with an odd context and odd notes. Returns where it is shown.
+/// Starts a background task by a run with a random context and metadata. Returns the paths that show it.
 async fn an_odd_background_task(server: &TestServer, dice: &mut Dice) -> Vec<String> {
     let parent = server.human("boss").await;
     let mut paths = vec![];
@@ -246,7 +246,11 @@ async fn an_odd_background_task(server: &TestServer, dice: &mut Dice) -> Vec<Str
         let work = script().calls(lookup("l1", "x")).says("the long text");
         let plan = script().calls(start("a1", "writer", work)).says("under way");
         let run = parent
-            .starts(body(dice, parent.wish(plan, json!({name: {}})), &format!("/{name}")))
+            .starts(body(
+                dice,
+                parent.run_body(plan, json!({name: {}})),
+                &format!("/{name}"),
+            ))
             .await;
         knows_an_outcome(&parent).await;
         let task = the_task(&parent).await["thread_id"].as_str().expect("an id").to_owned();
@@ -258,7 +262,7 @@ async fn an_odd_background_task(server: &TestServer, dice: &mut Dice) -> Vec<Str
     paths
 }
 
-/// All that shows something again. Each answers 200.
+/// Checks that each of these paths answers with status 200.
 async fn all_is_shown(client: &Client, paths: &[String]) {
     for path in paths {
         let shown = client.get(path).await;
@@ -281,17 +285,17 @@ async fn all_is_shown(client: &Client, paths: &[String]) {
 }
 
 on_both_engines! {
-    documents_that_nest_too_deeply_are_refused_at_every_door,
-    documents_of_too_many_values_are_refused_at_every_door,
-    the_character_zero_is_refused_at_every_door_and_its_field_is_named,
-    commands_over_a_socket_meet_the_same_limits,
-    numbers_and_texts_that_json_cannot_hold_are_refused,
+    documents_that_nest_too_deeply_are_refused_by_every_endpoint,
+    documents_with_too_many_values_are_refused_by_every_endpoint,
+    the_null_character_is_refused_by_every_endpoint,
+    commands_over_a_websocket_have_the_same_limits,
+    numbers_and_texts_that_json_cannot_represent_are_refused,
     what_was_accepted_can_be_read_back,
-    arguments_of_a_model_that_nest_too_deeply_are_a_call_that_cannot_be_read,
+    arguments_of_a_model_that_nest_too_deeply_are_an_invalid_call,
     an_answer_of_a_tool_that_nests_too_deeply_is_an_error_result,
 }
 
-async fn documents_that_nest_too_deeply_are_refused_at_every_door(server: TestServer) {
+async fn documents_that_nest_too_deeply_are_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     for (method, path, body) in doors(&client, &nested(MAX_DEPTH)).await {
         let refused = send(&client, &method, &path, &body).await.refused(422);
@@ -309,7 +313,7 @@ async fn documents_that_nest_too_deeply_are_refused_at_every_door(server: TestSe
     );
 }
 
-async fn documents_of_too_many_values_are_refused_at_every_door(server: TestServer) {
+async fn documents_with_too_many_values_are_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     for (method, path, body) in doors(&client, &json!(vec![0; 200_001])).await {
         let refused = send(&client, &method, &path, &body).await.refused(422);
@@ -317,7 +321,7 @@ async fn documents_of_too_many_values_are_refused_at_every_door(server: TestServ
     }
 }
 
-async fn the_character_zero_is_refused_at_every_door_and_its_field_is_named(server: TestServer) {
+async fn the_null_character_is_refused_by_every_endpoint(server: TestServer) {
     let client = server.client();
     for (method, path, body) in doors(&client, &json!({"inner": ["fine", "a\u{0}b"]})).await {
         // They name the field in their own way.
@@ -354,7 +358,7 @@ async fn the_character_zero_is_refused_at_every_door_and_its_field_is_named(serv
     }
 }
 
-async fn commands_over_a_socket_meet_the_same_limits(server: TestServer) {
+async fn commands_over_a_websocket_have_the_same_limits(server: TestServer) {
     let client = server.client();
     let thread = server.client().thread().await;
     let url = client.base().replacen("http", "ws", 1);
@@ -381,7 +385,7 @@ async fn commands_over_a_socket_meet_the_same_limits(server: TestServer) {
     assert_eq!(client.get(&format!("/threads/{thread}/runs")).await.ok(), json!([]));
 }
 
-async fn numbers_and_texts_that_json_cannot_hold_are_refused(server: TestServer) {
+async fn numbers_and_texts_that_json_cannot_represent_are_refused(server: TestServer) {
     let client = server.client();
     for odd in ["1e400", "-1e999", "\"\\ud800\"", "NaN", "01", "\"\u{0}\""] {
         let request = client
@@ -396,7 +400,7 @@ async fn what_was_accepted_can_be_read_back(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let client = server.client();
     let mut dice = Dice(11);
-    let ear = WebhookReceiver::opens().await;
+    let receiver = WebhookReceiver::start().await;
     let mut paths = vec![];
     for round in 0..8 {
         let made = client
@@ -411,12 +415,12 @@ async fn what_was_accepted_can_be_read_back(server: TestServer) {
             .patch(&thread, body(&mut dice, json!({"metadata": {}}), "/metadata"))
             .await
             .ok();
-        let wish = |name: &str| json!({"assistant_id": "agent", name: {}, "after_seconds": 3600});
+        let run_body = |name: &str| json!({"assistant_id": "agent", name: {}, "after_seconds": 3600});
         for name in ["input", "context", "config", "metadata"] {
             let run = client
                 .post(
                     &format!("{thread}/runs"),
-                    body(&mut dice, wish(name), &format!("/{name}")),
+                    body(&mut dice, run_body(name), &format!("/{name}")),
                 )
                 .await
                 .ok();
@@ -460,7 +464,7 @@ async fn what_was_accepted_can_be_read_back(server: TestServer) {
         paths.push(format!("/store/items?namespace=odd&key=k{round}"));
         paths.extend(an_odd_agent(&client, &mut dice, round).await);
         paths.extend(odd_runs_without_a_thread(&client, &mut dice).await);
-        paths.extend(an_odd_report(&server, &mut dice, &ear).await);
+        paths.extend(an_odd_report(&server, &mut dice, &receiver).await);
         paths.extend(an_odd_background_task(&server, &mut dice).await);
         for thread in [
             thread,
@@ -486,7 +490,7 @@ async fn what_was_accepted_can_be_read_back(server: TestServer) {
     assert_eq!(client.post("/runs/cancel", json!({"status": "all"})).await.status, 204);
 }
 
-async fn arguments_of_a_model_that_nest_too_deeply_are_a_call_that_cannot_be_read(server: TestServer) {
+async fn arguments_of_a_model_that_nest_too_deeply_are_an_invalid_call(server: TestServer) {
     let alice = server.human("agent").await;
     let calls = [
         call("c1", "lookup", json!({"query": "x", "more": nested(MAX_DEPTH)})),

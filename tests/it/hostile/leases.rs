@@ -11,16 +11,16 @@ use sqlx::{Connection, SqliteConnection, raw_sql};
 use crate::support::postgres_proxy::{Commits, PostgresProxy};
 use crate::support::{Engine, TestServer, call, eventually, lookup, on_both_engines, play, script};
 
-/// What a run leaves behind that called `slow` once and then said "done".
+/// The transcript of a run that called `slow` once and then answered "done".
 const STORY: [&str; 4] = ["human: …", "ai calls slow", "slow: at last", "ai: done"];
 
 on_both_engines! {
-    a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashes,
-    the_stream_of_a_run_breaks_off_when_the_server_leaves,
-    the_stream_of_a_thread_breaks_off_when_the_server_leaves,
+    restarts_in_good_order_do_not_count_as_crashes,
+    the_stream_of_a_run_breaks_when_the_server_stops,
+    the_stream_of_a_thread_breaks_when_the_server_stops,
 }
 
-async fn a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashes(server: TestServer) {
+async fn restarts_in_good_order_do_not_count_as_crashes(server: TestServer) {
     server.tools.hold("lookup");
     let alice = server.human("plain").await;
     let run = alice.asks(script().calls(lookup("l1", "x")).says("done")).await;
@@ -37,17 +37,17 @@ async fn a_run_survives_more_restarts_in_good_order_than_it_would_survive_crashe
     );
 }
 
-async fn the_stream_of_a_run_breaks_off_when_the_server_leaves(server: TestServer) {
+async fn the_stream_of_a_run_breaks_when_the_server_stops(server: TestServer) {
     server.tools.hold("lookup");
     let alice = server.human("plain").await;
-    let wish = alice.wish(
+    let run_body = alice.run_body(
         script().calls(lookup("l1", "x")).says("done"),
         json!({"stream_resumable": true}),
     );
     let request = server
         .client()
         .request(Method::POST, &alice.path("/runs/stream"))
-        .json(&wish);
+        .json(&run_body);
     let mut response = request.send().await.expect("it answers");
     server.tools.called("lookup", 1).await;
     let reads = async {
@@ -74,7 +74,7 @@ async fn the_stream_of_a_run_breaks_off_when_the_server_leaves(server: TestServe
     assert_eq!(run.status().await, "success");
 }
 
-async fn the_stream_of_a_thread_breaks_off_when_the_server_leaves(server: TestServer) {
+async fn the_stream_of_a_thread_breaks_when_the_server_stops(server: TestServer) {
     server.moves_into_a_process().await;
     let alice = server.human("plain").await;
     for path in ["/stream", "/stream?stream_mode=lifecycle"] {
@@ -97,7 +97,7 @@ async fn the_stream_of_a_thread_breaks_off_when_the_server_leaves(server: TestSe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_server_on_a_file_ends_at_once_and_touches_nothing() {
+async fn a_second_server_on_a_sqlite_file_does_not_start() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.tools.hold("slow");
         let alice = server.human("plain").await;
@@ -126,7 +126,7 @@ async fn a_second_server_on_a_file_ends_at_once_and_touches_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_whose_clock_is_ahead_takes_nothing_from_others() {
+async fn a_server_whose_clock_is_ahead_takes_over_no_run() {
     play(Engine::Postgres, async |server: TestServer| {
         server.tools.hold("slow");
         let alice = server.human("plain").await;
@@ -135,8 +135,8 @@ async fn a_server_whose_clock_is_ahead_takes_nothing_from_others() {
             .await;
         server.tools.called("slow", 1).await;
         let ahead = ManualClock::starting_at(SystemClock.now().plus(Duration::from_secs(120)));
-        let twin = server.gets_a_twin_by(Some(ahead)).await;
-        // It looks for what was left behind once a second; meanwhile somebody listens to a slow model.
+        let twin = server.starts_twin_with(Some(ahead)).await;
+        // The twin searches for abandoned runs once a second; the slow model takes longer than that.
         let bob = server.human("plain").await;
         let began = Instant::now();
         bob.says(script().turn(json!({"text": "hm", "first_ms": 2500}))).await;
@@ -147,13 +147,13 @@ async fn a_server_whose_clock_is_ahead_takes_nothing_from_others() {
         assert_eq!(alice.transcript().await, STORY);
         assert_eq!(alice.questions().await.len(), 0);
         assert_eq!(server.tools.calls_of("slow").len(), 1);
-        twin.leaves().await;
+        twin.stops().await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
+async fn progress_of_a_run_resets_its_count_of_crashes() {
     play(Engine::Sqlite, async |server: TestServer| {
         let tool = format!(
             "[tools.lookup_again]\nkind = \"http\"\ndescription = \"Look again.\"\nurl = \"{}/lookup\"\n\
@@ -195,7 +195,7 @@ async fn crashes_are_counted_only_as_long_as_a_run_does_not_get_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
+async fn a_result_is_stored_after_the_lock_of_the_file_ends() {
     play(Engine::Sqlite, async |server: TestServer| {
         server.configuration_changes("[storage]\n", "[storage]\nstatement_timeout_s = 2.0\n");
         server.is_stopped_and_started_again().await;
@@ -228,7 +228,7 @@ async fn a_result_that_a_locked_file_does_not_take_is_kept_until_it_does() {
     .await;
 }
 
-/// Plays a run while this becomes of commits, just when the result of a call is to be stored.
+/// Executes a run, during which commits are treated like this while the result of a call is stored.
 async fn stores_the_result_once_while(commits: Commits, lost: usize) {
     play(Engine::Postgres, async |server: TestServer| {
         let straight = server.database_url();
@@ -259,7 +259,7 @@ async fn stores_the_result_once_while(commits: Commits, lost: usize) {
             .says(script().calls(call("s2", "slow", json!({}))).says("done"))
             .await;
         assert_eq!(nodes, quiet.history().await.len());
-        // Who has listened all the time has heard it all.
+        // The stream was open all the time and has every event.
         let end = stream
             .until(|frame| frame.data.to_string().contains("\"content\":\"done\""))
             .await;
@@ -280,6 +280,6 @@ async fn a_result_whose_commit_does_not_arrive_is_stored_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_result_whose_commit_nobody_hears_of_is_stored_once() {
-    stores_the_result_once_while(Commits::AreNotHeardOf, 1).await;
+async fn a_result_whose_commit_is_not_acknowledged_is_stored_once() {
+    stores_the_result_once_while(Commits::AreNotAcknowledged, 1).await;
 }

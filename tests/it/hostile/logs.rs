@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,81 +13,42 @@ use serde_json::json;
 use sqlx::{Connection, SqliteConnection, raw_sql};
 use tokio::net::TcpListener;
 
-use crate::support::server::port_in;
+use crate::support::process::{Process, port_in};
 use crate::support::{TestServer, call, eventually, on_both_engines, script};
 
-/// A process of the server, of whose log becomes what the scene wants.
-pub(super) struct Process(Child);
-
-impl Process {
-    /// Starts one in the place of `server`, with its log in a pipe. Returns what comes after the line `listening`.
-    pub(super) fn with_a_pipe(server: &TestServer, filter: &str) -> (Self, BufReader<std::process::ChildStderr>) {
-        let mut child = command(server)
-            .env("ADJUTANT_LOG", filter)
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("it starts");
-        let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
-        let mut line = String::new();
-        while port_in(&line).is_none() {
-            line.clear();
-            assert_ne!(log.read_line(&mut line).expect("text"), 0, "it did not listen");
-        }
-        server
-            .client()
-            .moved_to(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
-        (Self(child), log)
+/// Starts a process in the place of `server`, with its log in a pipe. Returns the pipe behind the line `listening`.
+pub(super) fn start_with_a_pipe(server: &TestServer, filter: &str) -> (Process, BufReader<ChildStderr>) {
+    let mut child = command(server)
+        .env("ADJUTANT_LOG", filter)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
+    let process = Process::of(child);
+    let mut line = String::new();
+    while port_in(&line).is_none() {
+        line.clear();
+        assert_ne!(log.read_line(&mut line).expect("text"), 0, "it did not listen");
     }
-
-    /// Starts one in the place of `server`, with its log in `/dev/full`, where nothing can be written.
-    async fn with_a_full_disk(server: &TestServer) -> Self {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .await
-            .expect("a free port")
-            .local_addr()
-            .unwrap()
-            .port();
-        let full = File::options().write(true).open("/dev/full").expect("it is there");
-        let listen = format!("127.0.0.1:{port}");
-        let child = command(server)
-            .args(["--listen", &listen])
-            .stdout(Stdio::null())
-            .stderr(full)
-            .spawn();
-        server.client().moved_to(&format!("http://{listen}"));
-        Self(child.expect("it starts"))
-    }
-
-    pub(super) fn signal(&self, name: &str) {
-        let id = self.0.id().to_string();
-        assert!(
-            Command::new("kill")
-                .args([&format!("-{name}"), &id])
-                .status()
-                .expect("kill can be called")
-                .success()
-        );
-    }
-
-    /// How it ended, as soon as it has.
-    pub(super) async fn ends(mut self) -> ExitStatus {
-        let mut ended = None;
-        for _ in 0..1500 {
-            ended = self.0.try_wait().expect("it can be asked");
-            if ended.is_some() {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        ended.expect("it ends within half a minute")
-    }
+    server
+        .client()
+        .moved_to(&format!("http://127.0.0.1:{}", port_in(&line).expect("a port")));
+    (process, log)
 }
 
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts a process in the place of `server`, with its log in `/dev/full`, where nothing can be written.
+async fn start_with_a_full_disk(server: &TestServer) -> Process {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let listen = listener.local_addr().unwrap().to_string();
+    drop(listener);
+    let full = File::options().write(true).open("/dev/full").expect("it is there");
+    let child = command(server)
+        .args(["--listen", &listen])
+        .stdout(Stdio::null())
+        .stderr(full)
+        .spawn();
+    server.client().moved_to(&format!("http://{listen}"));
+    Process::of(child.expect("it starts"))
 }
 
 fn command(server: &TestServer) -> Command {
@@ -101,7 +62,7 @@ fn command(server: &TestServer) -> Command {
     command
 }
 
-/// How many lines of the log were lost.
+/// Returns the number of lost log lines.
 async fn lines_lost(server: &TestServer) -> f64 {
     let metrics = server.client().get("/metrics?format=json").await.ok();
     let all = metrics["metrics"].as_array().expect("a list").clone();
@@ -113,18 +74,18 @@ async fn lines_lost(server: &TestServer) -> f64 {
 }
 
 on_both_engines! {
-    a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told,
-    a_full_disk_under_the_log_keeps_no_server_from_starting,
-    a_log_that_is_not_read_holds_no_request_up,
-    a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log,
-    a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of,
-    a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log,
-    an_essential_task_that_ends_ends_the_server_with_a_reason,
+    a_server_with_an_unread_log_continues_and_can_be_stopped,
+    a_full_disk_for_the_log_does_not_prevent_the_start,
+    an_unread_log_delays_no_request,
+    a_forced_stop_is_in_the_exit_code_and_the_log,
+    a_stop_after_a_failed_stateless_run_logs_no_warning,
+    a_stop_that_takes_too_long_is_in_the_exit_code_and_the_log,
+    the_server_stops_when_an_essential_task_ends,
 }
 
-async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_told(server: TestServer) {
-    server.goes_away().await;
-    let (process, log) = Process::with_a_pipe(&server, "info");
+async fn a_server_with_an_unread_log_continues_and_can_be_stopped(server: TestServer) {
+    server.is_stopped().await;
+    let (process, log) = start_with_a_pipe(&server, "info");
     drop(log);
     let alice = server.human("plain").await;
     let failing = alice.asks(script().fails(400)).await;
@@ -138,9 +99,9 @@ async fn a_server_whose_log_nobody_reads_any_more_goes_on_and_stops_when_it_is_t
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestServer) {
-    server.goes_away().await;
-    let process = Process::with_a_full_disk(&server).await;
+async fn a_full_disk_for_the_log_does_not_prevent_the_start(server: TestServer) {
+    server.is_stopped().await;
+    let process = start_with_a_full_disk(&server).await;
     let client = server.client();
     let listens = async || client.request(reqwest::Method::GET, "/ok").send().await.is_ok();
     eventually(listens).await;
@@ -152,10 +113,10 @@ async fn a_full_disk_under_the_log_keeps_no_server_from_starting(server: TestSer
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
-    server.goes_away().await;
-    let (process, log) = Process::with_a_pipe(&server, "trace");
-    // Far more than a pipe holds, and nobody reads it.
+async fn an_unread_log_delays_no_request(server: TestServer) {
+    server.is_stopped().await;
+    let (process, log) = start_with_a_pipe(&server, "trace");
+    // Far more than an unread pipe holds.
     let asks = async {
         for _ in 0..200 {
             server.client().post("/threads/search", json!({"limit": 1})).await.ok();
@@ -170,9 +131,9 @@ async fn a_log_that_is_not_read_holds_no_request_up(server: TestServer) {
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
-    server.goes_away().await;
-    let (process, mut log) = Process::with_a_pipe(&server, "info");
+async fn a_forced_stop_is_in_the_exit_code_and_the_log(server: TestServer) {
+    server.is_stopped().await;
+    let (process, mut log) = start_with_a_pipe(&server, "info");
     server.tools.hold("slow");
     let alice = server.human("plain").await;
     let run = alice
@@ -194,9 +155,9 @@ async fn a_stop_that_was_forced_is_told_by_the_exit_code_and_by_the_log(server: 
     run.finishes().await;
 }
 
-async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of(server: TestServer) {
-    server.goes_away().await;
-    let (process, mut log) = Process::with_a_pipe(&server, "info");
+async fn a_stop_after_a_failed_stateless_run_logs_no_warning(server: TestServer) {
+    server.is_stopped().await;
+    let (process, mut log) = start_with_a_pipe(&server, "info");
     let client = server.client();
     server.tools.hold("slow");
     let text = script().calls(call("s1", "slow", json!({}))).fails(400).to_string();
@@ -207,7 +168,7 @@ async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of
         .ok();
     server.tools.called("slow", 1).await;
     let thread = run["thread_id"].as_str().expect("an id");
-    // Whoever listens keeps the thread for a while.
+    // An open stream keeps the thread for a while.
     let listens = client.get_stream(&format!("/threads/{thread}/stream"), None).await;
     server.tools.let_go("slow");
     let path = format!("/threads/{thread}/runs/{}", run["run_id"].as_str().expect("an id"));
@@ -221,10 +182,10 @@ async fn a_stop_right_after_a_failed_run_without_a_thread_has_nothing_to_warn_of
     server.is_stopped_and_started_again().await;
 }
 
-async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(server: TestServer) {
+async fn a_stop_that_takes_too_long_is_in_the_exit_code_and_the_log(server: TestServer) {
     server.configuration_changes("[server]\n", "[server]\nshutdown_s = 0.5\n");
-    server.goes_away().await;
-    let (process, mut log) = Process::with_a_pipe(&server, "info");
+    server.is_stopped().await;
+    let (process, mut log) = start_with_a_pipe(&server, "info");
     server.tools.hold("slow");
     let alice = server.human("plain").await;
     let run = alice
@@ -243,8 +204,8 @@ async fn a_stop_that_takes_too_long_is_told_by_the_exit_code_and_by_the_log(serv
     run.finishes().await;
 }
 
-async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestServer) {
-    server.goes_away().await;
+async fn the_server_stops_when_an_essential_task_ends(server: TestServer) {
+    server.is_stopped().await;
     let clock = Arc::new(BreakableClock(AtomicBool::new(false)));
     let builder = Adjutant::builder()
         .config_file(server.configuration())
@@ -267,7 +228,7 @@ async fn an_essential_task_that_ends_ends_the_server_with_a_reason(server: TestS
     server.is_stopped_and_started_again().await;
 }
 
-/// A clock on which whoever looks panics, once it is broken.
+/// A clock that panics when it is read, once it is broken.
 struct BreakableClock(AtomicBool);
 
 impl Clock for BreakableClock {
@@ -278,10 +239,10 @@ impl Clock for BreakableClock {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_statement_that_cannot_be_logged_does_not_end_the_writes() {
+async fn a_slow_statement_that_cannot_be_logged_does_not_stop_writes() {
     crate::support::play(crate::support::Engine::Sqlite, async |server: TestServer| {
-        server.goes_away().await;
-        let (process, log) = Process::with_a_pipe(&server, "info");
+        server.is_stopped().await;
+        let (process, log) = start_with_a_pipe(&server, "info");
         drop(log);
         let mut other = SqliteConnection::connect(&server.database_url())
             .await

@@ -1,5 +1,5 @@
-//! Hostile input, one file for each door it comes through. Every scene ends with a server that works.
-//! Everything at once, under a limit of memory, is the program `tests/hostile_requests`.
+//! Hostile input, one file for each way in. Every test ends with a server that works.
+//! The program `tests/hostile_requests` has everything at once, under a memory limit.
 
 mod approvals;
 mod bodies;

@@ -1,4 +1,4 @@
-//! Models that never end, never begin, or say too much.
+//! Models that hang, stream without end, or answer too much.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::support::{TestServer, eventually, on_both_engines, script, transcript
 const SMALL: &str = "[answers]\nmax_model_bytes = 100000\nmax_line_bytes = 200000\nmax_error_bytes = 10000\n\
     first_token_s = 0.5\nbetween_tokens_s = 0.5\n";
 
-/// The server asks models that misbehave in these ways.
+/// Configures models that misbehave in these ways.
 async fn wild(server: &TestServer, ways: &[&str], answers: &str) -> MisbehavingServer {
     let wild = MisbehavingServer::start().await;
     server
@@ -18,12 +18,12 @@ async fn wild(server: &TestServer, ways: &[&str], answers: &str) -> MisbehavingS
     wild
 }
 
-/// What a run of this agent ends with.
+/// Returns the error of a run of this agent.
 async fn error_of(server: &TestServer, agent: &str) -> Value {
     server.human(agent).await.says("hello").await["__error__"].clone()
 }
 
-/// The server works as before.
+/// Checks that the server works.
 async fn others_work(server: &TestServer) {
     let bob = server.human("plain").await;
     assert_eq!(
@@ -33,15 +33,15 @@ async fn others_work(server: &TestServer) {
 }
 
 on_both_engines! {
-    what_never_ends_is_an_error_and_is_not_asked_for_again,
-    a_model_that_hangs_ends_in_time_and_is_not_waited_for_again,
-    a_run_is_cancelled_at_once_whatever_the_model_does,
+    an_endless_answer_is_an_error_without_a_retry,
+    a_model_that_hangs_times_out_without_a_retry,
+    a_run_can_be_cancelled_during_any_model_call,
     endless_answers_and_endless_errors_take_little_memory,
     a_redirect_of_a_model_is_not_followed,
-    subagents_of_one_run_take_turns_and_do_not_wait_for_each_other_in_vain,
+    subagents_of_one_run_share_permits_without_a_deadlock,
 }
 
-async fn what_never_ends_is_an_error_and_is_not_asked_for_again(server: TestServer) {
+async fn an_endless_answer_is_an_error_without_a_retry(server: TestServer) {
     let ways = ["words", "arguments", "line"];
     let wild = wild(&server, &ways, SMALL).await;
     for way in ways {
@@ -56,7 +56,7 @@ async fn what_never_ends_is_an_error_and_is_not_asked_for_again(server: TestServ
     others_work(&server).await;
 }
 
-async fn a_model_that_hangs_ends_in_time_and_is_not_waited_for_again(server: TestServer) {
+async fn a_model_that_hangs_times_out_without_a_retry(server: TestServer) {
     let ways = ["silent", "halfway", "signs"];
     let wild = wild(&server, &ways, SMALL).await;
     for way in ways {
@@ -68,7 +68,7 @@ async fn a_model_that_hangs_ends_in_time_and_is_not_waited_for_again(server: Tes
     others_work(&server).await;
 }
 
-async fn a_run_is_cancelled_at_once_whatever_the_model_does(server: TestServer) {
+async fn a_run_can_be_cancelled_during_any_model_call(server: TestServer) {
     let ways = ["words", "line", "silent", "error"];
     let bounds =
         "[answers]\nmax_model_bytes = 100000000000\nmax_line_bytes = 1000000000\nmax_error_bytes = 1000000000\n";
@@ -111,7 +111,7 @@ async fn a_redirect_of_a_model_is_not_followed(server: TestServer) {
     assert_eq!(wild.asked("/target"), 0);
 }
 
-async fn subagents_of_one_run_take_turns_and_do_not_wait_for_each_other_in_vain(server: TestServer) {
+async fn subagents_of_one_run_share_permits_without_a_deadlock(server: TestServer) {
     server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 1\nmax_calls = 1\n");
     server.is_stopped_and_started_again().await;
     let alice = server.human("agent").await;

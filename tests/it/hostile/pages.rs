@@ -11,20 +11,20 @@ use tokio_tungstenite::tungstenite::Error;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use crate::support::client::{Client, Reply, reply};
-use crate::support::server::run_public;
+use crate::support::process::{Process, server_in};
 use crate::support::viewer::Viewer;
 use crate::support::{Engine, TestServer, eventually, lookup, on_both_engines, script};
 
 const EVIL: &str = "https://evil.example";
 
-/// An endpoint of the document that may change something.
+/// An endpoint of the OpenAPI document that may change something.
 struct Endpoint {
     method: Method,
     path: String,
     takes_body: bool,
 }
 
-/// Every endpoint of the server's own document with a method that may change something; ids in paths are made up.
+/// Returns every endpoint of the OpenAPI document with a method that may change something; ids in paths are made up.
 async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
     let document = client.get("/openapi.json").await.ok();
     let mut endpoints = vec![];
@@ -45,7 +45,7 @@ async fn unsafe_endpoints(client: &Client) -> Vec<Endpoint> {
     endpoints
 }
 
-/// The path with made up ids in the places of its parameters.
+/// Returns the path with made-up ids for its parameters.
 fn made_up(path: &str) -> String {
     let id = uuid::Uuid::new_v4().to_string();
     path.split('/')
@@ -70,7 +70,7 @@ async fn get(client: &Client, path: &str, headers: &[(&str, &str)]) -> Reply {
     reply(request).await
 }
 
-/// The status with which a request of HTTP/2 with this `:authority` is answered.
+/// Returns the status of an HTTP/2 request with this `:authority`.
 async fn status_by_http2(client: &Client, authority: &str) -> u16 {
     let address = client.base().replacen("http://", "", 1);
     let stream = TcpStream::connect(address).await.expect("it listens");
@@ -88,7 +88,7 @@ async fn status_by_http2(client: &Client, authority: &str) -> u16 {
     }
 }
 
-/// Tries to open the socket of a thread from a page of this origin; the status of a refusal.
+/// Opens the WebSocket of a thread from a page of this origin. Returns the status of a refusal.
 async fn socket_refused(client: &Client, origin: &str) -> Option<u16> {
     let url = client.base().replacen("http", "ws", 1);
     let url = format!("{url}/threads/{}/stream/events", uuid::Uuid::new_v4());
@@ -107,10 +107,10 @@ on_both_engines! {
     a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoint,
     json_has_many_content_types_and_an_empty_body_needs_none,
     a_name_in_the_authority_of_http2_is_checked_like_any_other,
-    a_page_of_another_origin_changes_nothing_by_any_endpoint,
-    a_foreign_page_cannot_stop_a_run_by_a_get_and_a_client_can,
-    a_socket_opens_for_pages_of_this_machine_and_for_no_others,
-    a_page_that_shows_a_chat_works_from_this_machine,
+    a_page_of_another_origin_can_change_nothing,
+    a_foreign_page_cannot_cancel_a_run_by_get,
+    a_websocket_opens_for_pages_of_this_machine_only,
+    a_chat_page_of_this_machine_is_allowed,
 }
 
 async fn a_body_that_is_not_json_by_its_content_type_is_refused_by_every_endpoint(server: TestServer) {
@@ -178,7 +178,7 @@ async fn a_name_in_the_authority_of_http2_is_checked_like_any_other(server: Test
     }
 }
 
-async fn a_page_of_another_origin_changes_nothing_by_any_endpoint(server: TestServer) {
+async fn a_page_of_another_origin_can_change_nothing(server: TestServer) {
     let client = server.client();
     for endpoint in unsafe_endpoints(&client).await {
         for origin in [EVIL, "null", "http://localhost.evil.example"] {
@@ -191,13 +191,14 @@ async fn a_page_of_another_origin_changes_nothing_by_any_endpoint(server: TestSe
             );
             assert_eq!(reply.header("access-control-allow-origin"), None);
             let text = reply.refused(403);
-            assert!(text.contains("cors_origins") && text.contains(origin), "{text}");
+            assert!(text.contains("cors_origins"), "{text}");
+            assert!(text.contains(origin), "{text}");
         }
     }
     assert_eq!(client.post("/threads/count", json!({})).await.ok(), 0);
 }
 
-async fn a_foreign_page_cannot_stop_a_run_by_a_get_and_a_client_can(server: TestServer) {
+async fn a_foreign_page_cannot_cancel_a_run_by_get(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let run = alice.asks(script().calls(lookup("c1", "x")).says("done")).await;
@@ -230,7 +231,7 @@ async fn a_foreign_page_cannot_stop_a_run_by_a_get_and_a_client_can(server: Test
     server.tools.let_go("lookup");
 }
 
-async fn a_socket_opens_for_pages_of_this_machine_and_for_no_others(server: TestServer) {
+async fn a_websocket_opens_for_pages_of_this_machine_only(server: TestServer) {
     let client = server.client();
     assert_eq!(socket_refused(&client, EVIL).await, Some(403));
     assert_eq!(socket_refused(&client, "null").await, Some(403));
@@ -240,7 +241,7 @@ async fn a_socket_opens_for_pages_of_this_machine_and_for_no_others(server: Test
     assert_eq!(socket_refused(&client, "http://localhost:3000").await, Some(403));
 }
 
-async fn a_page_that_shows_a_chat_works_from_this_machine(server: TestServer) {
+async fn a_chat_page_of_this_machine_is_allowed(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let path = format!("/threads/{}/commands", viewer.thread);
     let start = json!({"id": 1, "method": "run.start", "params":
@@ -264,7 +265,7 @@ async fn a_page_that_shows_a_chat_works_from_this_machine(server: TestServer) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_of_this_machine_and_of_the_server_itself_may_use_it() {
+async fn pages_of_this_machine_and_of_the_server_are_allowed() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let client = server.client();
     let own = client.base();
@@ -296,7 +297,7 @@ async fn pages_of_this_machine_and_of_the_server_itself_may_use_it() {
         .json(&json!({}));
     reply(request).await.refused(403);
     server
-        .is_configured_by("cors_origins = []", "cors_origins = [\"*\"]")
+        .is_reconfigured("cors_origins = []", "cors_origins = [\"*\"]")
         .await;
     let request = client
         .request(Method::POST, "/threads")
@@ -314,10 +315,8 @@ async fn a_server_answers_under_its_own_names_only() {
         let reply = get(&client, path, &[("host", "rebind.evil.example:8123")]).await;
         assert_eq!(reply.body["code"], "unknown_host", "{path}");
         let text = reply.refused(421);
-        assert!(
-            text.contains("`hosts`") && text.contains("rebind.evil.example:8123"),
-            "{text}"
-        );
+        assert!(text.contains("`hosts`"), "{text}");
+        assert!(text.contains("rebind.evil.example:8123"), "{text}");
     }
     for host in ["localhost:8123", "app.localhost", "127.0.0.1", "[::1]:9"] {
         get(&client, "/ok", &[("host", host)]).await.ok();
@@ -352,7 +351,7 @@ async fn a_request_that_names_no_server_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn browsers_are_told_what_answers_and_pages_are() {
+async fn responses_have_security_headers_for_browsers() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let client = server.client();
     let refused = get(&client, "/ok", &[("host", "evil.example")]).await;
@@ -395,7 +394,7 @@ async fn browsers_are_told_what_answers_and_pages_are() {
 }
 
 #[test]
-fn an_address_that_other_machines_reach_is_refused_unless_that_is_wanted() {
+fn a_public_address_needs_an_explicit_flag() {
     let folder = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command
@@ -417,10 +416,12 @@ fn an_address_that_other_machines_reach_is_refused_unless_that_is_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_on_all_addresses_answers_under_addresses_and_under_no_name_that_it_was_not_given() {
+async fn a_server_on_all_addresses_refuses_unknown_host_names() {
     let folder = tempfile::tempdir().expect("a directory");
-    let (base, mut child) = run_public(folder.path());
-    let client = Client::new(&base);
+    let mut command = server_in(folder.path());
+    command.args(["--listen", "0.0.0.0:0", "--insecure-no-auth"]);
+    let server = Process::start(command).await;
+    let client = Client::new(&server.base().await);
     get(&client, "/ok", &[("host", "192.168.0.7:8123")]).await.ok();
     get(&client, "/ok", &[("host", "rebind.evil.example")])
         .await
@@ -432,12 +433,10 @@ async fn a_server_on_all_addresses_answers_under_addresses_and_under_no_name_tha
         takes_body: true,
     };
     send(&client, &endpoint, &origin, "{}").await.refused(403);
-    child.kill().expect("it runs");
-    child.wait().expect("it is dead");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_program_cannot_serve_other_machines_by_accident() {
+async fn an_embedding_program_needs_the_flag_for_a_public_address() {
     let folder = tempfile::tempdir().expect("a directory");
     let configuration = format!(
         "[storage]\nurl = \"sqlite://{}/adjutant.db\"\n",

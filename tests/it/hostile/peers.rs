@@ -1,17 +1,17 @@
-//! Remote agents that say too much, hang, or are told what is secret.
+//! Remote agents whose responses are too long, incomplete or invalid.
 
 use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::{TestServer, on_both_engines, script, task, transcript};
 
-/// What another server can do wrong instead of beginning a run.
+/// The invalid responses to the start of a run.
 const WAYS: [&str; 5] = ["zeros", "endless", "line", "silent", "error"];
 
 on_both_engines! {
-    a_remote_agent_that_says_too_much_or_nothing_is_an_error_result_and_takes_little_memory,
-    a_remote_agent_that_streams_without_end_is_an_error_result_which_names_the_setting,
+    oversized_and_empty_remote_answers_are_error_results,
+    an_endless_remote_stream_is_an_error_result_that_names_the_setting,
 }
 
-async fn a_remote_agent_that_says_too_much_or_nothing_is_an_error_result_and_takes_little_memory(server: TestServer) {
+async fn oversized_and_empty_remote_answers_are_error_results(server: TestServer) {
     let wild = MisbehavingServer::start().await;
     let subagent = |way: &&str| {
         format!(
@@ -42,7 +42,7 @@ async fn a_remote_agent_that_says_too_much_or_nothing_is_an_error_result_and_tak
     assert!(grown < 256, "it grew by {grown} MiB");
 }
 
-async fn a_remote_agent_that_streams_without_end_is_an_error_result_which_names_the_setting(server: TestServer) {
+async fn an_endless_remote_stream_is_an_error_result_that_names_the_setting(server: TestServer) {
     let wild = MisbehavingServer::start().await;
     let agent = format!(
         "[answers]\nmax_remote_stream_bytes = 1000000\n\
@@ -58,11 +58,8 @@ async fn a_remote_agent_that_streams_without_end_is_an_error_result_which_names_
             .says(script().calls(task("t1", "talker", "Work.")).says("done"))
             .await,
     );
-    assert!(
-        said[2].starts_with("task failed") && said[2].contains("more than 1000000 bytes"),
-        "{}",
-        said[2]
-    );
+    assert!(said[2].starts_with("task failed"), "{}", said[2]);
+    assert!(said[2].contains("more than 1000000 bytes"), "{}", said[2]);
     assert!(said[2].contains("`[answers] max_remote_stream_bytes`"), "{}", said[2]);
     assert_eq!(said[3], "ai: done");
 }

@@ -4,27 +4,27 @@ use std::io::BufRead;
 
 use serde_json::{Value, json};
 
-use super::logs::Process;
+use super::logs::start_with_a_pipe;
 use crate::api::crons::all_are_due;
 use crate::support::client::reply;
 use crate::support::{Human, TestServer, call, eventually, on_both_engines, script};
 
-/// The server begins anew with these lines in its section `[runtime]`.
+/// Restarts the server with these lines in its section `[runtime]`.
 async fn is_bounded(server: &TestServer, lines: &str) {
     server.configuration_changes("[runtime]\n", &format!("[runtime]\n{lines}\n"));
     server.is_stopped_and_started_again().await;
 }
 
-/// What comes of a run that is put off for a day.
+/// Creates a run that is delayed for a day. Returns the status of the response.
 async fn put_off(server: &TestServer, who: &Human) -> u16 {
-    let body = who.wish(
+    let body = who.run_body(
         "later",
         json!({"after_seconds": 86400, "multitask_strategy": "enqueue"}),
     );
     server.client().post(&who.path("/runs"), body).await.status
 }
 
-/// All that waits is withdrawn.
+/// Cancels all pending runs.
 async fn is_emptied(server: &TestServer) {
     assert!(
         server
@@ -37,29 +37,29 @@ async fn is_emptied(server: &TestServer) {
 }
 
 on_both_engines! {
-    a_run_cannot_be_put_off_for_longer_than_a_year,
-    a_model_that_hangs_ends_with_the_time_of_the_run,
-    a_full_queue_refuses_and_takes_runs_again_when_there_is_room,
-    a_cron_that_finds_the_queue_full_is_met_when_there_is_room,
-    a_full_queue_gives_a_kept_answer_again,
+    a_run_cannot_be_delayed_for_more_than_a_year,
+    a_hanging_model_call_ends_at_the_time_limit_of_the_run,
+    a_full_queue_refuses_runs_until_there_is_room,
+    a_cron_starts_its_run_when_a_full_queue_has_room,
+    a_full_queue_repeats_the_response_of_a_key,
     the_queue_of_a_thread_is_bounded,
-    names_that_clients_choose_are_no_labels_of_metrics,
-    clients_write_no_files_where_those_of_definitions_lie,
+    names_chosen_by_clients_are_no_metric_labels,
+    clients_cannot_write_to_the_files_of_definitions,
 }
 
-async fn a_run_cannot_be_put_off_for_longer_than_a_year(server: TestServer) {
+async fn a_run_cannot_be_delayed_for_more_than_a_year(server: TestServer) {
     let alice = server.human("agent").await;
     for after in [31_536_001.0, 1e18] {
-        let body = alice.wish("later", json!({"after_seconds": after}));
+        let body = alice.run_body("later", json!({"after_seconds": after}));
         let told = server.client().post(&alice.path("/runs"), body).await.refused(422);
         assert!(told.starts_with("after_seconds"), "{told}");
     }
-    let body = alice.wish("later", json!({"after_seconds": 31_536_000}));
+    let body = alice.run_body("later", json!({"after_seconds": 31_536_000}));
     server.client().post(&alice.path("/runs"), body).await.ok();
     is_emptied(&server).await;
 }
 
-async fn a_model_that_hangs_ends_with_the_time_of_the_run(server: TestServer) {
+async fn a_hanging_model_call_ends_at_the_time_limit_of_the_run(server: TestServer) {
     is_bounded(&server, "max_run_s = 1.0").await;
     let alice = server.human("agent").await;
     let run = alice
@@ -77,7 +77,7 @@ async fn a_model_that_hangs_ends_with_the_time_of_the_run(server: TestServer) {
     assert_eq!(run.status().await, "error");
 }
 
-async fn a_full_queue_refuses_and_takes_runs_again_when_there_is_room(server: TestServer) {
+async fn a_full_queue_refuses_runs_until_there_is_room(server: TestServer) {
     is_bounded(&server, "max_queued_runs = 3").await;
     let alice = server.human("agent").await;
     for _ in 0..3 {
@@ -85,37 +85,37 @@ async fn a_full_queue_refuses_and_takes_runs_again_when_there_is_room(server: Te
     }
     let refusal = server
         .client()
-        .post(&alice.path("/runs"), alice.wish("hello", json!({})))
+        .post(&alice.path("/runs"), alice.run_body("hello", json!({})))
         .await;
     assert_eq!(refusal.status, 429, "{refusal:?}");
     assert_eq!(&refusal.body["code"], &json!("queue_full"), "{refusal:?}");
     assert!(refusal.headers.contains_key("retry-after"));
-    let wish = || json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
+    let run_body = || json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hello"}]}});
     assert_eq!(
         server
             .client()
-            .post("/runs/batch", json!([wish(), wish()]))
+            .post("/runs/batch", json!([run_body(), run_body()]))
             .await
             .status,
         429
     );
     is_emptied(&server).await;
     eventually(async || {
-        let body = alice.wish("hello", json!({}));
+        let body = alice.run_body("hello", json!({}));
         server.client().post(&alice.path("/runs/wait"), body).await.status == 200
     })
     .await;
 }
 
-async fn a_cron_that_finds_the_queue_full_is_met_when_there_is_room(server: TestServer) {
+async fn a_cron_starts_its_run_when_a_full_queue_has_room(server: TestServer) {
     let limits = [
         ("max_queued_runs", "waits for room in the queue"),
         ("max_queued_runs_per_thread", "but its run was refused"),
     ];
     for (limit, refusal) in limits {
         is_bounded(&server, &format!("{limit} = 1")).await;
-        server.goes_away().await;
-        let (process, mut log) = Process::with_a_pipe(&server, "info");
+        server.is_stopped().await;
+        let (process, mut log) = start_with_a_pipe(&server, "info");
         let client = server.client();
         let alice = server.human("agent").await;
         assert_eq!(put_off(&server, &alice).await, 200);
@@ -150,11 +150,11 @@ async fn a_cron_that_finds_the_queue_full_is_met_when_there_is_room(server: Test
         client.delete(&path).await.ok();
         process.signal("TERM");
         assert!(process.ends().await.success());
-        server.is_configured_by(&format!("{limit} = 1\n"), "").await;
+        server.is_reconfigured(&format!("{limit} = 1\n"), "").await;
     }
 }
 
-async fn a_full_queue_gives_a_kept_answer_again(server: TestServer) {
+async fn a_full_queue_repeats_the_response_of_a_key(server: TestServer) {
     is_bounded(&server, "max_queued_runs = 1").await;
     let client = server.client();
     let alice = server.human("agent").await;
@@ -164,12 +164,12 @@ async fn a_full_queue_gives_a_kept_answer_again(server: TestServer) {
             .header("Idempotency-Key", key);
         reply(request.json(body)).await
     };
-    let body = alice.wish("later", json!({"after_seconds": 86400}));
+    let body = alice.run_body("later", json!({"after_seconds": 86400}));
     let first = keyed(&alice.path("/runs"), "k1", &body).await.ok();
     assert_eq!(put_off(&server, &alice).await, 429);
     assert_eq!(keyed(&alice.path("/runs"), "k1", &body).await.ok(), first);
     assert_eq!(keyed(&alice.path("/runs"), "k2", &body).await.status, 429);
-    let other = alice.wish("other", json!({}));
+    let other = alice.run_body("other", json!({}));
     assert_eq!(
         keyed(&alice.path("/runs"), "k1", &other).await.body["code"],
         "idempotency_key_reused"
@@ -185,12 +185,12 @@ async fn the_queue_of_a_thread_is_bounded(server: TestServer) {
     assert_eq!(put_off(&server, &alice).await, 200);
     assert_eq!(put_off(&server, &alice).await, 429);
     assert_eq!(put_off(&server, &bob).await, 200);
-    let displacing = alice.wish("now", json!({"multitask_strategy": "interrupt"}));
+    let displacing = alice.run_body("now", json!({"multitask_strategy": "interrupt"}));
     server.client().post(&alice.path("/runs/wait"), displacing).await.ok();
     is_emptied(&server).await;
 }
 
-async fn names_that_clients_choose_are_no_labels_of_metrics(server: TestServer) {
+async fn names_chosen_by_clients_are_no_metric_labels(server: TestServer) {
     let client = server.client();
     for number in 0..5 {
         let definition = json!({"name": format!("made-up-{number}"), "model": format!("scripted:made-up-{number}")});
@@ -204,11 +204,12 @@ async fn names_that_clients_choose_are_no_labels_of_metrics(server: TestServer) 
         .body
         .as_str()
         .map_or_else(|| metrics.body.to_string(), str::to_owned);
-    assert!(text.contains("main-agent") && text.contains("client"), "{text}");
+    assert!(text.contains("main-agent"), "{text}");
+    assert!(text.contains("client"), "{text}");
     assert!(!text.contains("made-up"), "{text}");
 }
 
-async fn clients_write_no_files_where_those_of_definitions_lie(server: TestServer) {
+async fn clients_cannot_write_to_the_files_of_definitions(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     alice.says("hello").await;
@@ -222,7 +223,7 @@ async fn clients_write_no_files_where_those_of_definitions_lie(server: TestServe
         "~/x",
     ] {
         let files = json!({"files": {path: "mine"}});
-        let mut input = alice.wish("hello", json!({}));
+        let mut input = alice.run_body("hello", json!({}));
         input["input"]["files"] = files["files"].clone();
         let command = json!({"assistant_id": "agent", "command": {"update": files}});
         for (place, body) in [

@@ -10,12 +10,12 @@ use crate::support::client::{Client, Reply};
 use crate::support::webhook_receiver::WebhookReceiver;
 use crate::support::{Engine, TestServer, eventually, lookup, mail, on_both_engines, script, task, transcript};
 
-/// What is written in the place of JSON.
+/// The text that replaces JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Poison {
-    /// JSON that is well formed and deeper than the reader of stored columns goes.
+    /// Well-formed JSON that nests too deeply for the reader of stored columns.
     TooDeep,
-    /// Text that begins like JSON and is none. Columns of a type that holds only JSON cannot have it.
+    /// Text that starts like JSON and is invalid. Columns of a JSON type cannot have it.
     NoJson,
 }
 
@@ -32,7 +32,7 @@ fn unreadable() -> String {
     format!("{}{}", "[".repeat(200), "]".repeat(200))
 }
 
-/// Changes the database behind the server's back. Returns how many rows that concerned.
+/// Executes a statement on the database without the server, and returns the number of rows.
 async fn sql(server: &TestServer, text: impl Into<String>) -> u64 {
     let url = server.database_url();
     let text: String = text.into();
@@ -69,7 +69,7 @@ fn is_deadlock(error: &sqlx::Error) -> bool {
         == Some("40P01")
 }
 
-/// The columns of all tables, as the schema has them, that are of a type that can hold JSON.
+/// Returns the columns of all tables whose type can hold JSON.
 async fn columns(server: &TestServer) -> Vec<(String, String)> {
     const SQLITE: &str = "select m.name, c.name from sqlite_master m join pragma_table_info(m.name) c \
         where m.type = 'table' and m.name not like 'sqlite_%' and m.name not like '\\_%' escape '\\' \
@@ -90,12 +90,12 @@ async fn columns(server: &TestServer) -> Vec<(String, String)> {
     }
 }
 
-/// Makes what a column holds of JSON unreadable, in all rows but those that agents have by themselves. Returns in how many.
+/// Makes the JSON of a column unreadable, except for default assistants, and returns the number of changed rows.
 async fn poison(server: &TestServer, table: &str, column: &str) -> u64 {
     poison_with(server, table, column, Poison::TooDeep).await
 }
 
-/// The same with this kind of text.
+/// Replaces the JSON of a column by this kind of text, and returns the number of changed rows.
 async fn poison_with(server: &TestServer, table: &str, column: &str, kind: Poison) -> u64 {
     let own = if table.starts_with("assistant") {
         " and cast(metadata as text) not like '%created_by%'"
@@ -131,10 +131,9 @@ async fn is_jsonb(server: &TestServer, table: &str, column: &str) -> bool {
     found[0].0 == "jsonb"
 }
 
-/// Rows in all tables: threads that are done and that wait for a human, one whose question was answered by a later run,
-/// runs that wait for their turn, background tasks here and on another server, reports that did not arrive, and all the
-/// rest. Returns the threads.
-async fn seed(server: &TestServer, ear: &WebhookReceiver) -> Vec<String> {
+/// Creates rows in all tables: finished and interrupted threads, an answered interrupt, pending runs, local and remote
+/// background tasks, a failed delivery, and others. Returns the threads.
+async fn seed(server: &TestServer, receiver: &WebhookReceiver) -> Vec<String> {
     let client = server.client();
     let done = server.human("agent").await;
     let asks = server.human("agent").await;
@@ -149,11 +148,11 @@ async fn seed(server: &TestServer, ear: &WebhookReceiver) -> Vec<String> {
         .await;
     answered.approves(&answered.question().await).await.finishes().await;
     let notes = json!({"metadata": {"a": 1}, "context": {"b": 2}, "after_seconds": 3600});
-    waits.starts(waits.wish("later", notes.clone())).await;
+    waits.starts(waits.run_body("later", notes.clone())).await;
     waits_longer.says("hello").await;
     let mut told = notes;
-    told["webhook"] = json!(ear.base);
-    waits_longer.starts(waits_longer.wish("much later", told)).await;
+    told["webhook"] = json!(receiver.base);
+    waits_longer.starts(waits_longer.run_body("much later", told)).await;
     let settings = json!({"graph_id": "agent", "name": "mine", "metadata": {"a": 1}, "context": {"b": [2]}});
     client.post("/assistants", settings).await.ok();
     let cron =
@@ -182,9 +181,9 @@ async fn seed(server: &TestServer, ear: &WebhookReceiver) -> Vec<String> {
         .await;
     knows_an_outcome(&chief).await;
     let reports = server.human("agent").await;
-    ear.answers(&[500]);
+    receiver.answers(&[500]);
     let report = reports
-        .starts(reports.wish("hello", json!({"webhook": ear.base})))
+        .starts(reports.run_body("hello", json!({"webhook": receiver.base})))
         .await;
     is_told(server, &report.id, "pending").await;
     let task = the_task(&parent).await["thread_id"].as_str().expect("an id").to_owned();
@@ -199,7 +198,7 @@ async fn is_told(server: &TestServer, run: &str, status: &str) {
     eventually(async || was_tried(&server.client().get(&path).await.ok()[0])).await;
 }
 
-/// All that lists or counts something, for all threads or one.
+/// Requests everything that lists or counts something, for all threads or one.
 async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
     let mut replies = vec![];
     for (path, body) in [
@@ -248,13 +247,13 @@ async fn lists(client: &Client, threads: &[String]) -> Vec<(String, Reply)> {
     replies
 }
 
-/// Everybody else is served: runs at once and later, crons, lists, reports, background tasks, and the sweeper.
-async fn others_are_served(server: &TestServer, ear: &WebhookReceiver, what: &str, threads: &[String]) {
+/// Checks that other requests are served: runs, delayed runs, crons, lists, webhooks, background tasks and the sweeper.
+async fn others_are_served(server: &TestServer, receiver: &WebhookReceiver, what: &str, threads: &[String]) {
     let client = server.client();
     let now = server.human("agent").await;
     let later = server.human("agent").await;
-    let in_time = json!({"after_seconds": 0.05, "webhook": ear.base});
-    let queued = later.starts(later.wish("in time", in_time)).await;
+    let in_time = json!({"after_seconds": 0.05, "webhook": receiver.base});
+    let queued = later.starts(later.run_body("in time", in_time)).await;
     let short = client
         .post("/threads", json!({"ttl": {"ttl": 0.0001, "strategy": "delete"}}))
         .await
@@ -292,7 +291,7 @@ async fn others_are_served(server: &TestServer, ear: &WebhookReceiver, what: &st
         .ok();
 }
 
-/// What waits is cancelled, and the threads are deleted.
+/// Cancels the pending runs and deletes the threads.
 async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
     let cancelled = server.client().post("/runs/cancel", json!({"status": "all"})).await;
     assert!(cancelled.status < 300, "{what}: {cancelled:?}");
@@ -305,11 +304,11 @@ async fn all_is_deleted(server: &TestServer, what: &str, threads: &[String]) {
     }
 }
 
-/// Breaks each column in turn, then all of them at once. Returns those that there are.
+/// Breaks each column in turn, then all of them at once. Returns the columns.
 async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, String)> {
-    let ear = WebhookReceiver::opens().await;
+    let receiver = WebhookReceiver::start().await;
     let peer = Peer::named_by(server, |base| format!("{}\n{}", chief(base, ""), boss(""))).await;
-    let mut threads = seed(server, &ear).await;
+    let mut threads = seed(server, &receiver).await;
     let mut poisoned = vec![];
     for (table, column) in columns(server).await {
         let rows = poison_with(server, &table, &column, kind).await;
@@ -323,9 +322,9 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
             format!("update runs set due_at = 1 where status = 'pending' and thread_id = {waiting}"),
         )
         .await;
-        others_are_served(server, &ear, &what, &threads).await;
+        others_are_served(server, &receiver, &what, &threads).await;
         all_is_deleted(server, &what, &threads).await;
-        threads = seed(server, &ear).await;
+        threads = seed(server, &receiver).await;
         poisoned.push((table, column));
     }
     // All of them at once, read for the first time by a server that takes over what another one left behind.
@@ -342,30 +341,34 @@ async fn breaks_each_column(server: &TestServer, kind: Poison) -> Vec<(String, S
     server.tools.let_go("lookup");
     left.finishes().await;
     assert_eq!(left.status().await, "success");
-    others_are_served(server, &ear, "all", &threads).await;
+    others_are_served(server, &receiver, "all", &threads).await;
     all_is_deleted(server, "all", &threads).await;
     peer.finish().await;
     poisoned
 }
 
 on_both_engines! {
-    a_run_that_cannot_be_read_is_ended_and_holds_up_nobody,
-    runs_that_cannot_be_read_can_be_cancelled_and_deleted,
-    a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over,
-    a_run_whose_state_cannot_be_read_fails_at_once,
-    a_history_that_cannot_be_read_does_not_stop_the_sweeper,
-    what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone,
-    runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted,
-    whichever_column_cannot_be_read_everybody_else_is_served,
-    whichever_column_holds_no_json_at_all_everybody_else_is_served,
+    an_unreadable_run_fails_and_blocks_no_other,
+    unreadable_runs_can_be_cancelled_and_deleted,
+    an_unreadable_run_does_not_block_the_takeover_of_others,
+    a_run_with_an_unreadable_state_fails,
+    an_unreadable_history_does_not_stop_the_sweeper,
+    unreadable_rows_do_not_block_a_rollback,
+    runs_on_an_unreadable_history_can_be_cancelled_and_deleted,
+    no_column_with_deeply_nested_json_blocks_other_requests,
+    no_column_without_json_blocks_other_requests,
 }
 
-async fn a_run_that_cannot_be_read_is_ended_and_holds_up_nobody(server: TestServer) {
+async fn an_unreadable_run_fails_and_blocks_no_other(server: TestServer) {
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
     let client = server.client();
-    let poisoned = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
-    let of_bob = bob.starts(bob.wish("after it", json!({"after_seconds": 3600}))).await;
+    let poisoned = alice
+        .starts(alice.run_body("never", json!({"after_seconds": 3600})))
+        .await;
+    let of_bob = bob
+        .starts(bob.run_body("after it", json!({"after_seconds": 3600})))
+        .await;
     let changed = format!(
         "update runs set request = '{}' where run_id = {}",
         unreadable(),
@@ -412,11 +415,13 @@ async fn a_run_that_cannot_be_read_is_ended_and_holds_up_nobody(server: TestServ
     client.delete(&alice.path("")).await.ok();
 }
 
-async fn runs_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
+async fn unreadable_runs_can_be_cancelled_and_deleted(server: TestServer) {
     let client = server.client();
     for way in ["cancel", "all", "run", "thread"] {
         let alice = server.human("agent").await;
-        let run = alice.starts(alice.wish("never", json!({"after_seconds": 3600}))).await;
+        let run = alice
+            .starts(alice.run_body("never", json!({"after_seconds": 3600})))
+            .await;
         for column in ["request", "metadata", "path"] {
             poison(&server, "runs", column).await;
         }
@@ -434,7 +439,7 @@ async fn runs_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServe
     }
 }
 
-async fn a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_taken_over(server: TestServer) {
+async fn an_unreadable_run_does_not_block_the_takeover_of_others(server: TestServer) {
     server.moves_into_a_process().await;
     server.tools.hold("lookup");
     let alice = server.human("agent").await;
@@ -457,7 +462,7 @@ async fn a_run_left_behind_that_cannot_be_read_does_not_keep_others_from_being_t
     assert_eq!(alice.status().await, "error");
 }
 
-async fn a_run_whose_state_cannot_be_read_fails_at_once(server: TestServer) {
+async fn a_run_with_an_unreadable_state_fails(server: TestServer) {
     for column in ["position", "writes"] {
         let alice = server.human("agent").await;
         alice.says("hello").await;
@@ -474,7 +479,7 @@ async fn a_run_whose_state_cannot_be_read_fails_at_once(server: TestServer) {
     }
 }
 
-async fn a_history_that_cannot_be_read_does_not_stop_the_sweeper(server: TestServer) {
+async fn an_unreadable_history_does_not_stop_the_sweeper(server: TestServer) {
     let alice = server.human("agent").await;
     let client = server.client();
     alice.says("hello").await;
@@ -499,7 +504,7 @@ async fn a_history_that_cannot_be_read_does_not_stop_the_sweeper(server: TestSer
     client.delete(&alice.path("")).await.ok();
 }
 
-async fn what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is_undone(server: TestServer) {
+async fn unreadable_rows_do_not_block_a_rollback(server: TestServer) {
     let alice = server.human("agent").await;
     let client = server.client();
     server.tools.hold("lookup");
@@ -528,14 +533,14 @@ async fn what_a_run_changed_and_cannot_be_read_is_in_nobodys_way_when_the_run_is
     client.delete(&alice.path("")).await.ok();
 }
 
-async fn runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted(server: TestServer) {
+async fn runs_on_an_unreadable_history_can_be_cancelled_and_deleted(server: TestServer) {
     let client = server.client();
-    let ear = WebhookReceiver::opens().await;
+    let receiver = WebhookReceiver::start().await;
     for way in ["cancel", "all", "run", "thread"] {
         let alice = server.human("agent").await;
         alice.says("hello").await;
-        let later = json!({"after_seconds": 3600, "webhook": ear.base});
-        let run = alice.starts(alice.wish("never", later)).await;
+        let later = json!({"after_seconds": 3600, "webhook": receiver.base});
+        let run = alice.starts(alice.run_body("never", later)).await;
         poison(&server, "checkpoints", "position").await;
         poison(&server, "checkpoints", "writes").await;
         // What was summed up is remembered.
@@ -554,7 +559,7 @@ async fn runs_on_a_history_that_cannot_be_read_can_be_cancelled_and_deleted(serv
     }
 }
 
-async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestServer) {
+async fn no_column_with_deeply_nested_json_blocks_other_requests(server: TestServer) {
     let poisoned = breaks_each_column(&server, Poison::TooDeep).await;
     for expected in [
         ("assistants", "config"),
@@ -589,7 +594,7 @@ async fn whichever_column_cannot_be_read_everybody_else_is_served(server: TestSe
     }
 }
 
-async fn whichever_column_holds_no_json_at_all_everybody_else_is_served(server: TestServer) {
+async fn no_column_without_json_blocks_other_requests(server: TestServer) {
     let poisoned = breaks_each_column(&server, Poison::NoJson).await;
     assert!(
         poisoned.iter().any(|(table, _)| table == "background_tasks"),
@@ -605,7 +610,7 @@ async fn whichever_column_holds_no_json_at_all_everybody_else_is_served(server: 
     );
 }
 
-/// How the id of a row is written in a statement.
+/// Returns the literal of a row's id in a statement.
 fn id_of(server: &TestServer, id: &str) -> String {
     match server.engine {
         Engine::Sqlite => format!("x'{}'", id.replace('-', "")),

@@ -1,4 +1,4 @@
-//! JSON Schemas whose check would take all memory.
+//! JSON Schemas whose evaluation would take all memory.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::schemas::doubling;
 use crate::support::{TestServer, call, on_both_engines, script, transcript};
 
-/// A definition with these fields besides.
+/// Returns a definition with these additional fields.
 fn definition(more: Value) -> Value {
     let mut definition = json!({"model": "scripted:lab", "system_prompt": "Work."});
     definition
@@ -19,14 +19,14 @@ fn definition(more: Value) -> Value {
 }
 
 on_both_engines! {
-    a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_client_brings,
-    a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refused_fast,
-    a_tool_of_an_mcp_server_whose_schema_doubles_is_left_out_and_the_others_stay,
-    a_form_that_a_tool_asks_of_a_subagent_and_that_doubles_is_an_error_result,
-    a_schema_that_doubles_in_a_configuration_is_a_mistake_with_its_place,
+    an_expensive_schema_in_a_definition_is_refused_by_field,
+    the_largest_allowed_schema_validates_fast,
+    an_mcp_tool_with_an_expensive_schema_is_left_out,
+    an_expensive_response_format_is_an_error_result,
+    an_expensive_schema_in_a_configuration_is_an_error,
 }
 
-async fn a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_client_brings(server: TestServer) {
+async fn an_expensive_schema_in_a_definition_is_refused_by_field(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
     let before = server.peak_memory().await;
@@ -40,17 +40,15 @@ async fn a_schema_that_doubles_is_refused_at_each_field_of_a_definition_that_a_c
         ("response_format", json!({"response_format": doubling(24)})),
     ] {
         let refusal = client.put("/agents/trap", definition(more)).await.refused(422);
-        assert!(
-            refusal.contains(field) && refusal.contains("too large"),
-            "{field}: {refusal}"
-        );
+        assert!(refusal.contains(field), "{field}: {refusal}");
+        assert!(refusal.contains("too large"), "{field}: {refusal}");
     }
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     let grown = server.peak_memory().await - before;
     assert!(grown < 64, "it grew by {grown} MiB");
 }
 
-async fn a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refused_fast(server: TestServer) {
+async fn the_largest_allowed_schema_validates_fast(server: TestServer) {
     server.moves_into_a_process().await;
     let client = server.client();
     let before = server.peak_memory().await;
@@ -73,7 +71,7 @@ async fn a_context_that_does_not_fit_the_largest_schema_that_is_allowed_is_refus
     assert!(grown < 128, "it grew by {grown} MiB");
 }
 
-async fn a_tool_of_an_mcp_server_whose_schema_doubles_is_left_out_and_the_others_stay(server: TestServer) {
+async fn an_mcp_tool_with_an_expensive_schema_is_left_out(server: TestServer) {
     let wild = MisbehavingServer::start().await;
     let section = format!(
         "[mcp_servers.wild]\nurl = \"{}/mcp\"\n[agents.reader]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Read.\"\n\
@@ -90,7 +88,7 @@ async fn a_tool_of_an_mcp_server_whose_schema_doubles_is_left_out_and_the_others
     assert!(said[4].contains("wild__trap is not a valid tool"), "{}", said[4]);
 }
 
-async fn a_form_that_a_tool_asks_of_a_subagent_and_that_doubles_is_an_error_result(server: TestServer) {
+async fn an_expensive_response_format_is_an_error_result(server: TestServer) {
     let wild = MisbehavingServer::start().await;
     let section = format!(
         "[tools.delegate]\nkind = \"http\"\ndescription = \"Delegates.\"\nurl = \"{}/delegate\"\n\
@@ -110,7 +108,7 @@ async fn a_form_that_a_tool_asks_of_a_subagent_and_that_doubles_is_an_error_resu
     assert_eq!(said[3], "ai: done");
 }
 
-async fn a_schema_that_doubles_in_a_configuration_is_a_mistake_with_its_place(server: TestServer) {
+async fn an_expensive_schema_in_a_configuration_is_an_error(server: TestServer) {
     let folder = tempfile::tempdir().expect("a folder");
     let place = folder.path().join("adjutant.toml");
     let schema = doubling(24).to_string();
@@ -130,13 +128,11 @@ async fn a_schema_that_doubles_in_a_configuration_is_a_mistake_with_its_place(se
         .err()
         .expect("it is refused")
         .to_string();
-    assert!(
-        problems.contains("tools.trap.parameters") && problems.contains("too large"),
-        "{problems}"
-    );
+    assert!(problems.contains("tools.trap.parameters"), "{problems}");
+    assert!(problems.contains("too large"), "{problems}");
 }
 
-/// JSON as an inline table of TOML.
+/// Returns JSON as an inline table of TOML.
 fn toml_of(json: &str) -> String {
     let value: Value = serde_json::from_str(json).expect("JSON");
     match value {

@@ -1,4 +1,4 @@
-//! Searches and histories that would take all memory or all time.
+//! Searches and histories that would take too much memory or time.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ async fn write(client: &Client, thread: &str, values: Value) {
         .ok();
 }
 
-/// A thread of an agent.
+/// Creates a thread of an agent.
 async fn new_thread(server: &TestServer) -> String {
     let alice = server.human("agent").await;
     alice.says("hello").await;
@@ -30,8 +30,8 @@ fn message(id: &str, bytes: usize) -> Value {
     json!({"role": "user", "id": id, "content": "x".repeat(bytes)})
 }
 
-/// All pages of a history of at most `limit` checkpoints, as the SDKs read them: each goes on before the last checkpoint of
-/// the one before it.
+/// Returns all pages of a history of at most `limit` checkpoints, as the SDKs read them: each starts before the last
+/// checkpoint of the page before it.
 async fn pages(client: &Client, thread: &str, limit: usize) -> Vec<Vec<Value>> {
     let mut all: Vec<Vec<Value>> = vec![];
     let mut before = json!(null);
@@ -53,7 +53,7 @@ async fn pages(client: &Client, thread: &str, limit: usize) -> Vec<Vec<Value>> {
     }
 }
 
-/// The memory of the process that serves, in MiB, as it tells itself.
+/// Returns the memory of the server's process, in MiB, as its metrics report it.
 async fn resident_mib(client: &Client) -> f64 {
     let text = client.get("/metrics").await.body.as_str().expect("text").to_owned();
     let line = text
@@ -64,19 +64,19 @@ async fn resident_mib(client: &Client) -> f64 {
 }
 
 on_both_engines! {
-    a_history_ends_early_at_its_budget_and_goes_on_before_the_last_checkpoint,
-    one_checkpoint_is_shown_whatever_its_size,
-    lists_of_large_rows_end_early_and_say_where_to_go_on,
-    selected_fields_are_those_of_the_whole_answer,
+    a_large_history_is_read_in_pages,
+    a_page_of_history_has_at_least_one_checkpoint,
+    lists_of_large_rows_are_read_in_pages,
+    selected_fields_equal_those_of_the_whole_response,
     a_history_of_four_hundred_megabytes_takes_little_memory,
-    a_page_of_threads_ends_early_at_its_budget_and_says_where_to_go_on,
-    a_filter_names_at_most_sixty_four_values_equal_ones_included,
-    the_dearest_search_keeps_nobody_waiting,
-    a_filter_finds_in_lists_what_it_found_before,
-    who_leaves_a_history_half_read_leaves_nothing_behind,
+    a_list_of_large_threads_is_read_in_pages,
+    a_filter_has_at_most_64_values,
+    the_most_expensive_search_delays_no_other_request,
+    a_filter_matches_lists,
+    a_disconnect_while_a_history_is_read_frees_its_resources,
 }
 
-async fn a_history_ends_early_at_its_budget_and_goes_on_before_the_last_checkpoint(server: TestServer) {
+async fn a_large_history_is_read_in_pages(server: TestServer) {
     let client = server.client();
     let thread = new_thread(&server).await;
     for at in 0..12 {
@@ -105,7 +105,7 @@ async fn a_history_ends_early_at_its_budget_and_goes_on_before_the_last_checkpoi
     assert_eq!(slim.ok().as_array().map(Vec::len), Some(whole.len()));
 }
 
-async fn one_checkpoint_is_shown_whatever_its_size(server: TestServer) {
+async fn a_page_of_history_has_at_least_one_checkpoint(server: TestServer) {
     server.is_configured("max_answer_bytes = 2000").await;
     let client = server.client();
     let thread = new_thread(&server).await;
@@ -118,7 +118,7 @@ async fn one_checkpoint_is_shown_whatever_its_size(server: TestServer) {
     assert_eq!(history[0]["values"], state["values"]);
 }
 
-async fn lists_of_large_rows_end_early_and_say_where_to_go_on(server: TestServer) {
+async fn lists_of_large_rows_are_read_in_pages(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let note = |at: usize| json!({"note": "x".repeat(20_000), "at": at});
@@ -130,7 +130,7 @@ async fn lists_of_large_rows_end_early_and_say_where_to_go_on(server: TestServer
             )
             .await
             .ok();
-        let run = alice.wish(
+        let run = alice.run_body(
             "later",
             json!({"after_seconds": 86400, "multitask_strategy": "enqueue", "metadata": note(at)}),
         );
@@ -202,7 +202,7 @@ async fn lists_of_large_rows_end_early_and_say_where_to_go_on(server: TestServer
     client.post("/runs/cancel", json!({"status": "all"})).await;
 }
 
-async fn selected_fields_are_those_of_the_whole_answer(server: TestServer) {
+async fn selected_fields_equal_those_of_the_whole_response(server: TestServer) {
     let client = server.client();
     let thread = new_thread(&server).await;
     write(&client, &thread, json!({"messages": [message("m", 10)]})).await;
@@ -269,7 +269,7 @@ async fn a_history_of_four_hundred_megabytes_takes_little_memory(server: TestSer
     assert!(after - before < 250.0, "from {before} MiB to {after} MiB");
 }
 
-async fn a_page_of_threads_ends_early_at_its_budget_and_says_where_to_go_on(server: TestServer) {
+async fn a_list_of_large_threads_is_read_in_pages(server: TestServer) {
     server.is_configured("max_answer_bytes = 50000").await;
     let client = server.client();
     let mut threads = vec![];
@@ -315,7 +315,7 @@ async fn a_page_of_threads_ends_early_at_its_budget_and_says_where_to_go_on(serv
     );
 }
 
-async fn a_filter_names_at_most_sixty_four_values_equal_ones_included(server: TestServer) {
+async fn a_filter_has_at_most_64_values(server: TestServer) {
     let client = server.client();
     let thread = new_thread(&server).await;
     let lists = |width: usize, depth: u32| (0..depth).fold(json!(0), |inner, _| json!(vec![inner; width]));
@@ -324,7 +324,8 @@ async fn a_filter_names_at_most_sixty_four_values_equal_ones_included(server: Te
             .post(&path, json!({"values": {"x": lists(9, 2)}}))
             .await
             .refused(422);
-        assert!(refused.contains("values") && refused.contains("64"), "{refused}");
+        assert!(refused.contains("values"), "{refused}");
+        assert!(refused.contains("64"), "{refused}");
         client.post(&path, json!({"values": {"x": lists(8, 2)}})).await.ok();
     }
     let path = format!("/threads/{thread}/history");
@@ -335,7 +336,7 @@ async fn a_filter_names_at_most_sixty_four_values_equal_ones_included(server: Te
     assert!(refused.contains("metadata"), "{refused}");
 }
 
-async fn the_dearest_search_keeps_nobody_waiting(server: TestServer) {
+async fn the_most_expensive_search_delays_no_other_request(server: TestServer) {
     let client = server.client();
     let thread = new_thread(&server).await;
     // Every list is looked through for every list that is wanted, and the last value makes none fit.
@@ -366,7 +367,7 @@ async fn the_dearest_search_keeps_nobody_waiting(server: TestServer) {
     assert!(slowest < Duration::from_secs(2), "/ok took {slowest:?}");
 }
 
-async fn a_filter_finds_in_lists_what_it_found_before(server: TestServer) {
+async fn a_filter_matches_lists(server: TestServer) {
     let client = server.client();
     let thread = new_thread(&server).await;
     write(
@@ -399,7 +400,7 @@ async fn a_filter_finds_in_lists_what_it_found_before(server: TestServer) {
     assert_eq!(updates[0], state);
 }
 
-async fn who_leaves_a_history_half_read_leaves_nothing_behind(server: TestServer) {
+async fn a_disconnect_while_a_history_is_read_frees_its_resources(server: TestServer) {
     let client = server.client();
     let thread = new_thread(&server).await;
     for at in 0..8 {

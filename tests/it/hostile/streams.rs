@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::Error;
 use crate::support::client::reply;
 use crate::support::{TestServer, eventually, lookup, on_both_engines, script};
 
-/// Somebody at another address of this machine.
+/// Returns a client at another address of this machine.
 fn client_at(address: &str) -> reqwest::Client {
     let address: IpAddr = address.parse().expect("an address");
     adjutant::net::client_builder()
@@ -20,13 +20,13 @@ fn client_at(address: &str) -> reqwest::Client {
         .expect("a client")
 }
 
-/// A run for an agent that does not come to its end while the tool is held.
+/// Returns the body of a run that does not end while the tool is held.
 fn held() -> Value {
     let text = script().calls(lookup("c1", "x")).says("done").to_string();
     json!({"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": text}]}})
 }
 
-/// Every request whose answer lasts, on `thread`, where the run `run` is under way.
+/// Returns every request with a long response, on `thread`, where `run` is running.
 fn lasting(server: &TestServer, thread: &str, run: &str) -> Vec<(&'static str, RequestBuilder)> {
     let client = server.client();
     let at = |method: Method, path: &str| client.request(method, &format!("/threads/{thread}{path}"));
@@ -67,12 +67,12 @@ async fn opens(request: RequestBuilder) -> Response {
 }
 
 on_both_engines! {
-    every_answer_that_lasts_counts_whoever_it_claims_to_be_for,
-    a_client_with_too_many_streams_shuts_nobody_else_out,
-    a_key_of_one_client_does_not_get_another_one_its_answer,
+    every_long_response_counts_as_a_stream,
+    a_client_with_too_many_streams_blocks_no_other_client,
+    an_idempotency_key_does_not_reveal_responses_of_other_clients,
 }
 
-async fn every_answer_that_lasts_counts_whoever_it_claims_to_be_for(server: TestServer) {
+async fn every_long_response_counts_as_a_stream(server: TestServer) {
     server.is_configured("max_streams_per_client = 1").await;
     server.tools.hold("lookup");
     let client = server.client();
@@ -111,7 +111,7 @@ async fn every_answer_that_lasts_counts_whoever_it_claims_to_be_for(server: Test
     server.tools.let_go("lookup");
 }
 
-async fn a_client_with_too_many_streams_shuts_nobody_else_out(server: TestServer) {
+async fn a_client_with_too_many_streams_blocks_no_other_client(server: TestServer) {
     server.is_configured("max_streams_per_client = 1").await;
     let alice = server.human("agent").await;
     let url = format!("{}{}", server.client().base(), alice.path("/stream"));
@@ -137,7 +137,7 @@ async fn a_client_with_too_many_streams_shuts_nobody_else_out(server: TestServer
     );
 }
 
-async fn a_key_of_one_client_does_not_get_another_one_its_answer(server: TestServer) {
+async fn an_idempotency_key_does_not_reveal_responses_of_other_clients(server: TestServer) {
     let url = format!("{}/threads", server.client().base());
     let make = async |address: &str| {
         let request = client_at(address)

@@ -1,4 +1,4 @@
-//! Tools behind HTTP and MCP servers that say too much, hang, or leave processes behind.
+//! HTTP tools and MCP servers with oversized results, without responses, or with processes that outlive them.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::support::misbehaving_server::MisbehavingServer;
 use crate::support::script::Script;
 use crate::support::{TestServer, call, eventually, mcp, on_both_engines, script, transcript};
 
-/// The server has a tool for each of these ways of misbehaving.
+/// Configures a tool for each of these ways of misbehaving.
 async fn wild(server: &TestServer, ways: &[&str]) -> MisbehavingServer {
     let wild = MisbehavingServer::start().await;
     let tool = |way: &&str| {
@@ -30,7 +30,7 @@ const HASTE: &str = "[answers]\nfirst_byte_s = 1.5\nbetween_bytes_s = 2.5\n[runt
 const HELPER: &str =
     "[[agents.wild.subagents]]\nname = \"helper\"\ndescription = \"Helps.\"\nsystem_prompt = \"Help.\"\n";
 
-/// What the tools of these names come to, one after the other.
+/// Calls these tools one after the other, and returns their results.
 async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
     let alice = server.human("wild").await;
     let calls = tools
@@ -49,13 +49,36 @@ async fn results(server: &TestServer, tools: &[&str]) -> Vec<String> {
 
 on_both_engines! {
     answers_that_are_too_long_are_error_results_and_take_little_memory,
-    a_tool_that_hangs_is_an_error_result_which_names_the_setting,
-    a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_setting,
-    calls_of_one_answer_take_turns_and_their_results_keep_their_order,
-    an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come,
-    a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second,
-    programs_that_an_mcp_server_has_started_end_with_it,
+    a_hanging_tool_is_an_error_result_that_names_the_setting,
+    a_hanging_mcp_tool_is_an_error_result_that_names_the_setting,
+    the_calls_of_one_answer_share_permits_and_keep_their_order,
+    an_oversized_mcp_result_is_an_error_result,
+    endless_list_changed_notifications_are_rate_limited,
+    processes_of_an_mcp_server_end_with_it,
 }
+
+/// An MCP server that answers until its tool is called: then it sends requests without end and reads no replies.
+const ASKS_WITHOUT_END: &str = r#"
+import json, sys
+
+def put(message):
+    sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+    sys.stdout.flush()
+
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "initialize":
+        own = {"name": "asks", "version": "1"}
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": own}
+        put({"id": request["id"], "result": result})
+    elif request["method"] == "tools/list":
+        put({"id": request["id"], "result": {"tools": [{"name": "ask", "inputSchema": {"type": "object"}}]}})
+    elif request["method"] == "tools/call":
+        asked = 0
+        while True:
+            asked += 1
+            put({"id": "ask %d" % asked, "method": "ping", "params": {"text": "x" * 10000}})
+"#;
 
 async fn answers_that_are_too_long_are_error_results_and_take_little_memory(server: TestServer) {
     let tools = ["zeros", "endless"];
@@ -69,7 +92,7 @@ async fn answers_that_are_too_long_are_error_results_and_take_little_memory(serv
     assert!(grown < 128, "it grew by {grown} MiB");
 }
 
-async fn a_tool_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
+async fn a_hanging_tool_is_an_error_result_that_names_the_setting(server: TestServer) {
     let tools = ["silent", "halfway"];
     let _wild = wild(&server, &tools).await;
     server.configuration_changes("[runtime]\n", HASTE);
@@ -87,7 +110,7 @@ async fn a_tool_that_hangs_is_an_error_result_which_names_the_setting(server: Te
     );
 }
 
-async fn a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_setting(server: TestServer) {
+async fn a_hanging_mcp_tool_is_an_error_result_that_names_the_setting(server: TestServer) {
     let wild = MisbehavingServer::start().await;
     let servers: String = ["silent", "halfway"]
         .map(|way| format!("[mcp_servers.{way}]\nurl = \"{}/mcp-{way}\"\n", wild.base))
@@ -110,7 +133,7 @@ async fn a_tool_of_an_mcp_server_that_hangs_is_an_error_result_which_names_the_s
     );
 }
 
-async fn calls_of_one_answer_take_turns_and_their_results_keep_their_order(server: TestServer) {
+async fn the_calls_of_one_answer_share_permits_and_keep_their_order(server: TestServer) {
     server.configuration_changes("[runtime]\n", "[runtime]\nmax_calls_per_run = 3\n");
     server.is_stopped_and_started_again().await;
     server.tools.hold("slow");
@@ -135,7 +158,7 @@ async fn calls_of_one_answer_take_turns_and_their_results_keep_their_order(serve
     assert_eq!(server.tools.calls_of("slow").len(), 10);
 }
 
-async fn an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_others_come(server: TestServer) {
+async fn an_oversized_mcp_result_is_an_error_result(server: TestServer) {
     for way in [mcp::McpTransport::Stdio, mcp::McpTransport::Http] {
         let before = std::fs::read_to_string(server.configuration()).expect("a configuration");
         let Some(_docs) = mcp::docs(&server, way, "").await else {
@@ -161,7 +184,7 @@ async fn an_answer_of_an_mcp_server_that_is_too_long_is_an_error_result_and_othe
     }
 }
 
-async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_once_a_second(server: TestServer) {
+async fn endless_list_changed_notifications_are_rate_limited(server: TestServer) {
     let Some(program) = mcp::program(&server) else { return };
     let command = program["command"].as_str().unwrap();
     let script_of_it = program["args"][0].as_str().unwrap();
@@ -209,7 +232,7 @@ async fn a_program_that_says_without_end_that_its_tools_have_changed_is_asked_on
     assert!(grown < 64, "it grew by {grown} MiB");
 }
 
-async fn programs_that_an_mcp_server_has_started_end_with_it(server: TestServer) {
+async fn processes_of_an_mcp_server_end_with_it(server: TestServer) {
     let Some(program) = mcp::program(&server) else { return };
     let place = std::env::temp_dir().join(format!(
         "adjutant-grandchild-{}",

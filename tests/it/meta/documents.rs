@@ -21,15 +21,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
 use crate::compat::sdk::{python, runs_to_its_end};
 use crate::support::client::Client;
-use crate::support::server::run_in_a_folder;
+use crate::support::process::{Process, server_in};
 
-/// Where the documents take the server to be.
+/// The address of the server in the documents.
 const BASE: &str = "http://127.0.0.1:8123";
 
 /// The most lines that the README has.
@@ -53,7 +53,7 @@ struct Block {
     /// The document and the line, for messages.
     place: String,
     language: String,
-    /// What the mark before it says; empty without a mark.
+    /// The text of the mark before it; empty without a mark.
     mark: String,
     text: String,
     /// The lines of the block after it that is marked as its output.
@@ -122,7 +122,7 @@ impl Document {
         headings.map(|line| anchor(line.trim_start_matches('#'))).collect()
     }
 
-    /// Where its links lead.
+    /// Returns the targets of its links.
     fn links(&self) -> Vec<String> {
         let mut links = vec![];
         for line in self.prose() {
@@ -144,7 +144,7 @@ impl Block {
         self.mark.split_whitespace()
     }
 
-    /// What the mark says of `key`.
+    /// Returns the values of `key` in the mark.
     fn said<'b>(&'b self, key: &'b str) -> impl Iterator<Item = &'b str> {
         self.words()
             .filter_map(move |word| word.strip_prefix(key)?.strip_prefix('='))
@@ -247,7 +247,7 @@ fn programs(folder: &Path, text: &str) -> PathBuf {
     bin
 }
 
-/// What `adjutant check` says of the configuration in a folder.
+/// Runs `adjutant check` in a folder.
 fn check(folder: &Path, text: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.arg("check").current_dir(folder);
@@ -258,7 +258,7 @@ fn check(folder: &Path, text: &str) -> Output {
     command.output().expect("the program starts")
 }
 
-/// What is wrong or odd about the configuration that consists of these files.
+/// Returns the errors and warnings about the configuration that consists of these files.
 fn mistakes(place: &str, files: &[(String, String)]) -> Option<String> {
     let folder = tempfile::tempdir().expect("a directory");
     let mut all = String::new();
@@ -274,38 +274,34 @@ fn mistakes(place: &str, files: &[(String, String)]) -> Option<String> {
     (!fine).then(|| format!("{place}:\n{said}"))
 }
 
-/// A server for one session. It stops with it, however that ends.
+/// The server of one session.
 struct Demonstration {
-    child: Child,
     base: String,
+    _process: Process,
     folder: tempfile::TempDir,
 }
 
 impl Demonstration {
     /// Starts the demonstration, or a server with this configuration.
-    fn begins(configuration: &str) -> Self {
+    async fn start(configuration: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
-        let file = folder.path().join("documents.toml");
-        let arguments = match configuration {
-            "" => vec![],
-            text => {
-                fs::write(&file, text).expect("a configuration");
-                vec!["--config", file.to_str().expect("a path of text")]
-            }
-        };
-        let (base, child) = run_in_a_folder(&arguments, folder.path());
-        Self { child, base, folder }
+        let mut command = server_in(folder.path());
+        command.args(["--listen", "127.0.0.1:0"]);
+        if !configuration.is_empty() {
+            let file = folder.path().join("documents.toml");
+            fs::write(&file, configuration).expect("a configuration");
+            command.arg("--config").arg(file);
+        }
+        let process = Process::start(command).await;
+        Self {
+            base: process.base().await,
+            _process: process,
+            folder,
+        }
     }
 }
 
-impl Drop for Demonstration {
-    fn drop(&mut self) {
-        self.child.kill().expect("SIGKILL");
-        self.child.wait().expect("an end");
-    }
-}
-
-/// Plays the sessions in these languages, each against a server of its own.
+/// Runs the sessions in these languages, each against a server of its own.
 async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: &str) {
     let blocks = blocks_marked("session");
     let blocks: Vec<&Block> = blocks
@@ -314,7 +310,7 @@ async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: 
         .collect();
     assert!(!blocks.is_empty(), "no session is in {languages:?}");
     for block in blocks {
-        let server = Demonstration::begins(&block.around());
+        let server = Demonstration::start(&block.around()).await;
         let mut command = Command::new(program);
         command
             .args([options, &block.text.replace(BASE, &server.base)])
@@ -343,19 +339,19 @@ async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sessions_with_curl_come_to_their_end() {
+async fn the_sessions_with_curl_succeed() {
     sessions_come_to_their_end(&["sh"], "sh", "-euc").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sessions_with_the_python_sdk_come_to_their_end() {
+async fn the_sessions_with_the_python_sdk_succeed() {
     let Some(python) = python() else { return };
     sessions_come_to_their_end(&["python"], &python, "-c").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_bodies_of_requests_are_taken() {
-    let server = Demonstration::begins("");
+async fn the_request_bodies_are_accepted() {
+    let server = Demonstration::start("").await;
     let client = Client::new(&server.base);
     for block in blocks_marked("send") {
         let words: Vec<&str> = block.words().collect();
@@ -390,7 +386,7 @@ fn every_example_has_a_mark_that_says_how_it_is_tested() {
 }
 
 #[test]
-fn every_configuration_can_be_used() {
+fn every_configuration_is_valid() {
     let blocks = blocks_marked("check");
     let wrong = blocks.iter().filter_map(|block| {
         mistakes(
@@ -403,7 +399,7 @@ fn every_configuration_can_be_used() {
 }
 
 #[test]
-fn every_file_beside_a_configuration_can_be_used() {
+fn every_file_beside_a_configuration_is_valid() {
     let mut wrong = vec![];
     let mut found = 0;
     for block in documents().iter().flat_map(Document::blocks) {
@@ -420,7 +416,7 @@ fn every_file_beside_a_configuration_can_be_used() {
 }
 
 #[test]
-fn every_answer_that_is_shown_is_json() {
+fn every_shown_response_is_json() {
     for block in blocks_marked("json") {
         let read = serde_json::from_str::<Value>(&block.text);
         assert!(read.is_ok(), "{}: {read:?}", block.place);
@@ -471,12 +467,42 @@ fn every_link_leads_to_a_document_and_a_heading() {
 }
 
 #[test]
+fn every_test_that_a_promise_names_exists() {
+    let mut files = vec![];
+    for folder in ["src", "tests"] {
+        super::layers::collect(&root().join(folder), &mut files);
+    }
+    let source: String = files
+        .iter()
+        .map(|file| fs::read_to_string(file).expect("text"))
+        .collect();
+    let document = Document::read("docs/security.md");
+    let rows = document.text.lines().filter(|line| line.starts_with('|'));
+    let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let named: Vec<&str> = cells
+        .flat_map(|cell| cell.split(|letter| !is_part(letter)))
+        .filter(|word| word.matches('_').count() > 2)
+        .collect();
+    assert!(named.len() > 50, "{named:?}");
+    let missing: Vec<&&str> = named
+        .iter()
+        .filter(|name| !source.contains(&format!("fn {name}(")))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/security.md names tests that do not exist: {missing:#?}"
+    );
+}
+
+#[test]
 fn every_page_is_in_the_table_of_contents_once() {
     let contents = Document::read("docs/SUMMARY.md").links();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for link in &contents {
         *counts.entry(link).or_default() += 1;
     }
+    assert!(contents.len() > 10, "{contents:?}");
     for page in pages().iter().filter(|page| *page != "SUMMARY.md") {
         assert_eq!(counts.get(page.as_str()), Some(&1), "docs/SUMMARY.md, {page}");
     }
@@ -488,7 +514,7 @@ fn the_readme_is_short() {
     assert!(lines <= LONGEST_README, "the README has {lines} lines");
 }
 
-/// The fields that a table of a configuration may have, as `adjutant check` tells them of one that has another field.
+/// Returns the fields that a table of a configuration may have, from the error about an unknown field.
 fn fields_of(configuration: &str) -> Vec<String> {
     let text = format!("{configuration}\nno_such_field = 1\n");
     let told = mistakes("", &[("adjutant.toml".to_owned(), text)]).expect("a mistake");

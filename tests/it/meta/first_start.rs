@@ -1,4 +1,4 @@
-//! The program as somebody meets it who has just got it: in a folder of their own, with a configuration of a few lines.
+//! The program as a new user starts it: in an empty folder, with a configuration of a few lines.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -7,10 +7,12 @@ use std::process::{Child, Command, Output, Stdio};
 
 use reqwest::redirect::Policy;
 use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection, raw_sql};
 
 use crate::support::client::Client;
-use crate::support::server::port_in;
-use crate::support::{Engine, TestServer, eventually};
+use crate::support::process::port_in;
+use crate::support::server::skipped;
+use crate::support::{Engine, TestServer, eventually, postgres};
 
 /// An agent that plays scripts.
 const AGENT: &str = "[providers.scripted]\nkind = \"scripted\"\n\n[agents.newcomer]\nmodel = \"scripted:demo\"\n";
@@ -25,7 +27,7 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// The program in this folder, with no keys in its environment.
+/// Returns a command that runs the program in this folder, with no keys in its environment.
 fn program(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
     command.args(arguments).current_dir(folder).stdin(Stdio::null());
@@ -41,7 +43,7 @@ fn program(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// What the program prints that ends by itself.
+/// Runs the program to its end, and returns its output.
 fn ends(folder: &Path, arguments: &[&str]) -> (Output, String) {
     let output = program(folder, arguments).output().expect("it can be called");
     let said = [output.stdout.as_slice(), output.stderr.as_slice()].concat();
@@ -52,7 +54,7 @@ fn ends(folder: &Path, arguments: &[&str]) -> (Output, String) {
 struct Served {
     child: Child,
     log: BufReader<std::process::ChildStderr>,
-    /// What it has said so far.
+    /// The log so far.
     said: String,
     client: Client,
 }
@@ -94,7 +96,7 @@ impl Served {
         }
     }
 
-    /// All that it says until it has ended, after it was told to.
+    /// Stops the server and returns its log.
     fn stops(mut self) -> String {
         let id = self.child.id().to_string();
         assert!(
@@ -118,7 +120,7 @@ impl Drop for Served {
 }
 
 #[test]
-fn memory_and_skills_lie_beside_a_configuration_that_is_named_by_its_bare_name_or_not_at_all() {
+fn memory_and_skills_are_found_beside_the_configuration() {
     let lines = format!("{AGENT}memory = [\"AGENTS.md\"]\nskills = [\"skills\"]\n");
     let skill = "---\nname: lists\ndescription: How lists are written.\n---\nShort lines.\n";
     let files = [
@@ -129,10 +131,8 @@ fn memory_and_skills_lie_beside_a_configuration_that_is_named_by_its_bare_name_o
     let folder = folder(&files);
     for arguments in [vec!["check"], vec!["check", "--config", "adjutant.toml"]] {
         let (output, said) = ends(folder.path(), &arguments);
-        assert!(
-            output.status.success() && said.contains("0 errors, 0 warnings"),
-            "{arguments:?}: {said}"
-        );
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        assert!(said.contains("0 errors, 0 warnings"), "{arguments:?}: {said}");
     }
     for arguments in [vec![], vec!["--config", "adjutant.toml"]] {
         Served::begins(folder.path(), &arguments).stops();
@@ -140,15 +140,13 @@ fn memory_and_skills_lie_beside_a_configuration_that_is_named_by_its_bare_name_o
 }
 
 #[test]
-fn what_an_agent_lacks_at_its_first_run_is_said_by_check_and_once_at_the_start() {
+fn missing_keys_are_reported_by_check_and_once_at_the_start() {
     let lines = "[agents.one]\nmodel = \"openai:gpt-5\"\n[agents.two]\nmodel = \"openai:gpt-5-mini\"\n\
         [mcp_servers.docs]\ncommand = \"no-such-program-anywhere\"\n";
     let folder = folder(&[("adjutant.toml", lines)]);
     let (output, said) = ends(folder.path(), &["check"]);
-    assert!(
-        output.status.success() && said.contains("0 errors, 2 warnings"),
-        "{said}"
-    );
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("0 errors, 2 warnings"), "{said}");
     let key = "warning: providers.openai: provider `openai` needs a key: set OPENAI_API_KEY or its `api_key`; without it \
         these fail: agent one, agent two";
     assert!(said.contains(key), "{said}");
@@ -165,11 +163,11 @@ fn what_an_agent_lacks_at_its_first_run_is_said_by_check_and_once_at_the_start()
 }
 
 #[test]
-fn a_database_that_refuses_is_told_before_the_port_is_bound() {
+fn an_unusable_database_is_reported_before_the_port_is_bound() {
     let folder = folder(&[("adjutant.toml", AGENT)]);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let listen = taken.local_addr().expect("an address").to_string();
-    // Given back at once: whoever connects is refused.
+    // The port is closed again, so that connections are refused.
     let nobody = TcpListener::bind("127.0.0.1:0")
         .expect("a free port")
         .local_addr()
@@ -177,15 +175,14 @@ fn a_database_that_refuses_is_told_before_the_port_is_bound() {
     let url = format!("postgres://somebody:s3cret@{nobody}/db");
     let (output, said) = ends(folder.path(), &["--listen", &listen, "--database-url", &url]);
     assert!(!output.status.success(), "{said}");
-    assert!(
-        said.contains(&nobody.to_string()) && said.contains("Connection refused"),
-        "{said}"
-    );
-    assert!(!said.contains("cannot listen") && !said.contains("s3cret"), "{said}");
+    assert!(said.contains(&nobody.to_string()), "{said}");
+    assert!(said.contains("Connection refused"), "{said}");
+    assert!(!said.contains("cannot listen"), "{said}");
+    assert!(!said.contains("s3cret"), "{said}");
 }
 
 #[test]
-fn folders_of_a_database_are_made_below_the_working_directory_only() {
+fn the_folder_of_a_database_is_created_below_the_working_directory_only() {
     let elsewhere = folder(&[]);
     let folder = folder(&[("adjutant.toml", AGENT)]);
     let missing = elsewhere.path().join("not/there");
@@ -199,10 +196,8 @@ fn folders_of_a_database_are_made_below_the_working_directory_only() {
     assert!(!elsewhere.path().join("not").exists(), "it was made");
     for up in ["sqlite://../not-there/a.db", "sqlite://data/../../not-there/a.db"] {
         let (output, said) = ends(folder.path(), &["--listen", "127.0.0.1:0", "--database-url", up]);
-        assert!(
-            !output.status.success() && said.contains("there is no folder"),
-            "{said}"
-        );
+        assert!(!output.status.success(), "{said}");
+        assert!(said.contains("there is no folder"), "{said}");
     }
 
     std::fs::create_dir(folder.path().join("a-folder")).expect("it can be made");
@@ -226,24 +221,25 @@ fn folders_of_a_database_are_made_below_the_working_directory_only() {
             .display()
     );
     Served::begins(folder.path(), &["--database-url", &absolute]).stops();
-    assert!(folder.path().join("data/of/mine/a.db").exists() && folder.path().join("more/b.db").exists());
+    assert!(folder.path().join("data/of/mine/a.db").exists());
+    assert!(folder.path().join("more/b.db").exists());
 }
 
 #[test]
-fn a_key_that_is_there_twice_is_named() {
+fn a_duplicate_key_is_named() {
     let folder = folder(&[(
         "adjutant.toml",
         "[server]\nlisten = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:2\"\n",
     )]);
     let (_, said) = ends(folder.path(), &["check"]);
     assert!(
-        said.contains("adjutant.toml:3:1: error: the key `listen` is there twice"),
+        said.contains("adjutant.toml:3:1: error: the key `listen` is given twice"),
         "{said}"
     );
 }
 
 #[test]
-fn the_start_says_what_is_served_and_where_the_api_document_is() {
+fn the_start_log_names_the_agents_and_the_api_document() {
     let empty = folder(&[]);
     let served = Served::begins(empty.path(), &[]);
     let base = served.client.base();
@@ -265,17 +261,23 @@ fn the_start_says_what_is_served_and_where_the_api_document_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_has_a_line_for_each_end_each_interrupt_and_each_answer_and_nothing_of_what_was_said() {
+async fn the_log_has_each_outcome_and_no_content_of_messages() {
     let folder = folder(&[]);
     let served = Served::begins(folder.path(), &[]);
     let client = served.client.clone();
     let thread = client.thread().await;
     let input = json!({"messages": [{"role": "user", "content": "A piece about otters, please."}]});
-    let wish = json!({"assistant_id": "agent", "input": input});
-    client.post(&format!("/threads/{thread}/runs/wait"), wish).await.ok();
+    let run_body = json!({"assistant_id": "agent", "input": input});
+    client
+        .post(&format!("/threads/{thread}/runs/wait"), run_body)
+        .await
+        .ok();
     let answer = json!({"decisions": [{"type": "approve"}]});
-    let wish = json!({"assistant_id": "agent", "command": {"resume": answer}});
-    client.post(&format!("/threads/{thread}/runs/wait"), wish).await.ok();
+    let run_body = json!({"assistant_id": "agent", "command": {"resume": answer}});
+    client
+        .post(&format!("/threads/{thread}/runs/wait"), run_body)
+        .await
+        .ok();
     let runs = client.get(&format!("/threads/{thread}/runs")).await.ok();
     let ids: Vec<&str> = runs
         .as_array()
@@ -297,15 +299,12 @@ async fn the_log_has_a_line_for_each_end_each_interrupt_and_each_answer_and_noth
             "output_tokens=",
         ];
         assert!(figures.iter().all(|figure| line.contains(figure)), "{line}");
-        assert!(
-            line.contains("INFO") && line.contains(&format!("run={id}")) && line.contains(&thread),
-            "{line}"
-        );
+        assert!(line.contains("INFO"), "{line}");
+        assert!(line.contains(&format!("run={id}")), "{line}");
+        assert!(line.contains(&thread), "{line}");
     }
-    assert!(
-        ended[0].contains("waits=true") && ended[1].contains("waits=false"),
-        "{said}"
-    );
+    assert!(ended[0].contains("waits=true"), "{said}");
+    assert!(ended[1].contains("waits=false"), "{said}");
     assert!(!ended[0].contains("model_calls=0"), "{said}");
     let [asked] = lines("interrupt asked")[..] else {
         panic!("one was asked: {said}")
@@ -313,27 +312,26 @@ async fn the_log_has_a_line_for_each_end_each_interrupt_and_each_answer_and_noth
     let [answered] = lines("interrupt answered")[..] else {
         panic!("one was answered: {said}")
     };
-    assert!(
-        asked.contains("agent=\"writer\"") && asked.contains("kind=\"tool_approval\""),
-        "{asked}"
-    );
+    assert!(asked.contains("agent=\"writer\""), "{asked}");
+    assert!(asked.contains("kind=\"tool_approval\""), "{asked}");
     let interrupt = asked
         .split("interrupt=")
         .nth(1)
         .and_then(|rest| rest.split(' ').next())
         .expect("an id");
-    assert!(answered.contains(interrupt) && answered.contains(ids[0]), "{answered}");
+    assert!(answered.contains(interrupt), "{answered}");
+    assert!(answered.contains(ids[0]), "{answered}");
     assert!(!said.contains("otter"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_withdrawn_and_an_undone_run_have_their_line_too() {
+async fn the_log_has_a_line_for_cancelled_and_rolled_back_runs() {
     let folder = folder(&[]);
     let served = Served::begins(folder.path(), &[]);
     let client = served.client.clone();
     let thread = client.thread().await;
-    let wish = json!({"assistant_id": "agent", "input": {"messages": []}, "after_seconds": 600});
-    let run = client.post(&format!("/threads/{thread}/runs"), wish).await.ok();
+    let run_body = json!({"assistant_id": "agent", "input": {"messages": []}, "after_seconds": 600});
+    let run = client.post(&format!("/threads/{thread}/runs"), run_body).await.ok();
     let path = format!("/threads/{thread}/runs/{}", run["run_id"].as_str().expect("an id"));
     client.post(&format!("{path}/cancel?wait=true"), json!({})).await;
     eventually(async || client.get(&path).await.body["status"] == "interrupted").await;
@@ -342,14 +340,12 @@ async fn a_withdrawn_and_an_undone_run_have_their_line_too() {
         .lines()
         .find(|line| line.contains("run ended"))
         .unwrap_or_else(|| panic!("{said}"));
-    assert!(
-        line.contains("status=\"interrupted\"") && !line.contains("duration_ms"),
-        "{line}"
-    );
+    assert!(line.contains("status=\"interrupted\""), "{line}");
+    assert!(!line.contains("duration_ms"), "{line}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_front_door_leads_a_browser_to_the_document_and_tells_others_where_things_are() {
+async fn the_root_path_redirects_browsers_to_the_api_document() {
     let server = TestServer::start(Engine::Sqlite).await.expect("SQLite is always there");
     let base = server.client().base();
     let http = adjutant::net::client_builder()
@@ -375,4 +371,23 @@ async fn the_front_door_leads_a_browser_to_the_document_and_tells_others_where_t
     let document = server.client().get("/openapi.json").await.ok();
     assert!(document["paths"]["/"]["get"].is_object());
     server.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_postgres_database_gets_its_tables() {
+    let Some(database) = postgres::fresh_database().await else {
+        skipped::<()>("Postgres");
+        return;
+    };
+    let mut conn = PgConnection::connect(&database.url).await.expect("a connection");
+    let emptied = raw_sql("drop schema public cascade; create schema public")
+        .execute(&mut conn)
+        .await;
+    emptied.expect("the tables are dropped");
+    conn.close().await.expect("a clean close");
+    let folder = folder(&[("adjutant.toml", AGENT)]);
+    let served = Served::begins(folder.path(), &["--database-url", &database.url]);
+    served.client.post("/threads", json!({})).await.ok();
+    served.stops();
+    database.discard().await;
 }

@@ -58,7 +58,7 @@ fn public_types(text: &str) -> impl Iterator<Item = &str> {
 fn no_two_public_types_have_one_name() {
     let files = sources();
     let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    // Helpers of unit tests are for nobody else.
+    // Helpers of unit tests are not public.
     for Source { place, text, .. } in files.iter().filter(|file| !file.place.contains("tests")) {
         for name in public_types(text) {
             places.entry(name).or_default().push(place);

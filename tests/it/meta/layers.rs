@@ -1,4 +1,4 @@
-//! The house has rooms, and this is who may enter which. A folder is a boundary because this test says so.
+//! The modules that each module may use. A folder is a boundary because this test says so.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -79,7 +79,8 @@ pub(super) fn sources() -> Vec<Source> {
     files.iter().map(source).collect()
 }
 
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+/// Adds all Rust files below a folder.
+pub(super) fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder can be read") {
         let path = entry.expect("the entry can be read").path();
         if path.is_dir() {
@@ -90,7 +91,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each mention.
+/// Returns the rooms that a text mentions as `crate::room` or in `use crate::{room::…, …}`, with the line of each mention.
 fn mentions(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut group_depth: Option<usize> = None;
@@ -120,7 +121,7 @@ fn mentions(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The first word of each entry of a group on one line.
+/// Returns the first word of each entry of a group on one line.
 fn top_level(group: &str) -> Vec<String> {
     let mut depth = 1;
     let mut entries = vec![String::new()];
@@ -146,12 +147,12 @@ fn first_word(text: &str) -> Option<String> {
     (!word.is_empty()).then_some(word)
 }
 
-/// The text up to the tests at its end.
+/// Returns the text up to the tests at its end.
 fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// Every arrow that is forbidden, as `place:line: room uses other`.
+/// Returns every forbidden arrow as `place:line: room uses other`.
 fn forbidden_arrows(sources: &[Source]) -> Vec<String> {
     let allowed: BTreeMap<&str, &[&str]> = MAY_USE.into_iter().collect();
     let mut wrong = Vec::new();
@@ -183,13 +184,13 @@ fn forbidden_arrows(sources: &[Source]) -> Vec<String> {
 }
 
 #[test]
-fn no_room_uses_one_that_it_must_not_know() {
+fn no_module_uses_a_forbidden_module() {
     let wrong = forbidden_arrows(&sources());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn a_forbidden_arrow_is_found_in_every_way_of_writing_it() {
+fn a_forbidden_use_is_found_in_every_spelling() {
     let find = |room: &str, text: &str| {
         let source = Source {
             room: room.to_owned(),
@@ -226,7 +227,7 @@ fn a_forbidden_arrow_is_found_in_every_way_of_writing_it() {
 }
 
 #[test]
-fn every_file_says_at_its_top_what_it_is() {
+fn every_file_has_a_module_comment() {
     let is_silent = |source: &&Source| {
         let is_test = source.place.contains("/tests/") || source.place.ends_with("tests.rs");
         !is_test && !source.text.starts_with("//! ")
@@ -244,7 +245,7 @@ fn every_file_says_at_its_top_what_it_is() {
 }
 
 #[test]
-fn no_module_has_a_name_that_says_nothing() {
+fn no_module_has_a_meaningless_name() {
     let is_empty = |source: &&Source| {
         Path::new(&source.place)
             .with_extension("")
@@ -259,7 +260,7 @@ fn no_module_has_a_name_that_says_nothing() {
     assert!(empty.is_empty(), "these names say nothing: {}", empty.join(", "));
 }
 
-/// The agents that a configuration, or the text of a program that writes one, defines.
+/// Returns the agents that a configuration, or the text of a program that writes one, defines.
 fn agents_in(text: &str) -> Vec<&str> {
     let heads = text
         .match_indices("[agents.")
@@ -268,9 +269,9 @@ fn agents_in(text: &str) -> Vec<&str> {
     names.filter(|name| !name.contains(['.', '{', '"', '\n'])).collect()
 }
 
-/// What adds an agent of a name that is there already breaks every test that uses the configuration.
+/// A second agent of one name would break every test that uses the configuration.
 #[test]
-fn agents_of_the_tests_have_names_of_their_own() {
+fn agents_of_the_tests_have_unique_names() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
     let standard = fs::read_to_string(folder.join("support/agents.toml")).expect("the configuration of the tests");
     let known = agents_in(&standard);
@@ -300,7 +301,7 @@ fn agents_of_the_tests_have_names_of_their_own() {
 }
 
 #[test]
-fn an_agent_is_found_by_its_head_and_not_by_what_belongs_to_it() {
+fn the_name_of_an_agent_is_read_from_its_section() {
     let text = "[agents.a]\n[[agents.a.subagents]]\n[agents.b.state.x]\n[agents.c]\n[agents.{name}]";
     assert_eq!(agents_in(text), ["a", "c"]);
 }

@@ -13,24 +13,24 @@ use crate::support::proxy::{Proxy, ProxyState};
 use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, task};
 
-/// A server whose agents are subagents of one that is under test.
+/// A second server, whose agents are subagents of the server under test.
 pub(crate) struct Peer {
     pub(crate) server: TestServer,
     pub(crate) door: Proxy,
 }
 
 impl Peer {
-    /// A second server, and on the first one the agent `caller` with subagents that are agents of the second.
+    /// Starts a second server, and configures the agent `caller` on the first one, whose subagents are agents of the second.
     pub(crate) async fn of(server: &TestServer) -> Self {
         Self::waited_for(server, 60.0).await
     }
 
-    /// The same; the first server waits for the second one for so many seconds.
+    /// Starts a second server, for which the first one waits for this many seconds.
     async fn waited_for(server: &TestServer, seconds: f64) -> Self {
         Self::named_by(server, |base| agents(base, seconds)).await
     }
 
-    /// A second server, and the first one is configured with what is made of the address of the second.
+    /// Starts a second server, and adds the lines that `lines` returns for its address to the configuration of the first one.
     pub(crate) async fn named_by(server: &TestServer, lines: impl Fn(&str) -> String) -> Self {
         let peer = TestServer::start(server.engine)
             .await
@@ -40,7 +40,7 @@ impl Peer {
         Self { server: peer, door }
     }
 
-    /// The only thread there.
+    /// Returns the only thread of the second server.
     async fn thread(&self) -> Value {
         let threads = self
             .server
@@ -54,7 +54,7 @@ impl Peer {
         thread.clone()
     }
 
-    /// The runs there, newest first.
+    /// Returns the runs on that thread, newest first.
     pub(crate) async fn runs(&self) -> Vec<Value> {
         let path = format!(
             "/threads/{}/runs",
@@ -70,13 +70,13 @@ impl Peer {
             .clone()
     }
 
-    /// Nothing may be left at work there, either.
+    /// Checks that no run is left on the second server, and removes it.
     pub(crate) async fn finish(self) {
         self.server.finish().await;
     }
 }
 
-/// Agents whose subagents are agents of the server at `base`.
+/// Returns agents whose subagents are agents of the server at `base`.
 fn agents(base: &str, patience: f64) -> String {
     let subagent = |agent: &str, (name, graph_id): (&str, &str), more: &str| {
         format!(
@@ -99,20 +99,20 @@ fn agents(base: &str, patience: f64) -> String {
     parts.join("\n")
 }
 
-/// A delegation to the agent on the other server.
+/// Returns a delegation to the agent on the other server.
 pub(crate) fn far(id: &str, work: impl fmt::Display) -> Value {
     task(id, "far", work)
 }
 
-/// Somebody whose agent has handed this work to the other server.
+/// Returns a user whose agent has delegated this script to the other server, and the run.
 async fn asks(server: &TestServer, work: impl fmt::Display) -> (Human, crate::support::actors::Run) {
     let alice = server.human("caller").await;
     let run = alice.asks(script().calls(far("t1", work)).says("done")).await;
     (alice, run)
 }
 
-/// Something that is no server of our kind: it says that a run is done, and has no messages to show; or it refuses, and
-/// tells the caller's own secret.
+/// Starts a server with invalid responses: a finished run without messages, or a refusal that contains the caller's
+/// secret.
 async fn odd_server(around: &Shutdown) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let base = format!("http://{}", listener.local_addr().unwrap());
@@ -148,25 +148,25 @@ fn research() -> impl fmt::Display {
 }
 
 on_both_engines! {
-    an_agent_on_another_server_does_the_work,
-    what_an_agent_on_another_server_says_is_streamed_here_as_it_says_it,
-    each_message_from_there_is_told_once_on_the_stream_of_the_thread,
-    a_question_of_an_agent_on_another_server_is_asked_and_answered_here,
-    several_questions_from_there_are_answered_one_after_the_other,
-    a_failure_there_is_an_error_that_the_model_reads_here,
-    whoever_stops_here_stops_the_work_there,
-    a_subagent_that_is_cancelled_stops_there_and_its_caller_goes_on,
-    a_server_that_is_gone_or_says_nothing_is_given_up_after_a_while,
-    a_server_that_goes_away_for_a_while_is_waited_for,
-    a_run_whose_beginning_was_not_heard_of_is_found_again,
-    work_there_that_takes_longer_than_it_may_is_stopped,
-    levels_of_delegation_are_counted_over_both_servers,
-    headers_for_another_server_are_shown_to_nobody,
-    a_server_that_answers_nonsense_is_an_error_that_the_model_reads,
-    a_client_cannot_lead_the_server_to_addresses_inside,
+    a_remote_agent_executes_a_task,
+    the_answer_of_a_remote_agent_is_streamed_in_pieces,
+    each_message_of_a_remote_agent_is_streamed_once,
+    an_interrupt_of_a_remote_agent_is_answered_locally,
+    several_remote_interrupts_are_answered_one_after_the_other,
+    a_failed_remote_run_is_an_error_result,
+    cancelling_a_run_cancels_its_remote_run,
+    cancelling_a_remote_subagent_cancels_its_remote_run_only,
+    an_unreachable_server_is_an_error_result_after_a_timeout,
+    a_remote_run_continues_after_a_restart_of_its_server,
+    a_remote_run_whose_start_was_not_acknowledged_is_found,
+    a_remote_run_past_its_time_limit_is_cancelled,
+    the_maximum_depth_applies_across_servers,
+    headers_for_another_server_are_not_shown,
+    an_invalid_remote_response_is_an_error_result,
+    a_definition_of_a_client_cannot_use_private_addresses,
 }
 
-async fn an_agent_on_another_server_does_the_work(server: TestServer) {
+async fn a_remote_agent_executes_a_task(server: TestServer) {
     let peer = Peer::of(&server).await;
     let (alice, run) = asks(&server, research()).await;
     run.finishes().await;
@@ -205,17 +205,17 @@ async fn an_agent_on_another_server_does_the_work(server: TestServer) {
     peer.finish().await;
 }
 
-async fn what_an_agent_on_another_server_says_is_streamed_here_as_it_says_it(server: TestServer) {
+async fn the_answer_of_a_remote_agent_is_streamed_in_pieces(server: TestServer) {
     let peer = Peer::of(&server).await;
     let alice = server.human("caller").await;
     peer.server.tools.hold("lookup");
     let work = script().calls(lookup("c1", "x")).says("one two three four").to_string();
     let input =
         json!({"messages": [{"role": "user", "content": script().calls(far("t1", work)).says("done").to_string()}]});
-    let wish =
+    let run_body =
         json!({"assistant_id": "caller", "input": input, "stream_mode": ["messages-tuple"], "stream_subgraphs": true});
-    let mut stream = server.client().post_stream(&alice.path("/runs/stream"), wish).await;
-    // Once something was heard from there, the other server is listened to: what it says from now on comes as it says it.
+    let mut stream = server.client().post_stream(&alice.path("/runs/stream"), run_body).await;
+    // After the first event the stream to the other server is open: later events arrive at once.
     stream.until(|event| event.event.starts_with("messages|tools:")).await;
     peer.server.tools.let_go("lookup");
     let events = stream.rest().await;
@@ -237,15 +237,15 @@ async fn what_an_agent_on_another_server_says_is_streamed_here_as_it_says_it(ser
     peer.finish().await;
 }
 
-async fn each_message_from_there_is_told_once_on_the_stream_of_the_thread(server: TestServer) {
+async fn each_message_of_a_remote_agent_is_streamed_once(server: TestServer) {
     let peer = Peer::of(&server).await;
     let viewer = Viewer::of_new(&server);
     viewer
         .starts("caller", script().calls(far("t1", research())).says("done"))
         .await;
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let live = until_ends(&mut stream, 1).await;
-    for frames in [live, viewer.looks_back(1).await] {
+    for frames in [live, viewer.replays(1).await] {
         let below = frames
             .iter()
             .filter(|frame| frame.event == "messages" && depth(frame) == 1);
@@ -262,7 +262,8 @@ async fn each_message_from_there_is_told_once_on_the_stream_of_the_thread(server
         let begun = ids("message-start");
         let unique: std::collections::BTreeSet<&str> = begun.iter().copied().collect();
         // The call of the model, and its answer.
-        assert!(begun.len() == 2 && unique.len() == 2, "{below:#?}");
+        assert!(begun.len() == 2, "{below:#?}");
+        assert!(unique.len() == 2, "{below:#?}");
         let of = |event: &str| below.iter().filter(|data| data["event"] == event).count();
         assert_eq!(of("message-finish"), 2, "{below:#?}");
         assert_eq!(of("error"), 0, "{below:#?}");
@@ -270,7 +271,7 @@ async fn each_message_from_there_is_told_once_on_the_stream_of_the_thread(server
     peer.finish().await;
 }
 
-async fn a_question_of_an_agent_on_another_server_is_asked_and_answered_here(server: TestServer) {
+async fn an_interrupt_of_a_remote_agent_is_answered_locally(server: TestServer) {
     let peer = Peer::of(&server).await;
     let (alice, run) = asks(&server, script().calls(mail("m1", "bob")).says("it is x")).await;
     run.finishes().await;
@@ -293,7 +294,7 @@ async fn a_question_of_an_agent_on_another_server_is_asked_and_answered_here(ser
     peer.finish().await;
 }
 
-async fn several_questions_from_there_are_answered_one_after_the_other(server: TestServer) {
+async fn several_remote_interrupts_are_answered_one_after_the_other(server: TestServer) {
     let peer = Peer::of(&server).await;
     let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says("sent");
     let calls = [
@@ -318,7 +319,7 @@ async fn several_questions_from_there_are_answered_one_after_the_other(server: T
     peer.finish().await;
 }
 
-async fn a_failure_there_is_an_error_that_the_model_reads_here(server: TestServer) {
+async fn a_failed_remote_run_is_an_error_result(server: TestServer) {
     let peer = Peer::of(&server).await;
     let (alice, run) = asks(&server, script().fails(400)).await;
     run.finishes().await;
@@ -327,14 +328,12 @@ async fn a_failure_there_is_an_error_that_the_model_reads_here(server: TestServe
         told.starts_with("task failed: The subagent `far` failed (RemoteAgentError): The agent `agent` at http://"),
         "{told}"
     );
-    assert!(
-        told.contains("ModelRefusedError") && alice.status().await == "idle",
-        "{told}"
-    );
+    assert!(told.contains("ModelRefusedError"), "{told}");
+    assert!(alice.status().await == "idle", "{told}");
     peer.finish().await;
 }
 
-async fn whoever_stops_here_stops_the_work_there(server: TestServer) {
+async fn cancelling_a_run_cancels_its_remote_run(server: TestServer) {
     let peer = Peer::of(&server).await;
     peer.server.tools.hold("lookup");
     let (alice, run) = asks(&server, research()).await;
@@ -345,7 +344,7 @@ async fn whoever_stops_here_stops_the_work_there(server: TestServer) {
     peer.finish().await;
 }
 
-async fn a_subagent_that_is_cancelled_stops_there_and_its_caller_goes_on(server: TestServer) {
+async fn cancelling_a_remote_subagent_cancels_its_remote_run_only(server: TestServer) {
     let peer = Peer::of(&server).await;
     peer.server.tools.hold("lookup");
     let (alice, run) = asks(&server, research()).await;
@@ -364,7 +363,7 @@ async fn a_subagent_that_is_cancelled_stops_there_and_its_caller_goes_on(server:
     peer.finish().await;
 }
 
-async fn a_server_that_is_gone_or_says_nothing_is_given_up_after_a_while(server: TestServer) {
+async fn an_unreachable_server_is_an_error_result_after_a_timeout(server: TestServer) {
     let peer = Peer::waited_for(&server, 1.0).await;
     for way in [ProxyState::Shut, ProxyState::Mute] {
         peer.door.is(way);
@@ -374,10 +373,8 @@ async fn a_server_that_is_gone_or_says_nothing_is_given_up_after_a_while(server:
         let said = alice.transcript().await;
         let expected =
             "task failed: The subagent `far` failed (RemoteAgentError): The agent `agent` at http://127.0.0.1:";
-        assert!(
-            said[2].starts_with(expected) && said[2].contains("could not be reached"),
-            "{said:#?}"
-        );
+        assert!(said[2].starts_with(expected), "{said:#?}");
+        assert!(said[2].contains("could not be reached"), "{said:#?}");
         assert_eq!(said[3].as_str(), "lookup: found x");
         assert_eq!(said[4].as_str(), "ai: done");
     }
@@ -385,7 +382,7 @@ async fn a_server_that_is_gone_or_says_nothing_is_given_up_after_a_while(server:
     peer.finish().await;
 }
 
-async fn a_server_that_goes_away_for_a_while_is_waited_for(server: TestServer) {
+async fn a_remote_run_continues_after_a_restart_of_its_server(server: TestServer) {
     let peer = Peer::of(&server).await;
     peer.server.moves_into_a_process().await;
     peer.server.tools.hold("lookup");
@@ -401,7 +398,7 @@ async fn a_server_that_goes_away_for_a_while_is_waited_for(server: TestServer) {
     peer.finish().await;
 }
 
-async fn a_run_whose_beginning_was_not_heard_of_is_found_again(server: TestServer) {
+async fn a_remote_run_whose_start_was_not_acknowledged_is_found(server: TestServer) {
     let peer = Peer::of(&server).await;
     peer.door.is(ProxyState::Forgetful);
     let (alice, run) = asks(&server, research()).await;
@@ -412,7 +409,7 @@ async fn a_run_whose_beginning_was_not_heard_of_is_found_again(server: TestServe
     peer.finish().await;
 }
 
-async fn work_there_that_takes_longer_than_it_may_is_stopped(server: TestServer) {
+async fn a_remote_run_past_its_time_limit_is_cancelled(server: TestServer) {
     let peer = Peer::of(&server).await;
     peer.server.tools.hold("slow");
     let alice = server.human("caller").await;
@@ -428,13 +425,15 @@ async fn work_there_that_takes_longer_than_it_may_is_stopped(server: TestServer)
         )
         .await;
     let told = alice.transcript().await[2].clone();
-    assert!(told.contains("LimitExceededError") && told.contains("wall_s"), "{told}");
+    assert!(told.contains("LimitExceededError"), "{told}");
+    assert!(told.contains("wall_s"), "{told}");
     peer.server.tools.let_go("slow");
     eventually(async || peer.runs().await.iter().all(|run| run["status"] != "running")).await;
+    assert_eq!(peer.runs().await.len(), 1);
     peer.finish().await;
 }
 
-async fn levels_of_delegation_are_counted_over_both_servers(server: TestServer) {
+async fn the_maximum_depth_applies_across_servers(server: TestServer) {
     let peer = Peer::of(&server).await;
     let alice = server.human("shallow").await;
     let deeper = script().calls(task("t2", "researcher", "go on")).says("it is x");
@@ -450,7 +449,7 @@ async fn levels_of_delegation_are_counted_over_both_servers(server: TestServer) 
     peer.finish().await;
 }
 
-async fn headers_for_another_server_are_shown_to_nobody(server: TestServer) {
+async fn headers_for_another_server_are_not_shown(server: TestServer) {
     let peer = Peer::of(&server).await;
     let (alice, run) = asks(&server, research()).await;
     run.finishes().await;
@@ -470,7 +469,7 @@ async fn headers_for_another_server_are_shown_to_nobody(server: TestServer) {
     peer.finish().await;
 }
 
-async fn a_server_that_answers_nonsense_is_an_error_that_the_model_reads(server: TestServer) {
+async fn an_invalid_remote_response_is_an_error_result(server: TestServer) {
     let around = Shutdown::default();
     let odd = odd_server(&around).await;
     server.is_configured_with(&agents(&odd, 60.0)).await;
@@ -495,7 +494,7 @@ async fn a_server_that_answers_nonsense_is_an_error_that_the_model_reads(server:
     around.force();
 }
 
-async fn a_client_cannot_lead_the_server_to_addresses_inside(server: TestServer) {
+async fn a_definition_of_a_client_cannot_use_private_addresses(server: TestServer) {
     let client = server.client();
     let subagent = json!({"name": "far", "description": "Far away.", "graph_id": "agent", "async": false,
             "url": client.base()});

@@ -1,4 +1,4 @@
-//! Work in the background on another server: begun, looked at, added to, stopped, and told of when it is over.
+//! Background tasks on another server: starting, checking, updating and cancelling them, and the notification of their end.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ use crate::remote::awaited::Peer;
 use crate::support::proxy::ProxyState;
 use crate::support::{Human, TestServer, call, eventually, lookup, mail, on_both_engines, script, transcript};
 
-/// An agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
+/// Returns an agent `away` whose background agents `far` and `calm` are the agent `agent` of the server at `base`.
 pub(crate) fn chief(base: &str, more: &str) -> String {
     let subagent = |name: &str, graph_id: &str, more: &str| {
         format!(
@@ -36,12 +36,12 @@ async fn peer_of(server: &TestServer, more: &str) -> Peer {
     Peer::named_by(server, |base| chief(base, more)).await
 }
 
-/// The runs of a task on the other server, newest first.
+/// Returns the runs of a task on the other server, newest first.
 pub(crate) async fn runs_there(peer: &Peer, task: &Value) -> Vec<Value> {
     there(peer, task).runs().await
 }
 
-/// Somebody whose chief has begun a task on the other server that waits for its tool there.
+/// Returns a user of an agent that has started a task on the other server, and the task, which waits for its tool.
 async fn with_a_task(server: &TestServer, peer: &Peer, agent: &str) -> (Human, Value) {
     let alice = server.human("away").await;
     peer.server.tools.hold("lookup");
@@ -54,7 +54,7 @@ async fn with_a_task(server: &TestServer, peer: &Peer, agent: &str) -> (Human, V
     (alice.clone(), the_task(&alice).await)
 }
 
-/// The work of a task on the other server, as somebody there sees it.
+/// Returns a user of the task's thread on the other server.
 fn there(peer: &Peer, task: &Value) -> Human {
     Human::at(
         peer.server.client(),
@@ -63,7 +63,7 @@ fn there(peer: &Peer, task: &Value) -> Human {
     )
 }
 
-/// What a server of our kind is sent, by one that does nothing else.
+/// Starts a server that records its requests and answers as a server without agents.
 async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMap, Value)>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let base = format!("http://{}", listener.local_addr().unwrap());
@@ -95,26 +95,26 @@ async fn listening_server(around: &Shutdown) -> (String, Arc<Mutex<Vec<(HeaderMa
 }
 
 on_both_engines! {
-    a_task_is_begun_on_another_server_and_its_end_wakes_the_agent,
-    an_agent_at_work_is_told_what_another_server_did_before_it_asks_its_model_again,
-    a_task_is_looked_at_where_it_is_done_and_shown_as_it_was_when_that_is_out_of_reach,
-    a_further_message_breaks_the_work_on_another_server_off,
-    a_further_message_waits_for_its_turn_on_another_server_but_only_one,
-    a_task_that_is_over_goes_on_with_a_further_message_and_its_end_is_told_again,
-    a_task_on_another_server_is_cancelled_even_if_that_is_out_of_reach,
-    a_task_that_was_over_when_it_was_cancelled_stays_what_it_was,
-    a_task_that_waits_on_another_server_shows_its_question_and_goes_on_with_the_answer_there,
-    a_question_on_another_server_is_shown_and_answered_here,
-    a_task_that_waits_on_another_server_can_be_given_up_or_given_a_message,
-    what_goes_wrong_on_another_server_is_said,
-    a_task_that_cannot_be_begun_leaves_nothing_at_work,
-    tasks_on_another_server_count_until_they_are_over,
-    a_server_that_stays_away_is_given_up_and_the_agent_is_told,
-    what_the_other_server_is_told_and_what_nobody_sees,
-    a_client_cannot_have_background_work_done_at_addresses_inside,
+    the_end_of_a_remote_task_starts_a_run_of_the_agent,
+    a_running_agent_is_notified_of_a_remote_outcome,
+    a_check_of_a_task_reads_the_remote_server_or_the_last_known_status,
+    a_further_message_interrupts_a_remote_task,
+    one_further_message_can_wait_for_the_end_of_a_remote_task,
+    a_finished_remote_task_continues_with_a_further_message,
+    a_task_on_an_unreachable_server_is_cancelled,
+    a_finished_remote_task_cannot_be_cancelled,
+    a_remote_task_continues_with_an_answer_on_its_server,
+    an_interrupt_of_a_remote_task_is_answered_locally,
+    an_interrupted_remote_task_can_be_cancelled_or_get_a_message,
+    errors_of_the_remote_server_are_reported,
+    a_task_that_cannot_start_leaves_no_remote_run,
+    remote_tasks_count_until_they_end,
+    a_task_fails_when_its_server_stays_unreachable,
+    headers_and_metadata_reach_the_remote_server_only,
+    a_background_agent_of_a_client_cannot_use_private_addresses,
 }
 
-async fn a_task_is_begun_on_another_server_and_its_end_wakes_the_agent(server: TestServer) {
+async fn the_end_of_a_remote_task_starts_a_run_of_the_agent(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let (alice, task) = with_a_task(&server, &peer, "far").await;
     let id = task["task_id"].as_str().unwrap();
@@ -160,7 +160,7 @@ async fn a_task_is_begun_on_another_server_and_its_end_wakes_the_agent(server: T
     peer.finish().await;
 }
 
-async fn an_agent_at_work_is_told_what_another_server_did_before_it_asks_its_model_again(server: TestServer) {
+async fn a_running_agent_is_notified_of_a_remote_outcome(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let alice = server.human("away").await;
     server.tools.hold("lookup");
@@ -185,7 +185,7 @@ async fn an_agent_at_work_is_told_what_another_server_did_before_it_asks_its_mod
     run.finishes().await;
     let said = alice.transcript().await;
     assert!(said[4].ends_with("Its result:\necho: say it"), "{said:#?}");
-    // Nobody has anything to tell any more: another task is told of, and this one is not.
+    // No outcome is left to report: another task is reported, and this one is not.
     let bob = server.human("away").await;
     bob.says(script().calls(start("a2", "far", "quick")).says("yes")).await;
     eventually(async || notifications(&bob).await.len() == 1).await;
@@ -194,7 +194,7 @@ async fn an_agent_at_work_is_told_what_another_server_did_before_it_asks_its_mod
     peer.finish().await;
 }
 
-async fn a_task_is_looked_at_where_it_is_done_and_shown_as_it_was_when_that_is_out_of_reach(server: TestServer) {
+async fn a_check_of_a_task_reads_the_remote_server_or_the_last_known_status(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let (alice, task) = with_a_task(&server, &peer, "calm").await;
     let seen = answered(&alice, about("k1", "check_async_task", &task)).await;
@@ -202,9 +202,9 @@ async fn a_task_is_looked_at_where_it_is_done_and_shown_as_it_was_when_that_is_o
     for way in [ProxyState::Shut, ProxyState::Mute] {
         peer.door.is(way);
         let seen = answered(&alice, about("k2", "check_async_task", &task)).await;
+        assert!(seen.contains("\"status\":\"running\""), "{seen}");
         assert!(
-            seen.contains("\"status\":\"running\"")
-                && seen.contains("Its server cannot be asked now (The agent `agent` at http://"),
+            seen.contains("Its server cannot be asked now (The agent `agent` at http://"),
             "{seen}"
         );
         let listed = answered(&alice, call("k3", "list_async_tasks", json!({}))).await;
@@ -231,7 +231,7 @@ async fn a_task_is_looked_at_where_it_is_done_and_shown_as_it_was_when_that_is_o
     peer.finish().await;
 }
 
-async fn a_further_message_breaks_the_work_on_another_server_off(server: TestServer) {
+async fn a_further_message_interrupts_a_remote_task(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let (alice, task) = with_a_task(&server, &peer, "far").await;
     let more = call(
@@ -262,7 +262,7 @@ async fn a_further_message_breaks_the_work_on_another_server_off(server: TestSer
     peer.finish().await;
 }
 
-async fn a_further_message_waits_for_its_turn_on_another_server_but_only_one(server: TestServer) {
+async fn one_further_message_can_wait_for_the_end_of_a_remote_task(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let (alice, task) = with_a_task(&server, &peer, "calm").await;
     let more = |id: &str| {
@@ -292,7 +292,7 @@ async fn a_further_message_waits_for_its_turn_on_another_server_but_only_one(ser
     peer.finish().await;
 }
 
-async fn a_task_that_is_over_goes_on_with_a_further_message_and_its_end_is_told_again(server: TestServer) {
+async fn a_finished_remote_task_continues_with_a_further_message(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let alice = server.human("away").await;
     alice
@@ -312,7 +312,7 @@ async fn a_task_that_is_over_goes_on_with_a_further_message_and_its_end_is_told_
     peer.finish().await;
 }
 
-async fn a_task_on_another_server_is_cancelled_even_if_that_is_out_of_reach(server: TestServer) {
+async fn a_task_on_an_unreachable_server_is_cancelled(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let (alice, task) = with_a_task(&server, &peer, "far").await;
     let id = task["task_id"].as_str().unwrap();
@@ -341,7 +341,7 @@ async fn a_task_on_another_server_is_cancelled_even_if_that_is_out_of_reach(serv
     peer.finish().await;
 }
 
-async fn a_task_that_was_over_when_it_was_cancelled_stays_what_it_was(server: TestServer) {
+async fn a_finished_remote_task_cannot_be_cancelled(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let alice = server.human("away").await;
     alice
@@ -359,7 +359,7 @@ async fn a_task_that_was_over_when_it_was_cancelled_stays_what_it_was(server: Te
     peer.finish().await;
 }
 
-async fn a_task_that_waits_on_another_server_shows_its_question_and_goes_on_with_the_answer_there(server: TestServer) {
+async fn a_remote_task_continues_with_an_answer_on_its_server(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let alice = server.human("away").await;
     let work = script().calls(mail("m1", "a@b.c")).says("it is sent");
@@ -392,7 +392,7 @@ async fn a_task_that_waits_on_another_server_shows_its_question_and_goes_on_with
     peer.finish().await;
 }
 
-async fn a_question_on_another_server_is_shown_and_answered_here(server: TestServer) {
+async fn an_interrupt_of_a_remote_task_is_answered_locally(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let alice = server.human("away").await;
     let work = script().calls(mail("m1", "a@b.c")).says("it is sent");
@@ -443,7 +443,7 @@ async fn a_question_on_another_server_is_shown_and_answered_here(server: TestSer
     peer.finish().await;
 }
 
-async fn a_task_that_waits_on_another_server_can_be_given_up_or_given_a_message(server: TestServer) {
+async fn an_interrupted_remote_task_can_be_cancelled_or_get_a_message(server: TestServer) {
     let peer = peer_of(&server, "").await;
     for (call, note) in [
         ("cancel_async_task", "is cancelled."),
@@ -470,7 +470,7 @@ async fn a_task_that_waits_on_another_server_can_be_given_up_or_given_a_message(
     peer.finish().await;
 }
 
-async fn what_goes_wrong_on_another_server_is_said(server: TestServer) {
+async fn errors_of_the_remote_server_are_reported(server: TestServer) {
     let peer = peer_of(&server, "").await;
     let alice = server.human("away").await;
     let said = answered(&alice, start("a1", "nobody", "x")).await;
@@ -497,7 +497,7 @@ async fn what_goes_wrong_on_another_server_is_said(server: TestServer) {
         .find(|line| line.contains("has failed"))
         .expect("it is told");
     assert!(told.contains("ModelRefusedError"), "{told}");
-    // Somebody deletes the work there.
+    // The thread is deleted on the other server.
     let (bob, task) = with_a_task(&server, &peer, "far").await;
     peer.door.is(ProxyState::Shut);
     peer.server
@@ -511,7 +511,7 @@ async fn what_goes_wrong_on_another_server_is_said(server: TestServer) {
     peer.finish().await;
 }
 
-async fn a_task_that_cannot_be_begun_leaves_nothing_at_work(server: TestServer) {
+async fn a_task_that_cannot_start_leaves_no_remote_run(server: TestServer) {
     let peer = peer_of(&server, "limits = { children_total = 1 }").await;
     let alice = server.human("away").await;
     peer.door.is(ProxyState::Shut);
@@ -542,7 +542,7 @@ async fn a_task_that_cannot_be_begun_leaves_nothing_at_work(server: TestServer) 
     peer.finish().await;
 }
 
-async fn tasks_on_another_server_count_until_they_are_over(server: TestServer) {
+async fn remote_tasks_count_until_they_end(server: TestServer) {
     let peer = peer_of(&server, "limits = { children_at_once = 1 }").await;
     let (alice, task) = with_a_task(&server, &peer, "calm").await;
     let said = answered(&alice, start("a2", "far", "x")).await;
@@ -567,7 +567,7 @@ async fn tasks_on_another_server_count_until_they_are_over(server: TestServer) {
     peer.finish().await;
 }
 
-async fn a_server_that_stays_away_is_given_up_and_the_agent_is_told(server: TestServer) {
+async fn a_task_fails_when_its_server_stays_unreachable(server: TestServer) {
     let peer = Peer::named_by(&server, |base| {
         chief(base, "").replacen("[peers]\n", "[peers]\nbackground_patience_s = 1.0\n", 1)
     })
@@ -577,26 +577,23 @@ async fn a_server_that_stays_away_is_given_up_and_the_agent_is_told(server: Test
     has_run(&alice, 2).await;
     assert_eq!(the_task(&alice).await["status"], "error");
     let said = alice.transcript().await;
-    assert!(
-        said[4].contains("for 1 seconds; it is not known what became of it"),
-        "{said:#?}"
-    );
+    assert!(said[4].contains("for 1 seconds; its outcome is unknown"), "{said:#?}");
     peer.door.is(ProxyState::Open);
     peer.server.tools.let_go("lookup");
     eventually(async || there(&peer, &task).status().await == "idle").await;
     peer.finish().await;
 }
 
-async fn what_the_other_server_is_told_and_what_nobody_sees(server: TestServer) {
+async fn headers_and_metadata_reach_the_remote_server_only(server: TestServer) {
     let around = Shutdown::default();
     let (base, heard) = listening_server(&around).await;
     server.is_configured_with(&chief(&base, "")).await;
     let alice = server.human("away").await;
-    let wish = alice.wish(
+    let run_body = alice.run_body(
         script().calls(start("a1", "far", "x")).says("yes"),
         json!({"context": {"user": "alice"}}),
     );
-    alice.starts(wish).await.finishes().await;
+    alice.starts(run_body).await.finishes().await;
     eventually(async || notifications(&alice).await.len() == 1 && alice.status().await == "idle").await;
     let (headers, body) = heard.lock().unwrap()[0].clone();
     assert_eq!(headers["x-key"].to_str().unwrap(), "hush-hush");
@@ -613,7 +610,7 @@ async fn what_the_other_server_is_told_and_what_nobody_sees(server: TestServer) 
         said.iter().any(|line| line.ends_with("Its result:\nall is well")),
         "{said:#?}"
     );
-    // Nobody is to be woken by this one, and its server is not told whom.
+    // This task starts no run of the agent, so its server does not receive the thread of the agent.
     alice.says(script().calls(start("a2", "calm", "x")).says("yes")).await;
     assert_eq!(heard.lock().unwrap()[1].1.get("config"), None);
     let run = alice.runs().await[0]["run_id"].as_str().unwrap().to_owned();
@@ -631,15 +628,13 @@ async fn what_the_other_server_is_told_and_what_nobody_sees(server: TestServer) 
     around.force();
 }
 
-async fn a_client_cannot_have_background_work_done_at_addresses_inside(server: TestServer) {
+async fn a_background_agent_of_a_client_cannot_use_private_addresses(server: TestServer) {
     let client = server.client();
     let subagent = json!({"name": "far", "description": "Far away.", "graph_id": "agent", "url": client.base()});
     let definition = json!({"model": "scripted:mock", "subagents": [subagent]});
     let refused = client.put("/agents/nosy", definition.clone()).await;
-    assert!(
-        refused.status == 422 && refused.body.to_string().contains("subagents[0].url"),
-        "{refused:?}"
-    );
+    assert!(refused.status == 422, "{refused:?}");
+    assert!(refused.body.to_string().contains("subagents[0].url"), "{refused:?}");
     server
         .is_configured_with("[peers]\nprivate_hosts = [\"127.0.0.1\"]\nfirst_look_s = 0.05\n")
         .await;

@@ -1,4 +1,4 @@
-//! What a subagent on another server asks may be answered there, too: whoever waits here notices it.
+//! Interrupts of remote agents, which may be answered on the other server, too.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::support::proxy::ProxyState;
 use crate::support::script::Script;
 use crate::support::{Engine, Human, TestServer, eventually, mail, on_both_engines, play, script};
 
-/// A second server, and on the first one the agent `onlooker` with a subagent that is an agent of the second.
+/// Starts a second server, and configures the agent `onlooker` on the first one, whose subagent is an agent of the second.
 async fn peer_of(server: &TestServer) -> Peer {
     let lines = |base: &str| {
         format!(
@@ -20,7 +20,7 @@ async fn peer_of(server: &TestServer) -> Peer {
     Peer::named_by(server, lines).await
 }
 
-/// Somebody whose subagent waits for an answer, and somebody who sees the question on the other server.
+/// Returns a user whose remote subagent is interrupted, and a user of its thread on the other server.
 async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::Display) -> (Human, Human) {
     let alice = server.human("onlooker").await;
     alice
@@ -34,7 +34,7 @@ async fn both_are_asked(server: &TestServer, peer: &Peer, work: impl std::fmt::D
     (alice, Human::at(peer.server.client(), "agent", thread))
 }
 
-/// Work that asks before each of these mails.
+/// Returns a script that sends these mails, each of which needs an approval.
 fn mails(to: &[&str]) -> impl std::fmt::Display {
     let ask = |script: Script, (at, to): (usize, &&str)| script.calls(mail(&format!("m{at}"), to));
     to.iter().enumerate().fold(script(), ask).says("it is x")
@@ -44,7 +44,7 @@ fn sent(peer: &Peer) -> usize {
     peer.server.tools.keys_of("send_email").len()
 }
 
-/// Whom the only open question is about.
+/// Returns the recipient in the only pending interrupt.
 async fn asked_about(human: &Human) -> Option<Value> {
     let [question] = &human.questions().await[..] else {
         return None;
@@ -55,16 +55,16 @@ async fn asked_about(human: &Human) -> Option<Value> {
 const DONE: [&str; 4] = ["human: …", "ai calls task", "task: it is x", "ai: done"];
 
 on_both_engines! {
-    a_question_that_is_answered_there_is_gone_here_and_the_caller_goes_on,
-    what_was_answered_there_while_this_one_was_dead_is_noticed_by_the_next_process,
-    what_is_asked_there_next_is_asked_here,
-    an_answer_is_not_taken_for_one_to_the_next_question,
-    who_answers_in_both_places_at_once_has_nothing_done_twice,
-    a_sibling_that_waits_here_keeps_waiting,
-    work_that_is_deleted_there_while_it_waits_is_an_error_that_the_model_reads,
+    an_answer_on_the_remote_server_resolves_the_interrupt,
+    the_next_process_finds_a_remote_answer,
+    the_next_remote_interrupt_is_shown,
+    an_answer_does_not_apply_to_the_next_interrupt,
+    answers_on_both_servers_execute_the_call_once,
+    an_interrupted_sibling_stays_interrupted,
+    a_deleted_remote_thread_is_an_error_result,
 }
 
-async fn a_question_that_is_answered_there_is_gone_here_and_the_caller_goes_on(server: TestServer) {
+async fn an_answer_on_the_remote_server_resolves_the_interrupt(server: TestServer) {
     let peer = peer_of(&server).await;
     let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
     let question = alice.question().await;
@@ -96,7 +96,7 @@ async fn a_question_that_is_answered_there_is_gone_here_and_the_caller_goes_on(s
     peer.finish().await;
 }
 
-async fn what_was_answered_there_while_this_one_was_dead_is_noticed_by_the_next_process(server: TestServer) {
+async fn the_next_process_finds_a_remote_answer(server: TestServer) {
     let peer = peer_of(&server).await;
     server.moves_into_a_process().await;
     let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
@@ -112,7 +112,7 @@ async fn what_was_answered_there_while_this_one_was_dead_is_noticed_by_the_next_
     peer.finish().await;
 }
 
-async fn what_is_asked_there_next_is_asked_here(server: TestServer) {
+async fn the_next_remote_interrupt_is_shown(server: TestServer) {
     let peer = peer_of(&server).await;
     let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
     bob.approves(&bob.question().await).await.finishes().await;
@@ -126,7 +126,7 @@ async fn what_is_asked_there_next_is_asked_here(server: TestServer) {
     peer.finish().await;
 }
 
-async fn an_answer_is_not_taken_for_one_to_the_next_question(server: TestServer) {
+async fn an_answer_does_not_apply_to_the_next_interrupt(server: TestServer) {
     let peer = peer_of(&server).await;
     let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
     // What happens there is not to be seen from here when the same question is answered here.
@@ -143,7 +143,7 @@ async fn an_answer_is_not_taken_for_one_to_the_next_question(server: TestServer)
     peer.finish().await;
 }
 
-async fn who_answers_in_both_places_at_once_has_nothing_done_twice(server: TestServer) {
+async fn answers_on_both_servers_execute_the_call_once(server: TestServer) {
     let peer = peer_of(&server).await;
     for number in 1..=3 {
         let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
@@ -151,10 +151,8 @@ async fn who_answers_in_both_places_at_once_has_nothing_done_twice(server: TestS
         let here = alice.question().await;
         let there = bob.question().await;
         let (first, second) = tokio::join!(alice.resolves(&here, yes()), bob.resolves(&there, yes()));
-        assert!(
-            [202, 409].contains(&first.status) && [202, 409].contains(&second.status),
-            "{first:?} {second:?}"
-        );
+        assert!([202, 409].contains(&first.status), "{first:?} {second:?}");
+        assert!([202, 409].contains(&second.status), "{first:?} {second:?}");
         eventually(async || alice.status().await == "idle").await;
         assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
         assert_eq!(bob.runs().await.len(), 2);
@@ -163,7 +161,7 @@ async fn who_answers_in_both_places_at_once_has_nothing_done_twice(server: TestS
     peer.finish().await;
 }
 
-async fn a_sibling_that_waits_here_keeps_waiting(server: TestServer) {
+async fn an_interrupted_sibling_stays_interrupted(server: TestServer) {
     let peer = peer_of(&server).await;
     let alice = server.human("onlooker").await;
     let calls = [far("t1", mails(&["ann"])), far("t2", mails(&["eve"]))];
@@ -178,6 +176,7 @@ async fn a_sibling_that_waits_here_keeps_waiting(server: TestServer) {
         .post("/threads/search", json!({"status": "interrupted"}))
         .await
         .ok();
+    assert_ne!(threads, json!([]));
     for thread in threads.as_array().expect("a list") {
         let bob = Human::at(
             peer.server.client(),
@@ -207,25 +206,23 @@ async fn a_sibling_that_waits_here_keeps_waiting(server: TestServer) {
     peer.finish().await;
 }
 
-async fn work_that_is_deleted_there_while_it_waits_is_an_error_that_the_model_reads(server: TestServer) {
+async fn a_deleted_remote_thread_is_an_error_result(server: TestServer) {
     let peer = peer_of(&server).await;
     let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann"])).await;
     peer.server.client().delete(&bob.path("")).await;
     eventually(async || alice.status().await == "idle").await;
     let told = alice.transcript().await[2].clone();
-    assert!(
-        told.starts_with("task failed:") && told.contains("RemoteAgentError"),
-        "{told}"
-    );
+    assert!(told.starts_with("task failed:"), "{told}");
+    assert!(told.contains("RemoteAgentError"), "{told}");
     assert!(alice.questions().await.is_empty());
     peer.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_servers_on_one_database_one_goes_on() {
+async fn one_of_two_servers_on_a_database_continues() {
     play(Engine::Postgres, async |server: TestServer| {
         let peer = peer_of(&server).await;
-        let twin = server.gets_a_twin().await;
+        let twin = server.starts_twin().await;
         let (alice, bob) = both_are_asked(&server, &peer, mails(&["ann", "eve"])).await;
         bob.approves(&bob.question().await).await.finishes().await;
         eventually(async || asked_about(&alice).await == Some(json!("eve"))).await;
@@ -234,7 +231,7 @@ async fn of_two_servers_on_one_database_one_goes_on() {
         assert_eq!(alice.transcript().await, DONE.map(str::to_owned).to_vec());
         assert_eq!(alice.runs().await.len(), 3);
         assert_eq!(sent(&peer), 2);
-        twin.leaves().await;
+        twin.stops().await;
         peer.finish().await;
     })
     .await;

@@ -1,4 +1,4 @@
-//! What tools tell clients while they work.
+//! Custom data that tools stream while they run.
 
 use serde_json::{Value, json};
 
@@ -6,24 +6,24 @@ use crate::support::sse::Frame;
 use crate::support::viewer::{Viewer, data, depth, until_ends};
 use crate::support::{TestServer, call, on_both_engines, script, task};
 
-/// The data of the custom events, and the depth at which they were told.
+/// Returns the depths and the data of the custom events.
 fn told(frames: &[Frame]) -> Vec<(usize, Value)> {
     let custom = frames.iter().filter(|frame| frame.mode() == "custom");
     custom.map(|frame| (frame.depth(), frame.data.clone())).collect()
 }
 
 on_both_engines! {
-    what_a_tool_tells_is_seen_while_it_is_at_work,
-    what_a_tool_of_a_subagent_tells_is_told_under_its_namespace,
-    pieces_of_a_result_are_seen_while_its_tool_is_at_work,
+    custom_data_of_a_tool_is_streamed_while_it_runs,
+    custom_data_of_a_subagent_has_its_namespace,
+    pieces_of_a_result_are_streamed_while_the_tool_runs,
 }
 
-async fn what_a_tool_tells_is_seen_while_it_is_at_work(server: TestServer) {
+async fn custom_data_of_a_tool_is_streamed_while_it_runs(server: TestServer) {
     let alice = server.human("plain").await;
     server.tools.hold("progress");
     let text = script().calls(call("p1", "progress", json!({}))).says("done");
     let more = json!({"stream_mode": ["custom", "updates"], "stream_resumable": true});
-    let mut stream = alice.listens(text, more).await;
+    let mut stream = alice.streams(text, more).await;
     let run = alice.run_of_id(&stream.run_id());
     let before = stream.until(|frame| frame.mode() == "custom").await;
     assert_eq!(before.last().unwrap().data, json!({"done": 0.5}));
@@ -40,25 +40,25 @@ async fn what_a_tool_tells_is_seen_while_it_is_at_work(server: TestServer) {
     );
 }
 
-async fn what_a_tool_of_a_subagent_tells_is_told_under_its_namespace(server: TestServer) {
+async fn custom_data_of_a_subagent_has_its_namespace(server: TestServer) {
     let alice = server.human("agent").await;
     let research = script().calls(call("p1", "progress", json!({}))).says("found");
     let text = script().calls(task("t1", "researcher", research)).says("done");
     let more = json!({"stream_mode": ["custom"], "stream_subgraphs": true});
-    let frames = alice.listens(&text, more).await.rest().await;
+    let frames = alice.streams(&text, more).await.rest().await;
     assert_eq!(
         told(&frames),
         [(1, json!({"done": 0.5})), (1, json!("almost")), (1, json!(1))]
     );
     let quiet = alice
-        .listens(&text, json!({"stream_mode": ["custom"]}))
+        .streams(&text, json!({"stream_mode": ["custom"]}))
         .await
         .rest()
         .await;
     assert_eq!(told(&quiet), []);
 }
 
-async fn pieces_of_a_result_are_seen_while_its_tool_is_at_work(server: TestServer) {
+async fn pieces_of_a_result_are_streamed_while_the_tool_runs(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     server.tools.hold("progress");
     let mut stream = viewer.opens(json!({"channels": ["tools", "lifecycle"]})).await;
@@ -89,7 +89,7 @@ async fn pieces_of_a_result_are_seen_while_its_tool_is_at_work(server: TestServe
     };
     assert_eq!(events(&live), ["tool-output-delta", "tool-finished"]);
     // Who comes later gets the result, with the pieces or without them.
-    let later = events(&viewer.looks_back(1).await);
+    let later = events(&viewer.replays(1).await);
     assert_eq!(&later[0], &json!("tool-started"));
     assert_eq!(later.last().unwrap(), &json!("tool-finished"));
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::sse::Frame;
 use crate::support::{TestServer, lookup, on_both_engines, script, task};
 
-/// The records: what happened, to what, and how deep in the tree of runs.
+/// Returns the event, the name and the depth of each record.
 fn told(frames: &[Frame]) -> Vec<(String, String, usize)> {
     let records = frames
         .iter()
@@ -34,7 +34,7 @@ fn of(depth: usize, name: &str, events: &[&str]) -> Vec<(String, String, usize)>
         .collect()
 }
 
-/// The records of one question to the model at this depth.
+/// Returns the records of one model call at this depth.
 fn asking(depth: usize) -> Vec<(String, String, usize)> {
     let model = of(
         depth + 1,
@@ -59,13 +59,13 @@ fn record<'a>(frames: &'a [Frame], event: &str, name: &str) -> &'a Value {
 on_both_engines! {
     a_turn_is_recorded_from_its_beginning_to_its_end,
     subagents_are_recorded_below_the_tool_that_delegates,
-    records_and_steps_can_be_taken_up_after_any_of_them,
+    a_stream_of_events_can_be_resumed_after_each_event,
 }
 
 async fn a_turn_is_recorded_from_its_beginning_to_its_end(server: TestServer) {
     let alice = server.human("agent").await;
     let text = script().calls(lookup("c1", "x")).says("done now").in_pieces_of(4);
-    let stream = alice.listens(&text, json!({"stream_mode": ["events", "values"]})).await;
+    let stream = alice.streams(&text, json!({"stream_mode": ["events", "values"]})).await;
     let run = stream.run_id();
     let frames = stream.rest().await;
     let tools = [
@@ -111,7 +111,7 @@ async fn subagents_are_recorded_below_the_tool_that_delegates(server: TestServer
         .calls(task("t1", "researcher", script().says("found")))
         .says("done");
     let frames = alice
-        .listens(&text, json!({"stream_mode": "events"}))
+        .streams(&text, json!({"stream_mode": "events"}))
         .await
         .rest()
         .await;
@@ -148,7 +148,7 @@ async fn subagents_are_recorded_below_the_tool_that_delegates(server: TestServer
     assert_eq!(above[2], record(&frames, "on_tool_start", "task")["run_id"]);
 }
 
-async fn records_and_steps_can_be_taken_up_after_any_of_them(server: TestServer) {
+async fn a_stream_of_events_can_be_resumed_after_each_event(server: TestServer) {
     let alice = server.human("agent").await;
     let text = script()
         .calls(task(
@@ -163,7 +163,7 @@ async fn records_and_steps_can_be_taken_up_after_any_of_them(server: TestServer)
         json!(["debug", "updates"]),
     ] {
         let more = json!({"stream_mode": modes, "stream_subgraphs": true, "stream_resumable": true});
-        let stream = alice.listens(&text, more).await;
+        let stream = alice.streams(&text, more).await;
         let run = alice.run_of_id(&stream.run_id());
         let live = stream.rest().await;
         let bare = |frames: &[Frame]| -> Vec<(String, Value)> {
@@ -178,6 +178,7 @@ async fn records_and_steps_can_be_taken_up_after_any_of_them(server: TestServer)
         };
         let whole = bare(&live);
         assert_eq!(bare(&run.is_joined(Some("-1")).await.rest().await), whole, "{modes}");
+        assert!(whole.len() > 3, "{modes}: {whole:#?}");
         for at in (0..live.len()).filter(|at| !is_within_an_answer(&live, *at)) {
             let rest = run.is_joined(live[at].id.as_deref()).await.rest().await;
             let known = [bare(&live[..=at]), bare(&rest)].concat();
@@ -186,7 +187,7 @@ async fn records_and_steps_can_be_taken_up_after_any_of_them(server: TestServer)
     }
 }
 
-/// Whether an answer of the model was begun and not ended behind this frame.
+/// Returns whether an answer of the model has started and not ended at this frame.
 fn is_within_an_answer(frames: &[Frame], at: usize) -> bool {
     let count = |event: &str| {
         frames[..=at]

@@ -6,12 +6,12 @@ use crate::support::sse::{Frame, put_together};
 use crate::support::viewer::{Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, on_both_engines, script, task, transcript};
 
-/// A turn in which the model says `one ` and then takes its time.
+/// Returns a turn in which the model streams `one ` and then pauses.
 fn hesitates() -> Value {
     json!({"text": "one two", "delay_ms": 3_600_000})
 }
 
-/// What was said, as clients of the thread's stream take it in.
+/// Returns the messages as clients of the thread's stream assemble them.
 fn said(frames: &[Frame]) -> Vec<(String, Value)> {
     let spoken = frames.iter().filter(|frame| frame.event == "messages");
     spoken
@@ -19,7 +19,7 @@ fn said(frames: &[Frame]) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The texts of models, as clients of a run's stream put them together.
+/// Returns the texts of models, as clients of a run's stream assemble them.
 fn texts(frames: &[Frame]) -> Vec<(Value, Value)> {
     let is_spoken = |frame: &&Frame| frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk";
     let whole = put_together(frames);
@@ -31,24 +31,24 @@ fn texts(frames: &[Frame]) -> Vec<(Value, Value)> {
 }
 
 on_both_engines! {
-    what_was_said_of_an_answer_that_was_stopped_is_in_every_replay,
-    who_left_in_the_middle_of_an_answer_that_was_stopped_gets_all_of_it,
-    what_a_subagent_was_saying_when_the_run_was_stopped_is_in_every_replay,
-    an_answer_in_which_the_model_failed_is_an_error_in_every_replay,
-    the_stream_of_the_run_tells_it_to_who_comes_later_and_never_twice,
+    the_text_of_a_cancelled_answer_is_in_every_replay,
+    a_reader_who_reconnects_gets_the_rest_of_a_cancelled_answer,
+    the_text_of_a_cancelled_subagent_is_in_every_replay,
+    a_failed_answer_is_an_error_in_every_replay,
+    a_late_reader_gets_a_cancelled_answer_once,
 }
 
-async fn what_was_said_of_an_answer_that_was_stopped_is_in_every_replay(server: TestServer) {
+async fn the_text_of_a_cancelled_answer_is_in_every_replay(server: TestServer) {
     let alice = server.human("agent").await;
     let viewer = Viewer::of(&server, &alice.thread);
-    let mut live = viewer.looks().await;
+    let mut live = viewer.opens_all().await;
     let run = alice.run_of_id(&viewer.starts("agent", script().turn(hesitates()).in_pieces_of(4)).await);
     let mut heard = live.until(|frame| data(frame)["delta"]["text"] == "one ").await;
     run.is_cancelled("interrupt").await.ok();
     heard.extend(until_ends(&mut live, 1).await);
     drop(live);
     server.is_stopped_and_started_again().await;
-    let replayed = viewer.looks_back(1).await;
+    let replayed = viewer.replays(1).await;
     assert_eq!(
         in_short(&replayed, &["messages", "lifecycle"]),
         [
@@ -66,10 +66,10 @@ async fn what_was_said_of_an_answer_that_was_stopped_is_in_every_replay(server: 
     assert_eq!(told, ["human: …", "human: go on", "ai: echo: go on"]);
 }
 
-async fn who_left_in_the_middle_of_an_answer_that_was_stopped_gets_all_of_it(server: TestServer) {
+async fn a_reader_who_reconnects_gets_the_rest_of_a_cancelled_answer(server: TestServer) {
     let alice = server.human("agent").await;
     let viewer = Viewer::of(&server, &alice.thread);
-    let mut live = viewer.looks().await;
+    let mut live = viewer.opens_all().await;
     let turn = json!({"text": "one two three", "delay_ms": 700});
     let run = alice.run_of_id(&viewer.starts("agent", script().turn(turn).in_pieces_of(4)).await);
     let piece = |text: &'static str| move |frame: &Frame| data(frame)["delta"]["text"] == text;
@@ -97,10 +97,10 @@ async fn who_left_in_the_middle_of_an_answer_that_was_stopped_gets_all_of_it(ser
     assert!(rest.iter().all(|frame| seq(frame) > since), "{rest:#?}");
 }
 
-async fn what_a_subagent_was_saying_when_the_run_was_stopped_is_in_every_replay(server: TestServer) {
+async fn the_text_of_a_cancelled_subagent_is_in_every_replay(server: TestServer) {
     let alice = server.human("agent").await;
     let viewer = Viewer::of(&server, &alice.thread);
-    let mut live = viewer.looks().await;
+    let mut live = viewer.opens_all().await;
     let research = script().turn(hesitates()).in_pieces_of(4);
     let asked = viewer
         .starts(
@@ -115,7 +115,7 @@ async fn what_a_subagent_was_saying_when_the_run_was_stopped_is_in_every_replay(
     server.is_stopped_and_started_again().await;
     let below = |frames: Vec<Frame>| -> Vec<Frame> { frames.into_iter().filter(|frame| depth(frame) == 1).collect() };
     let heard = below(heard);
-    let replayed = below(viewer.looks_back(1).await);
+    let replayed = below(viewer.replays(1).await);
     assert!(
         replayed.iter().any(|frame| data(frame)["delta"]["text"] == "one "),
         "{replayed:#?}"
@@ -123,9 +123,9 @@ async fn what_a_subagent_was_saying_when_the_run_was_stopped_is_in_every_replay(
     assert_eq!(said(&replayed), said(&heard));
 }
 
-async fn an_answer_in_which_the_model_failed_is_an_error_in_every_replay(server: TestServer) {
+async fn a_failed_answer_is_an_error_in_every_replay(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mut live = viewer.looks().await;
+    let mut live = viewer.opens_all().await;
     viewer
         .starts(
             "agent",
@@ -135,7 +135,7 @@ async fn an_answer_in_which_the_model_failed_is_an_error_in_every_replay(server:
     let heard = until_ends(&mut live, 1).await;
     drop(live);
     server.is_stopped_and_started_again().await;
-    let replayed = viewer.looks_back(1).await;
+    let replayed = viewer.replays(1).await;
     assert_eq!(
         in_short(&replayed, &["messages", "lifecycle"]),
         [
@@ -150,10 +150,10 @@ async fn an_answer_in_which_the_model_failed_is_an_error_in_every_replay(server:
     assert_eq!(said(&replayed), said(&heard));
 }
 
-async fn the_stream_of_the_run_tells_it_to_who_comes_later_and_never_twice(server: TestServer) {
+async fn a_late_reader_gets_a_cancelled_answer_once(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": ["messages-tuple"], "stream_resumable": true});
-    let mut live = alice.listens(script().turn(hesitates()).in_pieces_of(4), more).await;
+    let mut live = alice.streams(script().turn(hesitates()).in_pieces_of(4), more).await;
     let run = alice.run_of_id(&live.run_id());
     let is_piece = |frame: &Frame| frame.mode() == "messages" && frame.data[0]["content"] == "one ";
     let mut heard = live.until(is_piece).await;

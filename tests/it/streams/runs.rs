@@ -6,19 +6,19 @@ use crate::support::actors::Run;
 use crate::support::sse::{Frame, put_together};
 use crate::support::{TestServer, lookup, on_both_engines, on_postgres, script, task, transcript};
 
-/// The names of the events, without namespaces.
+/// Returns the names of the events, without namespaces.
 fn names(frames: &[Frame]) -> Vec<&str> {
     frames.iter().map(|frame| frame.event.as_str()).collect()
 }
 
-/// The nodes of `updates`, with the depth at which they worked.
+/// Returns the nodes of `updates` with their depths.
 fn nodes(frames: &[Frame]) -> Vec<(usize, String)> {
     let updates = frames.iter().filter(|frame| frame.mode() == "updates");
     let node = |frame: &Frame| frame.data.as_object().unwrap().keys().next().unwrap().clone();
     updates.map(|frame| (frame.depth(), node(frame))).collect()
 }
 
-/// A delegation to the researcher, who looks something up.
+/// Returns a delegation to the researcher, who calls a tool.
 fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
     script()
@@ -27,12 +27,12 @@ fn delegation() -> String {
         .to_string()
 }
 
-/// Whether more of the same message comes behind this.
+/// Returns whether more pieces of the same message follow.
 fn is_within_a_message(frame: &Frame) -> bool {
     frame.mode() == "messages" && frame.data[0]["type"] == "AIMessageChunk" && frame.data[0]["chunk_position"] != "last"
 }
 
-/// What was seen up to `at`, and what is seen by who comes back then, is what was there to be seen.
+/// Checks that the events up to `at` and those of a stream resumed there are the events of the whole stream.
 async fn check_taken_up(run: &Run, live: &[Frame], at: usize) {
     let rest = run.is_joined(live[at].id.as_deref()).await.rest().await;
     let known: Vec<Frame> = live[..=at].iter().chain(&rest).cloned().collect();
@@ -44,29 +44,29 @@ async fn check_taken_up(run: &Run, live: &[Frame], at: usize) {
 }
 
 on_both_engines! {
-    a_stream_begins_with_the_run_and_ends_when_it_is_over,
-    updates_tell_what_each_node_wrote,
-    the_work_of_subagents_is_shown_to_those_who_ask,
-    every_token_carries_the_name_of_the_agent_that_said_it,
+    a_stream_begins_and_ends_with_the_run,
+    updates_contain_the_writes_of_each_node,
+    subgraphs_are_streamed_on_request,
+    every_token_has_the_name_of_its_agent,
     tokens_come_in_pieces_that_add_up_to_the_message,
     the_older_mode_of_messages_sends_the_message_so_far,
     a_failure_is_the_last_event,
-    a_stream_taken_up_again_is_the_stream_that_was_missed,
-    a_stream_taken_up_within_a_message_repeats_nothing,
-    who_joins_late_with_a_position_misses_nothing,
+    a_resumed_stream_contains_the_missed_events,
+    a_stream_resumed_within_a_message_repeats_nothing,
+    a_late_join_with_a_position_misses_nothing,
     the_events_of_a_join_can_be_filtered,
-    a_reader_who_does_not_read_holds_nobody_up,
-    a_reader_who_leaves_harms_nobody_unless_told_so,
+    a_slow_reader_delays_no_run,
+    a_disconnect_cancels_the_run_only_on_request,
 }
 
 on_postgres! {
-    who_reads_at_another_server_misses_nothing_of_subagents_that_work_side_by_side,
+    a_reader_at_another_server_gets_all_events_of_parallel_subagents,
 }
 
-async fn a_stream_begins_with_the_run_and_ends_when_it_is_over(server: TestServer) {
+async fn a_stream_begins_and_ends_with_the_run(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
-    let stream = alice.listens("hello", json!({})).await;
+    let stream = alice.streams("hello", json!({})).await;
     let run = alice.run_of_id(&stream.run_id());
     let header = |name: &str| {
         stream
@@ -87,11 +87,11 @@ async fn a_stream_begins_with_the_run_and_ends_when_it_is_over(server: TestServe
     assert_eq!(frames[2].data, client.get(&alice.path("/state")).await.ok()["values"]);
 }
 
-async fn updates_tell_what_each_node_wrote(server: TestServer) {
+async fn updates_contain_the_writes_of_each_node(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": "updates"});
     let frames = alice
-        .listens(script().calls(lookup("c1", "x")).says("done"), more)
+        .streams(script().calls(lookup("c1", "x")).says("done"), more)
         .await
         .rest()
         .await;
@@ -101,10 +101,10 @@ async fn updates_tell_what_each_node_wrote(server: TestServer) {
     assert_eq!(frames[3].data["model"]["messages"][0]["content"], "done");
 }
 
-async fn the_work_of_subagents_is_shown_to_those_who_ask(server: TestServer) {
+async fn subgraphs_are_streamed_on_request(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": ["updates"], "stream_subgraphs": true});
-    let frames = alice.listens(delegation(), more).await.rest().await;
+    let frames = alice.streams(delegation(), more).await.rest().await;
     let expected = [
         (0, "model"),
         (1, "model"),
@@ -115,7 +115,7 @@ async fn the_work_of_subagents_is_shown_to_those_who_ask(server: TestServer) {
     ];
     assert_eq!(nodes(&frames), expected.map(|(depth, node)| (depth, node.to_owned())));
     let quiet = alice
-        .listens(delegation(), json!({"stream_mode": ["updates"]}))
+        .streams(delegation(), json!({"stream_mode": ["updates"]}))
         .await
         .rest()
         .await;
@@ -123,10 +123,10 @@ async fn the_work_of_subagents_is_shown_to_those_who_ask(server: TestServer) {
     assert_eq!(nodes(&quiet), expected.map(|(depth, node)| (depth, node.to_owned())));
 }
 
-async fn every_token_carries_the_name_of_the_agent_that_said_it(server: TestServer) {
+async fn every_token_has_the_name_of_its_agent(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": ["messages-tuple"], "stream_subgraphs": true});
-    let frames = alice.listens(delegation(), more).await.rest().await;
+    let frames = alice.streams(delegation(), more).await.rest().await;
     let said = |agent: &str| -> String {
         let by = |frame: &&Frame| frame.mode() == "messages" && frame.data[1]["lc_agent_name"] == agent;
         let pieces = frames
@@ -153,7 +153,7 @@ async fn tokens_come_in_pieces_that_add_up_to_the_message(server: TestServer) {
     let alice = server.human("agent").await;
     let text = script().calls(lookup("c1", "x")).says("one two three").in_pieces_of(4);
     let more = json!({"stream_mode": ["messages-tuple", "updates"]});
-    let frames = alice.listens(text, more).await.rest().await;
+    let frames = alice.streams(text, more).await.rest().await;
     let whole = put_together(&frames);
     let messages: Vec<&Value> = whole
         .iter()
@@ -175,7 +175,7 @@ async fn the_older_mode_of_messages_sends_the_message_so_far(server: TestServer)
     let alice = server.human("agent").await;
     let text = script().says("one two").in_pieces_of(4);
     let frames = alice
-        .listens(text, json!({"stream_mode": "messages"}))
+        .streams(text, json!({"stream_mode": "messages"}))
         .await
         .rest()
         .await;
@@ -183,25 +183,28 @@ async fn the_older_mode_of_messages_sends_the_message_so_far(server: TestServer)
     let partial = frames.iter().filter(|frame| frame.event == "messages/partial");
     let so_far: Vec<&str> = partial.filter_map(|frame| frame.data[0]["content"].as_str()).collect();
     assert_eq!(so_far.last(), Some(&"one two"));
+    assert!(so_far.len() > 1, "{so_far:?}");
     assert!(so_far.windows(2).all(|pair| pair[1].starts_with(pair[0])), "{so_far:?}");
 }
 
 async fn a_failure_is_the_last_event(server: TestServer) {
     let alice = server.human("agent").await;
-    let frames = alice.listens(script().fails(400), json!({})).await.rest().await;
+    let frames = alice.streams(script().fails(400), json!({})).await.rest().await;
     let last = frames.last().unwrap();
     assert_eq!(last.event, "error");
-    assert!(last.data["error"].is_string() && last.data["message"].is_string());
+    assert!(last.data["error"].is_string());
+    assert!(last.data["message"].is_string());
     assert_eq!(alice.status().await, "error");
 }
 
-async fn a_stream_taken_up_again_is_the_stream_that_was_missed(server: TestServer) {
+async fn a_resumed_stream_contains_the_missed_events(server: TestServer) {
     let alice = server.human("agent").await;
     let modes = json!(["values", "updates", "messages-tuple"]);
     let more = json!({"stream_mode": modes, "stream_subgraphs": true, "stream_resumable": true});
-    let stream = alice.listens(delegation(), more).await;
+    let stream = alice.streams(delegation(), more).await;
     let run = alice.run_of_id(&stream.run_id());
     let live = stream.rest().await;
+    assert!(live.len() > 3, "{live:#?}");
     assert!(live.iter().all(|frame| frame.id.is_some()), "{live:#?}");
     let replayed = run.is_joined(Some("-1")).await.rest().await;
     assert_eq!(put_together(&replayed), put_together(&live));
@@ -210,10 +213,10 @@ async fn a_stream_taken_up_again_is_the_stream_that_was_missed(server: TestServe
     }
 }
 
-async fn a_stream_taken_up_within_a_message_repeats_nothing(server: TestServer) {
+async fn a_stream_resumed_within_a_message_repeats_nothing(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": "messages-tuple", "stream_subgraphs": true, "stream_resumable": true});
-    let stream = alice.listens(delegation(), more).await;
+    let stream = alice.streams(delegation(), more).await;
     let run = alice.run_of_id(&stream.run_id());
     let live = stream.rest().await;
     let within: Vec<usize> = (0..live.len()).filter(|at| is_within_a_message(&live[*at])).collect();
@@ -223,12 +226,12 @@ async fn a_stream_taken_up_within_a_message_repeats_nothing(server: TestServer) 
     }
 }
 
-async fn who_joins_late_with_a_position_misses_nothing(server: TestServer) {
+async fn a_late_join_with_a_position_misses_nothing(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let more =
         json!({"stream_mode": ["updates", "messages-tuple"], "stream_subgraphs": true, "stream_resumable": true});
-    let run = alice.starts(alice.wish(delegation(), more)).await;
+    let run = alice.starts(alice.run_body(delegation(), more)).await;
     server.tools.called("lookup", 1).await;
     let late = run.is_joined(Some("-1")).await;
     let later = run.is_joined(None).await;
@@ -245,15 +248,15 @@ async fn who_joins_late_with_a_position_misses_nothing(server: TestServer) {
     assert_eq!(run.is_joined(None).await.rest().await, vec![]);
 }
 
-async fn who_reads_at_another_server_misses_nothing_of_subagents_that_work_side_by_side(server: TestServer) {
-    let other = server.gets_a_twin().await;
+async fn a_reader_at_another_server_gets_all_events_of_parallel_subagents(server: TestServer) {
+    let other = server.starts_twin().await;
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let research = |at: usize| (0..6).fold(script(), |text, step| text.calls(lookup(&format!("c{at}{step}"), "x")));
     let calls = (0..8).map(|at| task(&format!("t{at}"), "researcher", research(at).says("it is x")));
     let more = json!({"stream_mode": ["updates"], "stream_subgraphs": true, "stream_resumable": true});
     let run = alice
-        .starts(alice.wish(script().calls_all(calls).says("done"), more))
+        .starts(alice.run_body(script().calls_all(calls).says("done"), more))
         .await;
     server.tools.called("lookup", 8).await;
     let elsewhere = other
@@ -268,13 +271,13 @@ async fn who_reads_at_another_server_misses_nothing_of_subagents_that_work_side_
         places(&run.is_joined(Some("-1")).await.rest().await)
     );
     assert!(elsewhere.len() > 8 * 13, "{}", elsewhere.len());
-    other.leaves().await;
+    other.stops().await;
 }
 
 async fn the_events_of_a_join_can_be_filtered(server: TestServer) {
     let alice = server.human("agent").await;
     let more = json!({"stream_mode": ["values", "updates"], "stream_resumable": true});
-    let stream = alice.listens("hello", more).await;
+    let stream = alice.streams("hello", more).await;
     let run = alice.run_of_id(&stream.run_id());
     stream.rest().await;
     let path = format!("{}/stream?stream_mode=updates", run.path);
@@ -283,12 +286,12 @@ async fn the_events_of_a_join_can_be_filtered(server: TestServer) {
     assert!(frames.iter().all(|frame| frame.event == "updates"), "{frames:#?}");
 }
 
-async fn a_reader_who_does_not_read_holds_nobody_up(server: TestServer) {
+async fn a_slow_reader_delays_no_run(server: TestServer) {
     let alice = server.human("plain").await;
     let big = crate::support::call("b1", "big", json!({"chars": 70_000}));
     let text = (0..20).fold(script(), |text, _| text.calls(big.clone())).says("done");
     let more = json!({"stream_mode": ["values", "updates"], "stream_resumable": true});
-    let mut slow = alice.listens(text, more).await;
+    let mut slow = alice.streams(text, more).await;
     let run = alice.run_of_id(&slow.run_id());
     slow.until(|frame| frame.event == "metadata").await;
     run.finishes().await;
@@ -297,13 +300,13 @@ async fn a_reader_who_does_not_read_holds_nobody_up(server: TestServer) {
     assert_eq!(transcript(&frames.last().unwrap().data).last().unwrap(), "ai: done");
 }
 
-async fn a_reader_who_leaves_harms_nobody_unless_told_so(server: TestServer) {
+async fn a_disconnect_cancels_the_run_only_on_request(server: TestServer) {
     let alice = server.human("agent").await;
     let bob = server.human("agent").await;
     server.tools.hold("lookup");
     let text = script().calls(lookup("c1", "x")).says("done");
-    let stays = alice.listens(&text, json!({})).await;
-    let goes = bob.listens(&text, json!({"on_disconnect": "cancel"})).await;
+    let stays = alice.streams(&text, json!({})).await;
+    let goes = bob.streams(&text, json!({"on_disconnect": "cancel"})).await;
     server.tools.called("lookup", 2).await;
     let stays_on = alice.run_of_id(&stays.run_id());
     let is_cancelled = bob.run_of_id(&goes.run_id());

@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::support::sse::{Frame, Sse};
 use crate::support::{TestServer, on_both_engines, script, transcript};
 
-/// The frames up to the end of a run.
+/// Returns the frames up to the end of a run.
 async fn one_run(stream: &mut Sse) -> Vec<Frame> {
     let mut frames = vec![];
     loop {
@@ -25,8 +25,8 @@ fn names(frames: &[Frame]) -> Vec<&str> {
 on_both_engines! {
     a_thread_is_followed_from_run_to_run,
     a_thread_is_followed_from_an_event_on,
-    lifecycle_tells_only_that_runs_begin_and_end,
-    what_is_no_stream_of_a_thread_is_refused,
+    lifecycle_contains_only_the_start_and_end_of_runs,
+    invalid_streams_of_a_thread_are_refused,
     the_stream_of_a_thread_ends_with_it,
 }
 
@@ -67,7 +67,7 @@ async fn a_thread_is_followed_from_an_event_on(server: TestServer) {
     }
 }
 
-async fn lifecycle_tells_only_that_runs_begin_and_end(server: TestServer) {
+async fn lifecycle_contains_only_the_start_and_end_of_runs(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     let path = alice.path("/stream?stream_mode=lifecycle&stream_mode=state_update");
@@ -86,7 +86,7 @@ async fn lifecycle_tells_only_that_runs_begin_and_end(server: TestServer) {
     );
 }
 
-async fn what_is_no_stream_of_a_thread_is_refused(server: TestServer) {
+async fn invalid_streams_of_a_thread_are_refused(server: TestServer) {
     let client = server.client();
     let alice = server.human("agent").await;
     assert_eq!(client.get(&alice.path("/stream?stream_mode=values")).await.status, 422);

@@ -1,4 +1,4 @@
-//! What a run has used is told where its stream ends, and again to whoever looks back.
+//! The usage of a run at the end of its stream, live and in replays.
 
 use serde_json::{Value, json};
 
@@ -8,13 +8,13 @@ use crate::remote::background_tasks::chief;
 use crate::support::viewer::{Viewer, data, depth, is_terminal};
 use crate::support::{Human, TestServer, call, eventually, lookup, on_both_engines, script, task};
 
-/// A script of four questions to models, three calls, and a subagent.
+/// Returns a script of four model calls, three tool calls, and a subagent.
 fn research() -> String {
     let below = script().calls(lookup("c1", "x")).says("found");
     script().calls(task("t1", "researcher", below)).says("done").to_string()
 }
 
-/// The counts of what was used, time aside.
+/// Returns the counts of a usage, without times.
 fn counts(usage: &Value) -> Vec<u64> {
     let names = ["model_calls", "tool_calls", "input_tokens", "output_tokens", "children"];
     names
@@ -24,19 +24,19 @@ fn counts(usage: &Value) -> Vec<u64> {
 }
 
 on_both_engines! {
-    the_first_wire_tells_at_the_end_what_was_used_to_who_asks_for_it,
-    an_error_that_ends_a_stream_tells_what_was_used,
-    the_second_wire_tells_at_the_end_what_each_agent_has_used,
-    a_run_that_is_cancelled_tells_what_was_used_until_then,
-    what_a_task_on_another_server_has_used_counts_once,
-    what_a_task_on_another_server_has_used_is_taken_from_what_the_tree_may_use,
-    what_background_tasks_use_counts_in_the_tree_as_far_as_they_have_come,
+    v1_reports_usage_at_the_end_on_request,
+    an_error_at_the_end_of_a_stream_contains_the_usage,
+    v2_reports_usage_of_each_agent_at_the_end,
+    a_cancelled_run_reports_its_usage,
+    usage_of_a_remote_task_counts_once,
+    usage_of_a_remote_task_counts_in_the_tree,
+    usage_of_running_background_tasks_counts_in_the_tree,
 }
 
-async fn the_first_wire_tells_at_the_end_what_was_used_to_who_asks_for_it(server: TestServer) {
+async fn v1_reports_usage_at_the_end_on_request(server: TestServer) {
     let alice = server.human("agent").await;
     let modes = json!({"stream_mode": ["values", "usage"], "stream_resumable": true});
-    let stream = alice.listens(research(), modes).await;
+    let stream = alice.streams(research(), modes).await;
     let run = alice.run_of_id(&stream.run_id());
     let frames = stream.rest().await;
     let last = frames.last().unwrap();
@@ -55,7 +55,7 @@ async fn the_first_wire_tells_at_the_end_what_was_used_to_who_asks_for_it(server
         Some(last),
         "replays show the same"
     );
-    let plain = alice.listens("hello", json!({})).await.rest().await;
+    let plain = alice.streams("hello", json!({})).await.rest().await;
     assert_eq!(
         plain.last().unwrap().event,
         "values",
@@ -63,10 +63,10 @@ async fn the_first_wire_tells_at_the_end_what_was_used_to_who_asks_for_it(server
     );
 }
 
-async fn an_error_that_ends_a_stream_tells_what_was_used(server: TestServer) {
+async fn an_error_at_the_end_of_a_stream_contains_the_usage(server: TestServer) {
     let alice = server.human("agent").await;
     let stream = alice
-        .listens(
+        .streams(
             script().calls(lookup("c1", "x")).fails(400),
             json!({"stream_mode": ["updates", "usage"]}),
         )
@@ -84,13 +84,13 @@ async fn an_error_that_ends_a_stream_tells_what_was_used(server: TestServer) {
     assert_eq!(&told.data["usage"], &run.record().await["usage"]);
 }
 
-async fn the_second_wire_tells_at_the_end_what_each_agent_has_used(server: TestServer) {
+async fn v2_reports_usage_of_each_agent_at_the_end(server: TestServer) {
     let alice = server.human("agent").await;
     let run = alice.asks(research()).await;
     run.finishes().await;
     let record = run.record().await;
     let child = run.children().await.remove(0);
-    let frames = Viewer::of(&server, &alice.thread).looks_back(1).await;
+    let frames = Viewer::of(&server, &alice.thread).replays(1).await;
     let end = data(frames.last().unwrap());
     assert_eq!(&end["event"], &json!("completed"));
     assert_eq!(&end["usage"], &record["usage"]);
@@ -102,11 +102,11 @@ async fn the_second_wire_tells_at_the_end_what_each_agent_has_used(server: TestS
     assert_eq!(&data(below)["usage"], &child["usage"]);
     assert_eq!(&data(below)["tree_usage"], &Value::Null);
     server.is_stopped_and_started_again().await;
-    let again = Viewer::of(&server, &alice.thread).looks_back(1).await;
+    let again = Viewer::of(&server, &alice.thread).replays(1).await;
     assert_eq!(data(again.last().unwrap()), end, "replays show the same");
 }
 
-async fn a_run_that_is_cancelled_tells_what_was_used_until_then(server: TestServer) {
+async fn a_cancelled_run_reports_its_usage(server: TestServer) {
     let alice = server.human("agent").await;
     server.tools.hold("lookup");
     let below = script().calls(lookup("c1", "x")).says("found");
@@ -117,7 +117,7 @@ async fn a_run_that_is_cancelled_tells_what_was_used_until_then(server: TestServ
     run.is_cancelled("interrupt").await;
     server.tools.let_go("lookup");
     let frames = Viewer::of(&server, &alice.thread)
-        .looks()
+        .opens_all()
         .await
         .until(is_terminal)
         .await;
@@ -129,7 +129,7 @@ async fn a_run_that_is_cancelled_tells_what_was_used_until_then(server: TestServ
     assert_eq!(counts(&end["tree_usage"])[0], 2, "{end}");
 }
 
-async fn what_a_task_on_another_server_has_used_counts_once(server: TestServer) {
+async fn usage_of_a_remote_task_counts_once(server: TestServer) {
     let peer = Peer::named_by(&server, |base| chief(base, "")).await;
     let alice = server.human("away").await;
     peer.server.tools.hold("lookup");
@@ -148,7 +148,7 @@ async fn what_a_task_on_another_server_has_used_counts_once(server: TestServer) 
     let all = tree().await;
     assert_eq!(all[2], own[2] + used[2], "tokens");
     assert_eq!(all[3], own[3] + used[3], "tokens");
-    // It is told again by whoever looks, also after a restart, and counts no more than before.
+    // Another check, also after a restart, reports the same usage and does not count it again.
     server.is_stopped_and_started_again().await;
     let check = call("a2", "check_async_task", json!({"task_id": task["task_id"]}));
     alice.says(script().calls(check).says("so it is")).await;
@@ -163,18 +163,18 @@ async fn what_a_task_on_another_server_has_used_counts_once(server: TestServer) 
     peer.finish().await;
 }
 
-async fn what_a_task_on_another_server_has_used_is_taken_from_what_the_tree_may_use(server: TestServer) {
+async fn usage_of_a_remote_task_counts_in_the_tree(server: TestServer) {
     let limits = "limits = { tree = { model_calls = 4 } }";
     let peer = Peer::named_by(&server, |base| chief(base, limits)).await;
     let alice = server.human("away").await;
     server.tools.hold("lookup");
     peer.server.tools.hold("lookup");
     let work = script().calls(lookup("l1", "x")).says("the long text");
-    let wish = script()
+    let text = script()
         .calls(start("a1", "calm", work))
         .calls(lookup("l2", "y"))
         .says("it is under way");
-    let run = alice.asks(wish).await;
+    let run = alice.asks(text).await;
     server.tools.called("lookup", 1).await;
     peer.server.tools.let_go("lookup");
     eventually(async || counts(&run.record().await["tree_usage"])[0] == 4).await;
@@ -185,7 +185,7 @@ async fn what_a_task_on_another_server_has_used_is_taken_from_what_the_tree_may_
     peer.finish().await;
 }
 
-async fn what_background_tasks_use_counts_in_the_tree_as_far_as_they_have_come(server: TestServer) {
+async fn usage_of_running_background_tasks_counts_in_the_tree(server: TestServer) {
     server.is_configured_with(&boss("")).await;
     let alice = server.human("boss").await;
     server.tools.hold("lookup");
@@ -206,7 +206,7 @@ async fn what_background_tasks_use_counts_in_the_tree_as_far_as_they_have_come(s
     assert_eq!(counts(&record["tree_usage"])[..2].to_vec(), vec![4, 2]);
     let tree = server.client().get(&format!("{}/tree", run.path)).await.ok();
     assert_eq!(counts(&tree["tree_usage"]), counts(&record["tree_usage"]));
-    // Told once more of a later run of the conversation: its own tree, not the one before.
+    // A later run of the conversation has a tree of its own.
     let next = alice.asks(script().says("next")).await;
     next.finishes().await;
     assert_eq!(counts(&next.record().await["tree_usage"])[0], 1);

@@ -1,4 +1,4 @@
-//! The stream of a thread: one log, told to everybody alike, for ever.
+//! The stream of a thread (protocol v2): all clients read one log.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::support::sse::Frame;
 use crate::support::viewer::{ALL, Viewer, data, depth, in_short, name, seq, until_ends};
 use crate::support::{TestServer, call, eventually, lookup, on_both_engines, script, task};
 
-/// A delegation to the researcher, who looks something up.
+/// Returns a delegation to the researcher, who calls a tool.
 fn delegation() -> String {
     let research = script().calls(lookup("c1", "x")).says("it is x");
     script()
@@ -17,7 +17,7 @@ fn delegation() -> String {
         .to_string()
 }
 
-/// Numbers grow, names are never used twice, and every event is a whole one.
+/// Checks that sequence numbers grow, that ids are unique, and that every event has all its fields.
 fn check_order(frames: &[Frame]) {
     assert!(
         frames.windows(2).all(|pair| seq(&pair[0]) < seq(&pair[1])),
@@ -38,7 +38,7 @@ fn check_order(frames: &[Frame]) {
     }
 }
 
-/// The events that everybody gets alike: all but the pieces of answers.
+/// Returns the events that are the same for all clients: all but the pieces of answers.
 fn lasting(frames: &[Frame]) -> Vec<(String, Value)> {
     let is_piece = |frame: &Frame| data(frame)["event"] == "content-block-delta" && data(frame).get("delta").is_some();
     let of = |frame: &Frame| {
@@ -50,14 +50,14 @@ fn lasting(frames: &[Frame]) -> Vec<(String, Value)> {
     frames.iter().filter(|frame| !is_piece(frame)).map(of).collect()
 }
 
-/// What was said in a message, put together from its pieces.
+/// Returns the text of a message, put together from its pieces.
 fn said(frames: &[Frame], message: &str) -> String {
     let piece = |frame: &Frame| data(frame)["delta"]["text"].as_str().map(str::to_owned);
     let of = |frame: &&Frame| name(frame).starts_with(&format!("{message}:"));
     frames.iter().filter(of).filter_map(piece).collect()
 }
 
-/// The ids of the messages that models began to say.
+/// Returns the ids of the messages that models started.
 fn messages(frames: &[Frame]) -> Vec<String> {
     let begins = |frame: &&Frame| data(frame)["event"] == "message-start" && data(frame)["role"] == "ai";
     frames
@@ -67,7 +67,7 @@ fn messages(frames: &[Frame]) -> Vec<String> {
         .collect()
 }
 
-/// The first event of this channel.
+/// Returns the first event of this channel.
 pub(crate) fn find<'a>(frames: &'a [Frame], method: &str) -> &'a Frame {
     frames
         .iter()
@@ -76,27 +76,27 @@ pub(crate) fn find<'a>(frames: &'a [Frame], method: &str) -> &'a Frame {
 }
 
 on_both_engines! {
-    a_run_is_told_from_its_beginning_to_its_end,
-    a_replay_has_the_names_the_numbers_and_the_times_of_what_was_heard_live,
-    a_piece_that_was_heard_live_is_known_again_in_a_replay,
-    a_stream_does_not_end_with_a_run_and_waits_for_a_thread_that_is_not_there,
-    subagents_are_told_apart_by_their_call_even_when_they_have_one_name,
+    a_run_is_streamed_from_start_to_end,
+    a_replay_has_the_ids_numbers_and_times_of_the_live_stream,
+    a_live_piece_has_the_same_id_in_a_replay,
+    a_stream_outlasts_runs_and_waits_for_its_thread,
+    subagents_of_one_name_have_different_namespaces,
     only_the_subagent_that_fails_is_reported_failed,
-    a_failing_run_says_why,
-    a_run_that_is_stopped_breaks_off_in_the_middle_of_a_message,
-    what_one_protocol_starts_is_wholly_visible_in_the_other,
-    a_reader_gets_what_it_asked_for_and_everybody_has_the_same_numbers,
-    runs_on_a_busy_thread_follow_each_other_or_take_its_place,
+    a_failed_run_streams_its_error,
+    a_cancelled_run_ends_in_the_middle_of_a_message,
+    a_run_of_one_protocol_is_visible_in_the_other,
+    filters_do_not_change_sequence_numbers,
+    v2_runs_on_a_busy_thread_follow_the_multitask_strategy,
     a_run_can_begin_at_an_older_checkpoint,
-    what_tools_tell_comes_by_name,
-    the_name_of_what_a_tool_tells_is_that_of_its_channel,
-    a_run_that_a_crash_interrupted_is_told_once,
-    too_many_streams_are_refused_and_say_so,
-    bad_commands_are_refused_with_the_codes_of_the_protocol,
-    the_tree_shows_who_is_at_work,
+    custom_data_of_tools_has_a_channel_for_each_name,
+    custom_data_names_its_channel,
+    a_run_that_a_crash_interrupted_is_streamed_once,
+    too_many_streams_are_refused,
+    invalid_commands_are_refused_with_codes_of_the_protocol,
+    the_tree_of_agents_shows_their_status,
 }
 
-async fn a_run_is_told_from_its_beginning_to_its_end(server: TestServer) {
+async fn a_run_is_streamed_from_start_to_end(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let run = viewer
         .starts(
@@ -104,7 +104,7 @@ async fn a_run_is_told_from_its_beginning_to_its_end(server: TestServer) {
             script().calls(lookup("c1", "x")).says("it is x").in_pieces_of(4),
         )
         .await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     check_order(&frames);
     assert_eq!(
         in_short(&frames, &["lifecycle", "values", "tools", "messages"]),
@@ -146,9 +146,9 @@ async fn a_run_is_told_from_its_beginning_to_its_end(server: TestServer) {
     );
 }
 
-async fn a_replay_has_the_names_the_numbers_and_the_times_of_what_was_heard_live(server: TestServer) {
+async fn a_replay_has_the_ids_numbers_and_times_of_the_live_stream(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mut live = viewer.looks().await;
+    let mut live = viewer.opens_all().await;
     viewer.starts("agent", delegation()).await;
     let heard = until_ends(&mut live, 1).await;
     viewer.starts("agent", script().says("one two three")).await;
@@ -158,7 +158,7 @@ async fn a_replay_has_the_names_the_numbers_and_the_times_of_what_was_heard_live
     // With the run's memory gone, there is only what is stored.
     drop(live);
     server.is_stopped_and_started_again().await;
-    let replayed = viewer.looks_back(2).await;
+    let replayed = viewer.replays(2).await;
     check_order(&replayed);
     assert_eq!(lasting(&replayed), lasting(&heard));
     for message in messages(&heard) {
@@ -173,24 +173,24 @@ async fn a_replay_has_the_names_the_numbers_and_the_times_of_what_was_heard_live
     }
 }
 
-async fn a_piece_that_was_heard_live_is_known_again_in_a_replay(server: TestServer) {
+async fn a_live_piece_has_the_same_id_in_a_replay(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mut live = viewer.looks().await;
+    let mut live = viewer.opens_all().await;
     viewer.starts("agent", script().says("one two three")).await;
     let heard = until_ends(&mut live, 1).await;
     drop(live);
     server.is_stopped_and_started_again().await;
     let names: HashSet<&str> = heard.iter().map(name).collect();
-    let replayed = viewer.looks_back(1).await;
+    let replayed = viewer.replays(1).await;
     assert!(
         replayed.iter().all(|frame| names.contains(name(frame))),
         "{replayed:#?}"
     );
 }
 
-async fn a_stream_does_not_end_with_a_run_and_waits_for_a_thread_that_is_not_there(server: TestServer) {
+async fn a_stream_outlasts_runs_and_waits_for_its_thread(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     for text in ["first", "second"] {
         viewer.starts("agent", text).await;
         let frames = until_ends(&mut stream, 1).await;
@@ -201,7 +201,7 @@ async fn a_stream_does_not_end_with_a_run_and_waits_for_a_thread_that_is_not_the
     }
 }
 
-async fn subagents_are_told_apart_by_their_call_even_when_they_have_one_name(server: TestServer) {
+async fn subagents_of_one_name_have_different_namespaces(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let research = |id: &str, what: &str| script().calls(lookup(id, what)).says(&format!("it is {what}"));
     let calls = [
@@ -209,7 +209,7 @@ async fn subagents_are_told_apart_by_their_call_even_when_they_have_one_name(ser
         task("t2", "researcher", research("c2", "y")),
     ];
     viewer.starts("agent", script().calls_all(calls).says("done")).await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     check_order(&frames);
     for (call, text) in [("t1", "it is x"), ("t2", "it is y")] {
         let own: Vec<Frame> = frames
@@ -258,7 +258,7 @@ async fn only_the_subagent_that_fails_is_reported_failed(server: TestServer) {
     viewer
         .starts("agent", script().calls_all(calls).says("one of them failed"))
         .await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     let ends = |call: Value| {
         let of = |frame: &&Frame| frame.event == "lifecycle" && frame.data["params"]["tool_call_id"] == call;
         data(frames.iter().rfind(of).unwrap())["event"].clone()
@@ -268,13 +268,14 @@ async fn only_the_subagent_that_fails_is_reported_failed(server: TestServer) {
         ["failed", "completed", "completed"]
     );
     let tools = in_short(&frames, &["tools"]);
-    assert!(tools.contains(&"tools tool-error t1".to_owned()) && tools.contains(&"tools tool-finished t2".to_owned()));
+    assert!(tools.contains(&"tools tool-error t1".to_owned()));
+    assert!(tools.contains(&"tools tool-finished t2".to_owned()));
 }
 
-async fn a_failing_run_says_why(server: TestServer) {
+async fn a_failed_run_streams_its_error(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", script().fails(400)).await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     assert_eq!(
         in_short(&frames, &["lifecycle", "messages"]),
         ["lifecycle running agent", "lifecycle failed agent"]
@@ -291,7 +292,7 @@ async fn a_failing_run_says_why(server: TestServer) {
             script().calls(call("f1", "fail_hard", json!({"why": "broken"}))),
         )
         .await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     assert_eq!(
         in_short(&frames, &["tools"]),
         ["tools tool-started f1", "tools tool-error f1"]
@@ -299,13 +300,13 @@ async fn a_failing_run_says_why(server: TestServer) {
     assert_eq!(data(frames.last().unwrap())["event"], "failed");
 }
 
-async fn a_run_that_is_stopped_breaks_off_in_the_middle_of_a_message(server: TestServer) {
+async fn a_cancelled_run_ends_in_the_middle_of_a_message(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     server.tools.hold("lookup");
     let run = viewer
         .starts("agent", script().calls(lookup("c1", "x")).says("done"))
         .await;
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     stream.until(|frame| frame.event == "tools").await;
     let path = format!("/threads/{}/runs/{run}/cancel?wait=0&action=interrupt", viewer.thread);
     server.client().post(&path, json!({})).await.ok();
@@ -317,12 +318,12 @@ async fn a_run_that_is_stopped_breaks_off_in_the_middle_of_a_message(server: Tes
     server.tools.let_go("lookup");
 }
 
-async fn what_one_protocol_starts_is_wholly_visible_in_the_other(server: TestServer) {
+async fn a_run_of_one_protocol_is_visible_in_the_other(server: TestServer) {
     let alice = server.human("agent").await;
     let viewer = Viewer::of(&server, &alice.thread);
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let more = json!({"stream_mode": ["messages-tuple"], "stream_subgraphs": true});
-    let older = alice.listens(delegation(), more).await;
+    let older = alice.streams(delegation(), more).await;
     let newer = until_ends(&mut stream, 1).await;
     let older = crate::support::sse::put_together(&older.rest().await);
     let spoken: Vec<(Value, Value)> = older
@@ -348,10 +349,10 @@ async fn what_one_protocol_starts_is_wholly_visible_in_the_other(server: TestSer
     );
 }
 
-async fn a_reader_gets_what_it_asked_for_and_everybody_has_the_same_numbers(server: TestServer) {
+async fn filters_do_not_change_sequence_numbers(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", delegation()).await;
-    let all = viewer.looks_back(1).await;
+    let all = viewer.replays(1).await;
     let opens = async |filter: Value| {
         let mut body = json!({"channels": ["lifecycle", "values"]});
         body.as_object_mut()
@@ -379,16 +380,17 @@ async fn a_reader_gets_what_it_asked_for_and_everybody_has_the_same_numbers(serv
     assert!(root.iter().all(same));
     let ends = |frame: &Frame| data(frame)["event"] == "completed";
     let below = opens(json!({"namespaces": [["tools"]]})).await.until(ends).await;
-    assert!(below.iter().all(|frame| depth(frame) == 1) && below.iter().all(same));
+    assert!(below.iter().all(|frame| depth(frame) == 1));
+    assert!(below.iter().all(same));
     let since = seq(&all[all.len() / 2]);
     let late = until_ends(&mut viewer.opens(json!({"channels": ALL, "since": since})).await, 1).await;
     assert_eq!(lasting(&late), lasting(&all[all.len() / 2 + 1..]));
 }
 
-async fn runs_on_a_busy_thread_follow_each_other_or_take_its_place(server: TestServer) {
+async fn v2_runs_on_a_busy_thread_follow_the_multitask_strategy(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     server.tools.hold("lookup");
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let slow = script().calls(lookup("c1", "x")).says("slow").to_string();
     viewer.starts("agent", &slow).await;
     stream.until(|frame| frame.event == "tools").await;
@@ -404,7 +406,7 @@ async fn runs_on_a_busy_thread_follow_each_other_or_take_its_place(server: TestS
             .unwrap()
             .starts_with("409: Thread is already running a task")
     );
-    viewer.obeyed("run.start", start("no such strategy")).await;
+    viewer.succeeds("run.start", start("no such strategy")).await;
     server.tools.let_go("lookup");
     let frames = until_ends(&mut stream, 2).await;
     let ends = |frames: &[Frame]| in_short(frames, &["lifecycle"]);
@@ -419,7 +421,7 @@ async fn runs_on_a_busy_thread_follow_each_other_or_take_its_place(server: TestS
     server.tools.hold("lookup");
     viewer.starts("agent", &slow).await;
     stream.until(|frame| frame.event == "tools").await;
-    viewer.obeyed("run.start", start("interrupt")).await;
+    viewer.succeeds("run.start", start("interrupt")).await;
     let frames = until_ends(&mut stream, 2).await;
     assert_eq!(
         ends(&frames),
@@ -429,13 +431,13 @@ async fn runs_on_a_busy_thread_follow_each_other_or_take_its_place(server: TestS
             "lifecycle completed agent"
         ]
     );
-    let before = viewer.looks_back(4).await;
+    let before = viewer.replays(4).await;
     viewer.starts("agent", &slow).await;
     stream.until(|frame| frame.event == "tools").await;
-    viewer.obeyed("run.start", start("rollback")).await;
+    viewer.succeeds("run.start", start("rollback")).await;
     let frames = until_ends(&mut stream, 1).await;
     assert_eq!(ends(&frames), ["lifecycle running agent", "lifecycle completed agent"]);
-    let after = viewer.looks_back(5).await;
+    let after = viewer.replays(5).await;
     let (old, new) = after.split_at(
         after
             .iter()
@@ -450,19 +452,19 @@ async fn runs_on_a_busy_thread_follow_each_other_or_take_its_place(server: TestS
 async fn a_run_can_begin_at_an_older_checkpoint(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", "first").await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     let checkpoint = data(frames.iter().rfind(|frame| frame.event == "checkpoints").unwrap())["id"].clone();
     viewer.starts("agent", "second").await;
-    viewer.looks_back(2).await;
+    viewer.replays(2).await;
     let input = json!({"messages": [{"role": "user", "content": "other"}]});
     let config = json!({"configurable": {"checkpoint_id": checkpoint}});
     viewer
-        .obeyed(
+        .succeeds(
             "run.start",
             json!({"assistant_id": "agent", "input": input, "config": config}),
         )
         .await;
-    let frames = viewer.looks_back(3).await;
+    let frames = viewer.replays(3).await;
     let contents = |values: &Value| -> Vec<Value> {
         values["messages"]
             .as_array()
@@ -476,12 +478,12 @@ async fn a_run_can_begin_at_an_older_checkpoint(server: TestServer) {
     assert_eq!(contents(data(last))[2], "other");
 }
 
-async fn what_tools_tell_comes_by_name(server: TestServer) {
+async fn custom_data_of_tools_has_a_channel_for_each_name(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer
         .starts("plain", script().calls(call("p1", "progress", json!({}))).says("done"))
         .await;
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     let custom = find(&frames, "custom");
     assert!(!data(custom)["payload"].is_null());
     let tasks: Vec<&Value> = frames.iter().filter(|frame| frame.event == "tasks").map(data).collect();
@@ -498,7 +500,7 @@ async fn what_tools_tell_comes_by_name(server: TestServer) {
     assert_eq!(steps, [-1, 0, 1, 2, 3]);
 }
 
-async fn the_name_of_what_a_tool_tells_is_that_of_its_channel(server: TestServer) {
+async fn custom_data_names_its_channel(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let mut named = viewer
         .opens(json!({"channels": ["custom:progress", "lifecycle"]}))
@@ -516,11 +518,11 @@ async fn the_name_of_what_a_tool_tells_is_that_of_its_channel(server: TestServer
     let whole = json!({"name": "progress", "payload": {"name": "progress", "done": 0.5}});
     assert_eq!(told(until_ends(&mut named, 1).await), std::slice::from_ref(&whole));
     assert_eq!(told(until_ends(&mut other, 1).await), Vec::<Value>::new());
-    let all = told(viewer.looks_back(1).await);
+    let all = told(viewer.replays(1).await);
     assert_eq!(all, [whole, json!({"payload": "almost"}), json!({"payload": 1})]);
 }
 
-async fn a_run_that_a_crash_interrupted_is_told_once(server: TestServer) {
+async fn a_run_that_a_crash_interrupted_is_streamed_once(server: TestServer) {
     server.moves_into_a_process().await;
     let viewer = Viewer::of_new(&server);
     server.tools.hold("lookup");
@@ -530,7 +532,7 @@ async fn a_run_that_a_crash_interrupted_is_told_once(server: TestServer) {
     server.tools.called("lookup", 1).await;
     server.is_killed_and_started_again().await;
     server.tools.let_go("lookup");
-    let frames = viewer.looks_back(1).await;
+    let frames = viewer.replays(1).await;
     check_order(&frames);
     assert_eq!(
         in_short(&frames, &["lifecycle", "tools"]),
@@ -543,11 +545,11 @@ async fn a_run_that_a_crash_interrupted_is_told_once(server: TestServer) {
     );
 }
 
-async fn too_many_streams_are_refused_and_say_so(server: TestServer) {
+async fn too_many_streams_are_refused(server: TestServer) {
     server.is_configured("max_streams_per_thread = 2").await;
     let viewer = Viewer::of_new(&server);
-    let first = viewer.looks().await;
-    let _second = viewer.looks().await;
+    let first = viewer.opens_all().await;
+    let _second = viewer.opens_all().await;
     let path = format!("/threads/{}/stream/events", viewer.thread);
     let opens = async || server.client().post(&path, json!({"channels": ["values"]})).await;
     let refused = opens().await;
@@ -564,7 +566,7 @@ async fn too_many_streams_are_refused_and_say_so(server: TestServer) {
     .await;
 }
 
-async fn bad_commands_are_refused_with_the_codes_of_the_protocol(server: TestServer) {
+async fn invalid_commands_are_refused_with_codes_of_the_protocol(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let client = server.client();
     let path = format!("/threads/{}/commands", viewer.thread);
@@ -624,7 +626,7 @@ async fn bad_commands_are_refused_with_the_codes_of_the_protocol(server: TestSer
         assert_eq!(viewer.refused(method, params.clone()).await, code, "{method} {params}");
     }
     let result = viewer
-        .obeyed("subscription.subscribe", json!({"channels": ["values"]}))
+        .succeeds("subscription.subscribe", json!({"channels": ["values"]}))
         .await;
     assert_eq!(result["replayed_events"], 0);
     let nowhere = Viewer::of(&server, "not-a-uuid");
@@ -643,11 +645,11 @@ async fn bad_commands_are_refused_with_the_codes_of_the_protocol(server: TestSer
     }
 }
 
-async fn the_tree_shows_who_is_at_work(server: TestServer) {
+async fn the_tree_of_agents_shows_their_status(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", delegation()).await;
-    viewer.looks_back(1).await;
-    let tree = viewer.obeyed("agent.getTree", json!({})).await["tree"].clone();
+    viewer.replays(1).await;
+    let tree = viewer.succeeds("agent.getTree", json!({})).await["tree"].clone();
     assert_eq!(&tree["namespace"], &json!([]));
     assert_eq!(&tree["graph_name"], &json!("agent"));
     assert_eq!(&tree["status"], &json!("completed"));

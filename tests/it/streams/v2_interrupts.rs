@@ -10,18 +10,18 @@ use crate::support::viewer::{Viewer, data, depth, in_short, is_terminal, name, u
 use crate::support::{TestServer, mail, on_both_engines, script, task};
 
 on_both_engines! {
-    a_question_is_answered_from_the_stream,
-    questions_of_subagents_are_answered_together_and_their_place_stays_the_same,
-    input_to_a_thread_that_waits_is_the_answer_unless_it_is_a_message,
-    an_invalid_answer_is_refused_and_the_question_stays_open,
+    an_interrupt_is_answered_from_the_stream,
+    interrupts_of_subagents_keep_their_namespace,
+    input_to_an_interrupted_thread_is_the_answer,
+    an_invalid_answer_is_refused_and_the_interrupt_stays_pending,
 }
 
-async fn a_question_is_answered_from_the_stream(server: TestServer) {
+async fn an_interrupt_is_answered_from_the_stream(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let first = viewer
         .starts("agent", script().calls(mail("m1", "bob")).says("sent"))
         .await;
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let frames = until_ends(&mut stream, 1).await;
     assert_eq!(
         in_short(&frames, &["lifecycle", "input.requested", "tools"]),
@@ -51,7 +51,7 @@ async fn a_question_is_answered_from_the_stream(server: TestServer) {
     assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
 }
 
-async fn questions_of_subagents_are_answered_together_and_their_place_stays_the_same(server: TestServer) {
+async fn interrupts_of_subagents_keep_their_namespace(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let mailer = |id: &str, to: &str| script().calls(mail(id, to)).says(&format!("{to} knows"));
     let calls = [
@@ -59,7 +59,7 @@ async fn questions_of_subagents_are_answered_together_and_their_place_stays_the_
         task("t2", "mailer", mailer("m2", "bob")),
     ];
     viewer.starts("agent", script().calls_all(calls).says("done")).await;
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let frames = until_ends(&mut stream, 1).await;
     let asked: Vec<&Frame> = frames.iter().filter(|frame| frame.event == "input.requested").collect();
     assert_eq!(asked.len(), 2);
@@ -75,7 +75,7 @@ async fn questions_of_subagents_are_answered_together_and_their_place_stays_the_
                 json!({"interrupt_id": data(frame)["interrupt_id"], "response": {"decisions": [{"type": "approve"}]}})
             })
             .collect();
-    viewer.obeyed("input.respond", json!({"responses": replies})).await;
+    viewer.succeeds("input.respond", json!({"responses": replies})).await;
     let frames = until_ends(&mut stream, 1).await;
     let started = frames.iter().filter(|frame| data(frame)["event"] == "started");
     let again: HashSet<String> = started
@@ -88,15 +88,15 @@ async fn questions_of_subagents_are_answered_together_and_their_place_stays_the_
     assert_eq!(keys, ["m1", "m2"]);
 }
 
-async fn input_to_a_thread_that_waits_is_the_answer_unless_it_is_a_message(server: TestServer) {
+async fn input_to_an_interrupted_thread_is_the_answer(server: TestServer) {
     let viewer = Viewer::of_new(&server);
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let asks = script().calls(mail("m1", "bob")).says("sent");
     viewer.starts("agent", &asks).await;
     until_ends(&mut stream, 1).await;
     let input = json!({"decisions": [{"type": "approve"}]});
     viewer
-        .obeyed("run.start", json!({"assistant_id": "agent", "input": input}))
+        .succeeds("run.start", json!({"assistant_id": "agent", "input": input}))
         .await;
     let frames = until_ends(&mut stream, 1).await;
     assert_eq!(
@@ -111,12 +111,12 @@ async fn input_to_a_thread_that_waits_is_the_answer_unless_it_is_a_message(serve
     assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
 }
 
-async fn an_invalid_answer_is_refused_and_the_question_stays_open(server: TestServer) {
+async fn an_invalid_answer_is_refused_and_the_interrupt_stays_pending(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer
         .starts("agent", script().calls(mail("m1", "bob")).says("sent"))
         .await;
-    let mut stream = viewer.looks().await;
+    let mut stream = viewer.opens_all().await;
     let frames = until_ends(&mut stream, 1).await;
     let asked = find(&frames, "input.requested");
     let id = &data(asked)["interrupt_id"];

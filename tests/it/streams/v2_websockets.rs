@@ -9,10 +9,10 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, mail, on_both_engines, script, task};
 
-/// A client's end of a line.
+/// A WebSocket of a client.
 struct Line {
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
-    /// The events that came while something else was waited for.
+    /// The events that were received before they were read.
     events: Vec<Value>,
 }
 
@@ -48,7 +48,7 @@ impl Line {
         }
     }
 
-    /// The answer to what was said.
+    /// Sends a command and returns its response.
     async fn answer(&mut self) -> Value {
         loop {
             let heard = self.hears().await;
@@ -67,7 +67,7 @@ impl Line {
         answer
     }
 
-    /// The events up to the end of a run.
+    /// Returns the events up to the end of a run.
     async fn until_ends(&mut self) -> Vec<Value> {
         loop {
             let ended = |event: &Value| {
@@ -94,16 +94,16 @@ fn methods(events: &[Value]) -> Vec<&str> {
 }
 
 on_both_engines! {
-    what_is_no_command_is_answered_and_the_line_stays_open,
-    one_line_carries_commands_answers_and_events,
-    a_subscription_is_filled_with_what_is_past_and_nothing_comes_twice,
-    a_line_that_broke_is_taken_up_where_it_broke,
-    who_comes_back_to_a_log_that_does_not_reach_back_is_told_so,
-    an_answer_that_names_another_place_than_that_of_the_question_is_refused,
-    too_many_lines_are_refused_before_they_open,
+    an_invalid_command_keeps_the_websocket_open,
+    one_websocket_has_commands_responses_and_events,
+    a_subscription_starts_with_past_events_without_duplicates,
+    a_broken_websocket_is_resumed_at_its_position,
+    a_reader_behind_the_start_of_the_log_is_refused,
+    an_answer_with_the_wrong_namespace_is_refused,
+    too_many_websockets_are_refused,
 }
 
-async fn what_is_no_command_is_answered_and_the_line_stays_open(server: TestServer) {
+async fn an_invalid_command_keeps_the_websocket_open(server: TestServer) {
     let mut line = Line::opens(&server, &Viewer::of_new(&server).thread).await;
     for (text, id, code) in [
         ("{nope", Value::Null, "invalid_argument"),
@@ -141,7 +141,7 @@ async fn what_is_no_command_is_answered_and_the_line_stays_open(server: TestServ
     assert_eq!(&answer["result"]["replayed_events"], &json!(0));
 }
 
-async fn one_line_carries_commands_answers_and_events(server: TestServer) {
+async fn one_websocket_has_commands_responses_and_events(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let mut line = Line::opens(&server, &viewer.thread).await;
     line.commands(
@@ -166,15 +166,16 @@ async fn one_line_carries_commands_answers_and_events(server: TestServer) {
         methods(&line.until_ends().await),
         ["lifecycle", "values", "values", "lifecycle"]
     );
-    let over_http = viewer.looks_back(2).await;
+    let over_http = viewer.replays(2).await;
     let same = |event: &Value| over_http.iter().any(|frame| frame.data == *event);
+    assert!(!events.is_empty());
     assert!(events.iter().all(same), "{events:#?}");
 }
 
-async fn a_subscription_is_filled_with_what_is_past_and_nothing_comes_twice(server: TestServer) {
+async fn a_subscription_starts_with_past_events_without_duplicates(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", "first").await;
-    viewer.looks_back(1).await;
+    viewer.replays(1).await;
     let mut line = Line::opens(&server, &viewer.thread).await;
     let first = line
         .commands(1, "subscription.subscribe", json!({"channels": ["lifecycle"]}))
@@ -210,10 +211,10 @@ async fn a_subscription_is_filled_with_what_is_past_and_nothing_comes_twice(serv
     assert_eq!(methods(&line.until_ends().await), ["lifecycle", "lifecycle"]);
 }
 
-async fn a_line_that_broke_is_taken_up_where_it_broke(server: TestServer) {
+async fn a_broken_websocket_is_resumed_at_its_position(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", "hello").await;
-    let past = viewer.looks_back(1).await;
+    let past = viewer.replays(1).await;
     let channels = ["lifecycle", "values", "checkpoints"];
     let known: Vec<_> = past
         .iter()
@@ -227,10 +228,10 @@ async fn a_line_that_broke_is_taken_up_where_it_broke(server: TestServer) {
     assert_eq!(line.events, rest);
 }
 
-async fn who_comes_back_to_a_log_that_does_not_reach_back_is_told_so(server: TestServer) {
+async fn a_reader_behind_the_start_of_the_log_is_refused(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     viewer.starts("agent", "hello").await;
-    let since = viewer.looks_back(1).await[0].data["seq"].as_i64().unwrap();
+    let since = viewer.replays(1).await[0].data["seq"].as_i64().unwrap();
     let prune = json!({"thread_ids": [viewer.thread], "strategy": "keep_latest"});
     assert_eq!(
         server.client().post("/threads/prune", prune).await.ok()["pruned_count"],
@@ -248,7 +249,7 @@ async fn who_comes_back_to_a_log_that_does_not_reach_back_is_told_so(server: Tes
     assert_eq!(line.events.last().unwrap()["params"]["data"]["event"], "completed");
 }
 
-async fn an_answer_that_names_another_place_than_that_of_the_question_is_refused(server: TestServer) {
+async fn an_answer_with_the_wrong_namespace_is_refused(server: TestServer) {
     let viewer = Viewer::of_new(&server);
     let mut line = Line::opens(&server, &viewer.thread).await;
     line.commands(1, "subscription.subscribe", json!({"channels": ["lifecycle", "input"]}))
@@ -284,7 +285,7 @@ async fn an_answer_that_names_another_place_than_that_of_the_question_is_refused
     assert_eq!(server.tools.keys_of("send_email"), ["m1"]);
 }
 
-async fn too_many_lines_are_refused_before_they_open(server: TestServer) {
+async fn too_many_websockets_are_refused(server: TestServer) {
     server.is_configured("max_streams_per_thread = 1").await;
     let viewer = Viewer::of_new(&server);
     let _line = Line::opens(&server, &viewer.thread).await;

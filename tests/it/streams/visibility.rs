@@ -7,7 +7,7 @@ use crate::support::actors::{Human, Run};
 use crate::support::viewer::Viewer;
 use crate::support::{TestServer, eventually, lookup, mail, on_both_engines, script, task};
 
-/// One subagent of each kind, and below two of them another one that shows all.
+/// An agent with a subagent of each visibility, two of which have a fully visible subagent.
 const AGENTS: &str = r#"
 [agents.veiled]
 model = "scripted:lab"
@@ -42,7 +42,7 @@ tools = ["lookup", "send_email"]
 interrupt_on = { send_email = true }
 "#;
 
-/// An agent whose background agents show that they work, or nothing.
+/// An agent whose background agents show their status only, or nothing.
 const CURTAIN: &str = r#"
 [agents.curtain]
 model = "scripted:lab"
@@ -67,7 +67,7 @@ tools = ["lookup", "send_email"]
 interrupt_on = { send_email = true }
 "#;
 
-/// An agent whose general-purpose subagent shows nothing.
+/// An agent with a hidden general-purpose subagent.
 const SECRETIVE: &str = r#"
 [agents.secretive]
 model = "scripted:lab"
@@ -76,7 +76,7 @@ tools = ["lookup"]
 general_purpose_subagent = { visibility = "hidden", system_prompt = "Mark: secretly." }
 "#;
 
-/// The kinds, each with a mark that its model alone says, and a query whose result its tool alone tells.
+/// The kinds of subagents, each with a mark that only its model writes, and a query whose result only its tool returns.
 const KINDS: [(&str, &str, &str); 4] = [
     ("open", "openly", "a"),
     ("handy", "handily", "b"),
@@ -84,7 +84,7 @@ const KINDS: [(&str, &str, &str); 4] = [
     ("ghost", "secretly", "d"),
 ];
 
-/// What everybody works on: each looks something up, musing about its instructions, and says little in the end.
+/// Returns a script in which each subagent calls a tool, with a long text before it and a short answer after it.
 fn work() -> String {
     let each = KINDS.map(|(name, _, query)| {
         let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", query)]});
@@ -101,7 +101,7 @@ fn work() -> String {
     script().calls_all(each).calls(below).says("all done").to_string()
 }
 
-/// What of the work can be found in `text`: the marks that models said, and the results of tools.
+/// Returns the marks of models and the results of tools that are in `text`.
 fn found(text: &str) -> Vec<&'static str> {
     let marks = KINDS
         .iter()
@@ -122,20 +122,20 @@ async fn worked(server: &TestServer) -> (Human, Run) {
     (alice, run)
 }
 
-/// What may be seen of all that.
+/// The marks and results that may be visible.
 const SEEN: [&str; 3] = ["openly", "found a", "found b"];
 
 on_both_engines! {
-    the_streams_of_a_run_show_no_more_than_they_may,
-    the_streams_of_a_thread_show_no_more_than_they_may,
-    what_is_read_shows_no_more_than_it_may,
-    a_hidden_subagent_is_not_there_and_its_questions_are_answered_nevertheless,
-    the_general_purpose_subagent_is_seen_as_its_agent_says,
-    background_tasks_show_no_more_than_they_may,
-    a_word_that_is_none_is_refused,
+    the_streams_of_a_run_respect_visibility,
+    the_streams_of_a_thread_respect_visibility,
+    read_endpoints_respect_visibility,
+    interrupts_of_a_hidden_subagent_can_be_answered,
+    the_general_purpose_subagent_has_a_visibility,
+    background_tasks_respect_visibility,
+    an_unknown_visibility_is_refused,
 }
 
-async fn the_streams_of_a_run_show_no_more_than_they_may(server: TestServer) {
+async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
     server.is_configured_with(AGENTS).await;
     let alice = server.human("veiled").await;
     let all = [
@@ -151,12 +151,13 @@ async fn the_streams_of_a_run_show_no_more_than_they_may(server: TestServer) {
     ];
     for modes in [all.as_slice(), &all[..1], &["updates", "messages-tuple"], &["events"]] {
         let frames = alice
-            .listens(work(), json!({"stream_mode": modes, "stream_subgraphs": true}))
+            .streams(work(), json!({"stream_mode": modes, "stream_subgraphs": true}))
             .await
             .rest()
             .await;
         let text = format!("{frames:?}");
         let seen = found(&text);
+        assert!(!seen.is_empty(), "{modes:?}");
         assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{modes:?}: {seen:?}");
         let children = alice.run(&alice.runs().await[0]).children().await;
         let namespace = |name: &str| {
@@ -176,12 +177,14 @@ async fn the_streams_of_a_run_show_no_more_than_they_may(server: TestServer) {
         .await
         .rest()
         .await;
-    assert!(found(&format!("{joined:?}")).iter().all(|seen| SEEN.contains(seen)));
+    let seen = found(&format!("{joined:?}"));
+    assert!(!seen.is_empty(), "{joined:#?}");
+    assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
 }
 
-async fn the_streams_of_a_thread_show_no_more_than_they_may(server: TestServer) {
+async fn the_streams_of_a_thread_respect_visibility(server: TestServer) {
     let (alice, run) = worked(&server).await;
-    let frames = Viewer::of(&server, &alice.thread).looks_back(1).await;
+    let frames = Viewer::of(&server, &alice.thread).replays(1).await;
     let text = format!("{frames:?}");
     assert_eq!(found(&text), SEEN);
     let told = |name: &str| -> Vec<&str> {
@@ -211,24 +214,20 @@ async fn the_streams_of_a_thread_show_no_more_than_they_may(server: TestServer) 
             break;
         }
     }
-    assert!(
-        found(&text).iter().all(|seen| SEEN.contains(seen)),
-        "{:?}",
-        found(&text)
-    );
+    let seen = found(&text);
+    assert!(!seen.is_empty(), "{text}");
+    assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
 }
 
-async fn what_is_read_shows_no_more_than_it_may(server: TestServer) {
+async fn read_endpoints_respect_visibility(server: TestServer) {
     let (alice, run) = worked(&server).await;
     let client = server.client();
     let children = run.children().await;
     let names: Vec<&Value> = children.iter().map(|child| &child["agent_name"]).collect();
     assert_eq!(names, ["open", "handy", "quiet", "quiet"]);
     let tree = client.get(&format!("{}/tree", run.path)).await.ok();
-    assert!(
-        !tree.to_string().contains("ghost") && tree["tree_usage"]["children"].as_u64() > Some(4),
-        "{tree:#}"
-    );
+    assert!(!tree.to_string().contains("ghost"), "{tree:#}");
+    assert!(tree["tree_usage"]["children"].as_u64() > Some(4), "{tree:#}");
     for child in &children {
         let own = alice.run(child);
         let state = client.get(&format!("{}/state", own.path)).await.ok();
@@ -241,10 +240,12 @@ async fn what_is_read_shows_no_more_than_it_may(server: TestServer) {
         assert_eq!(joined["messages"].is_array(), is_open);
     }
     let states = client.get(&alice.path("/state?subgraphs=true")).await.ok();
-    assert!(found(&states.to_string()).iter().all(|seen| SEEN.contains(seen)));
+    let seen = found(&states.to_string());
+    assert!(!seen.is_empty(), "{states:#}");
+    assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
 }
 
-async fn a_hidden_subagent_is_not_there_and_its_questions_are_answered_nevertheless(server: TestServer) {
+async fn interrupts_of_a_hidden_subagent_can_be_answered(server: TestServer) {
     server.is_configured_with(AGENTS).await;
     let alice = server.human("veiled").await;
     let run = alice
@@ -279,7 +280,7 @@ async fn a_hidden_subagent_is_not_there_and_its_questions_are_answered_neverthel
     assert_eq!(alice.transcript().await[2..], ["task: sent", "ai: done"]);
 }
 
-async fn the_general_purpose_subagent_is_seen_as_its_agent_says(server: TestServer) {
+async fn the_general_purpose_subagent_has_a_visibility(server: TestServer) {
     server.is_configured_with(SECRETIVE).await;
     let alice = server.human("secretive").await;
     let musing = json!({"echo_system": true, "tool_calls": [lookup("c1", "d")]});
@@ -287,15 +288,15 @@ async fn the_general_purpose_subagent_is_seen_as_its_agent_says(server: TestServ
         .calls(task("t1", "general-purpose", script().turn(musing).says("done")))
         .says("all done");
     let modes = json!({"stream_mode": ["values", "updates", "messages-tuple", "events"], "stream_subgraphs": true});
-    let frames = alice.listens(work, modes).await.rest().await;
+    let frames = alice.streams(work, modes).await.rest().await;
     assert_eq!(found(&format!("{frames:?}")), [""; 0]);
     assert_eq!(alice.transcript().await[2..], ["task: done", "ai: all done"]);
     assert_eq!(alice.run(&alice.runs().await[0]).children().await, Vec::<Value>::new());
-    let looks = Viewer::of(&server, &alice.thread).looks_back(1).await;
+    let looks = Viewer::of(&server, &alice.thread).replays(1).await;
     assert_eq!(found(&format!("{looks:?}")), [""; 0]);
 }
 
-async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
+async fn background_tasks_respect_visibility(server: TestServer) {
     server.is_configured_with(CURTAIN).await;
     let client = server.client();
     let alice = server.human("curtain").await;
@@ -327,6 +328,7 @@ async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
         .map(|task| &task["agent_name"])
         .collect();
     assert_eq!(names, ["dim"]);
+    assert_eq!(threads.as_array().map(Vec::len), Some(2), "{threads:#}");
     for thread in threads.as_array().unwrap() {
         let is_dark = thread["metadata"]["subagent_name"] == "dark";
         let own = alice.on(thread["thread_id"].as_str().unwrap());
@@ -345,7 +347,7 @@ async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
             .await;
         assert_eq!(shown.status, if is_dark { 404 } else { 200 });
         if let Some(run) = runs.first() {
-            let looks = Viewer::of(&server, &own.thread).looks_back(1).await;
+            let looks = Viewer::of(&server, &own.thread).replays(1).await;
             assert_eq!(found(&format!("{looks:?}")), [""; 0]);
             let joined = own.run(run).finishes().await;
             assert_eq!(found(&joined.to_string()), [""; 0], "{joined:#}");
@@ -377,7 +379,7 @@ async fn background_tasks_show_no_more_than_they_may(server: TestServer) {
     eventually(async || alice.status().await == "idle").await;
 }
 
-async fn a_word_that_is_none_is_refused(server: TestServer) {
+async fn an_unknown_visibility_is_refused(server: TestServer) {
     let subagent = json!({"name": "x", "description": "Does something.", "visibility": "secret"});
     let body = json!({"model": "scripted:lab", "subagents": [subagent]});
     let refused = server.client().put("/agents/brought", body).await;

@@ -1,5 +1,6 @@
 //! The actors of the tests: a user of an agent, the user's runs, and the interrupts to answer.
 
+use reqwest::Method;
 use serde_json::{Map, Value, json};
 
 use super::client::{Client, Reply};
@@ -47,7 +48,7 @@ impl Question {
 
 impl Human {
     /// Creates a user of `agent` on a new thread.
-    pub(crate) async fn arrives(client: Client, agent: &str) -> Self {
+    pub(crate) async fn on_new_thread(client: Client, agent: &str) -> Self {
         let thread = client.thread().await;
         Self {
             client,
@@ -74,7 +75,7 @@ impl Human {
     }
 
     /// Returns the body of a run with the message `text` and the fields of `more`.
-    pub(crate) fn wish(&self, text: impl ToString, more: Value) -> Value {
+    pub(crate) fn run_body(&self, text: impl ToString, more: Value) -> Value {
         let message = json!({"role": "user", "content": text.to_string()});
         self.body(json!({"input": {"messages": [message]}}), more)
     }
@@ -105,24 +106,24 @@ impl Human {
 
     /// Starts a run with this message, without waiting for it.
     pub(crate) async fn asks(&self, text: impl ToString) -> Run {
-        self.starts(self.wish(text, json!({}))).await
+        self.starts(self.run_body(text, json!({}))).await
     }
 
     /// Sends a message and waits for the resulting values of the thread.
     pub(crate) async fn says(&self, text: impl ToString) -> Value {
-        let body = self.wish(text, json!({}));
+        let body = self.run_body(text, json!({}));
         self.client.post(&self.path("/runs/wait"), body).await.ok()
     }
 
     /// Sends a message and streams the run. `more` holds the stream modes.
-    pub(crate) async fn listens(&self, text: impl ToString, more: Value) -> Sse {
+    pub(crate) async fn streams(&self, text: impl ToString, more: Value) -> Sse {
         self.client
-            .post_stream(&self.path("/runs/stream"), self.wish(text, more))
+            .post_stream(&self.path("/runs/stream"), self.run_body(text, more))
             .await
     }
 
     /// Answers with `command.resume` and streams the run.
-    pub(crate) async fn resumes_listening(&self, answer: Value, more: Value) -> Sse {
+    pub(crate) async fn streams_resume(&self, answer: Value, more: Value) -> Sse {
         let body = self.body(json!({"command": {"resume": answer}}), more);
         self.client.post_stream(&self.path("/runs/stream"), body).await
     }
@@ -183,6 +184,12 @@ impl Human {
             panic!("not one question: {questions:#?}")
         };
         question.clone()
+    }
+
+    /// Reads something below the thread; `None` if it is refused or the connection breaks.
+    pub(crate) async fn try_get(&self, rest: &str) -> Option<Value> {
+        let reply = self.client.tries(Method::GET, &self.path(rest), None).await.ok()?;
+        (reply.status < 400).then_some(reply.body)
     }
 
     /// Returns the thread.

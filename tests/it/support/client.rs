@@ -1,19 +1,32 @@
 //! A plain HTTP client for JSON.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use reqwest::header::HeaderMap;
-use reqwest::{Method, RequestBuilder};
+use reqwest::{Method, RequestBuilder, Response};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::sse::Sse;
 
-/// A client of one server, whose address may change.
+/// A client of one server, whose address may change. Clones share the address.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     http: reqwest::Client,
-    base: Arc<Mutex<String>>,
+    address: Arc<watch::Sender<Address>>,
 }
+
+/// The address of a server.
+#[derive(Debug)]
+struct Address {
+    base: String,
+    /// Whether the test has stopped the server.
+    is_down: bool,
+}
+
+/// The connection to the server was refused or broke.
+#[derive(Debug)]
+pub(crate) struct Disconnected;
 
 /// A response.
 #[derive(Debug)]
@@ -30,20 +43,58 @@ impl Client {
     /// Creates a client of the server at `base`.
     pub(crate) fn new(base: &str) -> Self {
         let http = adjutant::net::client_builder().no_proxy().build().expect("a client");
+        let address = Address {
+            base: base.to_owned(),
+            is_down: false,
+        };
         Self {
             http,
-            base: Arc::new(Mutex::new(base.to_owned())),
+            address: Arc::new(watch::Sender::new(address)),
         }
     }
 
     /// Returns the address of the server.
     pub(crate) fn base(&self) -> String {
-        self.base.lock().unwrap().clone()
+        self.address.borrow().base.clone()
     }
 
     /// Sets the new address of the server.
     pub(crate) fn moved_to(&self, base: &str) {
-        *self.base.lock().unwrap() = base.to_owned();
+        self.address.send_replace(Address {
+            base: base.to_owned(),
+            is_down: false,
+        });
+    }
+
+    /// Lets the requests that wait for a server wait until it has a new address.
+    pub(crate) fn server_is_down(&self) {
+        self.address.send_modify(|address| address.is_down = true);
+    }
+
+    /// Waits until the server runs.
+    async fn server_runs(&self) {
+        let mut address = self.address.subscribe();
+        let running = address.wait_for(|address| !address.is_down).await;
+        running.expect("the client owns the sender");
+    }
+
+    /// Waits until the server runs, sends a request and reads the response.
+    pub(crate) async fn tries(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Reply, Disconnected> {
+        self.server_runs().await;
+        let request = self.request(method, path);
+        try_reply(match body {
+            Some(body) => request.json(body),
+            None => request,
+        })
+        .await
+    }
+
+    /// Waits until the server runs and opens a stream, which starts after this event.
+    pub(crate) async fn tries_stream(&self, path: &str, last_event_id: &str) -> Result<Sse, Disconnected> {
+        self.server_runs().await;
+        let request = self.request(Method::GET, path).header("Last-Event-ID", last_event_id);
+        let response = request.send().await.map_err(|_| Disconnected)?;
+        Ok(Sse::open(response).await)
     }
 
     /// Builds a request.
@@ -107,14 +158,24 @@ impl Client {
 /// Sends the request and reads the whole response.
 pub(crate) async fn reply(request: RequestBuilder) -> Reply {
     let response = request.send().await.expect("an answer");
+    read(response).await.expect("a whole answer")
+}
+
+/// Sends the request and reads the whole response, unless the connection breaks.
+async fn try_reply(request: RequestBuilder) -> Result<Reply, Disconnected> {
+    let response = request.send().await.map_err(|_| Disconnected)?;
+    read(response).await.map_err(|_| Disconnected)
+}
+
+async fn read(response: Response) -> reqwest::Result<Reply> {
     let status = response.status().as_u16();
     let headers = response.headers().clone();
-    let text = response.text().await.expect("a whole answer");
+    let text = response.text().await?;
     let body = match text.trim() {
         "" => Value::Null,
         json => serde_json::from_str(json).unwrap_or(Value::String(text)),
     };
-    Reply { status, headers, body }
+    Ok(Reply { status, headers, body })
 }
 
 impl Reply {

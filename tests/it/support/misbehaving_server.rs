@@ -34,7 +34,7 @@ impl MisbehavingServer {
         let router = Router::new()
             .fallback(serve)
             .with_state((base.clone(), Arc::clone(&asked)));
-        shutdown.spawn("wild", async move { axum::serve(listener, router).await });
+        shutdown.spawn("misbehaving server", async move { axum::serve(listener, router).await });
         Self { base, asked, shutdown }
     }
 

@@ -1,5 +1,8 @@
 //! The test harness: servers, clients, scripts, tools and other fakes. It contains no tests.
 
+use std::io::Write;
+use std::time::{Duration, Instant};
+
 pub(crate) mod actors;
 pub(crate) mod client;
 pub(crate) mod mcp;
@@ -7,6 +10,8 @@ pub(crate) mod misbehaving_server;
 #[path = "../../support/postgres.rs"]
 pub(crate) mod postgres;
 pub(crate) mod postgres_proxy;
+#[path = "../../support/process.rs"]
+pub(crate) mod process;
 pub(crate) mod program;
 pub(crate) mod provider;
 pub(crate) mod proxy;
@@ -23,23 +28,40 @@ pub(crate) use actors::{Human, transcript};
 pub(crate) use script::{call, lookup, mail, script, task};
 pub(crate) use server::{Engine, TestServer};
 
-/// Runs a test on one engine, and checks that no run is left afterwards.
+/// Runs a test on one engine, and checks that no run is left afterwards. `ADJUTANT_TEST_TIMES` names a file to which the
+/// durations of the start, the test and the end are added, in seconds.
 pub(crate) async fn play<F: Future<Output = ()>>(engine: Engine, test: impl FnOnce(TestServer) -> F) {
-    if let Some(server) = TestServer::start(engine).await {
-        Box::pin(test(server.clone())).await;
-        Box::pin(server.finish()).await;
+    let began = Instant::now();
+    let Some(server) = TestServer::start(engine).await else {
+        return;
+    };
+    let started = Instant::now();
+    Box::pin(test(server.clone())).await;
+    let tested = Instant::now();
+    Box::pin(server.finish()).await;
+    let times = [started - began, tested - started, tested.elapsed()];
+    if let Ok(file) = std::env::var("ADJUTANT_TEST_TIMES") {
+        write_times(&file, times).expect("the file of durations");
     }
+}
+
+fn write_times(file: &str, times: [Duration; 3]) -> std::io::Result<()> {
+    let [start, test, end] = times.map(|time| time.as_secs_f64());
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test without a name");
+    let mut file = std::fs::File::options().create(true).append(true).open(file)?;
+    file.write_all(format!("{test:.3} {start:.3} {end:.3} {name}\n").as_bytes())
 }
 
 /// Polls until a condition holds, for changes that the server does not notify of.
 pub(crate) async fn eventually(happened: impl AsyncFn() -> bool) {
     let waits = async {
-        let mut pause = tokio::time::interval(std::time::Duration::from_millis(10));
+        let mut pause = tokio::time::interval(Duration::from_millis(10));
         while !happened().await {
             pause.tick().await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), waits)
+    tokio::time::timeout(Duration::from_secs(60), waits)
         .await
         .expect("it did not happen");
 }

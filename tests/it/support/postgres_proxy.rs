@@ -21,7 +21,7 @@ pub(crate) enum Commits {
     /// The connection breaks before the commit is forwarded.
     GetLost,
     /// The commit is forwarded, and the connection breaks before its answer is.
-    AreNotHeardOf,
+    AreNotAcknowledged,
 }
 
 /// A proxy before a Postgres.
@@ -61,9 +61,9 @@ impl PostgresProxy {
         let url = format!("{before}?host={}", folder.path().display());
         let tasks = around.clone();
         let shared = Arc::clone(&state);
-        around.spawn("door", async move {
+        around.spawn("proxy", async move {
             while let Ok((client_stream, _)) = listener.accept().await {
-                tasks.spawn("visitor", serve_connection(client_stream, Arc::clone(&shared)));
+                tasks.spawn("connection", serve_connection(client_stream, Arc::clone(&shared)));
             }
         });
         Some(Self {
@@ -80,12 +80,12 @@ impl PostgresProxy {
     }
 
     /// Stops forwarding in both directions; connections stay open, and new ones are accepted.
-    pub(crate) fn falls_silent(&self) {
+    pub(crate) fn stops_forwarding(&self) {
         self.state.silent.send_replace(true);
     }
 
     /// Forwards new connections again. The earlier ones stay open without an answer.
-    pub(crate) fn speaks_again(&self) {
+    pub(crate) fn forwards_again(&self) {
         self.state.silent.send_replace(false);
     }
 
@@ -135,7 +135,7 @@ async fn forward(client_stream: UnixStream, state: &ProxyState) {
                 if commits != Commits::GetLost && to_server.write_all(bytes).await.is_err() {
                     return;
                 }
-                if commits == Commits::AreNotHeardOf {
+                if commits == Commits::AreNotAcknowledged {
                     // The answer shows that Postgres has committed.
                     let _ = from_server.read(&mut response_bytes).await;
                 }

@@ -1,6 +1,7 @@
 //! A program that embeds the server, with its own tools, policies, models and subagents.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use adjutant::{
@@ -15,8 +16,8 @@ use serde_json::{Value, json};
 pub(crate) const CONFIGURATION: &str = include_str!("program.toml");
 
 /// The environment variables of the program's process.
-pub(crate) const CONFIG: &str = "ADJUTANT_TEST_PROGRAM_CONFIG";
-pub(crate) const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
+const CONFIG: &str = "ADJUTANT_TEST_PROGRAM_CONFIG";
+const TOOLS: &str = "ADJUTANT_TEST_PROGRAM_TOOLS";
 
 /// Builds the program. Its subagents call the tool `dig` at `tools`.
 pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
@@ -25,7 +26,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         rule,
     };
     let coded: AgentDefinition = serde_json::from_value(json!({
-        "model": "house:echo", "system_prompt": "You are coded.",
+        "model": "own:echo", "system_prompt": "You are coded.",
     }))
     .expect("a definition");
     Adjutant::builder()
@@ -43,7 +44,7 @@ pub(crate) fn program(configuration: &Path, tools: &str) -> Builder {
         .tool(OwnTool::named("boom"))
         .tool(OwnTool::named("consult"))
         .middleware(Stamp)
-        .provider("house", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
+        .provider("own", |name| Ok(Arc::new(EchoModel(name.to_owned()))))
         .agent("coded", coded)
 }
 
@@ -60,7 +61,7 @@ fn says(text: impl Into<String>) -> Update {
 }
 
 async fn echo(scope: Scope, state: State) -> Result<Update, Halt> {
-    scope.voice.tell(json!({"from": scope.agent})).await;
+    scope.progress.send(json!({"from": scope.agent})).await;
     let path = scope.path.join("/");
     Ok(says(format!("{path} heard: {}", order(&state))))
 }
@@ -76,7 +77,7 @@ async fn wrecked(_: Scope, state: State) -> Result<Update, Halt> {
     }
 }
 
-/// Asks one question, or two at once when it is told so.
+/// Asks one question, or two at once if its task is `two`.
 async fn asks(scope: Scope, state: State) -> Result<Update, Halt> {
     let wants_two = order(&state) == "two";
     if let (true, [(one, first), (other, second)]) = (wants_two, &scope.answers[..]) {
@@ -229,7 +230,7 @@ struct EchoModel(String);
 #[async_trait]
 impl Model for EchoModel {
     fn identity(&self) -> (&str, &str) {
-        ("house", &self.0)
+        ("own", &self.0)
     }
 
     async fn ask(
@@ -241,25 +242,37 @@ impl Model for EchoModel {
             .last()
             .map(|message| message.content.text())
             .unwrap_or_default();
-        let answer = Message::ai(format!("{} of the house: {last}", self.0));
+        let answer = Message::ai(format!("{} of the program: {last}", self.0));
         Ok(stream::iter([Ok(ModelEvent::Done(Box::new(answer)))]).boxed())
     }
 }
 
-/// Runs the program as a process of its own, which tests start and kill. This is not a test.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the program that other tests start"]
-async fn the_program() {
+/// Returns the command that runs the program in a process of its own: this executable with the one test that calls
+/// [`serves`].
+pub(crate) fn command(configuration: &Path, tools: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the program of the tests"));
+    command.args([
+        "--exact",
+        "agents::embedding::a_program_runs_in_a_process_of_its_own",
+        "--nocapture",
+    ]);
+    command.env(CONFIG, configuration).env(TOOLS, tools);
+    command.current_dir(configuration.parent().expect("a folder"));
+    command.stdout(Stdio::null());
+    command
+}
+
+/// Serves until the process ends, if this process was started by [`command`]. Returns whether it was.
+pub(crate) async fn serves() -> bool {
     let Ok(configuration) = std::env::var(CONFIG) else {
-        return;
+        return false;
     };
     let tools = std::env::var(TOOLS).expect("where the tools are");
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .init();
-    program(Path::new(&configuration), &tools)
-        .serve()
-        .await
-        .expect("it serves");
+    let served = program(Path::new(&configuration), &tools).serve().await;
+    served.expect("it serves");
+    true
 }

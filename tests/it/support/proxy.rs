@@ -39,9 +39,9 @@ impl Proxy {
         let around = Shutdown::default();
         let ways = Arc::clone(&way);
         let tasks = around.clone();
-        around.spawn("door", async move {
+        around.spawn("proxy", async move {
             while let Ok((client_stream, _)) = listener.accept().await {
-                tasks.spawn("visitor", forward(client_stream, client.clone(), Arc::clone(&ways)));
+                tasks.spawn("connection", forward(client_stream, client.clone(), Arc::clone(&ways)));
             }
         });
         Self { base, way, around }

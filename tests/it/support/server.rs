@@ -1,9 +1,9 @@
 //! The server under test: the real application over a real socket, on either engine, in this process or in one of its
 //! own.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 use super::actors::Human;
 use super::client::Client;
 use super::postgres;
+use super::process::{Log, Process, server_in};
 use super::program;
 use super::provider::Provider;
 use super::tools::Tools;
@@ -55,6 +56,8 @@ struct Shared {
     fakes: Shutdown,
     /// Whether the server is embedded in the test program.
     embedded: AtomicBool,
+    /// What the processes of the server have logged.
+    log: Log,
 }
 
 /// The database of one server.
@@ -104,12 +107,13 @@ pub(crate) fn skipped<T>(what: &str) -> Option<T> {
 
 enum Running {
     InProcess(Shutdown, JoinHandle<Option<anyhow::Result<()>>>),
-    ChildProcess(Child),
+    ChildProcess(Process),
+    NotYet,
     Stopped,
 }
 
 impl TestServer {
-    /// Starts a server; `None` if the engine is not installed on this machine.
+    /// Prepares a server, which starts when it is used; `None` if the engine is not installed on this machine.
     pub(crate) async fn start(engine: Engine) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a directory");
         let database = Database::fresh(engine, folder.path()).await?;
@@ -121,19 +125,18 @@ impl TestServer {
             .replace("TOOLS", &tools.base)
             .replace("MODELS", &models.base);
         std::fs::write(folder.path().join("adjutant.toml"), agents).expect("a configuration");
-        let builder = Adjutant::builder().config_file(folder.path().join("adjutant.toml"));
-        let (base, running) = start_in_process(builder, None).await;
         let database = std::sync::Mutex::new(Some(database));
         let shared = Shared {
             folder,
             database,
-            running: Mutex::new(running),
+            running: Mutex::new(Running::NotYet),
             clock: Default::default(),
             fakes,
             embedded: AtomicBool::new(false),
+            log: Log::default(),
         };
         Some(Self {
-            client: Client::new(&base),
+            client: Client::new(""),
             tools,
             models,
             engine,
@@ -143,21 +146,33 @@ impl TestServer {
 
     /// Returns an HTTP client of the server.
     pub(crate) fn client(&self) -> Client {
+        self.starts_if_new();
         self.client.clone()
+    }
+
+    /// Starts the server unless it has started before. A test that only configures the server first pays for one start.
+    fn starts_if_new(&self) {
+        let starting = async {
+            let mut running = self.shared.running.lock().await;
+            if matches!(*running, Running::NotYet) {
+                let (base, started) = start_in_process(self.builder(), self.clock()).await;
+                *running = started;
+                self.client.moved_to(&base);
+            }
+        };
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(starting));
     }
 
     /// Creates a user of an agent on a thread of their own.
     pub(crate) async fn human(&self, agent: &str) -> Human {
-        Human::arrives(self.client(), agent).await
+        Human::on_new_thread(self.client(), agent).await
     }
 
     /// Restarts the server as a process of its own, on the same database.
     pub(crate) async fn moves_into_a_process(&self) {
         let mut running = self.shared.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
-        let (base, child) = self.start_child_process();
-        *running = Running::ChildProcess(child);
-        self.client.moved_to(&base);
+        *running = Running::ChildProcess(self.start_process(self.process_command()).await);
     }
 
     /// Restarts the server as a process that survives writes beyond the limit of file sizes. Returns the process id.
@@ -171,21 +186,16 @@ impl TestServer {
             env!("CARGO_BIN_EXE_adjutant"),
         ]);
         command.arg(self.configuration()).current_dir(self.shared.folder.path());
-        command.stdin(Stdio::null()).stderr(Stdio::piped());
-        let (base, child) = start(command);
-        let id = child.id();
-        *running = Running::ChildProcess(child);
-        self.client.moved_to(&base);
+        let process = self.start_process(command).await;
+        let id = process.id();
+        *running = Running::ChildProcess(process);
         id
     }
 
     /// Returns the peak memory of the server's process, in MiB.
     pub(crate) async fn peak_memory(&self) -> u64 {
         let running = self.shared.running.lock().await;
-        let Running::ChildProcess(child) = &*running else {
-            panic!("only known of a separate process")
-        };
-        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("it is alive");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", running.process().id())).expect("it is alive");
         let line = status
             .lines()
             .find_map(|line| line.strip_prefix("VmHWM:"))
@@ -201,25 +211,79 @@ impl TestServer {
     /// Kills the process and starts another one.
     pub(crate) async fn is_killed_and_started_again(&self) {
         let mut running = self.shared.running.lock().await;
-        let Running::ChildProcess(mut child) = std::mem::replace(&mut *running, Running::Stopped) else {
+        self.kill(&mut running);
+        *running = Running::ChildProcess(self.start_process(self.process_command()).await);
+    }
+
+    /// Kills the process, kills the next one after `delay`, which may be before that one listens, and starts a third.
+    pub(crate) async fn is_killed_twice_and_started_again(&self, delay: Duration) {
+        let mut running = self.shared.running.lock().await;
+        self.kill(&mut running);
+        let second = Process::spawn(self.process_command(), &self.shared.log);
+        // A random instant is what these tests are about.
+        tokio::time::sleep(delay).await;
+        drop(second);
+        self.shared.log.push("--- killed once more ---");
+        *running = Running::ChildProcess(self.start_process(self.process_command()).await);
+    }
+
+    /// Kills the process.
+    pub(crate) async fn is_killed(&self) {
+        self.kill(&mut *self.shared.running.lock().await);
+    }
+
+    /// Stops the process in good order and starts another one.
+    pub(crate) async fn is_terminated_and_started_again(&self) {
+        let mut running = self.shared.running.lock().await;
+        self.client.server_is_down();
+        stop(std::mem::replace(&mut *running, Running::Stopped)).await;
+        self.shared.log.push("--- terminated ---");
+        *running = Running::ChildProcess(self.start_process(self.process_command()).await);
+    }
+
+    /// Suspends the process, as a machine does that sleeps.
+    pub(crate) async fn is_suspended(&self) {
+        self.shared.running.lock().await.process().signal("STOP");
+    }
+
+    /// Continues the suspended process.
+    pub(crate) async fn is_continued(&self) {
+        self.shared.running.lock().await.process().signal("CONT");
+    }
+
+    /// Returns what the processes of the server have logged.
+    pub(crate) fn log(&self) -> &Log {
+        &self.shared.log
+    }
+
+    fn kill(&self, running: &mut Running) {
+        let Running::ChildProcess(process) = std::mem::replace(running, Running::Stopped) else {
             panic!("only a process can be killed");
         };
-        child.kill().expect("SIGKILL");
-        child.wait().expect("it is dead");
-        let (base, child) = self.start_child_process();
-        *running = Running::ChildProcess(child);
-        self.client.moved_to(&base);
+        self.client.server_is_down();
+        drop(process);
+        self.shared.log.push("--- killed ---");
+    }
+
+    /// Starts a process and lets the client use its address.
+    async fn start_process(&self, command: Command) -> Process {
+        let process = Process::spawn(command, &self.shared.log);
+        self.client.moved_to(&process.base().await);
+        process
     }
 
     /// Stops the server.
-    pub(crate) async fn goes_away(&self) {
+    pub(crate) async fn is_stopped(&self) {
         let mut running = self.shared.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
     }
 
-    /// Restarts the server.
+    /// Restarts the server, if it has started.
     pub(crate) async fn is_stopped_and_started_again(&self) {
         let mut running = self.shared.running.lock().await;
+        if matches!(*running, Running::NotYet) {
+            return;
+        }
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
         let (base, started) = start_in_process(self.builder(), self.clock()).await;
         *running = started;
@@ -235,13 +299,13 @@ impl TestServer {
     }
 
     /// Restarts the server with `new` instead of `old` in its configuration.
-    pub(crate) async fn is_configured_by(&self, old: &str, new: &str) {
-        self.configuration_changes(old, new);
+    pub(crate) async fn is_reconfigured(&self, old: &str, new: &str) {
+        self.replace_in_configuration(old, new);
         self.is_stopped_and_started_again().await;
     }
 
     /// Restarts the server with a clock that only the test moves.
-    pub(crate) async fn lives_by(&self, clock: &ManualClock) {
+    pub(crate) async fn uses_clock(&self, clock: &ManualClock) {
         *self.shared.clock.lock().unwrap() = Some(clock.clone());
         self.is_stopped_and_started_again().await;
     }
@@ -251,17 +315,42 @@ impl TestServer {
     }
 
     /// Starts a second server on the same database, with the same clock.
-    pub(crate) async fn gets_a_twin(&self) -> Twin {
-        self.gets_a_twin_by(self.clock()).await
+    pub(crate) async fn starts_twin(&self) -> Twin {
+        self.starts_twin_with(self.clock()).await
     }
 
     /// Starts a second server on the same database, with this clock or the system clock.
-    pub(crate) async fn gets_a_twin_by(&self, clock: Option<ManualClock>) -> Twin {
+    pub(crate) async fn starts_twin_with(&self, clock: Option<ManualClock>) -> Twin {
+        self.starts_if_new();
         let (base, running) = start_in_process(self.builder(), clock).await;
         Twin {
             client: Client::new(&base),
             running,
         }
+    }
+
+    /// Starts a process on the same database with the same tools, beside the process of this server.
+    pub(crate) async fn starts_second_process(&self) -> Self {
+        let folder = tempfile::tempdir().expect("a directory");
+        std::fs::copy(self.configuration(), folder.path().join("adjutant.toml")).expect("a configuration");
+        let shared = Shared {
+            folder,
+            database: std::sync::Mutex::default(),
+            running: Mutex::new(Running::Stopped),
+            clock: std::sync::Mutex::default(),
+            fakes: Shutdown::new(Duration::from_secs(30)),
+            embedded: AtomicBool::new(self.shared.embedded.load(Ordering::Relaxed)),
+            log: Log::default(),
+        };
+        let second = Self {
+            client: Client::new(""),
+            tools: self.tools.clone(),
+            models: self.models.clone(),
+            engine: self.engine,
+            shared: Arc::new(shared),
+        };
+        second.moves_into_a_process().await;
+        second
     }
 
     /// Restarts the server with another key for this agent's definition.
@@ -283,6 +372,11 @@ impl TestServer {
 
     /// Replaces `old` by `new` in the configuration file while the server runs.
     pub(crate) fn configuration_changes(&self, old: &str, new: &str) {
+        self.starts_if_new();
+        self.replace_in_configuration(old, new);
+    }
+
+    fn replace_in_configuration(&self, old: &str, new: &str) {
         let text = std::fs::read_to_string(self.configuration()).expect("a configuration");
         assert!(text.contains(old), "{old} is not in the configuration");
         std::fs::write(self.configuration(), text.replace(old, new)).expect("it can change");
@@ -290,6 +384,7 @@ impl TestServer {
 
     /// Writes a file next to the configuration while the server runs.
     pub(crate) fn file_is_written(&self, path: &str, text: &str) {
+        self.starts_if_new();
         let path = self.shared.folder.path().join(path);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("it can be made");
         std::fs::write(path, text).expect("it can be written");
@@ -297,6 +392,7 @@ impl TestServer {
 
     /// Returns the URL of the database.
     pub(crate) fn database_url(&self) -> String {
+        self.starts_if_new();
         self.shared.database.lock().unwrap().as_ref().expect("a database").url()
     }
 
@@ -313,12 +409,15 @@ impl TestServer {
         }
     }
 
-    /// Starts the server in a process of its own.
-    fn start_child_process(&self) -> (String, Child) {
-        match self.shared.embedded.load(Ordering::Relaxed) {
-            true => start_test_program(&self.configuration(), &self.tools.base),
-            false => start_child_process(&self.configuration()),
+    /// Returns the command that runs the server in a process of its own.
+    fn process_command(&self) -> Command {
+        let configuration = self.configuration();
+        if self.shared.embedded.load(Ordering::Relaxed) {
+            return program::command(&configuration, &self.tools.base);
         }
+        let mut command = server_in(self.shared.folder.path());
+        command.arg("--config").arg(configuration);
+        command
     }
 
     /// Returns the path of the configuration.
@@ -328,7 +427,10 @@ impl TestServer {
 
     /// Checks that nothing is running, and removes the server with all its resources.
     pub(crate) async fn finish(self) {
-        self.nothing_is_left().await;
+        let is_running = !matches!(*self.shared.running.lock().await, Running::NotYet | Running::Stopped);
+        if is_running {
+            self.nothing_is_left().await;
+        }
         let mut running = self.shared.running.lock().await;
         stop(std::mem::replace(&mut *running, Running::Stopped)).await;
         drop(running);
@@ -394,7 +496,7 @@ pub(crate) struct Twin {
 
 impl Twin {
     /// Stops the server.
-    pub(crate) async fn leaves(self) {
+    pub(crate) async fn stops(self) {
         stop(self.running).await;
     }
 }
@@ -414,93 +516,13 @@ async fn start_in_process(builder: Builder, clock: Option<ManualClock>) -> (Stri
     (base, Running::InProcess(shutdown, serving))
 }
 
-/// Starts the server in a process of its own.
-fn start_child_process(configuration: &Path) -> (String, Child) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    let folder = configuration.parent().expect("a folder");
-    command
-        .arg("--config")
-        .arg(configuration)
-        .current_dir(folder)
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped());
-    start(command)
-}
-
-/// Starts the test program (this executable) in a process of its own.
-fn start_test_program(configuration: &Path, tools: &str) -> (String, Child) {
-    let mut command = Command::new(std::env::current_exe().expect("the program of the tests"));
-    command.args(["--exact", "support::program::the_program", "--ignored", "--nocapture"]);
-    command.env(program::CONFIG, configuration).env(program::TOOLS, tools);
-    command.current_dir(configuration.parent().expect("a folder"));
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    start(command)
-}
-
-/// Starts the server with these arguments, in a folder.
-pub(crate) fn run_in_a_folder(arguments: &[&str], folder: &Path) -> (String, Child) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    command
-        .args(["--listen", "127.0.0.1:0"])
-        .args(arguments)
-        .current_dir(folder)
-        .stdin(Stdio::null())
-        .stderr(Stdio::piped());
-    start(command)
-}
-
-/// Starts the server on all addresses of this machine, as behind a proxy.
-pub(crate) fn run_public(folder: &Path) -> (String, Child) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    command.args(["--listen", "0.0.0.0:0", "--insecure-no-auth"]);
-    command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
-    start(command)
-}
-
-/// Starts the server with a limit on file descriptors.
-pub(crate) fn run_with_descriptors(limit: usize, folder: &Path) -> (String, Child) {
-    let mut command = Command::new("sh");
-    let program = env!("CARGO_BIN_EXE_adjutant");
-    command.args([
-        "-c",
-        &format!("ulimit -n {limit} && exec '{program}' --listen 127.0.0.1:0"),
-    ]);
-    command.current_dir(folder).stdin(Stdio::null()).stderr(Stdio::piped());
-    start(command)
-}
-
-/// Waits for the log line with the listening address.
-fn start(mut command: Command) -> (String, Child) {
-    command.env("ADJUTANT_LOG", "info").env("NO_COLOR", "1");
-    let mut child = command.spawn().expect("the program starts");
-    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
-    let mut output = vec![];
-    let base = loop {
-        let line = lines
-            .next()
-            .unwrap_or_else(|| panic!("it did not listen: {output:#?}"))
-            .expect("text");
-        if let Some(port) = port_in(&line) {
-            break format!("http://127.0.0.1:{port}");
-        }
-        output.push(line);
-    };
-    // Drains the pipe; a full pipe would block the server.
-    std::thread::spawn(move || lines.for_each(drop));
-    (base, child)
-}
-
-/// Returns the port in the log line `listening`, in either log format.
-pub(crate) fn port_in(line: &str) -> Option<&str> {
-    let listens = line.contains("listening");
-    let rest = listens
-        .then(|| line.split_once("127.0.0.1:").or_else(|| line.split_once("0.0.0.0:")))??
-        .1;
-    let end = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
-    rest.get(..end)
+impl Running {
+    fn process(&self) -> &Process {
+        let Self::ChildProcess(process) = self else {
+            panic!("the server is not a process of its own")
+        };
+        process
+    }
 }
 
 async fn stop(running: Running) {
@@ -513,23 +535,13 @@ async fn stop(running: Running) {
                 .expect("the server ends in good order");
             assert_eq!(shutdown.tasks(), 0, "tasks are left");
         }
-        Running::ChildProcess(mut child) => {
-            let id = child.id().to_string();
-            Command::new("kill").args(["-TERM", &id]).status().expect("SIGTERM");
-            let status = child.wait().expect("an end");
-            assert!(status.success(), "the process ended with {status}");
-        }
-        Running::Stopped => {}
+        Running::ChildProcess(process) => process.terminates().await,
+        Running::NotYet | Running::Stopped => {}
     }
 }
 
 impl Drop for Shared {
-    /// Kills a process that a failed test left running.
     fn drop(&mut self) {
-        if let Running::ChildProcess(child) = self.running.get_mut() {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
         self.fakes.force();
     }
 }

@@ -71,15 +71,22 @@ impl Sse {
 
     /// Returns the next event; `None` at the end of the stream. Comments are skipped.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
+        self.try_next().await.expect("the stream goes on")
+    }
+
+    /// Returns the next event, unless the connection breaks; `None` at the end of the stream.
+    pub(crate) async fn try_next(&mut self) -> reqwest::Result<Option<Frame>> {
         loop {
             while let Some((frame, rest)) = self.buffer.split_once("\r\n\r\n") {
                 let frame = parse_frame(frame);
                 self.buffer = rest.to_owned();
                 if frame.is_some() {
-                    return frame;
+                    return Ok(frame);
                 }
             }
-            let chunk = self.response.chunk().await.expect("the stream goes on")?;
+            let Some(chunk) = self.response.chunk().await? else {
+                return Ok(None);
+            };
             self.buffer
                 .push_str(std::str::from_utf8(&chunk).expect("events are text"));
         }

@@ -27,7 +27,24 @@ pub(crate) struct Tools {
 #[derive(Debug, Default)]
 struct ServerState {
     calls: watch::Sender<Vec<Value>>,
-    held: watch::Sender<BTreeSet<String>>,
+    /// The number of responses of the tools with effects.
+    answered: watch::Sender<usize>,
+    held: watch::Sender<Held>,
+}
+
+/// The calls whose responses are held back.
+#[derive(Debug, Default)]
+struct Held {
+    /// All calls of these tools.
+    tools: BTreeSet<String>,
+    /// This call of any tool, counted from 1, and all later ones.
+    from: Option<usize>,
+}
+
+impl Held {
+    fn has(&self, tool: &str, number: usize) -> bool {
+        self.tools.contains(tool) || self.from.is_some_and(|from| number >= from)
+    }
 }
 
 impl Tools {
@@ -64,12 +81,55 @@ impl Tools {
 
     /// Holds the responses of this tool back until [`Tools::let_go`].
     pub(crate) fn hold(&self, tool: &str) {
-        self.state.held.send_modify(|held| held.extend([tool.to_owned()]));
+        self.state.held.send_modify(|held| held.tools.extend([tool.to_owned()]));
     }
 
     /// Releases the responses of this tool.
     pub(crate) fn let_go(&self, tool: &str) {
-        self.state.held.send_modify(|held| held.retain(|other| other != tool));
+        self.state
+            .held
+            .send_modify(|held| held.tools.retain(|other| other != tool));
+    }
+
+    /// Holds the response of this call and of all later ones back until [`Tools::let_all_go`]; the first call since
+    /// [`Tools::forget`] has the number 1.
+    pub(crate) fn hold_from_call(&self, number: usize) {
+        self.state.held.send_modify(|held| held.from = Some(number));
+    }
+
+    /// Releases all responses.
+    pub(crate) fn let_all_go(&self) {
+        self.state.held.send_replace(Held::default());
+    }
+
+    /// Forgets all calls and answers.
+    pub(crate) fn forget(&self) {
+        self.state.calls.send_modify(Vec::clear);
+        self.state.answered.send_replace(0);
+    }
+
+    /// Returns all calls so far, in order of arrival.
+    pub(crate) fn calls(&self) -> Vec<Value> {
+        self.state.calls.borrow().clone()
+    }
+
+    /// Returns the number of responses of the tools with effects.
+    pub(crate) fn answers(&self) -> usize {
+        *self.state.answered.borrow()
+    }
+
+    /// Waits, without a limit, until any tools have been called `times` times.
+    pub(crate) async fn any_called(&self, times: usize) {
+        let mut calls = self.state.calls.subscribe();
+        let waited = calls.wait_for(|calls| calls.len() >= times).await;
+        waited.expect("the tools are running");
+    }
+
+    /// Waits, without a limit, until the tools with effects have answered `times` times.
+    pub(crate) async fn any_answered(&self, times: usize) {
+        let mut answered = self.state.answered.subscribe();
+        let waited = answered.wait_for(|answered| *answered >= times).await;
+        waited.expect("the tools are running");
     }
 
     /// Waits until this tool has been called `times` times.
@@ -83,6 +143,11 @@ impl Tools {
     }
 }
 
+/// Returns the answer of a tool with effects: `record`, `charge`, `notify`, `send` or `pay`.
+pub(crate) fn answer_with_effect(tool: &str, args: &Value) -> String {
+    format!("{tool}: {}", args["note"].as_str().unwrap_or_default())
+}
+
 async fn serve(
     State(state): State<Arc<ServerState>>,
     Path(tool): Path<String>,
@@ -93,12 +158,16 @@ async fn serve(
     let name = body["name"].as_str().unwrap_or_default().to_owned();
     let args = body["args"].clone();
     let key = body["key"].clone();
-    state.calls.send_modify(|calls| calls.push(body));
+    let mut number = 0;
+    state.calls.send_modify(|calls| {
+        calls.push(body);
+        number = calls.len();
+    });
     if tool == "progress" {
         return progress(state, &args["name"]);
     }
     let mut held = state.held.subscribe();
-    held.wait_for(|held| !held.contains(&name))
+    held.wait_for(|held| !held.has(&name, number))
         .await
         .expect("the tools are running");
     let text = |name: &str| args[name].as_str().unwrap_or_default();
@@ -115,6 +184,12 @@ async fn serve(
             }
         }
         "slow" => Json(json!("at last")).into_response(),
+        "record" | "charge" | "notify" | "send" | "pay" => {
+            // A tool that takes its time, so that kills land inside the call.
+            tokio::time::sleep(Duration::from_millis(args["ms"].as_u64().unwrap_or(0))).await;
+            state.answered.send_modify(|answered| *answered += 1);
+            Json(json!(answer_with_effect(&tool, &args))).into_response()
+        }
         "big" => {
             let size = args["chars"]
                 .as_u64()
@@ -155,7 +230,7 @@ fn progress(state: Arc<ServerState>, name: &Value) -> Response {
     let first = Ok::<_, std::convert::Infallible>(first);
     let rest = async move {
         let mut held = state.held.subscribe();
-        held.wait_for(|held| !held.contains("progress"))
+        held.wait_for(|held| !held.tools.contains("progress"))
             .await
             .expect("the tools are running");
         let rest = "{\"custom\": [\"almost\", 1]}\n{\"output\": \"done\"}\n{\"content\": \"all done\"}\n";

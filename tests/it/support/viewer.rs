@@ -51,7 +51,7 @@ impl Viewer {
     }
 
     /// Sends a command that succeeds, and returns its result.
-    pub(crate) async fn obeyed(&self, method: &str, params: Value) -> Value {
+    pub(crate) async fn succeeds(&self, method: &str, params: Value) -> Value {
         let answer = self.commands(method, params).await;
         assert_eq!(&answer["type"], &json!("success"), "{answer}");
         assert_eq!(&answer["id"], &json!(7), "{answer}");
@@ -70,7 +70,7 @@ impl Viewer {
     pub(crate) async fn starts(&self, agent: &str, text: impl ToString) -> String {
         let input = json!({"messages": [{"role": "user", "content": text.to_string()}]});
         let result = self
-            .obeyed("run.start", json!({"assistant_id": agent, "input": input}))
+            .succeeds("run.start", json!({"assistant_id": agent, "input": input}))
             .await;
         result["run_id"].as_str().unwrap().to_owned()
     }
@@ -82,7 +82,7 @@ impl Viewer {
             "namespace": asked.data["params"]["namespace"],
             "response": {"decisions": decisions},
         });
-        assert_eq!(self.obeyed("input.respond", params).await, json!({}));
+        assert_eq!(self.succeeds("input.respond", params).await, json!({}));
     }
 
     /// Opens the stream with this filter.
@@ -93,13 +93,13 @@ impl Viewer {
     }
 
     /// Opens the stream with all channels.
-    pub(crate) async fn looks(&self) -> Sse {
+    pub(crate) async fn opens_all(&self) -> Sse {
         self.opens(json!({"channels": ALL})).await
     }
 
     /// Reads the stream from its beginning up to the end of the last of `runs` runs.
-    pub(crate) async fn looks_back(&self, runs: usize) -> Vec<Frame> {
-        until_ends(&mut self.looks().await, runs).await
+    pub(crate) async fn replays(&self, runs: usize) -> Vec<Frame> {
+        until_ends(&mut self.opens_all().await, runs).await
     }
 }
 

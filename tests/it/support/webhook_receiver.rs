@@ -23,7 +23,7 @@ pub(crate) struct WebhookReceiver {
 
 #[derive(Default)]
 struct ReceiverState {
-    heard: watch::Sender<Vec<ReceivedReport>>,
+    received: watch::Sender<Vec<ReceivedReport>>,
     answers: Mutex<VecDeque<u16>>,
     held: watch::Sender<bool>,
 }
@@ -55,13 +55,13 @@ impl ReceivedReport {
 
 impl WebhookReceiver {
     /// Starts a receiver.
-    pub(crate) async fn opens() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let base = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(ReceiverState::default());
         let around = Shutdown::new(Duration::from_secs(1));
         let router = Router::new().fallback(receive).with_state(Arc::clone(&state));
-        around.spawn("ear", async move { axum::serve(listener, router).await });
+        around.spawn("webhook receiver", async move { axum::serve(listener, router).await });
         Self { base, state, around }
     }
 
@@ -81,17 +81,17 @@ impl WebhookReceiver {
     }
 
     /// Returns the requests so far.
-    pub(crate) fn heard(&self) -> Vec<ReceivedReport> {
-        self.state.heard.borrow().clone()
+    pub(crate) fn received(&self) -> Vec<ReceivedReport> {
+        self.state.received.borrow().clone()
     }
 
     /// Waits until `times` requests have been received, and returns them.
-    pub(crate) async fn hears(&self, times: usize) -> Vec<ReceivedReport> {
-        let mut heard = self.state.heard.subscribe();
-        let wait = heard.wait_for(|heard| heard.len() >= times);
-        let heard = tokio::time::timeout(Duration::from_secs(30), wait).await;
-        heard
-            .unwrap_or_else(|_| panic!("not heard {times} times: {:#?}", self.heard()))
+    pub(crate) async fn receives(&self, times: usize) -> Vec<ReceivedReport> {
+        let mut received = self.state.received.subscribe();
+        let wait = received.wait_for(|received| received.len() >= times);
+        let received = tokio::time::timeout(Duration::from_secs(30), wait).await;
+        received
+            .unwrap_or_else(|_| panic!("not received {times} requests: {:#?}", self.received()))
             .expect("the receiver is running")
             .clone()
     }
@@ -111,8 +111,8 @@ async fn receive(
 ) -> Response {
     let path = uri.path_and_query().map(ToString::to_string).unwrap_or_default();
     state
-        .heard
-        .send_modify(|heard| heard.push(ReceivedReport { path, headers, text }));
+        .received
+        .send_modify(|received| received.push(ReceivedReport { path, headers, text }));
     let mut held = state.held.subscribe();
     held.wait_for(|held| !held).await.expect("the receiver is running");
     let status = state.answers.lock().unwrap().pop_front().unwrap_or(200);

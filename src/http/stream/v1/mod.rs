@@ -178,7 +178,7 @@ impl V1Presenter {
     /// The frames of `event`. `loaded` is the data that [`V1Presenter::needs`] named.
     pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
         let mut out = Vec::new();
-        let Some(event) = event.origin.visibility.shown(event) else {
+        let Some(event) = event.origin.visibility.visible_part(event) else {
             self.note_interrupt_origins(event);
             return out;
         };
@@ -382,7 +382,7 @@ impl V1Presenter {
                 continue;
             }
             // The result was sent before this reader joined, or by an earlier run.
-            let cached = agent.fold.is_complete && entry.shown.contains(&call);
+            let cached = agent.fold.is_complete && entry.logged_writes.contains(&call);
             if !cached {
                 self.call_done(agent, call, update, at, out);
             } else if self.modes.has(StreamMode::Updates) {

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_read_as_far_as_they_were_said() {
+    fn incomplete_arguments_are_read_as_far_as_possible() {
         let cases = [
             ("", json!({})),
             ("{\"que", json!({})),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dense_length_is_that_of_the_text_without_blanks_between_its_parts() {
+    fn the_compact_length_ignores_blanks_between_parts() {
         let mut dense = CompactLength::default();
         for piece in ["{ \"a", "\": \"x \\\" y", "\", \"b\": [1, ", "2]}"] {
             dense.take(piece);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_remainder_continues_what_was_said_whatever_its_spacing() {
+    fn the_remainder_continues_a_prefix_with_any_spacing() {
         let whole = "{\"a\":\"x y\",\"b\":[1,2]}";
         let cases = [
             ("", Some(whole)),

@@ -125,7 +125,7 @@ impl V1Presenter {
             }
             agent.calls_started = true;
             let made_before = match &event.body {
-                EventBody::Entry(entry) if is_own => entry.shown.as_slice(),
+                EventBody::Entry(entry) if is_own => entry.logged_writes.as_slice(),
                 EventBody::Entry(_)
                 | EventBody::Fact(_)
                 | EventBody::Delta(_)

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_meant_literally_or_by_its_name() {
+    fn a_namespace_matches_literally_or_by_name() {
         let filter = |namespaces: Value, depth: Value| {
             Filter::read(&json!({"channels": ["values"], "namespaces": namespaces, "depth": depth})).unwrap()
         };
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_filters_nothing() {
+    fn malformed_conditions_are_ignored() {
         for params in [
             json!({"channels": ["values"], "namespaces": [["a"], 7]}),
             json!({"channels": ["values"], "namespaces": "a"}),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_events_are_wanted_all_or_by_name() {
+    fn custom_events_are_included_all_or_by_name() {
         let named = Filter::read(&json!({"channels": ["custom:progress"]})).unwrap();
         assert!(named.wants(Channel::Custom, &[], Some("progress")));
         assert!(!named.wants(Channel::Custom, &[], Some("other")) && !named.wants(Channel::Custom, &[], None));

@@ -120,7 +120,7 @@ impl V2Presenter {
 
     /// The frames of `event`. `base` is the state of the checkpoint that [`V2Presenter::required_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<V2Frame> {
-        let Some(event) = event.origin.visibility.shown(event) else {
+        let Some(event) = event.origin.visibility.visible_part(event) else {
             return vec![];
         };
         let event = &*event;
@@ -245,7 +245,7 @@ impl V2Presenter {
     fn calls_done(&self, agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         for (call, update) in entry.writes.iter().enumerate() {
             // The others were sent one by one, here or in an earlier run.
-            if !agent.fold.answered.contains(&call) && !entry.shown.contains(&call) {
+            if !agent.fold.answered.contains(&call) && !entry.logged_writes.contains(&call) {
                 let delegated = self.is_delegated(agent, update.messages.iter().find_map(|message| message.answers()));
                 tools::end(agent, call, update, delegated, out);
             }

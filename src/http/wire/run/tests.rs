@@ -75,9 +75,9 @@ fn configurable_and_context_mirror_each_other() {
 }
 
 #[test]
-fn a_resume_is_kept_apart_until_it_is_checked() {
+fn an_answer_is_kept_separate_until_it_is_checked() {
     let new_run = good(json!({"assistant_id": "a", "input": {}, "command": {"resume": {"decisions": []}}}));
-    assert_eq!(new_run.resume, Some(json!({"decisions": []})));
+    assert_eq!(new_run.resume, Some(Resolution::Answered(json!({"decisions": []}))));
     assert_eq!(new_run.request.input, None);
     assert_eq!(new_run.request.command, Some(Command::default()));
 }
@@ -120,7 +120,7 @@ fn goto_names_one_node_or_several() {
 }
 
 #[test]
-fn notes_of_the_run_and_of_its_config_are_one() {
+fn metadata_of_the_run_and_of_its_config_are_merged() {
     let new_run =
         good(json!({"assistant_id": "a", "config": {"metadata": {"cm": 1, "x": 1}}, "metadata": {"rm": 2, "x": 2}}));
     assert_eq!(Value::from(new_run.metadata), json!({"cm": 1, "x": 2, "rm": 2}));
@@ -140,7 +140,7 @@ fn numbers_are_checked() {
 }
 
 #[test]
-fn a_stateless_run_is_temporary_unless_it_shall_be_kept() {
+fn a_stateless_run_is_temporary_by_default() {
     assert!(good(json!({"assistant_id": "a"})).request.temporary);
     let kept = good(json!({"assistant_id": "a", "on_completion": "keep"}));
     assert!(!kept.request.temporary);

@@ -215,7 +215,7 @@ fn the_input_is_the_result_of_the_first_task() {
 }
 
 #[test]
-fn a_finished_task_shows_what_it_wrote_and_an_open_one_nothing() {
+fn a_finished_task_shows_its_writes_and_an_open_one_nothing() {
     let scene = History::after_input("hello").says(with_call()).page();
     let finished = view(&scene, 1);
     assert_eq!(finished["next"], json!([MODEL]));
@@ -255,7 +255,7 @@ fn a_page_keeps_the_newest_that_fit_and_at_least_one() {
 }
 
 #[test]
-fn metadata_has_the_notes_of_the_run_and_its_simple_settings() {
+fn metadata_contains_that_of_the_run_and_its_scalar_settings() {
     let scene = History::after_input("hello").page();
     let metadata = &view(&scene, 0)["metadata"];
     assert_eq!(metadata["mine"], "yes");
@@ -268,7 +268,7 @@ fn metadata_has_the_notes_of_the_run_and_its_simple_settings() {
 }
 
 #[test]
-fn a_question_is_shown_with_its_task_and_at_the_top() {
+fn an_interrupt_is_shown_with_its_task_and_at_the_top() {
     let mut scene = History::after_input("hello").says(with_call()).page();
     let task = TaskId::of_step(Some(scene.checkpoints[0].entry.id), TOOLS, 0);
     scene.scene.asked = vec![asked(task, InterruptState::Pending)];

@@ -1,169 +1,138 @@
-//! A run changes hands: from a server that leaves in good order, that dies, or that only slept too long.
+//! Another process takes a run over: from a server that is stopped in good order, killed, or suspended for too long.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::chance::Chance;
-use super::client::Client;
-use super::effects::EffectLog;
-use super::process::{Environment, KillableServer};
-use super::{PATIENCE, measured, scenario};
-use crate::support::Engine;
+use super::super::random::Random;
+use super::reviewer::Reviewer;
+use super::{Measure, PATIENCE, measured, runs_in_a_process, scenario};
+use crate::support::{TestServer, on_both_engines, on_postgres};
 
-/// A client with a thread of its own, whose chance is always the same.
-fn somebody(house: &Arc<KillableServer>) -> Client {
-    Client::of(house, Chance::of(1, 1), uuid::Uuid::new_v4().to_string())
+/// Returns a reviewer with a new thread, who always makes the same choices.
+fn reviewer(server: &TestServer) -> Reviewer {
+    Reviewer::of(server, Random::of(1, 1))
 }
 
-async fn no_call_is_in_doubt(engine: Engine) {
-    let Some(ground) = Environment::fresh(engine).await else {
-        return;
-    };
-    let house = KillableServer::build(&ground, &EffectLog::open().await).await;
-    let right = measured(&house, Chance::of(1, 0)).await;
-    for calls in 1..=right.seen.called {
-        house.desk.forgets();
-        let mut client = somebody(&house);
+/// Checks that the outcome of a run is that of the undisturbed run.
+async fn has_the_right_outcome(reviewer: &Reviewer, server: &TestServer, mark: &str, right: &Measure) {
+    let calls = server.tools.calls();
+    let differences = scenario::differences(reviewer, mark, &calls, &right.outcome).await;
+    assert_eq!(
+        differences.expect("the server runs"),
+        [""; 0],
+        "{mark}:\n{}",
+        server.log().text()
+    );
+}
+
+on_both_engines! {
+    a_server_that_is_stopped_in_good_order_leaves_no_call_with_an_unknown_outcome,
+}
+
+async fn a_server_that_is_stopped_in_good_order_leaves_no_call_with_an_unknown_outcome(server: TestServer) {
+    runs_in_a_process(&server).await;
+    let right = measured(&server, Random::of(1, 0)).await;
+    for calls in 1..=right.called {
+        server.tools.forget();
+        let mut reviewer = reviewer(&server);
         let mark = format!("m{calls}");
-        let wish = scenario::wish(&mark);
-        let leaving = {
-            let house = Arc::clone(&house);
-            tokio::spawn(async move {
-                house.desk.waits_for(|seen| seen.called >= calls).await;
-                house.is_stopped_and_started_again().await;
-            })
-        };
-        tokio::time::timeout(PATIENCE, client.has_its_way(&wish))
+        let message = scenario::message(&mark);
+        let stopped = server.clone();
+        let stopping = tokio::spawn(async move {
+            stopped.tools.any_called(calls).await;
+            stopped.is_terminated_and_started_again().await;
+        });
+        tokio::time::timeout(PATIENCE, reviewer.completes(&message))
             .await
             .expect("the run comes to its end");
-        leaving.await.expect("the server left in good order");
-        client.has_its_way(&wish).await;
-        let wrong = scenario::complaints(&client, &mark, &house.desk.effects(), &right.outcome).await;
-        assert_eq!(
-            wrong.expect("nobody disturbs"),
-            [""; 0],
-            "after {calls} calls:\n{}",
-            house.log()
-        );
-        assert_eq!(client.decided, [], "after {calls} calls:\n{}", house.log());
+        stopping.await.expect("the server stops in good order");
+        reviewer.completes(&message).await;
+        has_the_right_outcome(&reviewer, &server, &mark, &right).await;
+        assert_eq!(reviewer.decisions, [], "after {calls} calls:\n{}", server.log().text());
     }
-    house.is_torn_down().await;
-    ground.clear().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_leaves_in_good_order_leaves_no_call_in_doubt_on_sqlite() {
-    no_call_is_in_doubt(Engine::Sqlite).await;
+on_postgres! {
+    another_server_continues_the_runs_of_a_killed_one,
+    a_server_that_was_suspended_too_long_writes_nothing_and_its_clients_read_on,
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_leaves_in_good_order_leaves_no_call_in_doubt_on_postgres() {
-    no_call_is_in_doubt(Engine::Postgres).await;
-}
-
-/// Two servers on one database, whose agents call the same tools.
-async fn neighbours() -> Option<(Arc<Environment>, Arc<KillableServer>, Arc<KillableServer>)> {
-    let ground = Environment::fresh(Engine::Postgres).await?;
-    let desk = EffectLog::open().await;
-    let first = KillableServer::build(&ground, &desk).await;
-    let second = KillableServer::build(&ground, &desk).await;
-    Some((ground, first, second))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_server_goes_on_with_the_runs_of_a_dead_one() {
-    let Some((ground, first, second)) = neighbours().await else {
-        return;
-    };
-    let right = measured(&first, Chance::of(1, 0)).await;
-    first.desk.forgets();
-    let mut client = somebody(&first);
-    let wish = scenario::wish("m1");
-    client.makes_a_thread().await.expect("nobody disturbs");
-    client.begins(&wish).await.expect("nobody disturbs");
-    first.desk.waits_for(|seen| seen.called >= 3).await;
+async fn another_server_continues_the_runs_of_a_killed_one(first: TestServer) {
+    runs_in_a_process(&first).await;
+    let second = first.starts_second_process().await;
+    let right = measured(&first, Random::of(1, 0)).await;
+    first.tools.forget();
+    let mut reviewer = reviewer(&first);
+    let message = scenario::message("m1");
+    reviewer.creates_thread().await.expect("the server runs");
+    reviewer.starts(&message).await.expect("the server runs");
+    first.tools.any_called(3).await;
     first.is_killed().await;
-    client.turns_to(&second);
-    tokio::time::timeout(PATIENCE, client.has_its_way(&wish))
+    reviewer.moves_to(&second);
+    tokio::time::timeout(PATIENCE, reviewer.completes(&message))
         .await
-        .expect("the neighbour goes on");
-    let wrong = scenario::complaints(&client, "m1", &second.desk.effects(), &right.outcome).await;
-    assert_eq!(wrong.expect("nobody disturbs"), [""; 0], "{}", second.log());
-    second.is_torn_down().await;
-    ground.clear().await;
+        .expect("the second server continues");
+    has_the_right_outcome(&reviewer, &second, "m1", &right).await;
+    second.finish().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_slept_too_long_writes_nothing_and_its_clients_read_on() {
-    let Some((ground, first, second)) = neighbours().await else {
-        return;
-    };
-    let right = measured(&first, Chance::of(1, 0)).await;
+async fn a_server_that_was_suspended_too_long_writes_nothing_and_its_clients_read_on(first: TestServer) {
+    runs_in_a_process(&first).await;
+    let second = first.starts_second_process().await;
+    let right = measured(&first, Random::of(1, 0)).await;
     for calls in 1..=4 {
-        first.desk.forgets();
-        first.forgets_what_it_said();
-        // However slow this machine is, the server has work left when it falls asleep.
-        first.desk.holds_back_from(calls);
-        let mut client = somebody(&first);
+        first.tools.forget();
+        first.log().clear();
+        // However slow this machine is, the server has work left when it is suspended.
+        first.tools.hold_from_call(calls);
+        let mut reviewer = reviewer(&first);
         let mark = format!("m{calls}");
-        let wish = scenario::wish(&mark);
-        client.makes_a_thread().await.expect("nobody disturbs");
-        // Both hear of a run that waits; it has to be the first one's.
-        second.sleeps().await;
-        let run = client.begins(&wish).await.expect("nobody disturbs");
-        let mut reader = Client::of(&first, Chance::of(1, 1), client.thread.clone());
+        let message = scenario::message(&mark);
+        reviewer.creates_thread().await.expect("the server runs");
+        // Both servers are notified of a new run; the first one has to claim it.
+        second.is_suspended().await;
+        let run = reviewer.starts(&message).await.expect("the server runs");
+        let mut reader = Reviewer::on(&first, Random::of(1, 1), reviewer.thread.clone());
+        let mut progress = reader.progress();
         let reading = tokio::spawn(async move { reader.follows(&run).await.is_ok() });
-        // Once the reader reads: what it asks for while the server falls asleep may be refused.
-        first
-            .desk
-            .waits_for(|seen| seen.called >= calls && seen.events > 0)
-            .await;
-        first.sleeps().await;
-        second.wakes().await;
-        first.desk.lets_go();
-        let before = first.desk.seen().called;
-        client.turns_to(&second);
-        let story = tokio::spawn(async move {
-            client.has_its_way(&wish).await;
-            client
+        // The reader has to be connected: a request to a suspended server may be refused.
+        first.tools.any_called(calls).await;
+        let is_connected = progress.wait_for(|progress| progress.events > 0).await;
+        is_connected.expect("the reader reads");
+        first.is_suspended().await;
+        second.is_continued().await;
+        first.tools.let_all_go();
+        let before = first.tools.calls().len();
+        reviewer.moves_to(&second);
+        let continuing = tokio::spawn(async move {
+            reviewer.completes(&message).await;
+            reviewer
         });
-        // The neighbour is at work, and now there are two who believe that the run is theirs.
-        let woken = async {
-            second.desk.waits_for(|seen| seen.called > before).await;
-            first.wakes().await;
+        // Once the second server works, both believe that the run is theirs.
+        let overlapping = async {
+            second.tools.any_called(before + 1).await;
+            first.is_continued().await;
         };
-        let woken = tokio::time::timeout(PATIENCE, woken).await;
+        let overlapped = tokio::time::timeout(PATIENCE, overlapping).await;
         assert!(
-            woken.is_ok(),
-            "nobody takes the run over after {calls} calls:\n{}\n{}",
-            first.log(),
-            second.log()
+            overlapped.is_ok(),
+            "no server takes the run over after {calls} calls:\n{}\n{}",
+            first.log().text(),
+            second.log().text()
         );
-        let client = tokio::time::timeout(PATIENCE, story)
+        let reviewer = tokio::time::timeout(PATIENCE, continuing)
             .await
-            .expect("it comes to its end")
-            .expect("a good end");
-        // By its number, or since Postgres had closed the transaction in which it slept.
-        first
-            .says_one_of(&[
-                "another process has taken the run over",
-                "the database failed under a run",
-            ])
-            .await;
-        let wrong = scenario::complaints(&client, &mark, &second.desk.effects(), &right.outcome).await;
-        assert_eq!(
-            wrong.expect("nobody disturbs"),
-            [""; 0],
-            "{}\n{}",
-            first.log(),
-            second.log()
-        );
-        let read = tokio::time::timeout(Duration::from_secs(20), reading)
-            .await
-            .expect("the reader comes to the end");
-        assert!(read.expect("no panic"), "the stream broke off:\n{}", first.log());
+            .expect("the run comes to its end")
+            .expect("the reviewer completes it");
+        // The second message: Postgres may have closed the transaction in which the server was suspended.
+        let refusals = [
+            "another process has taken the run over",
+            "the database failed under a run",
+        ];
+        first.log().gets_one_of(&refusals).await;
+        has_the_right_outcome(&reviewer, &second, &mark, &right).await;
+        let has_read = tokio::time::timeout(Duration::from_secs(20), reading).await;
+        let has_read = has_read.expect("the stream comes to its end").expect("no panic");
+        assert!(has_read, "the stream broke:\n{}", first.log().text());
     }
-    first.is_torn_down().await;
-    second.is_torn_down().await;
-    ground.clear().await;
+    second.finish().await;
 }

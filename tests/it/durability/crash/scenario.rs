@@ -1,35 +1,35 @@
-//! The run that is disturbed, and what has to come of it.
+//! The run that is disturbed, and its outcome, which has to be that of an undisturbed run.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Gone, REFUSED};
-use super::effects::{Effect, Progress};
+use super::reviewer::{Progress, REJECTION, Reviewer};
+use crate::support::client::Disconnected;
 use crate::support::{call, script, task};
 
-/// What is said about a call that was begun before a crash and is not to be repeated.
+/// Part of the result of a call that was started before a crash and must not be repeated.
 const UNKNOWN: &str = "its outcome is unknown";
 
-/// How the story ended: what everybody can read afterwards, with the marks of this one experiment taken out.
+/// What clients can read after the run, with `MARK` for the mark of the experiment.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
-    /// What was said, a message each.
+    /// The messages.
     pub(super) messages: Vec<Value>,
     /// The files.
     pub(super) files: Value,
     /// The steps of the main agent's history.
     pub(super) steps: Vec<Value>,
-    /// The children: name, causing call, depth, status, and what was said to them.
+    /// The child runs: name, causing call, depth, status and input.
     pub(super) children: Vec<Value>,
-    /// What was asked, without the questions about crashes.
-    pub(super) asked: Vec<Value>,
-    /// How often what was done: by tool and call.
+    /// The interrupts, without those about unknown outcomes.
+    pub(super) interrupts: Vec<Value>,
+    /// The number of calls that the tools received, by tool and id of the call.
     pub(super) effects: BTreeMap<(String, String), usize>,
 }
 
-/// The wish of one experiment. `mark` is in every id, so that no two experiments share one.
-pub(super) fn wish(mark: &str) -> String {
+/// Returns the message that starts an experiment. `mark` is in every id, so that no two experiments share one.
+pub(super) fn message(mark: &str) -> String {
     let id = |name: &str| format!("{mark}_{name}");
     let act = |name: &str, tool: &str, ms: u64| call(&id(name), tool, json!({"note": name, "ms": ms}));
     let write = |name: &str, path: &str| call(&id(name), "write_file", json!({"file_path": path, "content": name}));
@@ -46,7 +46,7 @@ pub(super) fn wish(mark: &str) -> String {
         .calls(act("mailer_send", "send", 30))
         .calls_all([write("mailer_file", "/mail.md"), act("mailer_notify", "notify", 10)])
         .turn(json!({"echo_last_tool": true}));
-    let chief = script()
+    let treasurer = script()
         .calls_all([write("plan", "/plan.md"), act("open", "record", 0)])
         .calls_all([
             task(&id("clerk"), "clerk", clerk),
@@ -55,25 +55,25 @@ pub(super) fn wish(mark: &str) -> String {
         ])
         .turn(json!({"text": "Now I pay.", "tool_calls": [act("pay", "pay", 20)], "delay_ms": 3}))
         .turn(json!({"text": "All of it is done.", "delay_ms": 3}));
-    chief.to_string()
+    treasurer.to_string()
 }
 
-/// Reads how the story ended.
-pub(super) async fn outcome(client: &Client, mark: &str) -> Result<Outcome, Gone> {
-    let state = client.get("/state").await?;
-    let (_, history) = client.post("/history", &json!({"limit": 1000})).await?;
+/// Reads the outcome of a run.
+pub(super) async fn outcome(reviewer: &Reviewer, mark: &str) -> Result<Outcome, Disconnected> {
+    let state = reviewer.get("/state").await?;
+    let history = reviewer.post("/history", &json!({"limit": 1000})).await?.ok();
     let steps = history.as_array().expect("a list").iter().rev().map(step).collect();
-    let runs = client.get("/runs?limit=1000").await?;
+    let runs = reviewer.get("/runs?limit=1000").await?;
     let mut children = vec![];
     for run in runs.as_array().expect("a list") {
-        let found = client
+        let found = reviewer
             .get(&format!("/runs/{}/children", run["run_id"].as_str().expect("an id")))
             .await?;
         children.extend(found.as_array().expect("a list").iter().map(child));
     }
-    let asked = client.get("/interrupts").await?;
-    let asked = asked["interrupts"].as_array().expect("a list").iter();
-    let asked = asked
+    let interrupts = reviewer.get("/interrupts").await?;
+    let interrupts = interrupts["interrupts"].as_array().expect("a list").iter();
+    let interrupts = interrupts
         .filter(|question| question["kind"] != "unknown_outcome")
         .map(question)
         .collect();
@@ -88,25 +88,25 @@ pub(super) async fn outcome(client: &Client, mark: &str) -> Result<Outcome, Gone
                 .as_array()
                 .expect("a list")
                 .iter()
-                .map(message)
+                .map(shown_message)
                 .collect(),
             mark,
         ),
         files,
         steps,
         children: unmarked(children, mark),
-        asked: unmarked(asked, mark),
+        interrupts: unmarked(interrupts, mark),
         effects: BTreeMap::new(),
     })
 }
 
-/// What the tools saw.
-pub(super) fn counted(effects: &[Effect], mark: &str) -> BTreeMap<(String, String), usize> {
+/// Counts the calls that the tools received, by tool and id of the call.
+pub(super) fn counted(calls: &[Value], mark: &str) -> BTreeMap<(String, String), usize> {
     let mut counted = BTreeMap::new();
-    for effect in effects {
-        *counted
-            .entry((effect.tool.clone(), effect.key.replace(mark, "MARK")))
-            .or_default() += 1;
+    for call in calls {
+        let tool = call["name"].as_str().expect("a name").to_owned();
+        let key = call["key"].as_str().expect("a key").replace(mark, "MARK");
+        *counted.entry((tool, key)).or_default() += 1;
     }
     counted
 }
@@ -116,14 +116,14 @@ fn unmarked(values: Vec<Value>, mark: &str) -> Vec<Value> {
         .into_iter()
         .map(|value| serde_json::from_str(&value.to_string().replace(mark, "MARK")).unwrap())
         .collect();
-    // Only children and questions have no order of their own; sorting messages would hide mistakes.
+    // Only child runs and interrupts have no order; sorting messages would hide mistakes.
     if values.first().is_some_and(|value| value["type"].is_null()) {
         values.sort_by_key(Value::to_string);
     }
     values
 }
 
-fn message(message: &Value) -> Value {
+fn shown_message(message: &Value) -> Value {
     json!({
         "type": message["type"],
         "content": message["content"],
@@ -146,7 +146,7 @@ fn step(checkpoint: &Value) -> Value {
 
 fn child(run: &Value) -> Value {
     let mut shown = run.clone();
-    // A question to the model that was cut off is asked, and counted, again; and times differ.
+    // A model call that was cut off is repeated and counted again, and times differ.
     for field in [
         "run_id",
         "thread_id",
@@ -167,60 +167,60 @@ fn child(run: &Value) -> Value {
     shown
 }
 
-fn question(asked: &Value) -> Value {
-    let requests = asked["value"]["action_requests"].clone();
+fn question(interrupt: &Value) -> Value {
+    let requests = interrupt["value"]["action_requests"].clone();
     json!([
-        asked["kind"],
-        asked["status"],
-        asked["agent_path"],
+        interrupt["kind"],
+        interrupt["status"],
+        interrupt["agent_path"],
         requests,
-        asked["resolution"]["answer"]
+        interrupt["resolution"]["answer"]
     ])
 }
 
-/// Everything that is wrong with how the story ended, compared with the undisturbed one.
-pub(super) async fn complaints(
-    client: &Client,
+/// Returns every difference between a disturbed run and the undisturbed one that the reviewer's decisions do not explain.
+pub(super) async fn differences(
+    reviewer: &Reviewer,
     mark: &str,
-    effects: &[Effect],
+    calls: &[Value],
     right: &Outcome,
-) -> Result<Vec<String>, Gone> {
+) -> Result<Vec<String>, Disconnected> {
     let mut wrong = vec![];
     let mut complain = |is_wrong: bool, what: String| {
         if is_wrong {
             wrong.push(what);
         }
     };
-    let thread = client.get("").await?;
+    let thread = reviewer.get("").await?;
     complain(
         thread["status"] != "idle",
         format!("the thread is {}", thread["status"]),
     );
-    let state = client.get("/state").await?;
+    let state = reviewer.get("/state").await?;
     complain(
         state["next"] != json!([]),
         format!("something is left to do: {}", state["next"]),
     );
-    for run in client.get("/runs?limit=1000").await?.as_array().expect("a list") {
+    for run in reviewer.get("/runs?limit=1000").await?.as_array().expect("a list") {
         complain(run["status"] != "success", format!("a run is {}: {run}", run["status"]));
     }
-    for asked in client.get("/interrupts").await?["interrupts"]
+    for interrupt in reviewer.get("/interrupts").await?["interrupts"]
         .as_array()
         .expect("a list")
     {
         complain(
-            asked["status"] != "resolved",
-            format!("a question is {}: {asked}", asked["status"]),
+            interrupt["status"] != "resolved",
+            format!("an interrupt is {}: {interrupt}", interrupt["status"]),
         );
     }
-    let found = outcome(client, mark).await?;
-    let ends = Endings::of(client, mark);
+    let found = outcome(reviewer, mark).await?;
+    let decided = Decided::of(reviewer, mark);
     complain(
         found.messages.len() != right.messages.len(),
         format!("{} messages instead of {}", found.messages.len(), right.messages.len()),
     );
     for (found, right) in found.messages.iter().zip(&right.messages) {
-        let is_wrong = found != right && !ends.explain(found, right);
+        let is_wrong = found != right && !decided.explains(found, right);
         complain(is_wrong, format!("the message {found} should be {right}"));
     }
     complain(
@@ -236,10 +236,13 @@ pub(super) async fn complaints(
         format!("the children are {:?} instead of {:?}", found.children, right.children),
     );
     complain(
-        found.asked != right.asked,
-        format!("asked was {:?} instead of {:?}", found.asked, right.asked),
+        found.interrupts != right.interrupts,
+        format!(
+            "the interrupts are {:?} instead of {:?}",
+            found.interrupts, right.interrupts
+        ),
     );
-    let counted = counted(effects, mark);
+    let counted = counted(calls, mark);
     let keys = |effects: &BTreeMap<(String, String), usize>| effects.keys().cloned().collect::<BTreeSet<_>>();
     for (tool, key) in keys(&counted).difference(&keys(&right.effects)) {
         complain(
@@ -249,57 +252,57 @@ pub(super) async fn complaints(
     }
     for (tool, key) in right.effects.keys() {
         let times = counted.get(&(tool.clone(), key.clone())).copied().unwrap_or(0);
-        let verdict = ends.judge(tool, key, times);
+        let fault = decided.fault(tool, key, times);
         complain(
-            verdict.is_some(),
-            format!("{tool} for {key}: {}", verdict.unwrap_or_default()),
+            fault.is_some(),
+            format!("{tool} for {key}: {}", fault.unwrap_or_default()),
         );
     }
     Ok(wrong)
 }
 
-/// What the human decided about the calls of unknown outcome.
-struct Endings {
-    /// By call: how often it was to be run again, and what was decided last.
-    decided: BTreeMap<String, (usize, &'static str)>,
+/// The reviewer's decisions about calls with an unknown outcome.
+struct Decided {
+    /// By id of the call: the number of approved repetitions, and the last decision.
+    calls: BTreeMap<String, (usize, &'static str)>,
 }
 
-impl Endings {
-    fn of(client: &Client, mark: &str) -> Self {
-        let mut decided: BTreeMap<String, (usize, &'static str)> = BTreeMap::new();
-        for one in &client.decided {
-            let end = decided.entry(one.call.replace(mark, "MARK")).or_default();
-            end.0 += usize::from(one.decision == "approve");
-            end.1 = one.decision;
+impl Decided {
+    fn of(reviewer: &Reviewer, mark: &str) -> Self {
+        let mut calls: BTreeMap<String, (usize, &'static str)> = BTreeMap::new();
+        for decision in &reviewer.decisions {
+            let decided = calls.entry(decision.call.replace(mark, "MARK")).or_default();
+            decided.0 += usize::from(decision.kind == "approve");
+            decided.1 = decision.kind;
         }
-        Self { decided }
+        Self { calls }
     }
 
-    /// Whether a result differs for a reason: the last word of a subagent is what its last tool said, and of a call of
-    /// unknown outcome that is what the human or the server said in its place.
-    fn explain(&self, found: &Value, right: &Value) -> bool {
-        let said = found["content"].as_str().unwrap_or_default();
-        let explained = match right["tool_call_id"].as_str() {
+    /// Returns whether the decisions explain a different result. The answer of a subagent is the result of its last
+    /// tool; for a call with an unknown outcome that is what the reviewer or the server gave as its result.
+    fn explains(&self, found: &Value, right: &Value) -> bool {
+        let content = found["content"].as_str().unwrap_or_default();
+        let is_explained = match right["tool_call_id"].as_str() {
             Some("MARK_clerk") => {
                 let rejected = self
-                    .decided
+                    .calls
                     .get("MARK_clerk_late")
                     .is_some_and(|(_, last)| *last == "reject");
-                rejected && said.contains(REFUSED)
+                rejected && content.contains(REJECTION)
             }
-            Some("MARK_mailer") => said.contains(UNKNOWN),
+            Some("MARK_mailer") => content.contains(UNKNOWN),
             _ => false,
         };
         let mut same = found.clone();
         same["content"] = right["content"].clone();
-        explained && same == *right
+        is_explained && same == *right
     }
 
-    /// What is wrong about so many effects of a call.
-    fn judge(&self, tool: &str, key: &str, times: usize) -> Option<String> {
-        let (approved, last) = self.decided.get(key).copied().unwrap_or_default();
+    /// Returns what is wrong with this number of effects of a call.
+    fn fault(&self, tool: &str, key: &str, times: usize) -> Option<String> {
+        let (approved, last) = self.calls.get(key).copied().unwrap_or_default();
         match tool {
-            // It may be called as often as needed: the key says that it is one call.
+            // Repetitions do no harm: they have the key of the first call.
             "record" | "pay" => (times == 0).then(|| "was never called".to_owned()),
             "charge" | "send" => {
                 let most = 1 + approved;
@@ -312,13 +315,17 @@ impl Endings {
     }
 }
 
-/// What the clock and the counters said about the undisturbed run.
+/// The measurements of the undisturbed run.
 #[derive(Debug, Clone)]
 pub(super) struct Measure {
-    /// How it ended.
+    /// The outcome.
     pub(super) outcome: Outcome,
-    /// How long it took.
+    /// The duration.
     pub(super) took: std::time::Duration,
-    /// How often what happened.
-    pub(super) seen: Progress,
+    /// The number of calls that the tools received.
+    pub(super) called: usize,
+    /// The number of calls that the tools answered.
+    pub(super) answered: usize,
+    /// What the reviewer saw and did.
+    pub(super) progress: Progress,
 }

@@ -76,7 +76,7 @@ fn is_piece(event: &Event) -> bool {
 const TUPLE: [StreamMode; 1] = [StreamMode::MessagesTuple];
 
 #[test]
-fn an_answer_comes_in_pieces_and_a_result_as_a_whole() {
+fn an_answer_is_sent_in_chunks_and_a_tool_result_as_a_whole() {
     let frames = tool_loop().all(&TUPLE, false);
     let all = lines(&frames);
     assert_eq!(
@@ -107,7 +107,7 @@ fn an_answer_comes_in_pieces_and_a_result_as_a_whole() {
 }
 
 #[test]
-fn a_piece_has_all_the_keys_that_clients_know() {
+fn a_chunk_has_all_the_keys_that_clients_expect() {
     let frames = tool_loop().all(&TUPLE, false);
     let keys = |value: &Value| {
         value
@@ -145,7 +145,7 @@ impl Patch for Value {
 }
 
 #[test]
-fn whatever_pieces_are_missing_the_message_adds_up_and_nothing_is_doubled() {
+fn with_any_chunks_missing_the_message_is_complete_and_nothing_is_sent_twice() {
     let play = tool_loop();
     let live = heard(&play.all(&TUPLE, false));
     let pieces: Vec<_> = (0..play.events.len())
@@ -177,7 +177,7 @@ fn whatever_pieces_are_missing_the_message_adds_up_and_nothing_is_doubled() {
 }
 
 #[test]
-fn a_reader_who_joins_in_the_middle_of_an_answer_gets_all_of_it() {
+fn a_reader_that_joins_in_the_middle_of_an_answer_gets_all_of_it() {
     let play = tool_loop();
     let live = heard(&play.all(&TUPLE, false));
     for from in 0..play.events.len() {
@@ -189,7 +189,7 @@ fn a_reader_who_joins_in_the_middle_of_an_answer_gets_all_of_it() {
 }
 
 #[test]
-fn arguments_that_were_spaced_otherwise_are_completed() {
+fn arguments_with_other_spacing_are_completed() {
     let mut play = tool_loop();
     let cut = play.events.iter_mut().filter_map(|event| match &mut event.body {
         EventBody::Delta(Delta {
@@ -210,7 +210,7 @@ fn arguments_that_were_spaced_otherwise_are_completed() {
 }
 
 #[test]
-fn an_answer_that_starts_over_leaves_no_end_behind() {
+fn a_restarted_answer_ends_only_once() {
     let mut play = tool_loop();
     let first = play.events.iter().position(is_piece).unwrap_or_default();
     let EventBody::Delta(begin) = play.events[first].body.clone() else {
@@ -243,7 +243,7 @@ fn an_answer_that_starts_over_leaves_no_end_behind() {
 }
 
 #[test]
-fn the_mode_messages_repeats_the_message_as_it_grows() {
+fn the_mode_messages_repeats_the_growing_message() {
     let play = tool_loop();
     let frames = play.all(&[StreamMode::Messages], true);
     let all = lines(&frames);
@@ -274,7 +274,7 @@ fn the_mode_messages_repeats_the_message_as_it_grows() {
 }
 
 #[test]
-fn messages_of_subagents_tell_where_they_come_from() {
+fn messages_of_subagents_name_their_source() {
     let mut play = Play::new();
     let mut main = play.main();
     play.start(&main, false);

@@ -188,7 +188,7 @@ impl Play {
         };
         let message = Message::tool(&call, ToolStatus::Success, text).with_id(format!("t-{}", call.id));
         let answer = ToolOutput {
-            agent: alone,
+            is_logged: alone,
             ..ToolOutput::message(message)
         };
         if let (true, Some(head)) = (alone, agent.machine.head) {
@@ -201,7 +201,9 @@ impl Play {
                 },
             );
         }
-        agent.machine.set_fate(at, CallStatus::Answered(Box::new(answer)));
+        agent
+            .machine
+            .set_call_status(at, CallStatus::Answered(Box::new(answer)));
     }
 
     pub(super) fn tools(&mut self, agent: &mut Agent) {

@@ -56,7 +56,7 @@ fn delegation() -> Play {
 }
 
 #[test]
-fn an_answer_shows_the_input_then_what_was_written_then_the_state() {
+fn an_answer_shows_the_input_then_the_writes_then_the_state() {
     let frames = plain().all(&BOTH, false);
     assert_eq!(lines(&frames), ["metadata", "values 1", "updates model", "values 2"]);
     let update = data(&frames[2]);
@@ -164,7 +164,7 @@ fn asking_child() -> (Play, Play) {
 }
 
 #[test]
-fn a_question_of_a_subagent_is_asked_there_and_once_more_by_its_caller() {
+fn an_interrupt_of_a_subagent_is_repeated_by_its_caller() {
     let (play, _) = asking_child();
     let frames = play.all(&BOTH, true);
     let expected = [
@@ -189,7 +189,7 @@ fn a_question_of_a_subagent_is_asked_there_and_once_more_by_its_caller() {
 }
 
 #[test]
-fn a_resumed_run_first_shows_the_state_of_everyone_it_resumes() {
+fn a_resumed_run_first_shows_the_states_of_all_resumed_agents() {
     let (_, later) = asking_child();
     let expected = [
         "metadata",
@@ -208,7 +208,7 @@ fn a_resumed_run_first_shows_the_state_of_everyone_it_resumes() {
 }
 
 #[test]
-fn a_reader_who_joins_in_the_middle_sees_the_same_states_from_there_on() {
+fn a_reader_that_joins_in_the_middle_sees_the_same_states_from_there_on() {
     let play = delegation();
     for from in 1..play.events.len() {
         let all = play.all(&[StreamMode::Values], true);
@@ -219,7 +219,7 @@ fn a_reader_who_joins_in_the_middle_sees_the_same_states_from_there_on() {
 }
 
 #[test]
-fn an_answer_of_an_earlier_run_is_marked_as_not_made_anew() {
+fn a_result_of_an_earlier_run_is_marked_as_cached() {
     let mut play = parallel();
     let at = play
         .events
@@ -275,7 +275,7 @@ fn private_fields_are_shown_nowhere() {
 }
 
 #[test]
-fn a_breakpoint_is_an_empty_question_and_a_failure_comes_last() {
+fn a_breakpoint_is_an_empty_interrupt_and_a_failure_comes_last() {
     let mut play = Play::new();
     let main = play.main();
     play.start(&main, false);

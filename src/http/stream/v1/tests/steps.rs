@@ -26,7 +26,7 @@ fn delegation() -> Play {
 }
 
 #[test]
-fn a_task_begins_before_what_it_does_and_ends_before_the_state() {
+fn a_task_starts_before_its_events_and_ends_before_the_state() {
     let mut play = Play::new();
     let mut main = play.main();
     play.start(&main, false);
@@ -59,7 +59,7 @@ fn a_task_begins_before_what_it_does_and_ends_before_the_state() {
 }
 
 #[test]
-fn the_task_of_a_call_begins_before_its_subagent_and_carries_the_call() {
+fn the_task_of_a_call_starts_before_its_subagent_and_contains_the_call() {
     let frames = delegation().all(&[StreamMode::Tasks], true);
     let expected = [
         "metadata",
@@ -104,7 +104,7 @@ fn a_checkpoint_of_a_subagent_names_those_of_its_callers() {
 }
 
 #[test]
-fn who_goes_on_shows_where_and_what_was_asked_there() {
+fn a_resumed_agent_shows_its_checkpoint_and_interrupts() {
     let mut play = Play::asking();
     let mut main = play.main();
     play.start(&main, false);

@@ -1,0 +1,132 @@
+//! The registered agents.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use serde_json::Value;
+
+use crate::agent::Agent;
+use crate::definition::{AgentDefinition, ContextScoping, Digest, OnPendingInterrupt, SubagentDefinition};
+use crate::domain::id::AssistantId;
+use crate::domain::run::Run;
+use crate::domain::thread::Thread;
+
+/// The agents of this server at one moment.
+#[derive(Default)]
+pub struct Agents(BTreeMap<String, Arc<RegisteredAgent>>);
+
+impl FromIterator<Arc<RegisteredAgent>> for Agents {
+    fn from_iter<I: IntoIterator<Item = Arc<RegisteredAgent>>>(all: I) -> Self {
+        Self(all.into_iter().map(|known| (known.graph_id.clone(), known)).collect())
+    }
+}
+
+/// Builds an agent, which may delegate or not, with another form of its result if one is given.
+type Build = dyn Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync;
+
+/// An agent with the settings of its definition that concern the server.
+#[derive(Clone)]
+pub struct RegisteredAgent {
+    /// The key of its definition.
+    pub graph_id: String,
+    /// The digest of its definition.
+    pub digest: Digest,
+    /// Its default assistant.
+    pub assistant: AssistantId,
+    /// The effect of an ordinary message on a pending interrupt.
+    pub on_pending_interrupt: OnPendingInterrupt,
+    /// The agents that see the entries of a run's context.
+    pub context_scoping: ContextScoping,
+    /// The agent.
+    pub agent: Arc<Agent>,
+    /// The subagents that are agents of other servers.
+    remote: Arc<[SubagentDefinition]>,
+    /// Whether the owner of this server defined it, and not a client.
+    is_owners: bool,
+    build: Arc<Build>,
+    /// The variant of the agent that may not delegate; built when first needed.
+    without_delegations: Arc<OnceLock<Arc<Agent>>>,
+}
+
+impl RegisteredAgent {
+    /// The agent of a definition, which may be that of the owner of this server; `build` builds it once more, as it may
+    /// delegate or not and as the form of its result is.
+    pub(super) fn new(
+        graph_id: &str,
+        definition: &AgentDefinition,
+        is_owners: bool,
+        agent: Arc<Agent>,
+        build: impl Fn(bool, Option<&Value>) -> Arc<Agent> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            graph_id: graph_id.to_owned(),
+            digest: definition.digest(),
+            assistant: AssistantId::of_graph(graph_id),
+            on_pending_interrupt: definition.on_pending_interrupt,
+            context_scoping: definition.context_scoping,
+            agent,
+            remote: definition
+                .subagents
+                .iter()
+                .filter(|subagent| subagent.url.is_some())
+                .cloned()
+                .collect(),
+            is_owners,
+            build: Arc::new(build),
+            without_delegations: Arc::default(),
+        }
+    }
+
+    /// Returns the agent with the digest under which its definition is stored.
+    #[must_use]
+    pub fn stored_as(&self, digest: &Digest) -> Self {
+        Self {
+            digest: digest.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
+    pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
+        let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
+        self.remote
+            .iter()
+            .find(is_it)
+            .map(|subagent| (subagent, self.is_owners))
+    }
+
+    /// Returns the variant of the agent that may not delegate.
+    pub fn without_delegations(&self) -> Arc<Agent> {
+        Arc::clone(self.without_delegations.get_or_init(|| (self.build)(false, None)))
+    }
+
+    /// Returns the variant for one delegation whose result has this form.
+    pub fn in_form(&self, delegates: bool, format: &Value) -> Arc<Agent> {
+        (self.build)(delegates, Some(format))
+    }
+}
+
+impl Agents {
+    /// Returns the agent of this definition.
+    pub fn of_graph(&self, graph_id: &str) -> Option<&Arc<RegisteredAgent>> {
+        self.0.get(graph_id)
+    }
+
+    /// Returns the agent that worked on a thread last, as it is defined now.
+    pub fn last_on(&self, thread: &Thread) -> Option<&Arc<RegisteredAgent>> {
+        self.of_graph(thread.metadata.get("graph_id")?.as_str()?)
+    }
+
+    /// Returns the agent for which a run was admitted, as it is defined now.
+    pub fn of_run(&self, run: &Run) -> Option<&Arc<RegisteredAgent>> {
+        match &run.request.agent {
+            Some(agent) => self.0.get(&agent.graph_id),
+            None => self.0.values().find(|known| known.assistant == run.assistant),
+        }
+    }
+
+    /// Returns all agents, by `graph_id`.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<RegisteredAgent>> {
+        self.0.values()
+    }
+}

@@ -1,0 +1,157 @@
+//! The size of the state of a loop, without measuring all of it at each step.
+//!
+//! The sizes of all writes are summed up, so the sum is at least the size of the state: replaced and removed values
+//! stay counted. The state is measured again only when the sum exceeds the limit.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::domain::Invalid;
+use crate::domain::machine::Failure;
+use crate::domain::message::Message;
+use crate::domain::size::{self, SizeLimits};
+use crate::domain::state::{State, Update};
+
+/// The upper bound of the size of one loop's state.
+#[derive(Debug, Default)]
+pub struct StateSize {
+    limits: SizeLimits,
+    sums: Mutex<Sums>,
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    /// The maximum size of the committed state; none before it was measured.
+    state: Option<usize>,
+    /// The size of the results that the current step will write.
+    pending: usize,
+}
+
+impl Sums {
+    /// Returns whether `more` bytes fit into the state, in addition to the pending results.
+    fn has_room(&mut self, state: &State, more: usize, most: usize) -> bool {
+        let needed = self.pending.saturating_add(more);
+        let known = self.state.unwrap_or(usize::MAX);
+        if known.saturating_add(needed) > most {
+            self.state = Some(size::of_state(state));
+        }
+        self.state.unwrap_or(usize::MAX).saturating_add(needed) <= most
+    }
+}
+
+impl StateSize {
+    /// Creates a counter for a state that was not measured yet.
+    pub fn new(limits: SizeLimits) -> Self {
+        Self {
+            limits,
+            sums: Mutex::default(),
+        }
+    }
+
+    /// Starts a step whose results are written together.
+    pub(super) fn begin_step(&self) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = std::mem::take(&mut sums.pending);
+        sums.state = sums.state.map(|known| known.saturating_add(pending));
+    }
+
+    /// Counts a result that will be written into `state`.
+    ///
+    /// # Errors
+    /// If a file or the state would become too large; then nothing is counted.
+    pub(super) fn admit(&self, state: &State, writes: &Update) -> Result<(), Invalid> {
+        self.limits.check_files(writes)?;
+        let most = self.limits.state;
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = size::of_update(writes);
+        if !sums.has_room(state, more, most) {
+            let reason = format!(
+                "would become larger than {most} bytes with this result of {more} bytes; delete files, or ask \
+                 for less"
+            );
+            return Err(Invalid::new("the state", reason));
+        }
+        sums.pending += more;
+        Ok(())
+    }
+
+    /// Counts a write that was not checked by [`StateSize::admit`].
+    pub(super) fn record(&self, writes: &Update) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = size::of_update(writes);
+        sums.state = sums.state.map(|known| known.saturating_add(more));
+    }
+
+    /// Counts a message that was not checked by [`StateSize::admit`].
+    pub(super) fn record_message(&self, message: &Message) {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = size::of_message(message);
+        sums.state = sums.state.map(|known| known.saturating_add(more));
+    }
+
+    /// Checks the size of the state.
+    ///
+    /// # Errors
+    /// The state is too large.
+    pub(super) fn check(&self, state: &State) -> Result<(), Failure> {
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = self.limits.state;
+        if sums.has_room(state, 0, most) {
+            return Ok(());
+        }
+        let message = format!(
+            "The state of the thread is larger than {most} bytes (the setting `[runtime] max_state_bytes`). Remove messages or files from it, or go on \
+             with a new thread."
+        );
+        Err(Failure::new("StateTooLargeError", message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUARTER: usize = 8 * 1024 * 1024;
+
+    fn answer_of(length: usize) -> Update {
+        Update::messages([Message::ai("x".repeat(length))])
+    }
+
+    #[test]
+    fn results_of_one_step_count_together_and_what_was_removed_makes_room() {
+        let state_size = StateSize::default();
+        let mut state = State::default();
+        assert_eq!(state_size.check(&state), Ok(()));
+        state_size.begin_step();
+        for _ in 0..3 {
+            let writes = answer_of(QUARTER);
+            assert_eq!(state_size.admit(&state, &writes), Ok(()));
+            state.apply(&writes);
+        }
+        // The results are pending until the step is over.
+        let before = State::default();
+        assert!(state_size.admit(&before, &answer_of(QUARTER)).is_err());
+        state_size.begin_step();
+        assert!(state_size.admit(&state, &answer_of(QUARTER)).is_err());
+        state.messages.truncate(1);
+        assert_eq!(state_size.admit(&state, &answer_of(QUARTER)), Ok(()));
+    }
+
+    #[test]
+    fn a_state_that_grew_by_what_models_say_stops_the_loop() {
+        let state_size = StateSize::default();
+        let mut state = State::default();
+        for _ in 0..3 {
+            let writes = answer_of(QUARTER);
+            state_size.record(&writes);
+            state.apply(&writes);
+            assert_eq!(state_size.check(&state), Ok(()));
+        }
+        let writes = answer_of(QUARTER);
+        state_size.record(&writes);
+        state.apply(&writes);
+        assert_eq!(
+            state_size.check(&state).map_err(|failure| failure.class),
+            Err("StateTooLargeError".to_owned())
+        );
+    }
+}

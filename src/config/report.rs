@@ -1,0 +1,137 @@
+//! The report of `adjutant check`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::{LoadedConfig, Problems};
+use crate::definition::mcp::McpServerDefinition;
+use crate::definition::{AgentDefinition, Location, SubagentDefinition};
+
+/// Returns the report, and whether the configuration is valid.
+pub fn report(loaded: Result<&LoadedConfig, &Problems>) -> (String, bool) {
+    let mut text = String::new();
+    let problems = match loaded {
+        Ok(loaded) => {
+            describe(&mut text, loaded);
+            &loaded.warnings
+        }
+        Err(problems) => problems,
+    };
+    if !problems.0.is_empty() {
+        push(&mut text, &problems.to_string());
+    }
+    let errors = problems
+        .0
+        .iter()
+        .filter(|problem| problem.severity == crate::definition::Severity::Error);
+    let errors = errors.count();
+    let all = problems.0.len();
+    push(
+        &mut text,
+        &format!("{}, {}", counted(errors, "error"), counted(all - errors, "warning")),
+    );
+    (text, loaded.is_ok())
+}
+
+fn describe(text: &mut String, loaded: &LoadedConfig) {
+    let config = &loaded.config;
+    push(text, &format!("configuration: {}", loaded.source));
+    push(
+        text,
+        &format!(
+            "listens on {}, keeps its data in {}",
+            config.server.listen, config.storage.url
+        ),
+    );
+    describe_servers(text, "", &config.mcp_servers);
+    for (graph_id, agent) in &config.agents {
+        describe_agent(text, graph_id, agent);
+    }
+}
+
+fn describe_servers(text: &mut String, indent: &str, servers: &BTreeMap<String, McpServerDefinition>) {
+    for (name, server) in servers {
+        // Arguments and URLs may contain secrets.
+        let kind = server
+            .command
+            .as_ref()
+            .map_or("behind HTTP", |command| command.as_str());
+        push(text, &format!("{indent}MCP server {name}: {kind}"));
+    }
+}
+
+fn describe_agent(text: &mut String, graph_id: &str, agent: &AgentDefinition) {
+    let name = agent.name.as_deref().unwrap_or(graph_id);
+    push(
+        text,
+        &format!(
+            "agent {graph_id} ({name}): model {}, tools {}",
+            agent.model,
+            list(&agent.tools)
+        ),
+    );
+    describe_servers(text, "  ", &agent.mcp_servers);
+    let gated: Vec<&String> = agent
+        .interrupt_on
+        .iter()
+        .filter(|(_, rule)| !rule.allowed().is_empty())
+        .map(|(tool, _)| tool)
+        .collect();
+    if !gated.is_empty() {
+        push(text, &format!("  asks before {}", list(&gated)));
+    }
+    let general = &agent.general_purpose_subagent;
+    let general_name = general.name.as_deref().unwrap_or("general-purpose");
+    if general.enabled && agent.synchronous().all(|subagent| subagent.name != general_name) {
+        push(text, &format!("  subagent {general_name}: built in"));
+    }
+    for subagent in &agent.subagents {
+        describe_subagent(text, subagent);
+    }
+}
+
+fn describe_subagent(text: &mut String, subagent: &SubagentDefinition) {
+    let way = if subagent.is_background() {
+        "in the background"
+    } else {
+        "as a delegate"
+    };
+    let name = &subagent.name;
+    match subagent.location() {
+        Location::Inside => {}
+        Location::Local(graph_id) => return push(text, &format!("  subagent {name}: agent {graph_id}, {way}")),
+        Location::Remote { graph_id, url } => {
+            return push(text, &format!("  subagent {name}: agent {graph_id} at {url}, {way}"));
+        }
+    }
+    let model = subagent.model.as_deref().unwrap_or("as its parent");
+    if let Some(runnable) = &subagent.runnable {
+        return push(text, &format!("  subagent {}: the program {runnable}", subagent.name));
+    }
+    let tools = subagent
+        .tools
+        .as_ref()
+        .map_or_else(|| "as its parent".to_owned(), |tools| list(tools));
+    push(text, &format!("  subagent {name}: model {model}, tools {tools}"));
+    describe_servers(text, "    ", &subagent.mcp_servers);
+}
+
+fn push(text: &mut String, line: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{line}");
+}
+
+fn list<T: AsRef<str>>(words: &[T]) -> String {
+    if words.is_empty() {
+        return "none".to_owned();
+    }
+    words.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")
+}
+
+fn counted(number: usize, word: &str) -> String {
+    if number == 1 {
+        format!("1 {word}")
+    } else {
+        format!("{number} {word}s")
+    }
+}

@@ -1,0 +1,182 @@
+//! Tests of changes from outside the loop: input, state updates and jumps.
+
+use serde_json::Map;
+
+use super::*;
+use crate::domain::goto::Destination;
+
+const TO_TOOLS: Destination = Destination::Tools {
+    own: true,
+    sent: vec![],
+};
+
+#[test]
+fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
+    let mut machine = Machine::default();
+    let input = Update::messages([Message::human("hi")]);
+    let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
+    assert_eq!(before.step, -1);
+    assert_eq!(before.source, CheckpointSource::Input);
+    assert_eq!(before.writes, vec![]);
+    assert_eq!(before.parent, None);
+    assert_eq!(after.step, 0);
+    assert_eq!(after.source, CheckpointSource::Loop);
+    assert_eq!(after.parent, Some(before.id));
+    assert_eq!(after.writes, [input]);
+    assert_eq!(machine.head, Some(after.id));
+    assert_eq!(machine.step, Some(0));
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::BeforeAgent, 0));
+}
+
+#[test]
+fn a_new_turn_leaves_behind_what_was_under_way() {
+    let mut machine = in_tools(&["a"]);
+    machine.call_asked(0, vec![question()]);
+    machine.position.failure = Some(Failure::new("X", "y"));
+    machine.begin(&plan(), Update::messages([Message::human("never mind")]), [id(), id()]);
+    assert_eq!(
+        machine.position,
+        Position {
+            phase: hooks(HookPoint::BeforeAgent, 0),
+            ..Position::default()
+        }
+    );
+}
+
+#[test]
+fn without_input_there_is_nothing_to_run() {
+    let step = Machine::default().next(&plan());
+    assert!(matches!(step, Step::Fail(Failure { class, .. }) if class == "EmptyInputError"));
+}
+
+#[test]
+fn a_moment_without_hooks_is_passed_over() {
+    let mut machine = Machine::default();
+    machine.begin(&bare_plan(), Update::none(), [id(), id()]);
+    assert_eq!(machine.next(&bare_plan()), Step::AskModel);
+    machine.model_done(&bare_plan(), Message::ai("hello"), Update::none(), id());
+    assert_eq!(machine.next(&bare_plan()), Step::End);
+}
+
+#[test]
+fn what_policies_write_beside_an_answer_is_part_of_its_step() {
+    let mut machine = machine_at(Phase::Model, []);
+    let entry = machine.model_done(&bare_plan(), Message::ai("x"), Update::field("count", json!(1)), id());
+    assert_eq!(entry.node.as_str(), MODEL);
+    assert_eq!(entry.writes.len(), 1);
+    assert_eq!(machine.state.fields["count"], json!(1));
+}
+
+#[test]
+fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
+    let table = [
+        (START, hooks(HookPoint::BeforeAgent, 0)),
+        (MODEL, hooks(HookPoint::AfterModel, 0)),
+        (TOOLS, hooks(HookPoint::BeforeModel, 0)),
+        ("A.before_agent", hooks(HookPoint::BeforeAgent, 1)),
+        ("B.before_agent", hooks(HookPoint::BeforeModel, 0)),
+        ("B.before_model", Phase::Model),
+        ("A.after_model", hooks(HookPoint::AfterAgent, 0)),
+        ("A.after_agent", Phase::Ended),
+        ("nobody", Phase::Ended),
+    ];
+    for (node, expected) in table {
+        let mut machine = machine_at(Phase::Model, [Message::ai("done")]);
+        let head = machine.head;
+        let entry = machine.apply_external(
+            &plan(),
+            CheckpointSource::Update,
+            node,
+            Update::field("x", json!(1)),
+            id(),
+        );
+        assert_eq!(entry.parent, head);
+        assert_eq!(entry.node.as_str(), node);
+        assert_eq!(entry.source, CheckpointSource::Update);
+        assert_eq!(
+            machine.position,
+            Position {
+                phase: expected,
+                ..Position::default()
+            },
+            "as {node}"
+        );
+        assert_eq!(machine.state.fields["x"], json!(1));
+    }
+}
+
+#[test]
+fn a_note_changes_the_state_and_not_the_place() {
+    let mut machine = in_tools(&["a"]);
+    let asked = machine.call_asked(0, vec![question()]).remove(0);
+    let position = machine.position.clone();
+    machine.append_update(&plan(), Update::field("x", json!(1)), id());
+    assert_eq!(machine.state.fields["x"].clone(), json!(1));
+    assert_eq!(&machine.position, &position);
+    assert!(machine.resolve(&asked.id, json!("yes")));
+}
+
+#[test]
+fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
+    let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
+    machine.jump_to(&plan(), &TO_TOOLS);
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+    machine.jump_to(&plan(), &Destination::Model(None));
+    assert_eq!(machine.next(&plan()), Step::AskModel);
+    machine.jump_to(&plan(), &Destination::Hook(HookPoint::AfterModel, 0));
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
+}
+
+#[test]
+fn who_is_sent_to_the_end_has_nothing_left_to_do() {
+    let mut machine = in_tools(&["a"]);
+    machine.call_asked(0, vec![question()]);
+    machine.jump_to(&plan(), &Destination::End);
+    assert_eq!(machine.next(&plan()), Step::End);
+    assert_eq!(machine.open_questions().count(), 0);
+}
+
+#[test]
+fn what_the_model_is_shown_instead_holds_for_one_question() {
+    let mut machine = machine_at(Phase::Ended, [Message::ai("done")]);
+    machine.jump_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));
+    assert_eq!(machine.position.model_input.as_ref().map(Vec::len), Some(1));
+    machine.model_done(&plan(), Message::ai("done again"), Update::none(), id());
+    assert_eq!(machine.position.model_input, None);
+}
+
+#[test]
+fn a_client_may_bring_calls_of_its_own() {
+    let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
+    let sent = vec![ToolCall::new("s", "lookup", Map::new())];
+    machine.jump_to(
+        &plan(),
+        &Destination::Tools {
+            own: false,
+            sent: sent.clone(),
+        },
+    );
+    assert_eq!(machine.call(0), Some(sent[0].clone()));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+    machine.jump_to(&plan(), &Destination::Tools { own: true, sent });
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0, 1]));
+}
+
+#[test]
+fn who_is_sent_elsewhere_leaves_the_questions_behind() {
+    let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
+    machine.hook_asked(&plan(), vec![question()]);
+    machine.jump_to(&plan(), &Destination::Model(None));
+    machine.model_done(&plan(), Message::ai("done"), Update::none(), id());
+    assert_eq!(machine.next(&plan()), Step::RunHook(HookPoint::AfterModel, 0));
+}
+
+#[test]
+fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
+    let mut machine = in_tools(&["a", "b"]);
+    machine.set_call_status(0, CallStatus::Started);
+    machine.set_call_status(1, answered("b"));
+    machine.jump_to(&plan(), &TO_TOOLS);
+    assert_eq!(machine.call_status(0), Some(&CallStatus::Started));
+    assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
+}

@@ -1,0 +1,205 @@
+//! Middleware: every call has a result.
+//!
+//! A call without a result would make the next model request invalid. That happens if the run was cancelled, or if a
+//! new message was sent instead of a decision.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::{HookResult, Middleware};
+use crate::definition::builtins;
+use crate::domain::machine::HookPoint;
+use crate::domain::message::{Message, REMOVE_ALL, Role, ToolCall, ToolStatus};
+use crate::domain::state::{State, Update};
+use crate::tool::{Halt, Scope};
+
+/// The middleware that adds missing results.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DanglingCalls;
+
+#[async_trait]
+impl Middleware for DanglingCalls {
+    fn name(&self) -> &str {
+        builtins::REPAIR
+    }
+
+    fn hook_points(&self) -> &[HookPoint] {
+        &[HookPoint::BeforeAgent]
+    }
+
+    async fn hook(&self, _: HookPoint, _: &Scope, state: &State) -> Result<HookResult, Halt> {
+        Ok(repaired(&state.messages).map(HookResult::from).unwrap_or_default())
+    }
+}
+
+/// Returns the conversation with a result for each call, if one is missing.
+fn repaired(messages: &[Arc<Message>]) -> Option<Update> {
+    let missing: Vec<Vec<Message>> = (0..messages.len()).map(|at| missing_results(messages, at)).collect();
+    if missing.iter().all(Vec::is_empty) {
+        return None;
+    }
+    let mut anew = vec![Arc::new(Message::new(Role::Remove, "").with_id(REMOVE_ALL))];
+    let mut waiting: Vec<Arc<Message>> = vec![];
+    for (message, missing) in messages.iter().zip(missing) {
+        // Results directly follow their answer; added ones come after the existing ones.
+        if message.answers().is_none() {
+            anew.append(&mut waiting);
+        }
+        anew.push(Arc::clone(message));
+        waiting.extend(missing.into_iter().map(Arc::new));
+    }
+    anew.append(&mut waiting);
+    Some(Update {
+        messages: anew,
+        ..Update::none()
+    })
+}
+
+/// Returns results for the calls of the message at `at` that have none.
+fn missing_results(messages: &[Arc<Message>], at: usize) -> Vec<Message> {
+    let message = &messages[at];
+    // Providers may reuse ids in later answers: a result belongs to the nearest answer before it.
+    let calls_again = |other: &Arc<Message>, id: &str| other.tool_calls().iter().any(|call| call.id == id);
+    let is_open = |id: &str| {
+        let later = messages[at + 1..].iter().take_while(|other| !calls_again(other, id));
+        !later.into_iter().any(|other| other.answers() == Some(id))
+    };
+    let unanswered = message.tool_calls().iter().filter(|call| is_open(&call.id)).map(|call| {
+        let text = format!(
+            "Tool call {} with id {} did not complete - no result was recorded. It may have been cancelled or interrupted.",
+            call.name, call.id
+        );
+        Message::tool(call, ToolStatus::Error, text)
+    });
+    let unreadable = message.invalid_tool_calls().iter().filter_map(|call| {
+        let id = call.id.as_deref().filter(|id| is_open(id))?;
+        let call = ToolCall::new(id, call.name.clone().unwrap_or_default(), serde_json::Map::new());
+        let text = format!(
+            "Tool call {} with id {id} was not made: its arguments are not a JSON object.",
+            call.name
+        );
+        Some(Message::tool(&call, ToolStatus::Error, text))
+    });
+    unanswered.chain(unreadable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::domain::message::{Content, InvalidToolCall};
+
+    fn calling(ids: &[&str]) -> Message {
+        let tool_calls = ids
+            .iter()
+            .map(|id| ToolCall::new(*id, "send_email", Map::new()))
+            .collect();
+        Message::new(
+            Role::Ai {
+                tool_calls,
+                invalid_tool_calls: vec![],
+                usage_metadata: None,
+            },
+            "",
+        )
+    }
+
+    fn result(id: &str) -> Message {
+        Message::tool(
+            &ToolCall::new(id, "send_email", Map::new()),
+            ToolStatus::Success,
+            "done",
+        )
+    }
+
+    fn repair(messages: Vec<Message>) -> Option<Vec<Message>> {
+        let messages: Vec<Arc<Message>> = messages.into_iter().map(Arc::new).collect();
+        let mut state = State {
+            messages: messages.clone(),
+            ..State::default()
+        };
+        state.apply(&repaired(&messages)?);
+        Some(state.messages.iter().map(|message| (**message).clone()).collect())
+    }
+
+    fn text(id: &str) -> String {
+        format!(
+            "Tool call send_email with id {id} did not complete - no result was recorded. \
+             It may have been cancelled or interrupted."
+        )
+    }
+
+    fn patched(id: &str) -> Message {
+        Message::tool(
+            &ToolCall::new(id, "send_email", Map::new()),
+            ToolStatus::Error,
+            text(id),
+        )
+    }
+
+    #[test]
+    fn a_complete_conversation_is_left_alone() {
+        assert_eq!(
+            repair(vec![
+                Message::human("hi"),
+                calling(&["a"]),
+                result("a"),
+                Message::ai("ok")
+            ]),
+            None
+        );
+        assert_eq!(repair(vec![]), None);
+    }
+
+    #[test]
+    fn an_open_call_is_answered_right_after_the_results_that_are_there() {
+        let given = vec![
+            Message::human("1"),
+            calling(&["a", "b"]),
+            result("b"),
+            Message::human("2"),
+        ];
+        let expected = vec![
+            Message::human("1"),
+            calling(&["a", "b"]),
+            result("b"),
+            patched("a"),
+            Message::human("2"),
+        ];
+        assert_eq!(repair(given), Some(expected));
+    }
+
+    #[test]
+    fn an_id_that_was_used_twice_needs_two_results() {
+        let given = vec![calling(&["a"]), Message::human("2"), calling(&["a"]), result("a")];
+        let expected = vec![
+            calling(&["a"]),
+            patched("a"),
+            Message::human("2"),
+            calling(&["a"]),
+            result("a"),
+        ];
+        assert_eq!(repair(given), Some(expected));
+    }
+
+    #[test]
+    fn an_unreadable_call_is_answered_too() {
+        let broken = InvalidToolCall {
+            name: Some("send_email".to_owned()),
+            args: Some("{".to_owned()),
+            id: Some("x".to_owned()),
+            error: None,
+            kind: "invalid_tool_call".to_owned(),
+        };
+        let role = Role::Ai {
+            tool_calls: vec![],
+            invalid_tool_calls: vec![broken],
+            usage_metadata: None,
+        };
+        let repaired = repair(vec![Message::new(role, ""), Message::human("2")]).expect("a repair");
+        assert_eq!(repaired[1].answers(), Some("x"));
+        assert!(matches!(&repaired[1].content, Content::Text(text) if text.contains("not a JSON object")));
+    }
+}

@@ -1,0 +1,176 @@
+//! Checks that take long, made before the write in which a run is admitted, a cron is made or a state is written: all other
+//! writes wait for that one.
+//!
+//! By whom a run is checked may change until it is admitted. So it is noted which definition it was, and what was checked; if
+//! it is another one then, it is checked again.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::start::{check, settings};
+use super::{Admission, Checked};
+use crate::agent::assemble::RegisteredAgent;
+use crate::db::{self, DbResult, Tx};
+use crate::definition::Digest;
+use crate::domain::Invalid;
+use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::input::read_update;
+use crate::domain::size::{self, SizeLimits};
+use crate::domain::state::Update;
+use crate::domain::thread::Thread;
+use crate::domain::time::Timestamp;
+use crate::runtime::registry::Registry;
+use crate::runtime::{AssistantRef, BatchError, NewRun, StartError, StateWrite, StateWriteError};
+
+/// The size from which a request is checked in advance. Smaller ones take less than a millisecond.
+const LARGE: usize = 16 * 1024;
+
+impl Admission {
+    /// Makes the slow checks of requests.
+    ///
+    /// # Errors
+    /// Returns the refusal, with the position of its request.
+    pub(in crate::runtime) async fn precheck(&self, new_runs: &Arc<Vec<NewRun>>) -> Result<Vec<Checked>, BatchError> {
+        let mut all_checked = vec![];
+        for number in (0..new_runs.len()).filter(|number| self.may_take_long(&new_runs[*number])) {
+            let all = Arc::clone(new_runs);
+            let registry = Arc::clone(&self.core.registry);
+            let now = self.core.clock.now();
+            let found = self
+                .core
+                .db
+                .read(move |tx| Box::pin(async move { resolve_agent(tx, &all[number], &registry, now).await }));
+            let refused = |error| BatchError { at: number, error };
+            // Whoever is not found is missed again when the run is admitted.
+            let Some((known, context)) = found.await.map_err(|error| refused(error.into()))? else {
+                continue;
+            };
+            if !is_large(&new_runs[number]) && size_of(&context) <= LARGE {
+                continue;
+            }
+            let digest = known.digest.clone();
+            let all = Arc::clone(new_runs);
+            let sizes = self.core.sizes;
+            let checking = tokio::task::spawn_blocking(move || -> Result<Map<String, Value>, Invalid> {
+                check(&all[number], &known.agent, sizes)?;
+                if let Some(schema) = known.agent.context() {
+                    schema.check(&context)?;
+                }
+                Ok(context)
+            });
+            // A check that broke off is made again in the write.
+            let Ok(checked) = checking.await else { continue };
+            let context = checked.map_err(|invalid| refused(invalid.into()))?;
+            all_checked.push(Checked {
+                number,
+                digest,
+                context,
+            });
+        }
+        Ok(all_checked)
+    }
+
+    /// Returns whether the check of a request may be slow: it is large, or the assistant may have a large context that is checked
+    /// with each of its runs.
+    fn may_take_long(&self, new_run: &NewRun) -> bool {
+        let agents = self.core.registry.agents();
+        let has_schema = |known: &Arc<RegisteredAgent>| known.agent.context().is_some();
+        let is_checked = match &new_run.assistant {
+            AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_schema),
+            // Which agent it has is not known without a look at it.
+            AssistantRef::Id(_) => agents.all().any(has_schema),
+        };
+        is_checked || is_large(new_run)
+    }
+
+    /// Reads and checks a write into the state of a thread, off the threads that serve everybody.
+    ///
+    /// # Errors
+    /// Returns the refusal of the write.
+    pub(in crate::runtime) async fn precheck_write(
+        &self,
+        thread: ThreadId,
+        write: StateWrite,
+    ) -> Result<CheckedWrite, StateWriteError> {
+        let registry = Arc::clone(&self.core.registry);
+        let found = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                match db::threads::find(tx, thread).await? {
+                    Some(found) => registry.of_thread(tx, &found).await.map(Some),
+                    None => Ok(None),
+                }
+            })
+        });
+        let known = found.await?.ok_or(StateWriteError::NoThread(thread))?;
+        let sizes = self.core.sizes;
+        let checking = db::off_thread(move |_| -> Result<CheckedWrite, Invalid> {
+            let StateWrite {
+                values,
+                as_node,
+                checkpoint,
+            } = write;
+            let update = crate::agent::identified(read_update(&values)?);
+            sizes.check_files(&update)?;
+            if let Some(known) = &known {
+                known.agent.check_update(&update)?;
+            }
+            let digest = known.map(|known| known.digest.clone());
+            Ok(CheckedWrite {
+                update,
+                as_node,
+                checkpoint,
+                digest,
+                sizes,
+            })
+        });
+        Ok(checking.await??)
+    }
+}
+
+/// A write into the state of a thread that was read and checked before the transaction that makes it.
+pub(in crate::runtime) struct CheckedWrite {
+    pub(in crate::runtime) update: Update,
+    pub(in crate::runtime) as_node: Option<String>,
+    pub(in crate::runtime) checkpoint: Option<CheckpointId>,
+    /// By which definition it was checked; none if the thread has no agent.
+    pub(in crate::runtime) digest: Option<Digest>,
+    pub(in crate::runtime) sizes: SizeLimits,
+}
+
+/// Returns whether a request is so large that its check may be slow.
+fn is_large(new_run: &NewRun) -> bool {
+    let update = new_run
+        .request
+        .command
+        .as_ref()
+        .and_then(|command| command.update.as_ref());
+    let brought: usize = new_run.request.input.iter().chain(update).map(size::of_value).sum();
+    brought + size_of(&new_run.request.context) > LARGE
+}
+
+fn size_of(context: &Map<String, Value>) -> usize {
+    context.values().map(size::of_value).sum()
+}
+
+/// Returns the agent that would run, and the context that it would have.
+async fn resolve_agent(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    registry: &Registry,
+    now: Timestamp,
+) -> DbResult<Option<(Arc<RegisteredAgent>, Map<String, Value>)>> {
+    let mut resolved = match registry.resolve(tx, &new_run.assistant).await {
+        Ok(resolved) => resolved,
+        Err(StartError::Fault(error)) => return Err(error),
+        Err(_) => return Ok(None),
+    };
+    resolved.known = registry.bound(tx, new_run, resolved.known).await?;
+    let thread = match new_run.target.thread() {
+        Some(thread) => db::threads::find(tx, thread).await?,
+        None => None,
+    };
+    let thread = thread.unwrap_or_else(|| Thread::new(ThreadId::mint(), Map::new(), now));
+    let settings = settings(new_run, &resolved, &thread);
+    Ok(Some((resolved.known, settings.context)))
+}

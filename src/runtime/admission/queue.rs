@@ -1,0 +1,131 @@
+//! The bounds of the queue of runs.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Admission;
+use crate::db;
+use crate::runtime::StartError;
+
+/// The bounds of runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RunBounds {
+    /// Runs that wait, of all processes on the database. It is counted from time to time and not for each run, so that a few
+    /// more may come to wait.
+    pub waiting: u64,
+    /// Runs that wait on one thread.
+    pub waiting_on_thread: u64,
+    /// The longest time for which a run and all below it may be at work, without the time spent waiting for answers.
+    pub at_work: Duration,
+}
+
+/// The time after which a full queue is counted again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The room in the queue, as far as it has been counted.
+#[derive(Debug)]
+pub(in crate::runtime) struct QueueRoom {
+    most: u64,
+    counted: Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    /// The number of queued runs at the last count.
+    waiting: Option<u64>,
+    /// The number of runs admitted since. Some of them have begun meanwhile.
+    since: u64,
+    /// Until when it counts as full.
+    full_until: Option<Instant>,
+}
+
+/// The room that is known without counting.
+#[derive(Debug, PartialEq, Eq)]
+enum Room {
+    Enough,
+    None,
+    Unknown,
+}
+
+impl QueueRoom {
+    pub(in crate::runtime) fn new(most: u64) -> Self {
+        Self {
+            most,
+            counted: Mutex::default(),
+        }
+    }
+
+    /// Takes the places of `wanted` runs, if it is known that there are so many.
+    fn take(&self, wanted: u64, now: Instant) -> Room {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        if counted.full_until.is_some_and(|until| now < until) {
+            return Room::None;
+        }
+        let since = counted.since.saturating_add(wanted);
+        match counted.waiting {
+            Some(waiting) if since <= self.most / 10 && waiting.saturating_add(since) <= self.most => {
+                counted.since = since;
+                Room::Enough
+            }
+            Some(_) | None => Room::Unknown,
+        }
+    }
+
+    /// Notes that so many wait, and takes the places of `wanted` more. False if there are not so many.
+    fn recount(&self, waiting: u64, wanted: u64, now: Instant) -> bool {
+        let has_room = waiting.saturating_add(wanted) <= self.most;
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Counted {
+            waiting: Some(waiting),
+            since: if has_room { wanted } else { 0 },
+            full_until: (!has_room).then(|| now + LOOK),
+        };
+        has_room
+    }
+}
+
+impl Admission {
+    /// Reserves room for `wanted` runs in the queue.
+    ///
+    /// # Errors
+    /// [`StartError::QueueFull`] when there are not so many.
+    pub(in crate::runtime) async fn take_places(&self, wanted: usize) -> Result<(), StartError> {
+        let queue = &self.core.queue;
+        let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+        match queue.take(wanted, Instant::now()) {
+            Room::Enough => Ok(()),
+            Room::None => Err(StartError::QueueFull(queue.most)),
+            Room::Unknown => {
+                let most = i64::try_from(queue.most).unwrap_or(i64::MAX);
+                let read = self.core.db.read(move |tx| Box::pin(db::runs::count_pending(tx, most)));
+                match queue.recount(read.await?, wanted, Instant::now()) {
+                    true => Ok(()),
+                    false => Err(StartError::QueueFull(queue.most)),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_counted_again_after_a_tenth_and_when_it_seems_full() {
+        let queue = QueueRoom::new(100);
+        let now = Instant::now();
+        assert_eq!(queue.take(1, now), Room::Unknown);
+        assert!(queue.recount(85, 1, now));
+        for _ in 0..9 {
+            assert_eq!(queue.take(1, now), Room::Enough);
+        }
+        assert_eq!(queue.take(1, now), Room::Unknown, "a tenth was admitted since");
+        assert!(queue.recount(96, 1, now));
+        assert_eq!(queue.take(3, now), Room::Enough);
+        assert_eq!(queue.take(1, now), Room::Unknown, "it seems full");
+        assert!(!queue.recount(100, 1, now));
+        assert_eq!(queue.take(1, now), Room::None, "and is not counted for each request");
+        assert_eq!(queue.take(1, now + LOOK), Room::Unknown);
+        assert!(queue.recount(7, 1, now));
+    }
+}

@@ -1,0 +1,408 @@
+//! The transaction that admits a run: it checks the request against the thread and stores the run.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::{AdmissionContext, Admitted, withdraw};
+use crate::agent::Agent;
+use crate::agent::assemble::RegisteredAgent;
+use crate::db::runs::InFlight;
+use crate::db::{self, DbResult, Tx};
+use crate::definition::OnPendingInterrupt;
+use crate::domain::Invalid;
+use crate::domain::assistant::{Assistant, RunSettings};
+use crate::domain::goto::Destination;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::idempotency::REMEMBERED;
+use crate::domain::input::{read_input, read_update};
+use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::size::SizeLimits;
+use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
+use crate::domain::time::Timestamp;
+use crate::runtime::registry::ResolvedAssistant;
+use crate::runtime::{CancelAction, NewRun, StartError, Target, Webhooks, interrupts};
+
+/// The lifetime of the thread of a stateless run whose process stopped before it could delete the thread.
+const TEMPORARY: Ttl = Ttl {
+    after: Duration::from_secs(600),
+    strategy: TtlStrategy::Delete,
+};
+
+/// The lifetime of that thread if the client may repeat its request.
+const HELD: Ttl = Ttl {
+    after: REMEMBERED,
+    strategy: TtlStrategy::Delete,
+};
+
+/// Keeps the thread of a stateless run for as long as its key is stored: a repeated request follows the same run.
+pub(in crate::runtime) async fn keep_for_key(tx: &mut Tx<'_>, run: &mut Run, now: Timestamp) -> DbResult<()> {
+    if run.request.temporary {
+        run.request.held = true;
+        db::runs::set_request(tx, run.id, &run.request, now).await?;
+        db::threads::patch(tx, run.thread, &Map::new(), Some(HELD), now).await?;
+    }
+    Ok(())
+}
+
+/// Admits a run of the main agent and stores it, with the resolution that it brings. After a refusal the transaction has to be
+/// rolled back.
+pub(in crate::runtime) async fn start(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    context: &AdmissionContext,
+) -> Result<Admitted, StartError> {
+    start_as(tx, RunId::mint(), new_run, 0, context).await
+}
+
+/// Does the same in a transaction that continues after a refusal: nothing of the run is stored then, all else is kept.
+pub(in crate::runtime) async fn try_start(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    context: &AdmissionContext,
+) -> DbResult<Result<Admitted, StartError>> {
+    tx.savepoint().await?;
+    match start(tx, new_run, context).await {
+        Ok(admitted) => {
+            tx.release_savepoint().await?;
+            Ok(Ok(admitted))
+        }
+        Err(StartError::Fault(error)) => Err(error),
+        Err(refusal) => {
+            tx.roll_back_to_savepoint().await?;
+            Ok(Err(refusal))
+        }
+    }
+}
+
+/// Does the same with a given run id. `number` is the position of the request among those that are admitted together.
+pub(in crate::runtime) async fn start_as(
+    tx: &mut Tx<'_>,
+    id: RunId,
+    new_run: &NewRun,
+    number: usize,
+    context: &AdmissionContext,
+) -> Result<Admitted, StartError> {
+    let now = context.now;
+    let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
+    resolved.known = context.core.registry.bound(tx, new_run, resolved.known).await?;
+    if !context.has_checked(number, &resolved.known.digest) {
+        check(new_run, &resolved.known.agent, context.core.sizes)?;
+    }
+    let thread = find_or_make_thread(tx, new_run, context.core.retention.threads, now).await?;
+    let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
+    check_room(new_run, in_flight, context.most_waiting)?;
+    if let Some(checkpoint) = new_run.request.checkpoint
+        && db::checkpoints::find_head(tx, thread.id, checkpoint).await?.is_none()
+    {
+        return Err(StartError::NoCheckpoint(checkpoint));
+    }
+    let settings = settings(new_run, &resolved, &thread);
+    if let Some(schema) = resolved.known.agent.context()
+        && !context.has_checked_context(number, &resolved.known.digest, &settings.context)
+    {
+        schema.check(&settings.context)?;
+    }
+    let mut run = build_run(id, new_run, &resolved, (&thread, settings), now);
+    inherit_task_lineage(tx, &thread, &mut run).await?;
+    settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
+    let displaced = displace(
+        tx,
+        new_run.request.multitask,
+        (thread.id, in_flight),
+        (&*context.core.webhooks, now),
+    )
+    .await?;
+    // Those that waited are withdrawn; those at work take their time to stop.
+    let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
+    let claimed = context.worker.is_some() && !is_busy && run.due_at <= now;
+    if claimed {
+        run.status = RunStatus::Running;
+    }
+    db::runs::insert(tx, &run, context.worker.filter(|_| claimed)).await?;
+    if !claimed {
+        db::notifications::notify(tx, db::Notification::Queue).await?;
+    }
+    enter_thread(tx, &thread, &run, &resolved.known, now).await?;
+    Ok(Admitted {
+        run,
+        claimed,
+        displaced,
+    })
+}
+
+/// Checks whether a run may at least wait on its thread.
+fn check_room(new_run: &NewRun, in_flight: InFlight, most_waiting: u64) -> Result<(), StartError> {
+    match new_run.request.multitask {
+        Multitask::Reject if !in_flight.is_none() => Err(StartError::Busy),
+        Multitask::Enqueue if new_run.resume.is_none() && in_flight.waiting >= most_waiting => {
+            Err(StartError::ThreadFull(most_waiting))
+        }
+        Multitask::Reject | Multitask::Enqueue | Multitask::Interrupt | Multitask::Rollback => Ok(()),
+    }
+}
+
+/// Refuses what needs an existing thread in the request of a stateless run.
+pub(in crate::runtime) fn check_stateless(new_run: &NewRun) -> Result<(), StartError> {
+    match (&new_run.resume, new_run.request.checkpoint) {
+        (Some(_), _) => Err(StartError::ResumeNeedsThread),
+        (None, Some(checkpoint)) => Err(StartError::NoCheckpoint(checkpoint)),
+        (None, None) => Ok(()),
+    }
+}
+
+/// Stops the runs in flight for one that displaces them: queued ones at once, those at work through their process.
+async fn displace(
+    tx: &mut Tx<'_>,
+    strategy: Multitask,
+    (thread, in_flight): (ThreadId, InFlight),
+    (webhooks, now): (&Webhooks, Timestamp),
+) -> DbResult<Vec<(RunId, CancelAction)>> {
+    let action = match strategy {
+        Multitask::Rollback => CancelAction::Rollback,
+        Multitask::Interrupt => CancelAction::Interrupt,
+        Multitask::Enqueue | Multitask::Reject => return Ok(vec![]),
+    };
+    if in_flight.is_none() {
+        return Ok(vec![]);
+    }
+    // One after the other: together they may be large.
+    let all = db::runs::ids_in_flight(tx, thread).await?;
+    for id in &all {
+        let Some(old) = db::runs::get_by_id(tx, *id).await? else {
+            continue;
+        };
+        if old.status == RunStatus::Pending {
+            withdraw(tx, &old, action, (webhooks, now)).await?;
+        } else {
+            db::runs::request_cancel(tx, old.id, action.word()).await?;
+        }
+    }
+    Ok(all.into_iter().map(|old| (old, action)).collect())
+}
+
+/// Returns the thread of a request, locked, and created if need be.
+async fn find_or_make_thread(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    ttl: Option<Ttl>,
+    now: Timestamp,
+) -> Result<Thread, StartError> {
+    let (id, may_make) = match new_run.target {
+        Target::Thread(id) => (id, false),
+        Target::ThreadOrNew(id) => (id, true),
+        Target::Stateless { .. } => (ThreadId::mint(), true),
+    };
+    if let Some(thread) = db::threads::lock(tx, id).await? {
+        return Ok(thread);
+    }
+    if !may_make {
+        return Err(StartError::NoThread(id));
+    }
+    // The thread of a stateless run expires in case nothing else deletes it.
+    let ttl = if new_run.target == (Target::Stateless { keep: false }) {
+        Some(TEMPORARY)
+    } else {
+        ttl
+    };
+    let thread = Thread::new(id, new_run.metadata.clone(), now).with_ttl(ttl);
+    if db::threads::insert(tx, &thread).await? {
+        return Ok(thread);
+    }
+    // Another client has created it meanwhile.
+    let made = db::threads::lock(tx, id).await?;
+    made.ok_or(StartError::NoThread(id))
+}
+
+/// Returns the settings of the run: those of the request, and the assistant's where it has none. An answer keeps the context
+/// of the thread's last run, where it brings none.
+pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
+    let RunRequest { config, context, .. } = &new_run.request;
+    let assistant = &resolved.assistant.settings;
+    match thread.config.get("configurable") {
+        Some(Value::Object(before)) if goes_on(new_run) && context.is_empty() && !before.is_empty() => {
+            let mut config = config.clone();
+            config.insert("configurable".to_owned(), before.clone().into());
+            assistant.as_defaults_for(&config, before)
+        }
+        Some(_) | None => assistant.as_defaults_for(config, context),
+    }
+}
+
+/// Returns whether a request continues what waits on its thread.
+fn goes_on(new_run: &NewRun) -> bool {
+    new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes)
+}
+
+/// Returns the run of a request.
+fn build_run(
+    id: RunId,
+    new_run: &NewRun,
+    resolved: &ResolvedAssistant,
+    (thread, run): (&Thread, RunSettings),
+    now: Timestamp,
+) -> Run {
+    let Assistant {
+        id: assistant,
+        version,
+        settings,
+        ..
+    } = &resolved.assistant;
+    let mut metadata = settings.metadata.clone();
+    metadata.extend(new_run.metadata.clone());
+    if let Some(Value::Object(more)) = new_run.request.config.get("metadata") {
+        metadata.extend(more.clone());
+    }
+    let own = [
+        ("graph_id", settings.graph_id.clone()),
+        ("assistant_id", assistant.to_string()),
+    ];
+    metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
+    let RunSettings { config, context } = run;
+    let request = RunRequest {
+        temporary: new_run.target == Target::Stateless { keep: false },
+        config,
+        context,
+        agent: Some(AssignedAgent {
+            graph_id: settings.graph_id.clone(),
+            version: *version,
+            definition: Some(resolved.known.digest.clone()),
+        }),
+        ..new_run.request.clone()
+    };
+    Run {
+        id,
+        thread: thread.id,
+        assistant: *assistant,
+        lineage: Lineage::root(id, &resolved.known.agent.name),
+        status: RunStatus::Pending,
+        request,
+        metadata,
+        error: None,
+        attempt: 1,
+        created_at: now,
+        updated_at: now,
+        due_at: now.plus(new_run.after),
+    }
+}
+
+/// Gives a run on the thread of a background task the lineage of that task.
+async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -> DbResult<()> {
+    if run.request.background.is_none() && thread.metadata.contains_key("parent_thread_id") {
+        run.request.background = db::background::find(tx, thread.id).await?.map(|record| record.ancestry);
+    }
+    if let Some(above) = &run.request.background {
+        run.lineage.visibility = above.visibility;
+    }
+    Ok(())
+}
+
+/// Stores the resolution that a run brings, or refuses a run that would leave interrupts unanswered.
+async fn settle_questions(
+    tx: &mut Tx<'_>,
+    new_run: &NewRun,
+    known: &RegisteredAgent,
+    run: &mut Run,
+    in_flight: InFlight,
+) -> Result<(), StartError> {
+    if let Some(resolution) = &new_run.resume {
+        if matches!(new_run.target, Target::Stateless { .. }) {
+            return Err(StartError::ResumeNeedsThread);
+        }
+        return interrupts::resolve(tx, run, resolution).await;
+    }
+    let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
+    if !begins_anew || !in_flight.is_none() {
+        return Ok(());
+    }
+    if known.on_pending_interrupt == OnPendingInterrupt::Reject {
+        let open = interrupts::pending(tx, run.thread).await?;
+        if !open.is_empty() {
+            return Err(StartError::QuestionPending(
+                open.into_iter().map(|asked| asked.interrupt.id).collect(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+async fn enter_thread(
+    tx: &mut Tx<'_>,
+    thread: &Thread,
+    run: &Run,
+    known: &RegisteredAgent,
+    now: Timestamp,
+) -> DbResult<()> {
+    let mut config = Map::new();
+    for key in ["configurable", "tags", "metadata", "recursion_limit"] {
+        if let Some(value) = run.request.config.get(key) {
+            config.insert(key.to_owned(), value.clone());
+        }
+    }
+    config
+        .entry("configurable")
+        .or_insert_with(|| Value::Object(Map::new()));
+    let mut metadata = thread.metadata.clone();
+    for (key, value) in [
+        ("graph_id", known.graph_id.clone()),
+        ("assistant_id", run.assistant.to_string()),
+    ] {
+        metadata.insert(key.to_owned(), value.into());
+    }
+    let change = db::threads::ThreadChange {
+        status: Some(ThreadStatus::Busy),
+        config: Some(config),
+        metadata: (metadata != thread.metadata).then_some(metadata),
+        ..Default::default()
+    };
+    db::threads::set(tx, thread.id, change, now).await?;
+    Ok(())
+}
+
+/// Checks a request that is to be admitted later, and repeatedly, as far as is possible in advance, unless that was done before
+/// the write.
+pub(in crate::runtime) fn check_ahead(
+    new_run: &NewRun,
+    resolved: &ResolvedAssistant,
+    context: &AdmissionContext,
+) -> Result<(), Invalid> {
+    let known = &resolved.known;
+    if !context.has_checked(0, &known.digest) {
+        check(new_run, &known.agent, context.core.sizes)?;
+    }
+    let settings = resolved
+        .assistant
+        .settings
+        .as_defaults_for(&new_run.request.config, &new_run.request.context);
+    match known.agent.context() {
+        Some(schema) if !context.has_checked_context(0, &known.digest, &settings.context) => {
+            schema.check(&settings.context)
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Checks a request against the agent alone.
+pub(in crate::runtime) fn check(new_run: &NewRun, agent: &Agent, sizes: SizeLimits) -> Result<(), Invalid> {
+    if let Some(input) = &new_run.request.input {
+        let input = read_input(input)?;
+        sizes.check_files(&input)?;
+        agent.declared.check_input(&input)?;
+        agent.check_content(&input)?;
+    }
+    if let Some(command) = &new_run.request.command {
+        if let Some(update) = &command.update {
+            read_update(update)
+                .and_then(|update| {
+                    sizes.check_files(&update)?;
+                    agent.check_update(&update)
+                })
+                .map_err(|error| Invalid {
+                    field: format!("command.update.{}", error.field),
+                    ..error
+                })?;
+        }
+        Destination::of(&command.goto, &agent.plan)?;
+    }
+    Ok(())
+}

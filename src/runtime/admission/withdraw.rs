@@ -1,0 +1,99 @@
+//! Runs that do not begin, or are undone, and the status of the thread that a run leaves.
+
+use crate::db::events::NewEvent;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::id::ThreadId;
+use crate::domain::machine::{Failure, Phase};
+use crate::domain::run::{Run, RunStatus};
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+use crate::runtime::{CancelAction, Webhooks, log_lines};
+
+/// Stores the status of a thread after `run`: busy, if other runs are queued.
+pub(in crate::runtime) async fn leave_thread(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    status: ThreadStatus,
+    error: Option<Failure>,
+    now: Timestamp,
+) -> DbResult<()> {
+    let left = db::threads::ThreadAfterRun {
+        run: run.id,
+        status,
+        error,
+    };
+    db::threads::leave(tx, run.thread, &left, now).await?;
+    Ok(())
+}
+
+/// Cancels a run that has not begun. Its webhook is called, unless the run is undone.
+pub(in crate::runtime) async fn withdraw(
+    tx: &mut Tx<'_>,
+    run: &Run,
+    action: CancelAction,
+    (webhooks, now): (&Webhooks, Timestamp),
+) -> DbResult<()> {
+    // The interrupts that it would have resolved are open again.
+    db::interrupts::restore(tx, run.thread, run.id).await?;
+    match action {
+        CancelAction::Interrupt => {
+            db::runs::set_status(tx, run.id, RunStatus::Interrupted, None, now).await?;
+            webhooks.report_withdrawn(tx, run, now).await?;
+            log_lines::run_withdrawn(run, RunStatus::Interrupted.word());
+        }
+        CancelAction::Rollback => {
+            db::runs::delete(tx, run.thread, run.id).await?;
+            log_lines::run_withdrawn(run, log_lines::ROLLED_BACK);
+        }
+    }
+    let (status, error) = standing(tx, run.thread).await?;
+    leave_thread(tx, run, status, error, now).await
+}
+
+/// Undoes what a run did, and deletes it. The thread has its former state; only the numbers in its log continue, from
+/// `last` on, if that is higher: clients know them.
+pub(in crate::runtime) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<()> {
+    let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
+    db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;
+    let thread = run.thread;
+    let lane = Lane::Main;
+    let fact = &Fact::Undone;
+    db::events::insert(
+        tx,
+        &[NewEvent {
+            thread,
+            seq,
+            run: run.id,
+            lane,
+            fact,
+            at: now,
+        }],
+    )
+    .await?;
+    db::checkpoints::restore_positions(tx, run.id).await?;
+    db::interrupts::restore(tx, run.thread, run.id).await?;
+    db::runs::restore_children(tx, run.id).await?;
+    db::runs::delete(tx, run.thread, run.id).await?;
+    let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
+    let (status, _) = standing(tx, run.thread).await?;
+    leave_thread(tx, run, status, Some(error), now).await
+}
+
+/// Returns the status of a thread on which no run is at work, and the failure of its last step.
+async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
+    let head = match db::checkpoints::head(tx, thread, Lane::Main).await {
+        Ok(Some(head)) => head,
+        Ok(None) => return Ok((ThreadStatus::Idle, None)),
+        Err(error) if error.is_corrupt() => return Ok((ThreadStatus::Error, Some(db::runs::unreadable(&error)))),
+        Err(error) => return Err(error),
+    };
+    Ok(match (head.position.failure, head.position.phase) {
+        (Some(failure), _) => (ThreadStatus::Error, Some(failure)),
+        (None, Phase::Ended) => (ThreadStatus::Idle, None),
+        (None, Phase::Start | Phase::Hooks { .. } | Phase::Model | Phase::Tools { .. } | Phase::Work { .. }) => {
+            (ThreadStatus::Interrupted, None)
+        }
+    })
+}

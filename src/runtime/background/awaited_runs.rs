@@ -1,0 +1,74 @@
+//! Remote runs that a subagent of this server waits for.
+
+use std::sync::Arc;
+
+use crate::agent::assemble::RegisteredAgent;
+use crate::db::{self, DbResult, Tx};
+use crate::definition::SubagentDefinition;
+use crate::domain::remote_run::RemoteRun;
+use crate::domain::run::{AssignedAgent, Run};
+use crate::peer::{RemoteThread, remote_agent};
+use crate::runtime::BackgroundTasks;
+
+/// Stores, before it begins, that the work of a subagent is done on the server at `url`, if there is one.
+pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
+    let Some(url) = url else { return Ok(()) };
+    // A subagent is described in the definition of the next agent above it that has one.
+    let mut above: Option<Run> = None;
+    let mut next = run.lineage.parent;
+    while let Some(id) = next {
+        let Some(found) = db::runs::get_by_id(tx, id).await? else {
+            break;
+        };
+        next = found.lineage.parent.filter(|_| found.request.agent.is_none());
+        above = Some(found);
+    }
+    let Some(AssignedAgent {
+        graph_id, definition, ..
+    }) = above.and_then(|run| run.request.agent)
+    else {
+        return Ok(());
+    };
+    let work = RemoteRun {
+        run: run.id,
+        graph_id,
+        definition,
+        agent: run.lineage.agent().to_owned(),
+        url: url.to_owned(),
+        lost_since: None,
+    };
+    db::remote_runs::insert(tx, &work).await
+}
+
+impl BackgroundTasks {
+    /// Returns the thread of a remote run and the definition of its agent.
+    pub(in crate::runtime) async fn remote_thread_of_run(
+        &self,
+        work: &RemoteRun,
+    ) -> Result<(RemoteThread, SubagentDefinition), String> {
+        let registry = &self.core.registry;
+        let now = registry.agents().of_graph(&work.graph_id).cloned();
+        let named = |known: &Arc<RegisteredAgent>| known.remote_subagent(&work.agent, &work.url).is_some();
+        let known = match (now.filter(named), &work.definition) {
+            (Some(known), _) => Some(known),
+            (None, Some(digest)) => {
+                let registry = Arc::clone(registry);
+                let graph_id = work.graph_id.clone();
+                let digest = digest.clone();
+                let read = self
+                    .core
+                    .db
+                    .read(move |tx| Box::pin(async move { registry.of_digest(tx, &graph_id, &digest).await }));
+                read.await.map_err(super::fault)?
+            }
+            (None, None) => None,
+        };
+        let found = known
+            .as_ref()
+            .and_then(|known| known.remote_subagent(&work.agent, &work.url));
+        let (agent, is_owners) = found.ok_or_else(|| "it is not defined any more".to_owned())?;
+        let peer = registry.workshop.peers.peer(&work.url, &agent.headers.0, is_owners);
+        let place = remote_agent::remote_thread(peer.map_err(|invalid| invalid.to_string())?, work.run);
+        Ok((place, agent.clone()))
+    }
+}

@@ -1,0 +1,136 @@
+//! The limits of background tasks: those of the calling run and of its whole tree.
+
+use super::{DEEPEST, TaskError};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::background::{TaskLineage, TaskRecord};
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::limits::{Spending, UsageChange};
+use crate::domain::run::Run;
+use crate::domain::time::Timestamp;
+use crate::runtime::ledger::{self, BudgetCharge, ChargeError};
+use crate::tool::Scope;
+use crate::tool::budget::{Budget, LimitReached};
+
+/// The run that starts a task.
+pub(super) struct TaskParent {
+    pub(super) run: RunId,
+    pub(super) thread: ThreadId,
+    pub(super) depth: u32,
+    pub(super) budget: Budget,
+}
+
+impl TaskParent {
+    pub(super) fn of(scope: &Scope) -> Self {
+        Self {
+            run: scope.run,
+            thread: scope.thread,
+            depth: scope.depth,
+            budget: scope.budget.clone(),
+        }
+    }
+}
+
+/// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks.
+/// If the task is not begun after all, what the transaction wrote is rolled back, and the budget has to be told.
+/// Everything is checked and counted under the lock of the thread that asks, so that calls side by side see each other, and
+/// for the trees whose limits reach this far under a lock of their own.
+pub(super) async fn admit(
+    tx: &mut Tx<'_>,
+    parent: &TaskParent,
+    record: &TaskRecord,
+    now: Timestamp,
+) -> Result<(TaskLineage, u64), TaskError> {
+    let locked = db::threads::lock(tx, parent.thread).await?;
+    let launcher = db::runs::get_by_id(tx, parent.run).await?;
+    let (Some(_), Some(launcher)) = (locked, launcher) else {
+        return Err(TaskError::Refused(
+            "The conversation is being deleted; nothing was started.".to_owned(),
+        ));
+    };
+    let ancestry = descend(&launcher, parent, &record.ancestry).map_err(TaskError::Refused)?;
+    let not_over = count(db::background::not_over(tx, parent.thread).await?);
+    let spent = parent.budget.spend_background(parent.depth, not_over, now);
+    spent.map_err(|exceeded| limited(&exceeded))?;
+    let charge = BudgetCharge {
+        noted: UsageChange::default(),
+        spending: Some(Spending::Child),
+        in_background: true,
+    };
+    if let Some(pool) = parent.budget.pool() {
+        let charged = ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await;
+        charged.map_err(|error| match error {
+            ChargeError::Exceeded(exceeded) => {
+                parent.budget.not_begun(not_over);
+                limited(&exceeded)
+            }
+            ChargeError::Fault(error) => error.into(),
+        })?;
+        ledger::enter(tx, pool.trees(), (RunId(record.task.0), record.task), now).await?;
+    }
+    Ok((ancestry, not_over))
+}
+
+/// Takes back the reservation of a task that was not started, beside so many other unfinished tasks.
+pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, now: Timestamp) -> DbResult<()> {
+    budget.not_begun(not_over);
+    if let Some(pool) = budget.pool() {
+        let noted = UsageChange {
+            children: -1,
+            ..UsageChange::default()
+        };
+        let charge = BudgetCharge {
+            noted,
+            spending: None,
+            in_background: true,
+        };
+        // Nothing is asked for that a limit could forbid.
+        if let Err(ChargeError::Fault(error)) =
+            ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await
+        {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Checks whether a finished task may continue.
+pub(super) async fn again(tx: &mut Tx<'_>, parent: &TaskParent, ancestry: &TaskLineage) -> Result<(), TaskError> {
+    let not_over = count(db::background::not_over(tx, parent.thread).await?);
+    let room = parent.budget.room_in_background(not_over);
+    room.map_err(|exceeded| limited(&exceeded))?;
+    match ledger::room(tx, &ancestry.budget_scopes()).await? {
+        Some(exceeded) => Err(limited(&exceeded)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the lineage of a task below the calling run; `draft` names who started it.
+fn descend(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
+    let above = launcher.request.background.as_ref();
+    let nesting = above.map_or(0, |above| above.nesting) + 1;
+    let levels = parent.budget.levels_below(parent.depth);
+    if levels.is_none() && nesting > DEEPEST {
+        return Err(format!(
+            "Background tasks nest at most {DEEPEST} deep, and this one would be number {nesting}. Nothing was started; \
+             do the work yourself."
+        ));
+    }
+    Ok(TaskLineage {
+        top: above.map_or(launcher.id, |above| above.top),
+        nesting,
+        levels: levels.map(|levels| levels.saturating_sub(1)),
+        tree: None,
+        trees: parent.budget.pool().map_or_else(Vec::new, |pool| pool.trees().to_vec()),
+        ..draft.clone()
+    })
+}
+
+pub(super) fn count(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+fn limited(exceeded: &LimitReached) -> TaskError {
+    TaskError::Refused(format!(
+        "{exceeded} Nothing was started; do the work yourself, or wait until a task is over."
+    ))
+}

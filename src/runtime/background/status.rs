@@ -1,0 +1,105 @@
+//! The status of a task on this server: that of the newest run on its thread.
+
+use serde_json::json;
+
+use crate::db::interrupts::{self, InterruptRecord, InterruptState};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::background::{TaskRecord, TaskSnapshot, TaskStatus};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::run::Run;
+
+/// The status of a task on this server, without its result.
+struct Standing {
+    /// The newest run on its thread; none if that is gone.
+    run: Option<Run>,
+    status: TaskStatus,
+    /// The questions that it waits for.
+    asked: Vec<InterruptRecord>,
+}
+
+/// Returns the newest run of a task and its status, as far as they are known on this server.
+///
+/// # Errors
+/// Returns an error when the database fails.
+pub async fn known_status(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<RunId>, TaskStatus)> {
+    match (&record.url, &record.remote.seen) {
+        (None, _) => standing(tx, record.task)
+            .await
+            .map(|standing| (standing.run.map(|run| run.id), standing.status)),
+        (Some(_), Some(seen)) => Ok((seen.run.parse().ok(), seen.status)),
+        (Some(_), None) => Ok((None, TaskStatus::Pending)),
+    }
+}
+
+/// Returns the status of the task on this thread, without its result.
+async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
+    let Some(run) = db::runs::newest(tx, thread).await? else {
+        return Ok(Standing {
+            run: None,
+            status: TaskStatus::Error,
+            asked: vec![],
+        });
+    };
+    let mut status = TaskStatus::from(run.status);
+    let mut asked = vec![];
+    if status == TaskStatus::Success {
+        asked = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
+        if !asked.is_empty() {
+            status = TaskStatus::Waiting;
+        }
+    }
+    Ok(Standing {
+        run: Some(run),
+        status,
+        asked,
+    })
+}
+
+/// Returns the state of the task on this thread with its result.
+pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskSnapshot> {
+    let Standing { run, status, asked } = standing(tx, thread).await?;
+    let Some(run) = run else {
+        let error = "The thread of the task, or its work there, was deleted.".to_owned();
+        return Ok(TaskSnapshot {
+            error: Some(error),
+            ..TaskSnapshot::of("", status)
+        });
+    };
+    let seen = TaskSnapshot::of(run.id.to_string(), status);
+    match status {
+        TaskStatus::Success => {
+            let machine = match db::checkpoints::machine(tx, thread, Lane::Main).await {
+                Ok((machine, _)) => machine,
+                Err(error) if error.is_corrupt() => {
+                    let error = Some(format!("The result of the task cannot be read: {error}."));
+                    return Ok(TaskSnapshot {
+                        error,
+                        ..TaskSnapshot::of(run.id.to_string(), TaskStatus::Error)
+                    });
+                }
+                Err(error) => return Err(error),
+            };
+            Ok(TaskSnapshot {
+                result: machine.state.conclusion(),
+                media: machine.state.media(),
+                ..seen
+            })
+        }
+        TaskStatus::Waiting => {
+            let one =
+                |asked: &InterruptRecord| json!({"id": asked.interrupt.id, "value": asked.interrupt.question.value});
+            Ok(TaskSnapshot {
+                interrupts: asked.iter().map(one).collect(),
+                ..seen
+            })
+        }
+        TaskStatus::Error | TaskStatus::Timeout => {
+            let error = run
+                .error
+                .map(|failure| format!("{}: {}", failure.class, failure.message));
+            Ok(TaskSnapshot { error, ..seen })
+        }
+        TaskStatus::Running | TaskStatus::Pending | TaskStatus::Cancelled => Ok(seen),
+    }
+}

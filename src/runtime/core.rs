@@ -1,0 +1,71 @@
+//! The parts of the runtime that all its handles share.
+
+use std::sync::Arc;
+
+use super::admission::QueueRoom;
+use super::jobs::JobQueue;
+use super::registry::Registry;
+use super::{Retention, RunBounds, Webhooks};
+use crate::db::{self, Db, DbError, DbResult};
+use crate::domain::id::WorkerId;
+use crate::domain::idempotency::{IdempotencyKey, Once};
+use crate::domain::size::SizeLimits;
+use crate::domain::time::Clock;
+use crate::events::Events;
+use crate::metrics::Metrics;
+use crate::shutdown::Shutdown;
+
+/// The parts that all handles of the runtime share. There is one for each server process.
+pub(super) struct Core {
+    /// This process.
+    pub(super) id: WorkerId,
+    pub(super) db: Db,
+    pub(super) events: Events,
+    pub(super) registry: Arc<Registry>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) shutdown: Shutdown,
+    pub(super) metrics: Metrics,
+    pub(super) webhooks: Arc<Webhooks>,
+    /// The default lifetimes of threads and histories.
+    pub(super) retention: Retention,
+    /// The most runs that may wait, and the longest time that one may be at work.
+    pub(super) bounds: RunBounds,
+    /// The largest sizes of files and states.
+    pub(super) sizes: SizeLimits,
+    /// The jobs of this process.
+    pub(super) jobs: JobQueue,
+    /// The room in the queue of runs.
+    pub(super) queue: QueueRoom,
+}
+
+impl Core {
+    /// Returns the stored response to an earlier request with this key, if there was one. A repeated request gets that
+    /// response even if a new one would be refused now, since nothing is done for it.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub(super) async fn stored_response<T>(&self, key: Option<IdempotencyKey>) -> DbResult<Option<Once<T>>> {
+        let Some(key) = key else { return Ok(None) };
+        let now = self.clock.now();
+        let found = self
+            .db
+            .read(move |tx| Box::pin(async move { db::idempotency::kept(tx, &key, now).await }));
+        Ok(found.await?.map(|kept| kept.map_or(Once::Reused, Once::Again)))
+    }
+
+    /// Runs work to its end in a task of its own, even if the caller is dropped meanwhile.
+    ///
+    /// # Errors
+    /// Returns the error of the work, or [`DbError::Closed`] when the server stopped before the work was done.
+    pub(super) async fn run_detached<T, E>(
+        &self,
+        work: impl Future<Output = Result<T, E>> + Send + 'static,
+    ) -> Result<T, E>
+    where
+        T: Send + 'static,
+        E: From<DbError> + Send + 'static,
+    {
+        let done = self.shutdown.spawn("change of runs", work).await;
+        done.ok().flatten().unwrap_or(Err(DbError::Closed.into()))
+    }
+}

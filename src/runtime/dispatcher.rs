@@ -1,0 +1,479 @@
+//! The dispatcher: it claims runs that are due, drives them to their end, and gives them back when the server stops.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::admission::QueueRoom;
+use super::children::Children;
+use super::commit_order::CommitOrder;
+use super::core::Core;
+use super::jobs::JobQueue;
+use super::journal::{LaneJournal, patiently};
+use super::prepare::{self, ReadyMachine};
+use super::registry::Registry;
+use super::run_context::{RunContext, fault};
+use super::{CancelAction, Store};
+use crate::agent::{Breakpoints, ExitReason, Growth, Journal, Loop, LoopOutcome, PendingWrite};
+use crate::db::runs::Claim;
+use crate::db::{self, DbError, DbResult, Engine, Tx};
+use crate::domain::event::Fact;
+use crate::domain::id::{RunId, ThreadId, WorkerId};
+use crate::domain::machine::{Failure, Machine};
+use crate::domain::run::RunStatus;
+use crate::domain::time::Timestamp;
+
+mod scope;
+
+/// The pause between two looks at the queue without a wakeup: another process may have left runs.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The most crashes in a row without progress, after which a run is not retried.
+const MAX_CRASHES: u32 = 8;
+
+/// Claims runs and drives them. There is one for each server process.
+pub(super) struct Dispatcher {
+    pub(super) core: Arc<Core>,
+    /// The time for which a claim holds without a heartbeat.
+    pub(super) lease: Duration,
+    /// The pause between two heartbeats.
+    pub(super) heartbeat: Duration,
+    store: Store,
+    pub(super) slots: Arc<Semaphore>,
+    /// The number of slots, free or not.
+    pub(super) slot_count: usize,
+    /// The most concurrent tool calls in this process, and of one run.
+    pub(super) calls: Arc<Semaphore>,
+    pub(super) calls_per_run: usize,
+    /// Wakes the dispatch loop when a run may begin.
+    pub(super) wakeup: Notify,
+    active: Mutex<HashMap<RunId, Active>>,
+    /// The runs of subagents at work in this process, and of those that wait while their callers are.
+    pub(super) children: Arc<Children>,
+    pub(super) parked: Arc<Children>,
+    /// Notified when a run has left `active`.
+    left: Notify,
+    /// True when a run may be queued, so that the queue is read when another run ends.
+    queued: AtomicBool,
+    /// True when other processes use the same database.
+    pub(super) has_company: AtomicBool,
+}
+
+/// A run at work in this process.
+pub(super) struct Active {
+    thread: ThreadId,
+    pub(super) stop: CancellationToken,
+    wanted: Option<CancelAction>,
+}
+
+impl Dispatcher {
+    pub(super) fn new(parts: super::RuntimeParts) -> Self {
+        let super::AgentSources {
+            workshop,
+            around,
+            files: _,
+        } = parts.ground;
+        let registry = Registry::new(parts.db.clone(), Arc::clone(&parts.clock), workshop, around);
+        let webhooks = Arc::new(parts.webhooks);
+        let jobs = JobQueue::new(webhooks.wakeup());
+        let core = Core {
+            id: WorkerId::mint(),
+            db: parts.db,
+            events: parts.events,
+            registry: Arc::new(registry),
+            clock: parts.clock,
+            shutdown: parts.shutdown,
+            metrics: parts.metrics,
+            webhooks,
+            retention: parts.retention,
+            bounds: parts.bounds,
+            sizes: parts.sizes,
+            jobs,
+            queue: QueueRoom::new(parts.bounds.waiting),
+        };
+        Self {
+            core: Arc::new(core),
+            lease: parts.lease,
+            heartbeat: parts.heartbeat,
+            store: parts.store,
+            slot_count: parts.max_concurrent_runs,
+            slots: Arc::new(Semaphore::new(parts.max_concurrent_runs)),
+            calls: Arc::new(Semaphore::new(parts.max_calls.min(Semaphore::MAX_PERMITS))),
+            calls_per_run: parts.max_calls_per_run,
+            wakeup: Notify::new(),
+            active: Mutex::default(),
+            children: Arc::default(),
+            parked: Arc::default(),
+            left: Notify::new(),
+            queued: AtomicBool::new(true),
+            has_company: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins runs as they become due. Ends with the server.
+    pub(super) async fn dispatch(self: Arc<Self>) {
+        let mut adopted: Option<Instant> = None;
+        while !self.core.shutdown.soft().is_cancelled() {
+            let mut looked = Ok(());
+            // There is no wakeup for what another process has left behind.
+            if adopted.is_none_or(|last| last.elapsed() >= LOOK) {
+                adopted = Some(Instant::now());
+                looked = self.begin_orphans().await;
+            }
+            if let Err(error) = looked.and(self.begin_due().await) {
+                tracing::warn!(%error, "could not look for runs that are due");
+            }
+            let rang = timeout(LOOK, self.wakeup.notified());
+            self.core.shutdown.soft().run_until_cancelled(rang).await;
+        }
+    }
+
+    /// Marks that a run is queued, and wakes the dispatch loop.
+    pub(super) fn has_queued(&self) {
+        self.queued.store(true, Ordering::Release);
+        self.wakeup.notify_one();
+    }
+
+    /// Looks for a run that may begin in place of one that has ended. Other processes may have queued one here, too.
+    fn look_for_next(&self) {
+        if self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres {
+            self.wakeup.notify_one();
+        }
+    }
+
+    async fn begin_orphans(self: &Arc<Self>) -> DbResult<()> {
+        let worker = self.core.id;
+        let now = self.core.clock.now();
+        let free = i64::try_from(self.slots.available_permits()).unwrap_or(i64::MAX);
+        let orphans = self
+            .core
+            .db
+            .write(move |tx| Box::pin(db::runs::adopt_orphans(tx, worker, now, free)))
+            .await?;
+        for claim in orphans {
+            tracing::info!(run = %claim.run.id, attempt = claim.run.attempt, crashes = claim.crashes, "run taken over");
+            let permit = Arc::clone(&self.slots).try_acquire_owned().ok();
+            self.begin(claim, false, permit);
+        }
+        Ok(())
+    }
+
+    async fn begin_due(self: &Arc<Self>) -> DbResult<()> {
+        let worker = self.core.id;
+        while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
+            let now = self.core.clock.now();
+            // Set again by whoever queues one while we look.
+            self.queued.store(false, Ordering::Release);
+            let looked = self
+                .core
+                .db
+                .write(move |tx| Box::pin(claim_next(tx, worker, now)))
+                .await;
+            let (claim, more) = looked.inspect_err(|_| self.queued.store(true, Ordering::Release))?;
+            if more {
+                self.queued.store(true, Ordering::Release);
+            }
+            let Some(claim) = claim else {
+                return Ok(());
+            };
+            self.begin(claim, true, Some(permit));
+        }
+        // All slots are taken, and there may be more.
+        self.queued.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Begins to drive a claimed run; `fresh` when no process has done so before.
+    pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
+        let run = &claim.run;
+        let stop = self.core.shutdown.hard().child_token();
+        let active = Active {
+            thread: run.thread,
+            stop: stop.clone(),
+            wanted: None,
+        };
+        let late = self.enter(run.id, active);
+        if fresh {
+            self.core
+                .metrics
+                .work()
+                .run_started(run.lineage.agent(), self.core.clock.now().since(run.due_at));
+        }
+        let this = Arc::clone(self);
+        let id = run.id;
+        let run_context = Arc::new(self.run_context(claim));
+        let holder = run_context.log.expect_run(id, fresh);
+        self.core.shutdown.spawn("run", async move {
+            if let Some(active) = late {
+                this.at_rest(|other, _| other == id).await;
+                this.active().insert(id, active);
+            }
+            let work = AssertUnwindSafe(this.work(&run_context, stop)).catch_unwind();
+            if work.await.is_err() {
+                tracing::error!(run = %id, "a run panicked");
+                let text = format!("The server failed. Its log has the cause under the id of the run, {id}.");
+                let failure = Failure::new("InternalError", text);
+                this.fail(&run_context, &Machine::default(), failure).await;
+            }
+            run_context.log.close(holder);
+            drop(permit);
+            this.active().remove(&id);
+            this.left.notify_waiters();
+            this.look_for_next();
+            this.core.jobs.run_ended(run_context.run.request.background.is_some());
+            this.delete_temporary_thread(&run_context).await;
+        });
+    }
+
+    /// Notes that a run is at work here. Given back if it still is under an earlier claim, which another process took
+    /// and lost again before the loop here heard of it; that loop is told to leave.
+    fn enter(&self, run: RunId, new: Active) -> Option<Active> {
+        let mut active = self.active();
+        if let Some(old) = active.get(&run) {
+            old.stop.cancel();
+            return Some(new);
+        }
+        active.insert(run, new);
+        None
+    }
+
+    fn run_context(&self, Claim { run, fence, crashes }: Claim) -> RunContext {
+        RunContext {
+            core: Arc::clone(&self.core),
+            log: self.core.events.log(run.thread),
+            run,
+            fence,
+            crashes,
+            has_company: self.has_company.load(Ordering::Acquire),
+            turns: CommitOrder::default(),
+            children: Arc::clone(&self.children),
+            parked: Arc::clone(&self.parked),
+            ledger: OnceLock::new(),
+        }
+    }
+
+    /// Drives a run to its end and stores the end, unless the loop itself did.
+    async fn work(self: &Arc<Self>, run_context: &Arc<RunContext>, stop: CancellationToken) {
+        let run = &run_context.run;
+        // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
+        if run_context.crashes >= MAX_CRASHES {
+            let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
+            return self
+                .fail(
+                    run_context,
+                    &Machine::default(),
+                    Failure::new("TooManyAttemptsError", text),
+                )
+                .await;
+        }
+        let known = match self.core.registry.of_run(run).await {
+            Ok(Some(known)) => known,
+            Ok(None) => {
+                let text = "The agent of this run is not configured on this server any more.".to_owned();
+                return self
+                    .fail(
+                        run_context,
+                        &Machine::default(),
+                        Failure::new("AgentNotFoundError", text),
+                    )
+                    .await;
+            }
+            Err(error) => {
+                tracing::error!(run = %run.id, %error, "could not load the definition of the agent of a run");
+                return self.not_loaded(run_context, &error).await;
+            }
+        };
+        let opening = match prepare::open(run_context, &known).await {
+            Ok(opening) => opening,
+            Err(error) => {
+                tracing::error!(run = %run.id, %error, "could not load the state of a run");
+                return self.not_loaded(run_context, &error).await;
+            }
+        };
+        let ReadyMachine {
+            mut machine,
+            notes,
+            segment,
+            plan,
+            only_notes,
+            budget,
+        } = opening;
+        let journal = LaneJournal::main(Arc::clone(run_context), segment, (stop.clone(), Some(budget.clone())));
+        let agent = if run.levels() == Some(0) {
+            known.without_delegations()
+        } else {
+            Arc::clone(&known.agent)
+        };
+        let driving = Loop {
+            state_size: Growth::new(self.core.sizes),
+            agent: &agent,
+            plan,
+            lineage: &run.lineage,
+            scope: self.scope(run, &known, (stop, budget)),
+            journal: &journal,
+            breakpoints: Breakpoints {
+                before: run.request.interrupt_before.clone(),
+                after: run.request.interrupt_after.clone(),
+            },
+            leave: self.core.shutdown.soft().clone(),
+            base: 0,
+        };
+        let driven = if only_notes {
+            driving.close(&machine, notes).await
+        } else {
+            driving.drive(&mut machine, notes).await
+        };
+        match driven {
+            Ok(LoopOutcome::Done | LoopOutcome::Failed(_) | LoopOutcome::Parked(_) | LoopOutcome::Paused) => {}
+            Err(ExitReason::LeaseLost) => tracing::warn!(run = %run.id, "another process has taken the run over"),
+            Err(ExitReason::Unavailable) => self.give_back(run_context).await,
+            Err(ExitReason::Fault(failure)) => self.fail(run_context, &machine, failure).await,
+            Err(ExitReason::Cancelled) => self.cancelled(run_context, &machine, &journal).await,
+        }
+    }
+
+    /// Ends a run for which something cannot be read, or gives it back when the database did not answer.
+    async fn not_loaded(&self, run_context: &Arc<RunContext>, error: &DbError) {
+        if error.is_corrupt() {
+            return self
+                .fail(run_context, &Machine::default(), db::runs::unreadable(error))
+                .await;
+        }
+        match fault(run_context.run.id, error) {
+            ExitReason::Fault(failure) => self.fail(run_context, &Machine::default(), failure).await,
+            ExitReason::Unavailable | ExitReason::LeaseLost | ExitReason::Cancelled => {
+                self.give_back(run_context).await
+            }
+        }
+    }
+
+    async fn fail(&self, run_context: &Arc<RunContext>, machine: &Machine, failure: Failure) {
+        let mut notes = vec![];
+        match prepare::open_log(run_context).await {
+            Ok(true) => {
+                let base = machine.head;
+                let attempt = run_context.run.attempt;
+                notes.push(PendingWrite::Fact(Fact::Started {
+                    base,
+                    attempt,
+                    resumed: false,
+                }));
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(run = %run_context.run.id, %error, "could not open the log of a run that failed");
+                return self.give_back(run_context).await;
+            }
+        }
+        let journal = LaneJournal::main(Arc::clone(run_context), None, (CancellationToken::new(), None));
+        notes.push(PendingWrite::Fact(Fact::over(RunStatus::Error, Some(failure))));
+        if let Err(stop) = journal.commit(machine, notes).await {
+            tracing::error!(run = %run_context.run.id, ?stop, "could not store that a run failed");
+            self.give_back(run_context).await;
+        }
+    }
+
+    /// A loop was told to stop: by a client, or because the server goes down.
+    async fn cancelled(&self, run_context: &Arc<RunContext>, machine: &Machine, journal: &LaneJournal) {
+        let wanted = self.active().get(&run_context.run.id).and_then(|active| active.wanted);
+        let done = match wanted {
+            Some(CancelAction::Interrupt) => {
+                let error = Some(Failure::cancelled());
+                let ended = Fact::over(RunStatus::Interrupted, error);
+                let stored = journal.commit(machine, vec![PendingWrite::Fact(ended)]).await;
+                stored.map_err(|stop| format!("{stop:?}"))
+            }
+            Some(CancelAction::Rollback) => patiently(run_context.run.id, || self.roll_back(run_context))
+                .await
+                .map_err(|error| error.to_string()),
+            None => self.release(run_context).await.map_err(|error| error.to_string()),
+        };
+        if let Err(error) = done {
+            tracing::error!(run = %run_context.run.id, %error, "could not store that a run was cancelled");
+            // Or nobody would ever go on with it, or cancel it.
+            self.give_back(run_context).await;
+        }
+    }
+
+    /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run
+    /// belongs to its worker for as long as that lives.
+    async fn give_back(&self, run_context: &Arc<RunContext>) {
+        while self
+            .core
+            .shutdown
+            .soft()
+            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .await
+            .is_some()
+        {
+            match self.release(run_context).await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(run = %run_context.run.id, %error, "could not give a run back yet"),
+            }
+        }
+    }
+
+    /// Releases a run for the next process.
+    async fn release(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
+        let run = run_context.run.id;
+        let worker = run_context.core.id;
+        let fence = run_context.fence;
+        self.core
+            .db
+            .write(move |tx| Box::pin(db::runs::release(tx, run, worker, fence)))
+            .await
+    }
+
+    /// Stops a run of the main agent or of a subagent. Returns false if it is not at work in this process.
+    pub(super) fn stop(&self, run: RunId, action: CancelAction) -> bool {
+        let mut active = self.active();
+        let Some(active) = active.get_mut(&run) else {
+            return self.children.stop(run);
+        };
+        active.wanted.get_or_insert(action);
+        active.stop.cancel();
+        true
+    }
+
+    /// Waits until no run works on `thread` in this process.
+    pub(super) async fn wait_until_idle(&self, thread: ThreadId) {
+        self.at_rest(|_, of| of == thread).await;
+    }
+
+    /// Waits until none of these runs, each with its thread, is at work in this process.
+    pub(super) async fn at_rest(&self, concerns: impl Fn(RunId, ThreadId) -> bool) {
+        loop {
+            let mut left = std::pin::pin!(self.left.notified());
+            // Enlisted before the look, or a run that leaves right after it would not be heard.
+            left.as_mut().enable();
+            if !self.active().iter().any(|(run, active)| concerns(*run, active.thread)) {
+                return;
+            }
+            left.await;
+        }
+    }
+
+    pub(super) fn active(&self) -> MutexGuard<'_, HashMap<RunId, Active>> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Claims the next run that is due. None if there is none; then also whether one waits that is not due yet.
+async fn claim_next(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
+    let mut passed = None;
+    while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
+        if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
+            return Ok((Some(claim), true));
+        }
+        // It cannot be read and was ended, or its thread is not free any more.
+        passed = Some(run);
+    }
+    Ok((None, db::runs::any_pending(tx).await?))
+}

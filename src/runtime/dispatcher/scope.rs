@@ -1,0 +1,49 @@
+//! The scope of the main agent of a run.
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Dispatcher;
+use crate::agent::assemble::RegisteredAgent;
+use crate::domain::run::Run;
+use crate::runtime::{BackgroundTasks, Runs};
+use crate::tool::budget::Budget;
+use crate::tool::{CallSlots, ProgressSink, Scope};
+
+impl Dispatcher {
+    pub(super) fn scope(
+        self: &Arc<Self>,
+        run: &Run,
+        known: &RegisteredAgent,
+        (stop, budget): (CancellationToken, Budget),
+    ) -> Scope {
+        Scope {
+            agent: known.agent.name.clone(),
+            path: run.lineage.path.clone().into(),
+            thread: run.thread,
+            run: run.id,
+            assistant: run.assistant,
+            depth: 0,
+            subagent: None,
+            visibility: run.lineage.visibility,
+            context: Arc::new(run.request.tool_context().clone()),
+            context_scoping: known.context_scoping,
+            clock: Arc::clone(&self.core.clock),
+            store: Arc::new(self.store.clone()),
+            tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
+            task: None,
+            step_limit: run.request.step_limit(),
+            sizes: self.core.sizes,
+            stop,
+            budget,
+            slots: CallSlots::new(self.calls_per_run, Arc::clone(&self.calls)),
+            progress: ProgressSink::default(),
+            form: None,
+            answer: None,
+            question: None,
+            answers: Arc::default(),
+            program: Arc::default(),
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The errors of the runtime, one enum for each operation.
+
+use crate::db;
+use crate::domain::Invalid;
+use crate::domain::id::{AssistantId, CheckpointId, InterruptId, RunId, ThreadId};
+use crate::model::ModelError;
+
+/// The refusal to start a run.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// There is no such assistant or graph.
+    #[error("there is no assistant {0}")]
+    NoAssistant(String),
+    /// The definition of the assistant is not configured any more.
+    #[error("the agent {graph_id} of assistant {assistant} is not configured")]
+    NoAgent {
+        /// The assistant.
+        assistant: AssistantId,
+        /// The definition that it names.
+        graph_id: String,
+    },
+    /// There is no such checkpoint on the thread.
+    #[error("there is no checkpoint {0} on this thread")]
+    NoCheckpoint(CheckpointId),
+    /// The thread is busy and the strategy is to refuse.
+    #[error("the thread is busy")]
+    Busy,
+    /// The queue of all threads together is full.
+    #[error("{0} runs wait for their turn, and more are not taken")]
+    QueueFull(u64),
+    /// The queue of the thread is full.
+    #[error("{0} runs wait for their turn on this thread, and more are not taken")]
+    ThreadFull(u64),
+    /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
+    #[error("{} questions wait for an answer", .0.len())]
+    QuestionPending(Vec<InterruptId>),
+    /// An answer came to a thread on which no question waits.
+    #[error("the thread has no open interrupt")]
+    NoOpenInterrupt,
+    /// Several questions wait and the answer does not say which it is for.
+    #[error("{} questions wait for an answer", .0.len())]
+    AmbiguousAnswer(Vec<InterruptId>),
+    /// Something in the request cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// A resume without a thread.
+    #[error("a resume needs a thread")]
+    ResumeNeedsThread,
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// The refusal of a batch: that of the first request that was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("request {at}: {error}")]
+pub struct BatchError {
+    /// The position of the request, counted from 0.
+    pub at: usize,
+    /// The refusal.
+    pub error: StartError,
+}
+
+impl From<db::DbError> for BatchError {
+    fn from(error: db::DbError) -> Self {
+        Self {
+            at: 0,
+            error: error.into(),
+        }
+    }
+}
+
+/// The refusal to cancel a run.
+#[derive(Debug, thiserror::Error)]
+pub enum CancelError {
+    /// There is no such run.
+    #[error("there is no such run")]
+    NoRun,
+    /// The run is over.
+    #[error("the run is over")]
+    Over,
+    /// The run of a subagent is part of its caller's work and cannot be undone by itself.
+    #[error("the work of a subagent cannot be undone by itself")]
+    NoUndo,
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// The refusal of an answer to an interrupt.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// There is no such question.
+    #[error("there is no such interrupt")]
+    NoInterrupt,
+    /// The assistant that asked was deleted, or its definition is not configured any more.
+    #[error("the agent that asked is gone")]
+    NoAgent,
+    /// The interrupt was answered otherwise, dropped, or has expired.
+    #[error("the interrupt is {0}")]
+    Stale(&'static str),
+    /// The answer is not one of those that were asked for.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The thread is busy.
+    #[error("the thread is busy")]
+    Busy,
+    /// Another server asks, and the answer could not be taken there.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// The refusal to write into a state.
+#[derive(Debug, thiserror::Error)]
+pub enum StateWriteError {
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// There is no such checkpoint on the thread.
+    #[error("there is no checkpoint {0} on this thread")]
+    NoCheckpoint(CheckpointId),
+    /// The agent has no such node.
+    #[error("node {0} does not exist")]
+    NoNode(String),
+    /// Runs are at work on the thread.
+    #[error("the thread has in-flight runs")]
+    InFlight(Vec<RunId>),
+    /// The values cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// The refusal to create a thread.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateThreadError {
+    /// There is one of this id; it stays as it is.
+    #[error("there is a thread {0}")]
+    Exists(ThreadId),
+    /// The history with which it was to begin cannot be written, or the server failed.
+    #[error(transparent)]
+    Write(#[from] StateWriteError),
+}
+
+impl From<db::DbError> for CreateThreadError {
+    fn from(error: db::DbError) -> Self {
+        Self::Write(error.into())
+    }
+}
+
+/// The refusal to create or change a cron.
+#[derive(Debug, thiserror::Error)]
+pub enum CronError {
+    /// There is no such cron.
+    #[error("there is no such cron")]
+    NoCron,
+    /// There is no such thread.
+    #[error("there is no thread {0}")]
+    NoThread(ThreadId),
+    /// Another client has changed the cron meanwhile.
+    #[error("the cron was changed by somebody else")]
+    Stale,
+    /// A part of the request cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// Its runs could never be started.
+    #[error(transparent)]
+    Refused(#[from] StartError),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+impl CronError {
+    /// The refusal of a cron whose run would be refused like this.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all others are refusals of the run")]
+    pub(super) fn of_check(refusal: StartError) -> Self {
+        match refusal {
+            StartError::Invalid(invalid) => invalid.into(),
+            StartError::Fault(error) => error.into(),
+            refusal => refusal.into(),
+        }
+    }
+}
+
+/// The reason for which a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// This agent of a file cannot be assembled.
+    #[error("could not assemble the agent {0}: {1}")]
+    Agent(String, ModelError),
+    /// The database failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}
+
+/// The refusal to create, change or delete an assistant.
+#[derive(Debug, thiserror::Error)]
+pub enum AssistantError {
+    /// There is no such assistant.
+    #[error("there is no assistant {0}")]
+    NoAssistant(AssistantId),
+    /// The assistant has no version of this number.
+    #[error("assistant {0} has no version {1}")]
+    NoVersion(AssistantId, i64),
+    /// There is one of this id.
+    #[error("there is an assistant {0}")]
+    Exists(AssistantId),
+    /// There is no such definition.
+    #[error("there is no agent {graph_id}")]
+    NoGraph {
+        /// The definition that was asked for.
+        graph_id: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The definition of this key has it by itself.
+    #[error("the assistant belongs to the definition of {0}")]
+    Automatic(String),
+    /// `config.configurable` and `context` were given, and differ.
+    #[error("config.configurable and context differ")]
+    TwoContexts,
+    /// Something in the request cannot be accepted.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The server failed.
+    #[error(transparent)]
+    Fault(#[from] db::DbError),
+}

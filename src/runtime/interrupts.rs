@@ -1,0 +1,147 @@
+//! Interrupts: questions of agents to people, and the runs that continue a thread once they are resolved.
+//!
+//! An interrupt is resolved by an answer (`answer.rs`), by the server of the remote agent that raised it (`remote.rs`), or by the
+//! cancellation of the subagent that raised it (`cancel.rs`). It is dropped when the thread continues without an answer
+//! (`expire.rs`).
+//!
+//! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the rows of
+//! the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be repeated, so a crash
+//! in between loses nothing, and a run that is cancelled before it begins leaves the interrupts open.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::admission::{self, AdmissionContext, Admitted};
+use super::core::Core;
+use super::{AssistantRef, BackgroundTasks, NewRun, Runs, StartError, Target};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::run::{Command, Multitask, Run, RunRequest};
+
+mod answer;
+mod cancel;
+mod deliver;
+mod expire;
+mod remote;
+
+pub use answer::{InterruptReply, RespondError};
+
+pub(super) use cancel::{CallerNotice, cancel_waiting, report_cancelled};
+pub(super) use deliver::{deliver, open_interrupts};
+pub(super) use expire::{drop_for_input, drop_for_update, drop_of_subagents};
+pub(super) use remote::{is_answered_remotely, pending_of_subagent, resume_answered_remotely};
+
+/// The resolution of interrupts that a run brings.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Resolution {
+    /// The answer of a client to the open interrupts: one answer to the only one, a map by interrupt id, or a list in the
+    /// order in which they were raised.
+    Answered(Value),
+    /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
+    AnsweredRemotely(RunId),
+    /// These subagents were cancelled while they waited. Their callers continue without them.
+    Cancelled(Vec<RunId>),
+}
+
+/// Reads interrupts and answers them. Cheap to clone.
+#[derive(Clone)]
+pub struct Interrupts {
+    pub(super) core: Arc<Core>,
+    pub(super) runs: Runs,
+    pub(super) tasks: BackgroundTasks,
+}
+
+impl Interrupts {
+    pub(super) fn new(runs: Runs, tasks: BackgroundTasks) -> Self {
+        Self {
+            core: Arc::clone(&runs.core),
+            runs,
+            tasks,
+        }
+    }
+}
+
+/// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command of
+/// the run.
+///
+/// # Errors
+/// Returns the refusal of an answer that does not fit the open interrupts.
+pub(super) async fn resolve(tx: &mut Tx<'_>, run: &mut Run, resolution: &Resolution) -> Result<(), StartError> {
+    let answers = match resolution {
+        Resolution::Answered(answer) => Some(answer::match_answer(tx, run.thread, answer).await?),
+        Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
+        Resolution::Cancelled(_) => None,
+    };
+    for (id, answer) in answers.iter().flatten() {
+        db::interrupts::resolve(tx, run.thread, id, answer, run.id, run.created_at).await?;
+    }
+    let command = run.request.command.get_or_insert_with(Command::default);
+    command.resume = answers;
+    if let Resolution::Cancelled(children) = resolution {
+        command.cancelled.clone_from(children);
+    }
+    Ok(())
+}
+
+/// Starts a run that continues a thread with a resolution that did not come from a client. Returns none if the run is
+/// refused; then nothing is stored, and the transaction can go on.
+async fn continue_thread(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    assistant: AssistantId,
+    resolution: Resolution,
+    context: &AdmissionContext,
+) -> DbResult<Option<Admitted>> {
+    let (request, metadata) = match &resolution {
+        Resolution::Answered(_) => (RunRequest::default(), Map::new()),
+        Resolution::AnsweredRemotely(child) => {
+            let request = RunRequest {
+                // Another run may have begun to work on the thread; then there is nothing to continue.
+                multitask: Multitask::Reject,
+                ..super::background::streamed_request()
+            };
+            (request, metadata("settled_elsewhere", &[*child]))
+        }
+        Resolution::Cancelled(children) => {
+            let request = RunRequest {
+                stream_mode: vec!["values".to_owned()],
+                ..RunRequest::default()
+            };
+            (request, metadata("cancelled_run_ids", children))
+        }
+    };
+    let new_run = NewRun {
+        target: Target::Thread(thread),
+        assistant: AssistantRef::Id(assistant),
+        request,
+        resume: Some(resolution),
+        metadata,
+        after: Duration::ZERO,
+    };
+    match admission::try_start(tx, &new_run, context).await? {
+        Ok(admitted) => Ok(Some(admitted)),
+        Err(refusal) => {
+            tracing::warn!(%thread, %refusal, "no run could be started after an interrupt was resolved");
+            Ok(None)
+        }
+    }
+}
+
+fn metadata(key: &str, children: &[RunId]) -> Map<String, Value> {
+    Map::from_iter([(key.to_owned(), json!(children))])
+}
+
+/// Returns the open interrupts of a thread, in the order in which they were raised.
+pub(super) async fn pending(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Vec<InterruptRecord>> {
+    db::interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await
+}
+
+/// Returns the histories of a subagent and of all agents below it.
+async fn lanes_of(tx: &mut Tx<'_>, child: RunId) -> DbResult<Vec<Lane>> {
+    let members = db::runs::members(tx, child).await?;
+    Ok(members.into_iter().map(Lane::Child).collect())
+}

@@ -1,0 +1,333 @@
+//! Answers of clients to interrupts.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::{Interrupts, Resolution, pending};
+use crate::db::interrupts::{InterruptRecord, InterruptState};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::checkpoint::Lane;
+use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
+use crate::domain::idempotency::{IdempotencyKey, Once};
+use crate::domain::interrupt::is_id;
+use crate::domain::run::{Resume, Run, RunRequest};
+use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
+
+/// Assigns the answer of a client to the open interrupts of a thread, and checks it.
+///
+/// # Errors
+/// Returns the refusal of an answer that does not fit.
+pub(super) async fn match_answer(tx: &mut Tx<'_>, thread: ThreadId, answer: &Value) -> Result<Resume, StartError> {
+    let open = pending(tx, thread).await?;
+    let answers = assign(&open, answer)?;
+    for (record, answer) in &answers {
+        record.interrupt.question.check(answer)?;
+    }
+    let answers = answers.into_iter();
+    Ok(answers
+        .map(|(record, answer)| (record.interrupt.id.clone(), answer))
+        .collect())
+}
+
+/// An answer to one interrupt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InterruptReply {
+    /// The id of the interrupt.
+    pub interrupt: String,
+    /// The checkpoint namespace of the agent that raised it, if it is to be checked.
+    pub namespace: Option<String>,
+    /// The answer.
+    pub answer: Value,
+}
+
+/// The refusal of answers to interrupts.
+#[derive(Debug, thiserror::Error)]
+pub enum RespondError {
+    /// No run has been at work on the thread, or there is no such thread.
+    #[error("no run is bound to this thread")]
+    NoRun,
+    /// There is no such question on the thread, or it does not wait for an answer.
+    #[error("no question {0} waits for an answer")]
+    NoInterrupt(String),
+    /// The run that would go on with the answers was not started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+impl From<db::DbError> for RespondError {
+    fn from(error: db::DbError) -> Self {
+        Self::Start(error.into())
+    }
+}
+
+/// The state of an interrupt for a client that brings an answer.
+enum AnswerState {
+    /// It is open, raised by an agent of this assistant.
+    Open(AssistantId),
+    /// It has the same answer already, which this run brought.
+    AnsweredBy(RunId),
+}
+
+impl Interrupts {
+    /// Answers one interrupt. Returns the run that continues with the answer; the same answer again returns the same run.
+    ///
+    /// # Errors
+    /// Returns the refusal; nothing is stored then.
+    pub async fn resolve(
+        &self,
+        thread: ThreadId,
+        interrupt: InterruptId,
+        answer: Value,
+    ) -> Result<RunId, ResolveError> {
+        let assistant = match self.answer_state(thread, &interrupt, &answer).await {
+            Ok(AnswerState::Open(assistant)) => assistant,
+            Ok(AnswerState::AnsweredBy(run)) => return Ok(run),
+            Err(ResolveError::NoInterrupt) => return self.resolve_remotely(thread, &interrupt, answer).await,
+            Err(error) => return Err(error),
+        };
+        let request = RunRequest {
+            stream_mode: vec!["values".to_owned()],
+            ..RunRequest::default()
+        };
+        let new_run = NewRun {
+            target: Target::Thread(thread),
+            assistant: AssistantRef::Id(assistant),
+            request,
+            resume: Some(Resolution::Answered(json!({interrupt.0.clone(): answer}))),
+            metadata: Map::new(),
+            after: Duration::ZERO,
+        };
+        match self.runs.start(new_run).await {
+            Ok(run) => Ok(run.id),
+            // Another client may have answered first.
+            Err(StartError::Invalid(invalid)) => match self.answer_state(thread, &interrupt, &answer).await? {
+                AnswerState::Open(_) => Err(ResolveError::Invalid(invalid)),
+                AnswerState::AnsweredBy(run) => Ok(run),
+            },
+            Err(StartError::Fault(error)) => Err(error.into()),
+            // Answers are not refused because of the queue.
+            Err(StartError::Busy | StartError::QueueFull(_) | StartError::ThreadFull(_)) => Err(ResolveError::Busy),
+            Err(StartError::NoAssistant(_) | StartError::NoAgent { .. }) => Err(ResolveError::NoAgent),
+            Err(
+                StartError::NoThread(_)
+                | StartError::NoCheckpoint(_)
+                | StartError::QuestionPending(_)
+                | StartError::NoOpenInterrupt
+                | StartError::AmbiguousAnswer(_)
+                | StartError::ResumeNeedsThread,
+            ) => Err(ResolveError::NoInterrupt),
+        }
+    }
+
+    /// Returns the state of an interrupt for a client that brings this answer.
+    async fn answer_state(
+        &self,
+        thread: ThreadId,
+        interrupt: &InterruptId,
+        answer: &Value,
+    ) -> Result<AnswerState, ResolveError> {
+        let id = interrupt.clone();
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let Some(record) = db::interrupts::find(tx, thread, &id).await? else {
+                    return Ok(None);
+                };
+                let run = db::runs::get_by_id(tx, record.run).await?;
+                Ok(run.map(|run| (record, run.assistant)))
+            })
+        });
+        let (record, assistant) = read.await?.ok_or(ResolveError::NoInterrupt)?;
+        match (record.status, record.resumed_by) {
+            (InterruptState::Pending, _) => Ok(AnswerState::Open(assistant)),
+            (InterruptState::Resolved, Some(by)) if record.resolution.as_ref() == Some(answer) => {
+                Ok(AnswerState::AnsweredBy(by))
+            }
+            (status, _) => Err(ResolveError::Stale(status.word())),
+        }
+    }
+
+    /// Returns the assistant of the newest run on a thread, if there is one.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn assistant_of(&self, thread: ThreadId) -> DbResult<Option<AssistantId>> {
+        let found = self
+            .core
+            .db
+            .read(move |tx| Box::pin(db::threads::find(tx, thread)))
+            .await?;
+        let named = found.and_then(|thread| thread.metadata.get("assistant_id")?.as_str()?.parse().ok());
+        Ok(named)
+    }
+
+    /// Answers interrupts of a thread with one run, which continues with all of the answers. The assistant and the answers are
+    /// filled into `new_run`.
+    ///
+    /// # Errors
+    /// Returns the refusal; nothing is stored then.
+    pub async fn respond(
+        &self,
+        thread: ThreadId,
+        new_run: NewRun,
+        replies: &[InterruptReply],
+    ) -> Result<Run, RespondError> {
+        let assistant = self.assistant_of(thread).await?.ok_or(RespondError::NoRun)?;
+        for reply in replies {
+            if !self.is_open(thread, reply).await? {
+                return Err(RespondError::NoInterrupt(reply.interrupt.clone()));
+            }
+        }
+        let answers = replies
+            .iter()
+            .map(|reply| (reply.interrupt.clone(), reply.answer.clone()))
+            .collect();
+        let assistant = AssistantRef::Id(assistant);
+        let resume = Some(Resolution::Answered(Value::Object(answers)));
+        match self
+            .runs
+            .start(NewRun {
+                assistant,
+                resume,
+                target: Target::Thread(thread),
+                ..new_run
+            })
+            .await
+        {
+            Ok(run) => Ok(run),
+            Err(error) => match replies.iter().find(|reply| is_about(&error, &reply.interrupt)) {
+                // Another client answered first.
+                Some(reply) => Err(RespondError::NoInterrupt(reply.interrupt.clone())),
+                None => Err(error.into()),
+            },
+        }
+    }
+
+    /// Returns whether the interrupt of a reply is open and was raised in the namespace that the reply names.
+    async fn is_open(&self, thread: ThreadId, reply: &InterruptReply) -> DbResult<bool> {
+        let id = InterruptId(reply.interrupt.clone());
+        let place = reply.namespace.clone();
+        let read = self.core.db.read(move |tx| {
+            Box::pin(async move {
+                let record = db::interrupts::find(tx, thread, &id).await?;
+                let Some(record) = record.filter(|record| record.status == InterruptState::Pending) else {
+                    return Ok(false);
+                };
+                let Some(place) = place else { return Ok(true) };
+                let own = match record.lane {
+                    Lane::Main => String::new(),
+                    Lane::Child(child) => {
+                        let run = db::runs::get_by_id(tx, child).await?;
+                        run.map(|run| run.lineage.checkpoint_ns()).unwrap_or_default()
+                    }
+                };
+                Ok(own == place)
+            })
+        });
+        read.await
+    }
+
+    /// Starts a run, once per key. If its thread has open interrupts and the input answers them, the run continues with that
+    /// answer instead of taking the input as a new message.
+    ///
+    /// # Errors
+    /// Returns the refusal; nothing is stored then.
+    pub async fn start_or_answer(
+        &self,
+        mut new_run: NewRun,
+        key: Option<IdempotencyKey>,
+    ) -> Result<Once<Run>, StartError> {
+        if let (Target::Thread(thread) | Target::ThreadOrNew(thread), Some(input)) =
+            (&new_run.target, &new_run.request.input)
+        {
+            let thread = *thread;
+            let open = self.core.db.read(move |tx| Box::pin(pending(tx, thread))).await?;
+            if !open.is_empty() && !is_message(&open, input) {
+                new_run.resume = new_run.request.input.take().map(Resolution::Answered);
+            }
+        }
+        match key {
+            None => self.runs.start(new_run).await.map(Once::First),
+            Some(key) => self.runs.start_once(new_run, key, None).await,
+        }
+    }
+}
+
+/// Assigns the answers to the open interrupts.
+fn assign<'a>(open: &'a [InterruptRecord], answer: &Value) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
+    let ids = || {
+        open.iter()
+            .map(|record| record.interrupt.id.clone())
+            .collect::<Vec<_>>()
+    };
+    if let Some(by_id) = answer
+        .as_object()
+        .filter(|map| !map.is_empty() && map.keys().all(|key| is_id(key)))
+    {
+        let find = |(id, answer): (&String, &Value)| {
+            let record = open.iter().find(|record| record.interrupt.id.0 == *id);
+            let record = record.ok_or_else(|| {
+                Invalid::new(
+                    format!("command.resume.{id}"),
+                    "is not the id of a question that waits for an answer",
+                )
+            })?;
+            Ok((record, answer.clone()))
+        };
+        return by_id.iter().map(find).collect();
+    }
+    match (open, answer) {
+        ([], _) => Err(StartError::NoOpenInterrupt),
+        (open, Value::Array(list)) if open.iter().all(|record| record.interrupt.question.wants_decisions()) => {
+            in_order(open, list)
+        }
+        ([only], _) => Ok(vec![(only, answer.clone())]),
+        _ => Err(StartError::AmbiguousAnswer(ids())),
+    }
+}
+
+/// Assigns a list: one answer for each interrupt, or one decision for each tool call in question.
+fn in_order<'a>(open: &'a [InterruptRecord], list: &[Value]) -> Result<Vec<(&'a InterruptRecord, Value)>, StartError> {
+    let are_decisions = list.iter().all(|one| one.get("type").is_some());
+    let calls: usize = open.iter().map(|record| record.interrupt.question.calls.len()).sum();
+    if are_decisions && list.len() == calls {
+        let mut rest = list;
+        let mut take = |record: &'a InterruptRecord| {
+            let (own, after) = rest.split_at(record.interrupt.question.calls.len());
+            rest = after;
+            (record, json!({"decisions": own}))
+        };
+        return Ok(open.iter().map(&mut take).collect());
+    }
+    if !are_decisions && list.len() == open.len() {
+        let answer = |one: &Value| {
+            if one.is_array() {
+                json!({"decisions": one})
+            } else {
+                one.clone()
+            }
+        };
+        return Ok(open.iter().zip(list.iter().map(answer)).collect());
+    }
+    let wanted = format!(
+        "must be a list of {calls} decisions, one for each call, or of {} answers, one for each question; it has {} entries",
+        open.len(),
+        list.len()
+    );
+    Err(Invalid::new("command.resume", wanted).into())
+}
+
+/// Returns whether input is a new message rather than an answer to the open interrupts.
+fn is_message(open: &[InterruptRecord], input: &Value) -> bool {
+    let answers = match open {
+        [only] => only.interrupt.question.check(input).is_ok(),
+        _ => false,
+    };
+    !answers && input.get("messages").is_some()
+}
+
+/// Returns whether a run was refused because this interrupt is not open.
+fn is_about(error: &StartError, interrupt: &str) -> bool {
+    matches!(error, StartError::Invalid(invalid) if invalid.field == format!("command.resume.{interrupt}"))
+}

@@ -1,0 +1,81 @@
+//! Admission of a child run: a call of the `task` tool, or of another agent of this server.
+
+use serde_json::Map;
+
+use crate::agent::NewChildRun;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::run::{AssignedAgent, Run, RunRequest, RunStatus};
+use crate::domain::time::Timestamp;
+use crate::runtime::background;
+use crate::runtime::registry::Registry;
+
+/// The result of an admission. A refusal is no error: it is a result for the model, and what the transaction writes
+/// beside it is kept.
+pub(super) enum ChildAdmission {
+    /// The child run is running, or was admitted before.
+    Admitted(Box<Run>),
+    /// The child run is refused for this reason.
+    Refused(String),
+}
+
+/// Admits a child run. One that was admitted before is returned again.
+pub(super) async fn admit(
+    tx: &mut Tx<'_>,
+    (root, registry): (&Run, &Registry),
+    wish: &NewChildRun,
+    now: Timestamp,
+) -> DbResult<ChildAdmission> {
+    if let Some(run) = db::runs::get_by_id(tx, wish.id).await? {
+        return Ok(ChildAdmission::Admitted(Box::new(run)));
+    }
+    if wish.lineage.depth > wish.max_depth {
+        return Ok(ChildAdmission::Refused(format!(
+            "Delegation is limited to {} levels and this one would be level {}. Do the work yourself.",
+            wish.max_depth, wish.lineage.depth
+        )));
+    }
+    let agent = match &wish.graph_id {
+        None => None,
+        Some(graph_id) => match registry.agents().of_graph(graph_id) {
+            Some(known) => {
+                if let Some(refusal) = wish.incompatibility(&known.agent) {
+                    return Ok(ChildAdmission::Refused(refusal));
+                }
+                let graph_id = graph_id.clone();
+                let definition = Some(known.digest.clone());
+                Some(AssignedAgent {
+                    graph_id,
+                    version: 1,
+                    definition,
+                })
+            }
+            None => {
+                return Ok(ChildAdmission::Refused(format!(
+                    "The agent `{graph_id}` is not defined on this server. Do the work yourself."
+                )));
+            }
+        },
+    };
+    let request = RunRequest {
+        input: serde_json::to_value(&wish.order).ok(),
+        agent,
+        ..RunRequest::default()
+    };
+    let run = Run {
+        id: wish.id,
+        thread: root.thread,
+        assistant: root.assistant,
+        lineage: wish.lineage.clone(),
+        status: RunStatus::Running,
+        request,
+        metadata: Map::new(),
+        error: None,
+        attempt: 1,
+        created_at: now,
+        updated_at: now,
+        due_at: now,
+    };
+    db::runs::insert(tx, &run, None).await?;
+    background::insert_remote_run(tx, &run, wish.url.as_deref()).await?;
+    Ok(ChildAdmission::Admitted(Box::new(run)))
+}

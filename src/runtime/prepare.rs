@@ -1,0 +1,391 @@
+//! Preparation of a run: with new input, with answers, from an older checkpoint, or where a crash left it.
+
+use std::sync::Arc;
+
+use super::interrupts;
+use super::ledger::BudgetLedger;
+use super::run_context::RunContext;
+use crate::agent::PendingWrite;
+use crate::agent::assemble::RegisteredAgent;
+use crate::db::{self, DbResult, Tx};
+use crate::definition::builtins::{BACKGROUND, Builtin};
+use crate::domain::background::{BudgetScope, TaskLineage};
+use crate::domain::checkpoint::Lane;
+use crate::domain::event::Fact;
+use crate::domain::goto::Destination;
+use crate::domain::id::{CheckpointId, RunId, ThreadId};
+use crate::domain::input::{read_input, read_update};
+use crate::domain::limits::{Limits, Usage};
+use crate::domain::machine::{Machine, Phase, Plan};
+use crate::domain::run::{Command, Run, RunRequest};
+use crate::domain::state::Update;
+use crate::tool::budget::{Budget, Meter, SharedBudget};
+
+/// A machine that is ready to be driven.
+pub(super) struct ReadyMachine {
+    pub(super) machine: Machine,
+    /// The writes that led up to it and are still to be stored.
+    pub(super) notes: Vec<PendingWrite>,
+    /// The segment of history that its next checkpoint continues.
+    pub(super) segment: Option<i64>,
+    pub(super) plan: Plan,
+    /// True when there is nothing to drive: the request only writes to the state.
+    pub(super) only_notes: bool,
+    /// The remaining budget.
+    pub(super) budget: Budget,
+}
+
+/// The state of the thread at which a run begins.
+struct Found {
+    machine: Machine,
+    segment: Option<i64>,
+    /// True when the newest checkpoint is this run's own: it was at work before.
+    own: bool,
+    /// True when it begins at a checkpoint that is not the newest.
+    forked: bool,
+    max_seq: i64,
+}
+
+/// How far the numbers of the log jump after a crash, so that pieces of answers which were shown but never stored cannot
+/// share a number with anything later.
+const GAP: i64 = 1 << 20;
+
+/// Loads the machine of a run, applies the request to it and opens the log.
+pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
+    let run = &run_context.run;
+    if run.attempt > 1 || goes_on(&run.request) {
+        let thread = run.thread;
+        let id = run.id;
+        let answers = run.request.command.as_ref().and_then(|command| command.resume.clone());
+        let deliver = run_context
+            .core
+            .db
+            .write(move |tx| Box::pin(async move { interrupts::deliver(tx, thread, id, answers.as_ref()).await }));
+        deliver.await?;
+    }
+    let found = find(run_context, run).await?;
+    run_context.log.open(next_seq(run, found.max_seq));
+    let mut plan = known.agent.plan.clone();
+    plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
+    let Found {
+        mut machine,
+        segment,
+        own,
+        forked,
+        ..
+    } = found;
+    let budget = budget(run_context, known).await?;
+    let resumed = own || machine.head.is_some() && goes_on(&run.request);
+    let mut notes = vec![PendingWrite::Fact(Fact::Started {
+        base: machine.head,
+        attempt: run.attempt,
+        resumed,
+    })];
+    if own {
+        return Ok(ReadyMachine {
+            machine,
+            notes,
+            segment,
+            plan,
+            only_notes: false,
+            budget,
+        });
+    }
+    let goes_on_in_copy = machine.position.copied && run.request.input.is_none();
+    if forked && may_ask_first(&run.request, &machine) || goes_on_in_copy {
+        let entry = machine.fork(CheckpointId::mint());
+        notes.push(PendingWrite::entry(entry, &machine));
+    }
+    if let Some(command) = &run.request.command {
+        // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
+        let place = Destination::of(&command.goto, &plan).unwrap_or_default();
+        if place.as_ref().is_some_and(|place| leaves(&machine, place)) {
+            abandon(run_context, run, &machine).await?;
+        }
+        let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
+        return Ok(ReadyMachine {
+            machine,
+            notes,
+            segment,
+            plan,
+            only_notes,
+            budget,
+        });
+    }
+    match &run.request.input {
+        Some(input) => {
+            abandon(run_context, run, &machine).await?;
+            // The shape was checked when the run was admitted.
+            let input = crate::agent::identified(read_input(input).unwrap_or_default());
+            let ids = [CheckpointId::mint(), CheckpointId::mint()];
+            notes.extend(PendingWrite::input(&mut machine, &plan, input, ids));
+        }
+        None => machine.prepare_for_run(),
+    }
+    Ok(ReadyMachine {
+        machine,
+        notes,
+        segment,
+        plan,
+        only_notes: false,
+        budget,
+    })
+}
+
+/// What was used, by the main agent and by all together. Runs side by side are at work at the same time: what counts for
+/// all is the time of the main agent.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    own: Usage,
+    whole: Usage,
+}
+
+impl Spent {
+    async fn in_tree(tx: &mut Tx<'_>, run: RunId) -> DbResult<Self> {
+        let used = db::runs::usages(tx, run).await?;
+        let stored = used.get(&run).copied().unwrap_or_default();
+        // A task may have begun whose call has not come back.
+        let begun = u64::try_from(db::trees::delegations(tx, run).await?).unwrap_or(0);
+        let own = Usage {
+            children: stored.children.max(begun),
+            ..stored
+        };
+        let whole = used.into_values().fold(Usage::default(), Usage::plus);
+        let children = whole.children + (own.children - stored.children);
+        Ok(Self {
+            own,
+            whole: Usage {
+                seconds: own.seconds,
+                children,
+                ..whole
+            },
+        })
+    }
+
+    /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input,
+    /// which it is.
+    async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Self, RunId)> {
+        let mut spent = Self::default();
+        let mut asked = db::interrupts::resumed(tx, thread).await?;
+        let mut last = run;
+        // Taken out, so that no two runs can lead to each other.
+        while let Some(before) = asked.remove(&last) {
+            let Self { own, whole } = Self::in_tree(tx, before).await?;
+            spent = Self {
+                own: spent.own.plus(own),
+                whole: spent.whole.plus(whole),
+            };
+            last = before;
+        }
+        Ok((spent, last))
+    }
+}
+
+/// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
+async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
+    let run = run_context.run.id;
+    let thread = run_context.run.thread;
+    let now = run_context.core.clock.now();
+    let (again, resumes) = (
+        run_context.run.attempt > 1,
+        run_context.run.request.command.as_ref().is_some_and(Command::resumes),
+    );
+    let (spent, (before, first)) = if again || resumes {
+        let read = run_context.core.db.read(move |tx| {
+            Box::pin(async move {
+                let spent = if again {
+                    Spent::in_tree(tx, run).await?
+                } else {
+                    Spent::default()
+                };
+                let before = if resumes {
+                    Spent::before(tx, thread, run).await?
+                } else {
+                    (Spent::default(), run)
+                };
+                Ok((spent, before))
+            })
+        });
+        read.await?
+    } else {
+        (Spent::default(), (Spent::default(), run))
+    };
+    let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
+    let mut limits = known.agent.limits.clone();
+    limits.depth = limits.depth.into_iter().chain(run_context.run.levels()).min();
+    // Whatever its definition says, no run is at work without end.
+    let mut tree = limits.tree.take().unwrap_or_default();
+    tree.wall_s = tree
+        .wall_s
+        .into_iter()
+        .chain([run_context.core.bounds.at_work.as_secs_f64()])
+        .reduce(f64::min);
+    limits.tree = Some(tree);
+    let ledger = BudgetLedger::open(
+        run_context,
+        trees(run_context, known, first),
+        first,
+        &spent.whole.plus(before.whole),
+    )
+    .await?;
+    if let Some(ledger) = &ledger {
+        // The first one stays: a run is opened once under a claim.
+        drop(run_context.ledger.set(Arc::clone(ledger)));
+    }
+    let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
+    Ok(Budget::of_member(
+        limits,
+        meter,
+        Meter::new(spent.whole, now).after(before.whole),
+        pool,
+    ))
+}
+
+/// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
+/// begin background tasks. All runs take them in the same order.
+fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
+    let mut trees = run_context
+        .run
+        .request
+        .background
+        .as_ref()
+        .map(TaskLineage::budget_scopes)
+        .unwrap_or_default();
+    let has_others = known.agent.subagents().is_some_and(|roster| roster.has_references());
+    let begins_tasks = has_others
+        || Builtin::tools_of(BACKGROUND)
+            .first()
+            .is_some_and(|tool| known.agent.tool(tool).is_some());
+    let own = known
+        .agent
+        .limits
+        .tree
+        .as_deref()
+        .filter(|tree| begins_tasks && **tree != Limits::default());
+    trees.extend(own.map(|limits| BudgetScope {
+        top: first,
+        limits: limits.clone(),
+    }));
+    trees.sort_by_key(|tree| tree.top);
+    trees
+}
+
+/// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
+pub(super) async fn open_log(run_context: &RunContext) -> DbResult<bool> {
+    if run_context.log.is_open() {
+        return Ok(false);
+    }
+    let thread = run_context.run.thread;
+    let max_seq = run_context
+        .core
+        .db
+        .read(move |tx| Box::pin(db::checkpoints::max_seq(tx, thread)))
+        .await?;
+    run_context.log.open(next_seq(&run_context.run, max_seq));
+    Ok(true)
+}
+
+fn next_seq(run: &Run, max_seq: i64) -> i64 {
+    max_seq + if run.attempt > 1 { GAP } else { 1 }
+}
+
+/// Returns whether a request continues what is in progress rather than beginning anew.
+fn goes_on(request: &RunRequest) -> bool {
+    match &request.command {
+        Some(command) => command.resumes(),
+        None => request.input.is_none(),
+    }
+}
+
+/// Returns whether a run may raise an interrupt before it has stored a step of its own.
+fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
+    match (&request.command, &request.input) {
+        (Some(command), _) => command.update.is_none(),
+        (None, Some(_)) => false,
+        (None, None) => matches!(machine.position.phase, Phase::Hooks { .. } | Phase::Tools { .. }),
+    }
+}
+
+/// Returns whether a jump to `place` abandons what is in progress.
+fn leaves(machine: &Machine, place: &Destination) -> bool {
+    !matches!(
+        (&machine.position.phase, place),
+        (Phase::Tools { .. }, Destination::Tools { own: true, .. })
+    )
+}
+
+/// Applies a command. Returns true if nothing is to be driven after it.
+fn obey(
+    command: &Command,
+    place: Option<&Destination>,
+    machine: &mut Machine,
+    plan: &Plan,
+    notes: &mut Vec<PendingWrite>,
+) -> bool {
+    let update = command
+        .update
+        .as_ref()
+        .and_then(|update| read_update(update).ok())
+        .unwrap_or_default();
+    let update = crate::agent::identified(update);
+    // No step follows on the end that could store where the run stands.
+    let ends = place == Some(&Destination::End);
+    if ends {
+        machine.jump_to(plan, &Destination::End);
+    }
+    if ends || update != Update::none() {
+        let entry = machine.append_update(plan, update, CheckpointId::mint());
+        notes.push(PendingWrite::entry(entry, machine));
+    }
+    machine.prepare_for_run();
+    if let Some(place) = place {
+        machine.jump_to(plan, place);
+    }
+    place.is_none() && !command.resumes()
+}
+
+/// Reads the state of the thread at which the run begins.
+async fn find(run_context: &RunContext, run: &Run) -> DbResult<Found> {
+    let thread = run.thread;
+    let id = run.id;
+    let from = run.request.checkpoint;
+    run_context
+        .core
+        .db
+        .read(move |tx| {
+            Box::pin(async move {
+                let max_seq = db::checkpoints::max_seq(tx, thread).await?;
+                let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
+                let own = newest.as_ref().is_some_and(|head| head.run == Some(id));
+                let fork = from.filter(|from| !own && newest.as_ref().is_some_and(|head| head.id != *from));
+                let forked = fork.is_some();
+                let (machine, segment) = match fork {
+                    Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
+                    None => db::checkpoints::machine_of(tx, thread, newest).await?,
+                };
+                Ok(Found {
+                    machine,
+                    segment,
+                    own,
+                    forked,
+                    max_seq,
+                })
+            })
+        })
+        .await
+}
+
+/// Drops what waits on the thread, if anything does: new input leaves it behind.
+async fn abandon(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
+    if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
+        return Ok(());
+    }
+    let thread = run.thread;
+    let by = run.id;
+    let now = run_context.core.clock.now();
+    run_context
+        .core
+        .db
+        .write(move |tx| Box::pin(interrupts::drop_for_input(tx, thread, by, now)))
+        .await
+}

@@ -1,0 +1,59 @@
+//! The context of a run at work, shared by its journals.
+
+use std::sync::{Arc, OnceLock};
+
+use super::children::Children;
+use super::commit_order::CommitOrder;
+use super::core::Core;
+use super::ledger::BudgetLedger;
+use crate::agent::ExitReason;
+use crate::db::{self, DbError, DbResult, Tx};
+use crate::domain::id::RunId;
+use crate::domain::machine::Failure;
+use crate::domain::run::Run;
+use crate::domain::time::Timestamp;
+use crate::events::ThreadLog;
+
+/// The context of a run of the main agent, shared by its journals.
+pub(super) struct RunContext {
+    pub(super) core: Arc<Core>,
+    pub(super) log: Arc<ThreadLog>,
+    /// The run of the main agent.
+    pub(super) run: Run,
+    /// The number of the lease: a write under an older number finds no row.
+    pub(super) fence: i64,
+    /// The number of crashes since the run last made progress.
+    pub(super) crashes: u32,
+    /// True when other processes use the same database and may have readers of the run.
+    pub(super) has_company: bool,
+    /// The order of commits.
+    pub(super) turns: CommitOrder,
+    /// The subagents at work in this process.
+    pub(super) children: Arc<Children>,
+    /// The waiting subagents whose callers wait for notifications about them.
+    pub(super) parked: Arc<Children>,
+    /// The budget that the run shares with runs on other threads, if it does.
+    pub(super) ledger: OnceLock<Arc<BudgetLedger>>,
+}
+
+impl RunContext {
+    pub(super) async fn holds_lease(&self, tx: &mut Tx<'_>, now: Timestamp) -> DbResult<bool> {
+        db::runs::check_fence(tx, self.holder(), db::runs::RunRowUpdate::at(now)).await
+    }
+
+    pub(super) fn holder(&self) -> db::runs::LeaseHolder {
+        (self.run.id, self.core.id, self.fence)
+    }
+}
+
+/// Returns the exit reason for an error of the database. The text goes to the log; clients get a class.
+pub(super) fn fault(run: RunId, error: &DbError) -> ExitReason {
+    tracing::error!(%run, %error, "the database failed under a run");
+    if error.is_transient() || matches!(error, DbError::Closed) {
+        return ExitReason::Unavailable;
+    }
+    ExitReason::Fault(Failure::new(
+        "StorageError",
+        "The server could not store the run's progress. Its log has the cause under the id of the run.",
+    ))
+}

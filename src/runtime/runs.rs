@@ -1,0 +1,238 @@
+//! The handle for runs: start, delete and inspect them. Cancellation is in `cancel.rs`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::admission::{self, Admission, AdmissionContext, Admitted};
+use super::core::Core;
+use super::dispatcher::Dispatcher;
+use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
+use crate::db::{self, DbResult, Tx};
+use crate::domain::id::{RunId, ThreadId};
+use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::machine::Plan;
+use crate::domain::run::Run;
+use crate::metrics::Backlog;
+
+/// Starts, cancels and deletes runs. Cheap to clone.
+#[derive(Clone)]
+pub struct Runs {
+    pub(super) core: Arc<Core>,
+    pub(super) dispatcher: Arc<Dispatcher>,
+    pub(super) admission: Admission,
+}
+
+impl Runs {
+    pub(super) fn new(dispatcher: &Arc<Dispatcher>) -> Self {
+        Self {
+            core: Arc::clone(&dispatcher.core),
+            dispatcher: Arc::clone(dispatcher),
+            admission: Admission::new(dispatcher),
+        }
+    }
+
+    /// Starts a run, or queues it.
+    ///
+    /// # Errors
+    /// Returns the refusal; nothing is stored then.
+    pub async fn start(&self, new_run: NewRun) -> Result<Run, StartError> {
+        let new_runs = Arc::new(vec![new_run]);
+        let prepared = self.admission.prepare(&new_runs).await;
+        let checked = prepared.map_err(|refusal| refusal.error)?;
+        let admitted = self.admission.admit(checked, |tx, context| {
+            Box::pin(async move { admission::start(tx, &new_runs[0], &context).await })
+        });
+        admitted.await
+    }
+
+    /// Starts a run once per key. `shown` renders the stored response to repeated requests; without it, a repeated
+    /// request follows the same run.
+    ///
+    /// # Errors
+    /// Returns the refusal; nothing is stored then, not even the key.
+    pub async fn start_once(
+        &self,
+        new_run: NewRun,
+        key: IdempotencyKey,
+        shown: Option<RunResponse>,
+    ) -> Result<Once<Run>, StartError> {
+        let new_runs = Arc::new(vec![new_run]);
+        let checked = match self.admission.prepare(&new_runs).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.core.stored_response(Some(key)).await?.ok_or(refusal.error),
+        };
+        let admission = self.admission.clone();
+        let core = Arc::clone(&self.core);
+        let work = self.core.run_detached(async move {
+            let (permit, context) = admission.with_slot(checked);
+            let now = context.now;
+            let kept = move |admitted: &Admitted| match shown {
+                Some(shown) => shown(std::slice::from_ref(&admitted.run)),
+                None => StoredResponse::Run {
+                    thread: admitted.run.thread,
+                    run: admitted.run.id,
+                },
+            };
+            let write = core.db.write_once(Some(key), now, kept, move |tx| {
+                Box::pin(async move {
+                    let mut admitted = admission::start(tx, &new_runs[0], &context).await?;
+                    if shown.is_none() {
+                        admission::keep_for_key(tx, &mut admitted.run, now).await?;
+                    }
+                    Ok::<_, StartError>(admitted)
+                })
+            });
+            let once = write.await?;
+            Ok(once.map(|admitted| admission.start_or_queue(admitted, permit)))
+        });
+        work.await
+    }
+
+    /// Starts runs that create their own threads, all of them or none, and with a key once. `shown` renders the stored
+    /// response to repeated requests. The runs start as slots become free.
+    ///
+    /// # Errors
+    /// Returns the refusal of the first request that is refused, with its position; nothing is stored then.
+    pub async fn start_all(
+        &self,
+        new_runs: Vec<NewRun>,
+        key: Option<IdempotencyKey>,
+        shown: RunResponse,
+    ) -> Result<Once<Vec<Run>>, BatchError> {
+        for (at, new_run) in new_runs.iter().enumerate() {
+            admission::check_stateless(new_run).map_err(|error| BatchError { at, error })?;
+        }
+        let new_runs = Arc::new(new_runs);
+        let checked = match self.admission.prepare(&new_runs).await {
+            Ok(checked) => checked,
+            Err(refusal) => return self.core.stored_response(key).await?.ok_or(refusal),
+        };
+        let context = self.admission.context(checked);
+        let job = self.core.db.write_once(
+            key,
+            context.now,
+            move |runs: &Vec<Run>| shown(runs),
+            move |tx| Box::pin(async move { admit_all(tx, &new_runs, &context).await }),
+        );
+        let runs = job.await?;
+        self.dispatcher.has_queued();
+        Ok(runs)
+    }
+
+    /// Waits until this process runs no run and no job.
+    pub async fn rest(&self) {
+        self.dispatcher.at_rest(|_, _| true).await;
+        self.core.jobs.at_rest().await;
+    }
+
+    /// Releases the lease, so that another process may continue the unfinished runs at once.
+    pub async fn close(&self) {
+        if let Err(error) = self.dispatcher.release_lease().await {
+            tracing::warn!(%error, "could not give the lease back");
+        }
+    }
+
+    /// Returns the number of runs at work and in the queue.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn backlog(&self) -> DbResult<Backlog> {
+        let now = self.core.clock.now();
+        let read = self
+            .core
+            .db
+            .read(move |tx| Box::pin(async move { Ok((db::runs::queue(tx, now).await?, db::jobs::count(tx).await?)) }));
+        let (queue, jobs) = read.await?;
+        let oldest = queue.oldest.map_or(Duration::ZERO, |due| now.since(due));
+        let at_work = self.dispatcher.active().len();
+        Ok(Backlog {
+            at_work,
+            slots: self.dispatcher.slot_count,
+            queued: queue.due,
+            running: queue.running,
+            oldest,
+            jobs,
+        })
+    }
+
+    /// Cancels the run if it is at work, then deletes it. Returns false if there is none.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn delete_run(&self, thread: ThreadId, run: RunId) -> DbResult<bool> {
+        let Some(found) = self
+            .core
+            .db
+            .read(move |tx| Box::pin(db::runs::find(tx, thread, run)))
+            .await?
+        else {
+            return Ok(false);
+        };
+        // A subagent's run goes with that of its main agent.
+        if found.lineage.depth > 0 {
+            return Ok(false);
+        }
+        if !found.status.is_final() {
+            self.stop_and_wait(&found).await?;
+        }
+        self.core
+            .db
+            .write(move |tx| Box::pin(db::runs::delete(tx, thread, run)))
+            .await
+    }
+
+    /// Cancels a run and waits until no run of its thread is at work in this process.
+    pub(super) async fn stop_and_wait(&self, run: &Run) -> DbResult<()> {
+        match self.cancel(run.thread, run.id, CancelAction::Interrupt).await {
+            Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
+            Err(CancelError::Fault(error)) => return Err(error),
+        }
+        self.dispatcher.wait_until_idle(run.thread).await;
+        Ok(())
+    }
+
+    /// Returns the nodes of the agent of a run, by the definition with which the run began.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn plan_of_run(&self, run: &Run) -> DbResult<Option<Plan>> {
+        // A subagent is described in the definition of the next agent above it that has one.
+        let mut owner = run.clone();
+        while let (None, Some(parent)) = (&owner.request.agent, owner.lineage.parent) {
+            let read = self.core.db.read(move |tx| Box::pin(db::runs::get_by_id(tx, parent)));
+            let Some(found) = read.await? else { return Ok(None) };
+            owner = found;
+        }
+        let Some(known) = self.core.registry.of_run(&owner).await? else {
+            return Ok(None);
+        };
+        let levels = run.lineage.depth.saturating_sub(owner.lineage.depth);
+        if levels == 0 {
+            return Ok(Some(known.agent.plan.clone()));
+        }
+        let found = known
+            .agent
+            .subagents()
+            .and_then(|all| all.get(run.lineage.agent(), levels));
+        Ok(found.map(|agent| agent.plan.clone()))
+    }
+
+    /// Returns the nodes of the agent with this `graph_id`.
+    pub fn plan_of(&self, graph_id: &str) -> Option<Plan> {
+        self.core
+            .registry
+            .agents()
+            .of_graph(graph_id)
+            .map(|known| known.agent.plan.clone())
+    }
+}
+
+/// Admits all runs of a batch. The refusal of one rolls all of them back.
+async fn admit_all(tx: &mut Tx<'_>, new_runs: &[NewRun], context: &AdmissionContext) -> Result<Vec<Run>, BatchError> {
+    let mut runs = vec![];
+    for (at, new_run) in new_runs.iter().enumerate() {
+        let admitted = admission::start_as(tx, RunId::mint(), new_run, at, context).await;
+        runs.push(admitted.map_err(|error| BatchError { at, error })?.run);
+    }
+    Ok(runs)
+}

@@ -1,0 +1,253 @@
+//! Writes into the state of a thread from outside the loop.
+
+use super::admission::CheckedWrite;
+use super::interrupts;
+use super::registry::Registry;
+use super::{StateWriteError, Superstep};
+use crate::agent::Agent;
+use crate::db::checkpoints::NewCheckpoint;
+use crate::db::{self, DbResult, Tx};
+use crate::domain::Invalid;
+use crate::domain::checkpoint::Entry;
+use crate::domain::checkpoint::{CheckpointSource, Lane};
+use crate::domain::id::{CheckpointId, ThreadId};
+use crate::domain::input::read_update;
+use crate::domain::machine::{MODEL, Machine, Phase, Plan, Position, START, TOOLS};
+use crate::domain::size::{self, SizeLimits};
+use crate::domain::state::Update;
+use crate::domain::thread::ThreadStatus;
+use crate::domain::time::Timestamp;
+
+/// Writes, as one checkpoint with the source `update`, or refuses.
+pub(super) async fn write(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    write: CheckedWrite,
+    (registry, now): (&Registry, Timestamp),
+) -> Result<CheckpointId, StateWriteError> {
+    let Some(found) = db::threads::lock(tx, thread).await? else {
+        return Err(StateWriteError::NoThread(thread));
+    };
+    let in_flight = db::runs::ids_in_flight(tx, thread).await?;
+    if !in_flight.is_empty() {
+        return Err(StateWriteError::InFlight(in_flight));
+    }
+    let CheckedWrite {
+        update,
+        as_node,
+        checkpoint,
+        digest,
+        sizes,
+    } = write;
+    let known = registry.of_thread(tx, &found).await?;
+    if let Some(known) = &known
+        && digest.as_ref() != Some(&known.digest)
+    {
+        known.agent.check_update(&update)?;
+    }
+    // Without an agent, the hooks of no agent.
+    let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
+    let Base {
+        mut machine,
+        segment,
+        last,
+    } = base(tx, thread, checkpoint).await?;
+    if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
+        let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
+        return Err(Invalid::new("values", reason).into());
+    }
+    let is_named = as_node.is_some();
+    let node = as_node.unwrap_or(last);
+    if !knows(&plan, &node) {
+        return Err(StateWriteError::NoNode(node));
+    }
+    let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
+    // Nobody is named and nobody was at work: then nobody goes on because of it.
+    let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
+    let entry = if is_aside {
+        machine.append_update(&plan, update, CheckpointId::mint())
+    } else {
+        machine.apply_external(&plan, CheckpointSource::Update, &node, update, CheckpointId::mint())
+    };
+    let placed = NewCheckpoint {
+        thread,
+        lane: Lane::Main,
+        seq,
+        segment,
+        run: None,
+        entry: &entry,
+        position: &machine.position,
+        at: now,
+    };
+    db::checkpoints::insert(tx, &placed).await?;
+    interrupts::drop_for_update(tx, thread, now).await?;
+    let done = machine.position.phase == Phase::Ended;
+    let change = db::threads::ThreadChange {
+        status: Some(if done {
+            ThreadStatus::Idle
+        } else {
+            ThreadStatus::Interrupted
+        }),
+        error: Some(None),
+        state_changed: true,
+        ..Default::default()
+    };
+    db::threads::set(tx, thread, change, now).await?;
+    Ok(entry.id)
+}
+
+/// The checkpoint onto which a write goes.
+struct Base {
+    machine: Machine,
+    segment: Option<i64>,
+    /// The node that wrote last.
+    last: String,
+}
+
+async fn base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> Result<Base, StateWriteError> {
+    let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
+    let fork = from.filter(|from| newest.as_ref().is_none_or(|head| head.id != *from));
+    let (machine, segment) = match fork {
+        Some(fork) if db::checkpoints::find_head(tx, thread, fork).await?.is_none() => {
+            return Err(StateWriteError::NoCheckpoint(fork));
+        }
+        Some(fork) => (db::checkpoints::machine_at(tx, thread, fork).await?, None),
+        None => db::checkpoints::machine(tx, thread, Lane::Main).await?,
+    };
+    let last = match machine.head {
+        Some(head) => db::checkpoints::node_of(tx, thread, head)
+            .await?
+            .unwrap_or_else(|| START.to_owned()),
+        None => START.to_owned(),
+    };
+    Ok(Base { machine, segment, last })
+}
+
+fn knows(plan: &Plan, node: &str) -> bool {
+    let hooks = [
+        &plan.before_agent,
+        &plan.before_model,
+        &plan.after_model,
+        &plan.after_agent,
+    ];
+    [START, MODEL, TOOLS].contains(&node) || hooks.into_iter().flatten().any(|hook| hook == node)
+}
+
+/// The node under which clients write the input of a turn.
+const INPUT: &str = "__input__";
+
+/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written. What is
+/// written is what the second one says.
+fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
+    is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
+}
+
+/// Returns whether all writes of a step are those of this node.
+fn is_of(superstep: &Superstep, node: &str) -> bool {
+    !superstep.updates.is_empty()
+        && superstep
+            .updates
+            .iter()
+            .all(|write| write.node.as_deref() == Some(node))
+}
+
+fn brings_nothing(superstep: &Superstep) -> bool {
+    superstep.updates.iter().all(|write| write.values.is_null())
+}
+
+/// A history that a client brings for a new thread.
+pub(super) struct History {
+    steps: Vec<(Entry, Position)>,
+    is_done: bool,
+}
+
+impl History {
+    /// Takes the steps one after the other, as if the nodes had written.
+    ///
+    /// # Errors
+    /// Names the write that cannot be accepted, or the node that the agent does not have.
+    pub(super) fn replayed(
+        agent: Option<&Agent>,
+        supersteps: &[Superstep],
+        sizes: SizeLimits,
+    ) -> Result<Self, StateWriteError> {
+        // Without an agent, the hooks of no agent.
+        let plan = &agent.map(|agent| agent.plan.clone()).unwrap_or_default();
+        let mut machine = Machine::default();
+        let mut steps = vec![];
+        let mut last = INPUT.to_owned();
+        for (at, superstep) in supersteps.iter().enumerate() {
+            if supersteps.get(at + 1).is_some_and(|next| brings_again(superstep, next)) {
+                continue;
+            }
+            if is_of(superstep, START) && at > 0 && is_of(&supersteps[at - 1], INPUT) && brings_nothing(superstep) {
+                continue;
+            }
+            let mut update = Update::none();
+            for (number, write) in superstep.updates.iter().enumerate() {
+                let wrong = |invalid: Invalid| {
+                    let field = format!("supersteps[{at}].updates[{number}].values.{}", invalid.field);
+                    Invalid { field, ..invalid }
+                };
+                let written = read_update(&write.values).map_err(wrong)?;
+                sizes.check_files(&written).map_err(wrong)?;
+                agent
+                    .map_or(Ok(()), |agent| agent.check_content(&written))
+                    .map_err(wrong)?;
+                update.merge(written.ruled(&plan.rules));
+                last = write.node.clone().unwrap_or(last);
+            }
+            let update = crate::agent::identified(update);
+            if last == INPUT || last == START {
+                let ids = [CheckpointId::mint(), CheckpointId::mint()];
+                let [before, after] = machine.begin(plan, update, ids);
+                steps.push((before, Position::default()));
+                steps.push((after, machine.position.clone()));
+                continue;
+            }
+            if !knows(plan, &last) {
+                return Err(StateWriteError::NoNode(last));
+            }
+            let entry = machine.apply_external(plan, CheckpointSource::Update, &last, update, CheckpointId::mint());
+            steps.push((entry, machine.position.clone()));
+        }
+        let is_done = steps.is_empty() || machine.position.phase == Phase::Ended;
+        Ok(Self { steps, is_done })
+    }
+
+    /// Returns whether it is empty.
+    pub(super) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Stores it as that of a new thread.
+    pub(super) async fn store(&self, tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
+        let placed = self
+            .steps
+            .iter()
+            .zip(1..)
+            .map(|((entry, position), seq)| NewCheckpoint {
+                thread,
+                lane: Lane::Main,
+                seq,
+                segment: None,
+                run: None,
+                entry,
+                position,
+                at: now,
+            });
+        db::checkpoints::insert_all(tx, &placed.collect::<Vec<_>>()).await?;
+        let status = (!self.is_done).then_some(ThreadStatus::Interrupted);
+        db::threads::set(
+            tx,
+            thread,
+            db::threads::ThreadChange {
+                status,
+                ..Default::default()
+            },
+            now,
+        )
+        .await?;
+        Ok(())
+    }
+}

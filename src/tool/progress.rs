@@ -1,0 +1,87 @@
+//! Progress of tools and policies for clients: the stream mode `custom`, and pieces of results.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::{Mutex, mpsc};
+
+use crate::domain::json_limits;
+
+/// The maximum number of events that wait until the loop has passed them on. Further senders wait.
+const CAPACITY: usize = 64;
+
+/// Sends progress to the clients of a run. Each agent of a run has its own; clones are handles of the same.
+///
+/// Clients receive events in the order in which they were sent, and before the result of their sender. A step that a crash
+/// makes the server repeat sends them again.
+#[derive(Clone)]
+pub struct ProgressSink(Arc<Channel>);
+
+/// An event of progress.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ProgressEvent {
+    /// Any JSON. It is stored before clients see it.
+    Custom(Value),
+    /// A piece of the result of a call. It is not stored: the result supersedes it.
+    Output {
+        /// The call's id.
+        call: String,
+        /// More text.
+        text: String,
+    },
+}
+
+struct Channel {
+    sender: mpsc::Sender<ProgressEvent>,
+    receiver: Mutex<mpsc::Receiver<ProgressEvent>>,
+}
+
+impl Default for ProgressSink {
+    fn default() -> Self {
+        let (sender, receiver) = mpsc::channel(CAPACITY);
+        Self(Arc::new(Channel {
+            sender,
+            receiver: Mutex::new(receiver),
+        }))
+    }
+}
+
+impl ProgressSink {
+    /// Sends `value`, any JSON. Waits while too many events are waiting.
+    ///
+    /// A value that exceeds the limits of JSON from outside is left out, since it could not be read back from the log.
+    pub async fn send(&self, mut value: Value) {
+        match json_limits::admit(&mut value) {
+            Ok(()) => self.push(ProgressEvent::Custom(value)).await,
+            Err(exceeded) => tracing::warn!(%exceeded, "progress of a tool was left out"),
+        }
+    }
+
+    /// Sends the next piece of the text of the result of the call of this id, for clients that show it at once.
+    /// Waits while too many events are waiting.
+    pub async fn send_output(&self, call: &str, text: impl Into<String>) {
+        self.push(ProgressEvent::Output {
+            call: call.to_owned(),
+            text: json_limits::without_nul(text.into()),
+        })
+        .await;
+    }
+
+    async fn push(&self, event: ProgressEvent) {
+        // The other end lives as long as this one.
+        let _ = self.0.sender.send(event).await;
+    }
+
+    /// Waits for the next event.
+    pub async fn recv(&self) -> Option<ProgressEvent> {
+        self.0.receiver.lock().await.recv().await
+    }
+
+    /// Returns the events that wait.
+    pub fn drain(&self) -> Vec<ProgressEvent> {
+        let Ok(mut receiver) = self.0.receiver.try_lock() else {
+            return vec![];
+        };
+        std::iter::from_fn(|| receiver.try_recv().ok()).collect()
+    }
+}
