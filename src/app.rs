@@ -32,7 +32,8 @@ use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
 use crate::model::pieces::PieceLimits;
 use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
-use crate::peer::{AddressRules, PeerAnswerLimits, PeerPolicy, Peers};
+use crate::net::ssrf::AddressRules;
+use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
     AgentSources, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, Store, StoreSettings,
     WebhookSettings, Webhooks,
@@ -199,7 +200,7 @@ impl App {
             .config
             .server
             .max_connections
-            .unwrap_or_else(http::fitting_connections);
+            .unwrap_or_else(http::max_connections_for_descriptors);
         let serving = http::serve(listener, http::router(api), max_connections, soft);
         let hard = self.shutdown.hard().clone();
         let serving = async {

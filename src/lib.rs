@@ -18,7 +18,7 @@
 //! |---|---|---|
 //! | [`domain`] | the nouns and the machine; pure | itself |
 //! | [`definition`] | the descriptions of agents: reading, validation, inheritance; pure | `domain` |
-//! | [`net`] | HTTP clients, and the reader of event streams | nothing |
+//! | [`net`] | HTTP clients, the reader of event streams, and the SSRF guard | `domain` |
 //! | [`model`] | language models and their providers | `domain`, `definition`, `net` |
 //! | [`tool`] | tools, MCP servers, programs | `domain`, `definition`, `net`, `model` |
 //! | [`peer`] | clients for remote agents on other servers | `domain`, `definition`, `net`, `model`, `tool` |

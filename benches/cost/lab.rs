@@ -19,7 +19,8 @@ use adjutant::events::{After, Events};
 use adjutant::metrics::Metrics;
 use adjutant::model::pieces::PieceLimits;
 use adjutant::model::providers::{ApiKeySource, ProviderConfig, Providers};
-use adjutant::peer::{AddressRules, PeerAnswerLimits, PeerPolicy, Peers};
+use adjutant::net::ssrf::AddressRules;
+use adjutant::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use adjutant::runtime::{
     AgentSources, AssistantRef, FileAgent, FileAgents, NewRun, Retention, RunBounds, RuntimeHandles, RuntimeParts,
     Store, StoreSettings, Target, WebhookSettings, Webhooks,

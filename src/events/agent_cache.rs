@@ -1,4 +1,4 @@
-//! The agents of a run by their lanes, as they were looked up.
+//! A cache of a run's agents by lane.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::RunId;
 use crate::domain::run::Run;
 
-/// The agents of one run of the main agent, as far as they were looked up.
+/// The agents of one run of the main agent that were looked up.
 pub(super) struct AgentCache {
     db: Db,
     run: RunId,
@@ -33,7 +33,7 @@ impl AgentCache {
         self.run
     }
 
-    /// What was logged in the course of the run, as an event.
+    /// Converts a logged row of the run to an event.
     pub(super) async fn event(&mut self, logged: LoggedEvent) -> DbResult<Event> {
         let origin = match logged.lane {
             Lane::Main => Arc::clone(&self.main),

@@ -1,8 +1,8 @@
 //! The newest part of a thread's log, in memory.
 //!
-//! While a run is at work here, its process alone numbers the events of the thread. Stored events get their number when
-//! they are about to be stored and become visible when they are; pieces of answers are visible at once. A reader never
-//! passes a number that is not visible yet, so the order is the same for everybody.
+//! While a run is active in this process, only this process numbers the events of the thread. Stored events get their
+//! number before they are stored and become visible afterwards; chunks of answers are visible at once. A reader never
+//! passes a number that is not visible yet, so the order is the same for all readers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -13,51 +13,51 @@ use tokio::sync::watch;
 use crate::domain::event::Event;
 use crate::domain::id::RunId;
 
-/// How many events stay in memory. Readers that fall further behind read stored events, without the pieces of answers.
-const KEPT: usize = 1024;
+/// The number of events in memory. Readers that fall further behind read stored events, without the chunks of answers.
+const CAPACITY: usize = 1024;
 
 /// The newest part of one thread's log.
 pub struct ThreadLog {
-    // A std mutex: nothing waits while it is held.
+    // A std mutex, since no task waits while it is held.
     ring: Mutex<RingBuffer>,
     // A watch and not a broadcast: a reader only needs to know that there is more.
-    grown: watch::Sender<u64>,
-    /// Which version of the thread was seen last, when it was looked whether other processes changed it.
+    changes: watch::Sender<u64>,
+    /// The version of the thread at the last check for changes by other processes.
     version: AtomicI64,
 }
 
 #[derive(Default)]
 struct RingBuffer {
-    /// Whether a run is at work here, or about to begin.
+    /// Whether a run is active here, or about to start.
     active: bool,
-    /// Counts the runs that were at work here; the last of them says when it is over.
+    /// The number of runs that were active here; only the last of them may end the activity.
     holder: u64,
-    /// The run that is or was at work here, when it was expected.
+    /// The run that is, or was last, active here.
     run: Option<RunId>,
-    /// Whether that run is about to begin and has no events yet.
-    coming: bool,
-    /// Whether that run may number events.
+    /// Whether the run is about to start and has no events yet.
+    expected: bool,
+    /// Whether the run may number events.
     open: bool,
-    /// The run that began here from nothing, and the number that all its events are above.
-    begun: Option<(RunId, i64)>,
+    /// The run that started here from the beginning, and the number before its first event.
+    started: Option<(RunId, i64)>,
     /// The number of the next event.
     next: i64,
-    /// Everything up to this number is stored, or was never to be stored.
+    /// The number up to which all events are stored, or were volatile.
     floor: i64,
     slots: VecDeque<Slot>,
 }
 
 struct Slot {
     seq: i64,
-    /// None while the event is being stored.
+    /// The event; `None` while it is being stored.
     event: Option<Arc<Event>>,
 }
 
 /// The part of the log that memory has for a reader.
 pub(super) enum Buffered {
-    /// The events after its position, possibly none yet.
+    /// The events after the reader's position, possibly none.
     Events(Vec<Arc<Event>>),
-    /// It has to read stored events up to this number first; none means: as far as they go.
+    /// The reader must first read stored events up to this number; `None` means all.
     Stored(Option<i64>),
 }
 
@@ -65,29 +65,29 @@ impl Default for ThreadLog {
     fn default() -> Self {
         Self {
             ring: Mutex::default(),
-            grown: watch::Sender::new(0),
+            changes: watch::Sender::new(0),
             version: AtomicI64::new(i64::MIN),
         }
     }
 }
 
 impl ThreadLog {
-    /// A run is about to begin here, so that those who want to read it wait for it rather than look for it in the
-    /// database; `fresh` when it has never begun before. Returns what [`ThreadLog::close`] wants to know.
-    pub fn expect(&self, run: RunId, fresh: bool) -> u64 {
+    /// Announces a run, so that its readers wait for it instead of polling the database; `fresh` for a run that has
+    /// never started. Returns the holder for [`ThreadLog::close`].
+    pub fn expect_run(&self, run: RunId, fresh: bool) -> u64 {
         let mut ring = self.ring();
         ring.active = true;
         ring.holder += 1;
         ring.run = Some(run);
-        ring.coming = fresh;
+        ring.expected = fresh;
         ring.open = false;
         ring.holder
     }
 
-    /// The expected run begins here; the next event has the number `next`, all before it are stored.
+    /// Starts the announced run. The next event has the number `next`; all earlier ones are stored.
     pub fn open(&self, next: i64) {
         let mut ring = self.ring();
-        let begun = ring.run.filter(|_| ring.coming).map(|run| (run, next - 1));
+        let started = ring.run.filter(|_| ring.expected).map(|run| (run, next - 1));
         let holder = ring.holder;
         let run = ring.run;
         let slots = VecDeque::new();
@@ -95,9 +95,9 @@ impl ThreadLog {
             active: true,
             holder,
             run,
-            coming: false,
+            expected: false,
             open: true,
-            begun,
+            started,
             next,
             floor: next - 1,
             slots,
@@ -106,26 +106,26 @@ impl ThreadLog {
         self.notify();
     }
 
-    /// Whether the run that is at work here may number events: [`ThreadLog::open`] was called for it.
+    /// Whether the active run may number events: [`ThreadLog::open`] was called.
     pub fn is_open(&self) -> bool {
         self.ring().open
     }
 
-    /// The run of this `holder` is not at work here any more; what is in memory stays for those who read it. Nothing
-    /// happens when the next run has come already.
+    /// Ends the activity of the run with this `holder`. The events in memory stay for readers. Has no effect if the
+    /// next run was already announced.
     pub fn close(&self, holder: u64) {
         let mut ring = self.ring();
         if ring.holder != holder {
             return;
         }
         ring.active = false;
-        ring.coming = false;
+        ring.expected = false;
         ring.slots.retain(|slot| slot.event.is_some());
         drop(ring);
         self.notify();
     }
 
-    /// Numbers for `count` events that are about to be stored; the first of them.
+    /// Reserves numbers for `count` events that are about to be stored. Returns the first.
     pub fn reserve(&self, count: usize) -> i64 {
         let mut ring = self.ring();
         let first = ring.next;
@@ -137,7 +137,7 @@ impl ThreadLog {
         first
     }
 
-    /// The events of reserved numbers are stored: shows them.
+    /// Makes stored events with reserved numbers visible.
     pub fn publish(&self, events: impl IntoIterator<Item = Arc<Event>>) {
         let mut ring = self.ring();
         for event in events {
@@ -150,15 +150,15 @@ impl ThreadLog {
         self.notify();
     }
 
-    /// The events of these numbers were not stored after all.
+    /// Releases reserved numbers whose events were not stored.
     pub fn abandon(&self, first: i64, count: usize) {
         let last = first + i64::try_from(count).unwrap_or(i64::MAX);
         self.ring().slots.retain(|slot| slot.seq < first || slot.seq >= last);
         self.notify();
     }
 
-    /// Shows an event that is not to be stored; `make` gets its number.
-    pub fn say(&self, make: impl FnOnce(i64) -> Event) {
+    /// Publishes an event that is not stored; `make` gets its number.
+    pub fn publish_volatile(&self, make: impl FnOnce(i64) -> Event) {
         let mut ring = self.ring();
         let seq = ring.next;
         ring.next += 1;
@@ -171,27 +171,27 @@ impl ThreadLog {
         self.notify();
     }
 
-    /// What memory has after `after` for a reader of `run`.
+    /// The events in memory after `after`, for a reader of `run`.
     pub(super) fn buffered(&self, run: RunId, after: i64) -> Buffered {
         let ring = self.ring();
-        if ring.coming && ring.run == Some(run) {
+        if ring.expected && ring.run == Some(run) {
             return Buffered::Events(vec![]);
         }
         ring.buffered(
-            ring.begun
-                .filter(|(begun, _)| *begun == run)
+            ring.started
+                .filter(|(started, _)| *started == run)
                 .map_or(after, |(_, before)| after.max(before)),
         )
     }
 
-    /// What memory has after `after`, of whatever run.
+    /// The events in memory after `after`, of any run.
     pub(super) fn buffered_of_thread(&self, after: i64) -> Buffered {
         self.ring().buffered(after)
     }
 
-    /// Lets go of what readers can also read from the database, if no run is at work here. Those who still wait for
-    /// pieces of answers get the answers instead.
-    pub(super) fn forget(&self) {
+    /// Frees events that readers can read from the database, if no run is active here. Readers that still wait for
+    /// chunks of answers get the whole answers instead.
+    pub(super) fn evict(&self) {
         let mut ring = self.ring();
         if !ring.active {
             ring.slots = VecDeque::new();
@@ -199,48 +199,47 @@ impl ThreadLog {
         }
     }
 
-    /// The number up to which everything is visible; none when that has to be asked of the database.
+    /// The number up to which all events are visible; `None` if only the database knows.
     pub(super) fn newest(&self) -> Option<i64> {
         let ring = self.ring();
         if !ring.active || ring.next == 0 {
             return None;
         }
-        let coming = ring
+        let expected = ring
             .slots
             .iter()
             .find(|slot| slot.event.is_none())
             .map_or(ring.next, |slot| slot.seq);
-        Some(coming - 1)
+        Some(expected - 1)
     }
 
-    /// Whether a run is at work here.
+    /// Whether a run is active here.
     pub(super) fn is_active(&self) -> bool {
         self.ring().active
     }
 
-    /// Whether this run is at work here, or about to begin.
-    pub(super) fn works_on(&self, run: RunId) -> bool {
+    /// Whether this run is active here, or about to start.
+    pub(super) fn is_running(&self, run: RunId) -> bool {
         let ring = self.ring();
         ring.active && ring.run == Some(run)
     }
 
-    /// Whether somebody waits for the log to grow.
+    /// Whether a reader waits for changes.
     pub(super) fn has_readers(&self) -> bool {
-        self.grown.receiver_count() > 0
+        self.changes.receiver_count() > 0
     }
 
-    /// Tells when the log has grown, or a run began or ended.
+    /// Subscribes to changes: new events, and the start and end of runs.
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.grown.subscribe()
+        self.changes.subscribe()
     }
 
-    /// Has those who read look whether there is more.
+    /// Wakes all readers.
     pub(super) fn wake(&self) {
         self.notify();
     }
 
-    /// Has those who read look whether there is more, if another process is at work on the thread, or if this is another
-    /// version of the thread than at the last look.
+    /// Wakes all readers if another process is working on the thread, or has changed it since the last check.
     pub(super) fn wake_if_changed(&self, version: i64, is_at_work: bool) {
         let before = self.version.swap(version, Ordering::Relaxed);
         if is_at_work || before != version {
@@ -249,7 +248,7 @@ impl ThreadLog {
     }
 
     fn notify(&self) {
-        self.grown.send_modify(|rings| *rings += 1);
+        self.changes.send_modify(|count| *count += 1);
     }
 
     fn ring(&self) -> MutexGuard<'_, RingBuffer> {
@@ -258,7 +257,7 @@ impl ThreadLog {
 }
 
 impl RingBuffer {
-    /// What there is after `after`.
+    /// The events after `after`.
     fn buffered(&self, after: i64) -> Buffered {
         if self.next == 0 {
             return Buffered::Stored(None);
@@ -270,9 +269,9 @@ impl RingBuffer {
         Buffered::Events(self.slots.range(from..).map_while(|slot| slot.event.clone()).collect())
     }
 
-    /// Forgets the oldest events beyond [`KEPT`].
+    /// Drops the oldest events beyond [`CAPACITY`].
     fn trim(&mut self) {
-        while self.slots.len() > KEPT && self.slots.front().is_some_and(|slot| slot.event.is_some()) {
+        while self.slots.len() > CAPACITY && self.slots.front().is_some_and(|slot| slot.event.is_some()) {
             if let Some(slot) = self.slots.pop_front() {
                 self.floor = slot.seq;
             }

@@ -1,16 +1,16 @@
-//! The log of a thread, and who is listening.
+//! The logs of threads and their readers.
 //!
-//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads what is stored,
-//! then what is in memory, then waits. What is in memory is the same log, only newer.
+//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads stored events,
+//! then events in memory, then waits for new ones. Memory holds the newest part of the same log.
 //!
 //! | Reader | Reads | For |
 //! |---|---|---|
-//! | [`Tail`] | one run with all below it, to its end | streams of runs |
-//! | [`RunSequence`] | the runs of a thread, each from its beginning to its end, and what clients write in between | `GET /threads/{id}/stream` |
-//! | [`ThreadTail`] | the events of a thread, by number, whatever run they belong to | the stream of a thread |
+//! | [`Tail`] | one run with its child runs, to its end | streams of runs |
+//! | [`RunSequence`] | the runs of a thread one after the other, and state updates by clients | `GET /threads/{id}/stream` |
+//! | [`ThreadTail`] | the events of all runs of a thread by number | the v2 stream of a thread |
 //!
-//! This is not where events are made ([`crate::domain::event`]), stored ([`crate::db::events`]) or given a shape
-//! (`http::stream`). Whoever has stored a step tells it here, and after that only.
+//! Events are defined in [`crate::domain::event`], stored by [`crate::db::events`] and encoded by `http::stream`. An event
+//! is published here only after its step was stored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -41,18 +41,18 @@ pub use thread_tail::{ThreadEvent, ThreadTail};
 #[derive(Clone)]
 pub struct Events {
     db: Db,
-    // Weak: a log stays in memory only while a run writes it or somebody reads it.
+    // Weak: a log stays in memory only while it has a writer or readers.
     logs: Arc<Mutex<HashMap<ThreadId, Weak<ThreadLog>>>>,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl Events {
-    /// The logs that `db` stores. Once the server is `leaving`, nobody waits for events that others write.
-    pub fn new(db: Db, leaving: CancellationToken) -> Self {
+    /// Opens the logs of `db`. After `shutdown`, no reader waits for events of other processes.
+    pub fn new(db: Db, shutdown: CancellationToken) -> Self {
         Self {
             db,
             logs: Arc::default(),
-            leaving,
+            shutdown,
         }
     }
 
@@ -62,7 +62,7 @@ impl Events {
         if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
             return log;
         }
-        // Now and then the dead are swept out; half of the map at worst.
+        // Unused entries are removed now and then; at worst they are half of the map.
         if logs.len() >= 64 && logs.len().is_power_of_two() {
             logs.retain(|_, log| log.strong_count() > 0);
         }
@@ -71,7 +71,7 @@ impl Events {
         log
     }
 
-    /// Something has happened on this thread in another process: those who read it here look at once.
+    /// Wakes the readers of a thread that another process has changed.
     pub fn wake(&self, thread: ThreadId) {
         let logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(log) = logs.get(&thread).and_then(Weak::upgrade) {
@@ -79,37 +79,36 @@ impl Events {
         }
     }
 
-    /// Reads the events of a run of the main agent, those of its children included.
+    /// Reads the events of a run of the main agent, including its child runs.
     pub fn tail(&self, run: &Run, after: After) -> Tail {
         Tail::new(self, run, after)
     }
 
-    /// Reads, from its beginning, what happened in the run of a subagent and in those below it in the course of the run
-    /// `main` of the main agent, to the end of the subagent's run.
+    /// Reads the events of a child run and the runs below it, as part of the run `main`, from its start to its end.
     pub fn tail_of_child(&self, main: &Run, child: &Run) -> Tail {
         self.tail(main, After::Start).of_child(child)
     }
 
-    /// Reads the events of a thread, of all its runs and those that are still to come, from the one after number `after` on.
+    /// Reads the events of all runs of a thread after number `after`, including future runs.
     pub fn tail_of_thread(&self, thread: ThreadId, after: i64) -> ThreadTail {
         ThreadTail::new(self, thread, after)
     }
 
-    /// The run at work, if there still is such a run.
+    /// The run with this id.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn run(&self, run: RunId) -> DbResult<Option<Run>> {
         self.db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
             .await
     }
 
-    /// The number before the first event of the run in whose course number `seq` was given out; 0 before all runs. Whoever
-    /// takes a stream up again at `seq` has to read from there to understand what follows.
+    /// The number before the first event of the run to which `seq` belongs; 0 before all runs. A reader that resumes at
+    /// `seq` has to read from there to know the state.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn run_start(&self, thread: ThreadId, seq: i64) -> DbResult<i64> {
         let read = self
             .db
@@ -117,10 +116,10 @@ impl Events {
         Ok(read.await?.map_or(0, |(_, first)| first - 1))
     }
 
-    /// The number up to which everything that happened on a thread can be read by now.
+    /// The number up to which all events of a thread can be read now.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn newest(&self, thread: ThreadId) -> DbResult<i64> {
         match self.log(thread).newest() {
             Some(newest) => Ok(newest),
@@ -132,35 +131,34 @@ impl Events {
         }
     }
 
-    /// Waits until the server leaves.
-    pub async fn left(&self) {
-        self.leaving.cancelled().await;
+    /// Waits until the server shuts down.
+    pub async fn shutdown_started(&self) {
+        self.shutdown.cancelled().await;
     }
 
-    /// The numbers of the first and of the last stored event of a thread; none when nothing is stored.
+    /// The numbers of the first and last stored event of a thread; `None` if there are none.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn bounds(&self, thread: ThreadId) -> DbResult<Option<(i64, i64)>> {
         self.db
             .read(move |tx| Box::pin(async move { db::events::reach(tx, thread).await }))
             .await
     }
 
-    /// The number at which what is left of a thread's log begins, if that is behind `seq`: what came after `seq` was taken
-    /// away, at least in part. None for a log that reaches back far enough.
+    /// The first number of a pruned log, if events after `seq` were removed. `None` if the log is complete after `seq`.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn gap(&self, thread: ThreadId, seq: i64) -> DbResult<Option<i64>> {
         let read = self.db.read(move |tx| Box::pin(db::retention::pruned_to(tx, thread)));
         Ok(read.await?.filter(|first| *first > 1 && *first > seq))
     }
 
-    /// The state at a checkpoint, from memory if possible; empty if there is no such checkpoint.
+    /// The state at a checkpoint, from memory if possible; empty if the checkpoint does not exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn state_at(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Arc<State>> {
         if let Some(state) = self.db.states().get(checkpoint) {
             return Ok(state);
@@ -175,23 +173,23 @@ impl Events {
             .await
     }
 
-    /// How an agent stood at a checkpoint; none if there is no such checkpoint.
+    /// An agent at a checkpoint; `None` if the checkpoint does not exist.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn snapshot(&self, thread: ThreadId, checkpoint: CheckpointId) -> DbResult<Option<AgentSnapshot>> {
         let read = self.db.read(move |tx| {
             Box::pin(async move {
                 let Some(found) = db::checkpoints::get(tx, thread, checkpoint).await? else {
                     return Ok(None);
                 };
-                let asked = db::interrupts::of_thread(tx, thread, None).await?;
-                let own = asked.into_iter().filter(|asked| asked.lane == found.lane);
-                let asked = own.map(|asked| asked.interrupt).collect();
+                let interrupts = db::interrupts::of_thread(tx, thread, None).await?;
+                let own = interrupts.into_iter().filter(|record| record.lane == found.lane);
+                let interrupts = own.map(|record| record.interrupt).collect();
                 Ok(Some(AgentSnapshot {
                     entry: Arc::new(found.entry),
                     run: found.run,
-                    asked,
+                    interrupts,
                 }))
             })
         });
@@ -199,13 +197,13 @@ impl Events {
     }
 }
 
-/// How an agent stands at a checkpoint.
+/// An agent at a checkpoint.
 #[derive(Debug, Clone)]
 pub struct AgentSnapshot {
-    /// The step that left it.
+    /// The step that created the checkpoint.
     pub entry: Arc<Entry>,
-    /// The run of the main agent in whose course it was taken.
+    /// The run of the main agent that created it.
     pub run: Option<RunId>,
-    /// What the agent has asked so far, here and before; the tasks tell which of it is asked here.
-    pub asked: Vec<Interrupt>,
+    /// The interrupts of the agent up to now. Their tasks tell which of them belong to the checkpoint.
+    pub interrupts: Vec<Interrupt>,
 }

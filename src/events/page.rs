@@ -1,13 +1,13 @@
-//! How a reader goes through what is stored: page by page, up to where memory takes over.
+//! Pages of stored events, up to where memory takes over.
 
 use crate::db::events::LoggedEvent;
 
-/// How many stored events are read at once.
+/// The number of stored events that are read at once.
 pub(super) const PAGE: i64 = 256;
 
-/// The part of `page`, which was read behind number `after`, that memory does not have: it begins above `floor`. Returns it
-/// with the number up to which everything is read then.
-pub(super) fn up_to(floor: Option<i64>, after: i64, mut page: Vec<LoggedEvent>) -> (Vec<LoggedEvent>, i64) {
+/// Cuts a `page` that was read after number `after` down to the events up to `floor`; memory has the others. Returns it
+/// with the number up to which everything is read.
+pub(super) fn limit_page(floor: Option<i64>, after: i64, mut page: Vec<LoggedEvent>) -> (Vec<LoggedEvent>, i64) {
     let is_full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
     let Some(floor) = floor else {
         let last = page.last().map_or(after, |logged| logged.seq);

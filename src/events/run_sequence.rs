@@ -1,6 +1,5 @@
-//! A reader of a thread run by run: it tells which run comes next, all of it from its beginning, that it is over, and what
-//! clients write in between. Who wants the events by their numbers, whatever run they belong to, takes a
-//! [`ThreadTail`](super::ThreadTail).
+//! A reader of a thread run by run: the start of each run, its events, its end, and state updates by clients in
+//! between. [`ThreadTail`](super::ThreadTail) reads a thread by event numbers instead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,40 +14,40 @@ use crate::domain::event::Event;
 use crate::domain::id::{CheckpointId, RunId, ThreadId};
 use crate::domain::run::Run;
 
-/// How often it is looked whether a run began in another process, or a client wrote.
+/// The interval at which the database is polled for runs of other processes and state updates.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// An item in the sequence of a thread's runs.
 #[derive(Debug, Clone)]
 pub enum ThreadItem {
-    /// A run comes next; its events follow.
+    /// A run starts; its events follow.
     RunStarted(Box<Run>),
-    /// An event of that run.
+    /// An event of the run.
     Event(Arc<Event>),
-    /// The run is over. Its last event had this number.
+    /// The run has ended. Its last event had this number.
     RunEnded(RunId, i64),
-    /// A client wrote into the state, which left this checkpoint with this number.
+    /// A client updated the state. The update created this checkpoint with this number.
     StateUpdated(CheckpointId, i64),
 }
 
-/// A reader of one thread. Like a [`Tail`] it pulls, and costs nobody anything while it waits.
+/// A reader of one thread. Like a [`Tail`] it pulls, and costs nothing while it waits.
 pub struct RunSequence {
     events: Events,
     db: Db,
     log: Arc<ThreadLog>,
     thread: ThreadId,
-    /// Everything up to here was read, of runs that are over and of clients.
+    /// The number up to which everything was read.
     after: i64,
     ready: VecDeque<ThreadItem>,
     current: Option<(RunId, Tail)>,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl RunSequence {
-    /// Reads what happens from now on: the rest of the run that is at work, and what comes after it.
+    /// Reads from now on: the rest of the active run, and what follows.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn from_now(events: &Events, thread: ThreadId) -> DbResult<Self> {
         let read = events.db.read(move |tx| {
             Box::pin(async move {
@@ -65,10 +64,10 @@ impl RunSequence {
         Ok(sequence)
     }
 
-    /// Reads from the run on to which the event of this number belongs; that run from its beginning.
+    /// Reads from the start of the run to which the event `seq` belongs.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn from_seq(events: &Events, thread: ThreadId, seq: i64) -> DbResult<Self> {
         let read = events
             .db
@@ -84,7 +83,7 @@ impl RunSequence {
     fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
         let db = events.db.clone();
         let log = events.log(thread);
-        let leaving = events.leaving.clone();
+        let shutdown = events.shutdown.clone();
         let events = events.clone();
         let ready = VecDeque::new();
         let current = None;
@@ -96,7 +95,7 @@ impl RunSequence {
             after,
             ready,
             current,
-            leaving,
+            shutdown,
         }
     }
 
@@ -105,10 +104,10 @@ impl RunSequence {
         self.ready.push_back(ThreadItem::RunStarted(Box::new(run)));
     }
 
-    /// Waits for what happens next. None when the thread is gone, or the server leaves.
+    /// Waits for the next item. `None` when the thread was deleted or the server shuts down.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn next(&mut self) -> DbResult<Option<ThreadItem>> {
         loop {
             if let Some(item) = self.ready.pop_front() {
@@ -128,25 +127,25 @@ impl RunSequence {
                     }
                 }
             }
-            let mut grown = self.log.subscribe();
+            let mut changes = self.log.subscribe();
             if self.poll().await? {
                 continue;
             }
-            if self.leaving.is_cancelled() || !self.is_there().await? {
+            if self.shutdown.is_cancelled() || !self.thread_exists().await? {
                 return Ok(None);
             }
-            self.leaving
-                .run_until_cancelled(timeout(POLL_INTERVAL, grown.changed()))
+            self.shutdown
+                .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
                 .await;
         }
     }
 
-    /// Whether the server leaves, so that what happens next is to be read elsewhere.
+    /// Whether the sequence ended because the server shuts down.
     pub fn is_cut(&self) -> bool {
-        self.leaving.is_cancelled()
+        self.shutdown.is_cancelled()
     }
 
-    /// Looks for the run or the write that comes next. False if there is none yet.
+    /// Looks for the next run or state update. False if there is none yet.
     async fn poll(&mut self) -> DbResult<bool> {
         let thread = self.thread;
         let after = self.after;
@@ -171,7 +170,7 @@ impl RunSequence {
         }
     }
 
-    async fn is_there(&self) -> DbResult<bool> {
+    async fn thread_exists(&self) -> DbResult<bool> {
         let thread = self.thread;
         let found = self
             .db

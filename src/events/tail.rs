@@ -1,4 +1,4 @@
-//! A reader of the log.
+//! A reader of one run's events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,58 +10,58 @@ use tokio_util::sync::CancellationToken;
 use super::Events;
 use super::agent_cache::AgentCache;
 use super::log::{Buffered, ThreadLog};
-use super::page::{PAGE, up_to};
+use super::page::{PAGE, limit_page};
 use crate::db::{self, Db, DbResult};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Fact};
 use crate::domain::id::{RunId, TaskId};
 use crate::domain::run::Run;
 
-/// How often a reader looks at the database when no run works on the thread in this process: the run may be at work in
-/// another one, or may have been cancelled before it began.
+/// The interval at which a reader polls the database while no run is active in this process: the run may be active in
+/// another one, or may have been cancelled before it started.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// From where a reader reads.
+/// The start position of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum After {
-    /// From the run's first event.
+    /// The run's first event.
     Start,
-    /// From the event after this number.
+    /// The event after this number.
     Seq(i64),
-    /// Only what comes from now on.
+    /// The next event from now on.
     Now,
 }
 
-/// A subagent's run and those below it.
+/// A child run and the runs below it.
 struct Branch {
     run: RunId,
     namespace: Vec<TaskId>,
 }
 
 impl Branch {
-    fn is_of(&self, event: &Event) -> bool {
+    fn is_own(&self, event: &Event) -> bool {
         event.origin.lane == Lane::Child(self.run)
     }
 
-    fn holds(&self, event: &Event) -> bool {
+    fn contains(&self, event: &Event) -> bool {
         event.origin.namespace.starts_with(&self.namespace)
     }
 }
 
-/// A reader of the events of one run. It pulls: a reader that is slow, or gone, costs nobody anything.
+/// A reader of the events of one run. It pulls, so a slow reader costs the others nothing.
 pub struct Tail {
     db: Db,
     log: Arc<ThreadLog>,
     run: Run,
-    /// The subagent of whom is told, with those below it, when not of all.
+    /// The child run whose events are read, if not all.
     branch: Option<Branch>,
     after: Option<i64>,
     waiting: VecDeque<Arc<Event>>,
-    origins: AgentCache,
-    /// Whether events of the run have come from memory: it is the one at work here.
+    agents: AgentCache,
+    /// Whether events of the run came from memory: the run is active here.
     live: bool,
     ended: bool,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
     is_cut: bool,
 }
 
@@ -69,13 +69,13 @@ impl Tail {
     pub(super) fn new(events: &Events, run: &Run, after: After) -> Self {
         let db = events.db.clone();
         let log = events.log(run.thread);
-        let leaving = events.leaving.clone();
+        let shutdown = events.shutdown.clone();
         let after = match after {
             After::Start => Some(0),
             After::Seq(seq) => Some(seq.max(0)),
             After::Now => None,
         };
-        let origins = AgentCache::new(db.clone(), run);
+        let agents = AgentCache::new(db.clone(), run);
         let waiting = VecDeque::new();
         let run = run.clone();
         Self {
@@ -85,15 +85,15 @@ impl Tail {
             branch: None,
             after,
             waiting,
-            origins,
+            agents,
             live: false,
             ended: false,
-            leaving,
+            shutdown,
             is_cut: false,
         }
     }
 
-    /// Reads only what happens in the run of the subagent `child` and in those below it, to the end of that run.
+    /// Restricts the reader to the child run `child` and the runs below it, up to its end.
     pub(super) fn of_child(self, child: &Run) -> Self {
         Self {
             branch: Some(Branch {
@@ -104,11 +104,11 @@ impl Tail {
         }
     }
 
-    /// Waits for the next event. None after the event that ends the run ([`Fact::Ended`] of the main agent), when the
-    /// run is over and everything was read, or when the server leaves and the run goes on elsewhere ([`Tail::is_cut`]).
+    /// Waits for the next event. `None` after the main agent's [`Fact::Ended`], when the run has ended and everything
+    /// was read, or when the server shuts down while the run continues elsewhere ([`Tail::is_cut`]).
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn next(&mut self) -> DbResult<Option<Arc<Event>>> {
         loop {
             if let Some(event) = self.ready() {
@@ -117,66 +117,67 @@ impl Tail {
             if self.ended {
                 return Ok(None);
             }
-            let mut grown = self.log.subscribe();
+            let mut changes = self.log.subscribe();
             let active = self.log.is_active();
-            let ours = self.log.works_on(self.run.id);
+            let ours = self.log.is_running(self.run.id);
             let after = match self.after {
                 Some(after) => after,
                 None => Box::pin(self.start_from_now()).await?,
             };
-            if self.take_in(after).await? {
+            if self.fill(after).await? {
                 continue;
             }
             if active && (self.live || ours) {
-                // A sender lives as long as the log, and the log as long as this reader.
-                let _ = grown.changed().await;
+                // The sender lives as long as the log, and the log as long as this reader.
+                let _ = changes.changed().await;
                 continue;
             }
-            // Asked before the last look, so that nothing written in between is missed. No look while a run is at work
-            // here: of what it stores side by side, the later number may be stored first.
+            // The status is read before the last look at the log, so that no event in between is missed. The database
+            // is not read while a run is active here: its parallel writes may be stored out of order.
             let over = Box::pin(self.is_over()).await?;
             if (over || !active) && Box::pin(self.read_stored(after, None)).await? {
                 continue;
             }
             if over {
                 self.ended = true;
-            } else if self.leaving.is_cancelled() {
-                (self.ended, self.is_cut) = (true, true);
+            } else if self.shutdown.is_cancelled() {
+                self.ended = true;
+                self.is_cut = true;
             } else {
-                self.leaving
-                    .run_until_cancelled(timeout(POLL_INTERVAL, grown.changed()))
+                self.shutdown
+                    .run_until_cancelled(timeout(POLL_INTERVAL, changes.changed()))
                     .await;
             }
         }
     }
 
-    /// Whether it came to its end before the run did, since the server leaves.
+    /// Whether the reader ended before the run because the server shuts down.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The next event if it can be had without waiting.
+    /// The next event, if there is one without waiting.
     pub fn ready(&mut self) -> Option<Arc<Event>> {
         while let Some(event) = self.waiting.pop_front() {
-            let is_last = event.origin.lane == Lane::Main || self.branch.as_ref().is_some_and(|b| b.is_of(&event));
+            let is_last = event.origin.lane == Lane::Main || self.branch.as_ref().is_some_and(|b| b.is_own(&event));
             if let (true, EventBody::Fact(Fact::Ended { .. })) = (is_last, &event.body) {
                 self.ended = true;
                 self.waiting.clear();
             }
-            if self.branch.as_ref().is_none_or(|branch| branch.holds(&event)) {
+            if self.branch.as_ref().is_none_or(|branch| branch.contains(&event)) {
                 return Some(event);
             }
         }
         None
     }
 
-    /// Whether events lie ready.
+    /// Whether events are buffered.
     pub fn has_ready(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Reads what there is after `after`. False if there is nothing yet.
-    async fn take_in(&mut self, after: i64) -> DbResult<bool> {
+    /// Buffers events after `after`. False if there are none yet.
+    async fn fill(&mut self, after: i64) -> DbResult<bool> {
         match self.log.buffered(self.run.id, after) {
             Buffered::Events(events) => {
                 let Some(last) = events.last() else {
@@ -189,7 +190,7 @@ impl Tail {
                 self.live |= self.waiting.len() > before;
                 Ok(true)
             }
-            // Boxed, like all that is seldom: a reader is no larger while it waits.
+            // Boxed, because it is rare: it must not make a waiting reader larger.
             Buffered::Stored(floor) => Box::pin(self.read_stored(after, floor)).await,
         }
     }
@@ -200,7 +201,7 @@ impl Tail {
         let run = self.run.id;
         let read = self.db.read(move |tx| {
             Box::pin(async move {
-                // The runs of a thread follow each other: what was there before this one is passed over.
+                // The runs of a thread follow each other, so events before this run are skipped.
                 let before = if after == 0 {
                     db::runs::first_seq(tx, run).await?
                 } else {
@@ -209,9 +210,9 @@ impl Tail {
                 db::events::read(tx, thread, before.map_or(after, |first| after.max(first - 1)), PAGE).await
             })
         });
-        let (page, last) = up_to(floor, after, read.await?);
+        let (page, last) = limit_page(floor, after, read.await?);
         for logged in page.into_iter().filter(|logged| logged.run == Some(run)) {
-            let event = self.origins.event(logged).await?;
+            let event = self.agents.event(logged).await?;
             self.waiting.push_back(Arc::new(event));
         }
         self.after = Some(last);
@@ -232,7 +233,7 @@ impl Tail {
         Ok(now)
     }
 
-    /// Whether the run is over, or gone.
+    /// Whether the run has ended or was deleted.
     async fn is_over(&self) -> DbResult<bool> {
         let run = self.run.id;
         let found = self

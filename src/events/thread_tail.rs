@@ -1,5 +1,5 @@
-//! A reader of a thread event by event, in the order of their numbers, from any number on. Who wants to know where runs
-//! begin and end takes a [`RunSequence`](super::RunSequence).
+//! A reader of a thread's events by number, from any number on. [`RunSequence`](super::RunSequence) reads a thread run
+//! by run instead.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use tokio_util::sync::CancellationToken;
 use super::Events;
 use super::agent_cache::AgentCache;
 use super::log::{Buffered, ThreadLog};
-use super::page::{PAGE, up_to};
+use super::page::{PAGE, limit_page};
 use crate::db::{self, Db, DbResult};
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 
-/// How long nothing has to happen until a reader takes the thread to be quiet.
+/// The time without events after which a thread counts as quiet.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// The next event of a thread, or why there is none yet.
+/// The next event of a thread, or the reason why there is none.
 #[derive(Debug, Clone)]
 pub enum ThreadEvent {
-    /// Something happened.
+    /// An event.
     Event(Arc<Event>),
-    /// Nothing happens for the time being. Told once; what comes next is the next thing that happens.
+    /// No event for some time. It is reported once, before the next event.
     Quiet,
-    /// The server leaves: nothing more will be heard here.
-    Leaving,
+    /// The server shuts down.
+    Shutdown,
 }
 
-/// A reader of the events of a thread. It pulls: a reader that is slow, or gone, costs nobody anything, and one that falls
-/// behind is served from what is stored.
+/// A reader of a thread's events. It pulls, so a slow reader costs the others nothing; a reader that falls behind gets
+/// stored events.
 pub struct ThreadTail {
     db: Db,
     log: Arc<ThreadLog>,
@@ -40,94 +40,95 @@ pub struct ThreadTail {
     after: i64,
     waiting: VecDeque<Arc<Event>>,
     /// The agents of the run whose stored events were read last.
-    origins: Option<AgentCache>,
+    agents: Option<AgentCache>,
     quiet: bool,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl ThreadTail {
     pub(super) fn new(events: &Events, thread: ThreadId, after: i64) -> Self {
         let db = events.db.clone();
         let log = events.log(thread);
-        let leaving = events.leaving.clone();
+        let shutdown = events.shutdown.clone();
         Self {
             db,
             log,
             thread,
             after,
             waiting: VecDeque::new(),
-            origins: None,
+            agents: None,
             quiet: false,
-            leaving,
+            shutdown,
         }
     }
 
-    /// Waits for what comes next.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn next(&mut self) -> DbResult<ThreadEvent> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
                 self.quiet = false;
                 return Ok(ThreadEvent::Event(event));
             }
-            let mut grown = self.log.subscribe();
+            let mut changes = self.log.subscribe();
             let active = self.log.is_active();
-            if self.take_in().await? {
+            if self.fill().await? {
                 continue;
             }
             if active {
-                // A sender lives as long as the log, and the log as long as this reader.
-                let _ = grown.changed().await;
+                // The sender lives as long as the log, and the log as long as this reader.
+                let _ = changes.changed().await;
                 continue;
             }
-            // Not while a run is at work here: of what it stores side by side, the later number may be stored first.
+            // The database is not read while a run is active here: its parallel writes may be stored out of order.
             if Box::pin(self.read_stored(None)).await? {
                 continue;
             }
-            if self.leaving.is_cancelled() {
-                return Ok(ThreadEvent::Leaving);
+            if self.shutdown.is_cancelled() {
+                return Ok(ThreadEvent::Shutdown);
             }
-            // What other processes do makes the bell ring, too.
-            let rings = self.leaving.run_until_cancelled(grown.changed());
+            // Changes by other processes wake the reader, too.
+            let count = self.shutdown.run_until_cancelled(changes.changed());
             if self.quiet {
-                rings.await;
-            } else if timeout(QUIET, rings).await.is_err() {
+                count.await;
+            } else if timeout(QUIET, count).await.is_err() {
                 self.quiet = true;
-                // Who waits needs no room for what he has read.
-                (self.waiting, self.origins) = (VecDeque::new(), None);
-                self.log.forget();
+                // A waiting reader frees its buffers.
+                self.waiting = VecDeque::new();
+                self.agents = None;
+                self.log.evict();
                 return Ok(ThreadEvent::Quiet);
             }
         }
     }
 
-    /// The number of the next event that can be had without waiting.
+    /// The number of the next buffered event.
     pub fn peek(&self) -> Option<i64> {
         self.waiting.front().map(|event| event.seq)
     }
 
-    /// That event.
+    /// Takes the next buffered event.
     pub fn take(&mut self) -> Option<Arc<Event>> {
         self.waiting.pop_front()
     }
 
-    /// Everything up to this number was read, or can be had without waiting.
+    /// The number up to which all events are read or buffered.
     pub fn position(&self) -> i64 {
         self.after
     }
 
-    /// Reads what there is. False if there is nothing yet.
+    /// Buffers further events. False if there are none yet.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn fetch(&mut self) -> DbResult<bool> {
-        Ok(self.take_in().await? || !self.log.is_active() && Box::pin(self.read_stored(None)).await?)
+        Ok(self.fill().await? || !self.log.is_active() && Box::pin(self.read_stored(None)).await?)
     }
 
-    /// Reads what memory has, or stored events up to there. False if there is nothing yet.
-    async fn take_in(&mut self) -> DbResult<bool> {
+    /// Buffers events from memory, or stored events before them. False if there are none yet.
+    async fn fill(&mut self) -> DbResult<bool> {
         match self.log.buffered_of_thread(self.after) {
             Buffered::Events(events) => {
                 let Some(last) = events.last() else { return Ok(false) };
@@ -135,7 +136,7 @@ impl ThreadTail {
                 self.waiting.extend(events);
                 Ok(true)
             }
-            // Boxed, like all that is seldom: a reader is no larger while it waits.
+            // Boxed, because it is rare: it must not make a waiting reader larger.
             Buffered::Stored(floor) => Box::pin(self.read_stored(floor)).await,
         }
     }
@@ -148,12 +149,12 @@ impl ThreadTail {
             .db
             .read(move |tx| Box::pin(async move { db::events::read(tx, thread, after, PAGE).await }))
             .await?;
-        let (page, last) = up_to(floor, after, page);
+        let (page, last) = limit_page(floor, after, page);
         for logged in page {
-            // What a client wrote outside of all runs is part of the state from which the next run begins.
+            // State updates by clients belong to no run. They are part of the state from which the next run starts.
             let Some(run) = logged.run else { continue };
-            if let Some(origins) = self.origins_of(run).await? {
-                let event = origins.event(logged).await?;
+            if let Some(agents) = self.agents_of(run).await? {
+                let event = agents.event(logged).await?;
                 self.waiting.push_back(Arc::new(event));
             }
         }
@@ -161,15 +162,15 @@ impl ThreadTail {
         Ok(self.after != after)
     }
 
-    /// The agents of a run; none if the run is gone, and with it whatever is told of it.
-    async fn origins_of(&mut self, run: RunId) -> DbResult<Option<&mut AgentCache>> {
-        if self.origins.as_ref().is_none_or(|origins| origins.run() != run) {
+    /// The agents of a run; `None` if the run was deleted.
+    async fn agents_of(&mut self, run: RunId) -> DbResult<Option<&mut AgentCache>> {
+        if self.agents.as_ref().is_none_or(|agents| agents.run() != run) {
             let found = self
                 .db
                 .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, run).await }))
                 .await?;
-            self.origins = found.map(|run| AgentCache::new(self.db.clone(), &run));
+            self.agents = found.map(|run| AgentCache::new(self.db.clone(), &run));
         }
-        Ok(self.origins.as_mut())
+        Ok(self.agents.as_mut())
     }
 }

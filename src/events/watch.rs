@@ -1,6 +1,6 @@
-//! Tells readers of quiet threads when something may have happened in another process.
+//! Polls the database for changes by other processes and wakes the readers of quiet threads.
 //!
-//! One look for all of them, now and then, so that a thread that is only looked at costs no look of its own.
+//! One query covers all watched threads, so that a single reader causes no queries of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,41 +10,42 @@ use super::log::ThreadLog;
 use crate::db::{self, DbResult, Engine};
 use crate::domain::id::ThreadId;
 
-/// How often it is looked.
+/// The polling interval.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How many threads one question is about.
-const AT_ONCE: usize = 500;
+/// The number of threads per query.
+const THREADS_PER_QUERY: usize = 500;
 
 impl Events {
-    /// Rings for the readers of threads on which other processes are at work. Ends with the server, and at once where there
-    /// can be no other process.
+    /// Wakes the readers of threads that other processes change. Runs until shutdown; returns at once on SQLite, where
+    /// there are no other processes.
     pub async fn watch(self) {
         if self.db.engine() != Engine::Postgres {
             return;
         }
         while self
-            .leaving
+            .shutdown
             .run_until_cancelled(tokio::time::sleep(POLL_INTERVAL))
             .await
             .is_some()
         {
             if let Err(error) = self.poll().await {
-                tracing::warn!(%error, "could not look for what other processes did");
+                tracing::warn!(%error, "could not poll for changes by other processes");
             }
         }
     }
 
-    /// No clock is asked: those of processes differ. Whoever changes a thread changes the version of its row.
+    /// Versions are compared instead of times, since the clocks of processes differ. Every change of a thread changes
+    /// the version of its row.
     async fn poll(&self) -> DbResult<()> {
         let watched_threads = self.watched_threads();
-        for some in watched_threads.chunks(AT_ONCE) {
-            let threads: Vec<ThreadId> = some.iter().map(|(thread, _)| *thread).collect();
+        for chunk in watched_threads.chunks(THREADS_PER_QUERY) {
+            let threads: Vec<ThreadId> = chunk.iter().map(|(thread, _)| *thread).collect();
             let read = self
                 .db
                 .read(move |tx| Box::pin(async move { db::threads::versions(tx, &threads).await }));
             for found in read.await? {
-                if let Some((_, log)) = some.iter().find(|(thread, _)| *thread == found.thread) {
+                if let Some((_, log)) = chunk.iter().find(|(thread, _)| *thread == found.thread) {
                     log.wake_if_changed(found.version, found.is_at_work);
                 }
             }
@@ -52,7 +53,7 @@ impl Events {
         Ok(())
     }
 
-    /// The threads that somebody waits for and nobody works on here.
+    /// The threads that have readers here but no active run.
     fn watched_threads(&self) -> Vec<(ThreadId, Arc<ThreadLog>)> {
         let logs = self.logs.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let alive = logs.iter().filter_map(|(thread, log)| Some((*thread, log.upgrade()?)));

@@ -1,4 +1,4 @@
-//! About the server itself.
+//! Endpoints about the server itself: health, version, metrics.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use super::extract::Params;
 use crate::db;
 use crate::metrics::{Backlog, samples};
 
-/// Where things are: for a browser the page with the API document, for others a list.
+/// Shows the addresses of the server's parts. A browser is redirected to the API document.
 #[utoipa::path(get, path = "/", tag = "Server",
-    responses((status = 200, description = "Where things are", body = Value),
-        (status = 307, description = "A browser is sent to the API document")))]
+    responses((status = 200, description = "The addresses of the server's parts", body = Value),
+        (status = 307, description = "Redirects browsers to the API document")))]
 pub(super) async fn root(headers: HeaderMap) -> Response {
     let accepted = headers
         .get(header::ACCEPT)
@@ -26,7 +26,7 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
     if accepted.contains("text/html") {
         return Redirect::temporary("/docs").into_response();
     }
-    let places = json!({
+    let links = json!({
         "server": "adjutant",
         "version": env!("CARGO_PKG_VERSION"),
         "docs": "/docs",
@@ -37,12 +37,12 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
         "assistants": "/assistants/search",
         "threads": "/threads",
     });
-    ([(header::VARY, "accept")], Json(places)).into_response()
+    ([(header::VARY, "accept")], Json(links)).into_response()
 }
 
-/// Whether the server is there.
+/// Checks that the server is up; with `check_db`, also that the database can be written to.
 #[utoipa::path(get, path = "/ok", tag = "Server",
-    params(("check_db" = Option<bool>, Query, description = "whether to write to the database too")),
+    params(("check_db" = Option<bool>, Query, description = "Whether to test a write to the database")),
     responses((status = 200, description = "The server is up", body = Value, example = json!({"ok": true, "services": {}})),
         (status = 503, description = "The database cannot be written to", body = ErrorBody)))]
 pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Value>, ApiError> {
@@ -56,9 +56,9 @@ pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Va
     Ok(Json(json!({"ok": true, "services": {}})))
 }
 
-/// What the server is and what it can do.
+/// Shows the version of the server and its features.
 #[utoipa::path(get, path = "/info", tag = "Server",
-    responses((status = 200, description = "Its version and what it can do", body = Value)))]
+    responses((status = 200, description = "The version and the features", body = Value)))]
 pub(super) async fn info() -> Json<Value> {
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
@@ -81,19 +81,19 @@ pub(super) async fn info() -> Json<Value> {
     }))
 }
 
-/// In which format metrics are wanted.
+/// The output format of `GET /metrics`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Format {
     Prometheus,
     Json,
 }
 
-/// What is counted: runs, queue, streams, requests, models, tools.
+/// Shows the metrics of the server: runs, queue, streams, requests, models and tools.
 ///
-/// In the text format of Prometheus, or as JSON.
+/// The default is the Prometheus text format; `format=json` selects JSON.
 #[utoipa::path(get, path = "/metrics", tag = "Server",
-    params(("format" = Option<String>, Query, description = "`prometheus` (which it is without) or `json`")),
-    responses((status = 200, description = "What is counted",
+    params(("format" = Option<String>, Query, description = "`prometheus` (default) or `json`")),
+    responses((status = 200, description = "The metrics",
         content((String = "text/plain"), (Value = "application/json")))))]
 pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: HeaderMap) -> Result<Response, ApiError> {
     let format = params.word("format", Format::Prometheus, |word| match word {
@@ -101,13 +101,13 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
         "json" => Some(Format::Json),
         _ => None,
     })?;
-    // What can be told without the database is told: that is when somebody wants to know.
-    let backlog = match tokio::time::timeout(BACKLOG_PATIENCE, api.runs.backlog()).await {
+    // The metrics of the process are shown even if the database fails: that is when an operator looks at them.
+    let backlog = match tokio::time::timeout(BACKLOG_TIMEOUT, api.runs.backlog()).await {
         Ok(backlog) => backlog
-            .inspect_err(|error| tracing::warn!(%error, "could not count what waits"))
+            .inspect_err(|error| tracing::warn!(%error, "could not read the queue metrics"))
             .ok(),
         Err(_) => {
-            tracing::warn!("could not count what waits: the database does not answer");
+            tracing::warn!("could not read the queue metrics: the database does not answer");
             None
         }
     };
@@ -127,12 +127,12 @@ pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: Hea
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// For how long the database is asked how much waits.
-const BACKLOG_PATIENCE: Duration = Duration::from_secs(1);
+/// The longest time to wait for the database to count the queue.
+const BACKLOG_TIMEOUT: Duration = Duration::from_secs(1);
 const PLAIN: &str = "text/plain; version=1.0.0; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The figures that dashboards of the field look for, and all others behind them.
+/// The metrics as JSON: the fields that LangGraph dashboards read, then all others.
 fn as_json(backlog: Option<&Backlog>, text: &str) -> Value {
     json!({
         "queue": {

@@ -1,4 +1,4 @@
-//! Agents: how they are defined. What a client runs are their assistants.
+//! Agents: definitions that clients read, and may create, change and delete.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -8,21 +8,23 @@ use serde_json::Value;
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, JsonWithDefinition, Params, no_content};
 use super::wire::agent::{
-    AgentOrVersion, AgentSearch, AgentVersionView, AgentView, Candidate, CheckedAgentSearch, VerdictView,
+    AgentOrVersion, AgentSearch, AgentValidate, AgentVersionView, AgentView, CheckedAgentSearch, ValidationView,
 };
 use super::wire::{Object, json};
 use super::{Api, JsonResult};
 use crate::db::{ListPart, definitions};
 use crate::runtime::DefinitionError;
 
-/// Defines an agent, or changes its definition: a new version, unless it is the one in use. Runs that began keep to the
-/// version with which they began. Its assistant is there at once on this server; other servers follow within a second or two.
+/// Creates or changes an agent definition.
+///
+/// A definition that differs from the current one becomes a new version. Running runs keep the version they started
+/// with. The default assistant is available on this server at once, and on other servers within one or two seconds.
 #[utoipa::path(put, path = "/agents/{graph_id}", tag = "Agents", request_body = Object,
-    params(("graph_id" = String, Path, description = "The agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
+    params(("graph_id" = String, Path, description = "The name of the agent: 1 to 128 letters, digits, `_`, `-` or `.`")),
     responses((status = 200, description = "The agent", body = AgentView),
-        (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
-        (status = 409, description = "A file defines it, or clients have defined too many", body = ErrorBody),
-        (status = 422, description = "The definition cannot be used; `findings` has every reason", body = ErrorBody)))]
+        (status = 403, description = "The configuration does not allow clients to define agents", body = ErrorBody),
+        (status = 409, description = "The agent is defined in a file, or the limit of agents is reached", body = ErrorBody),
+        (status = 422, description = "The definition is invalid; `findings` lists all errors", body = ErrorBody)))]
 pub(super) async fn put(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
@@ -33,12 +35,12 @@ pub(super) async fn put(
     ))
 }
 
-/// Shows an agent as it is defined now, with what is wrong or odd; or one of its versions.
+/// Shows an agent definition with its diagnostics; with `version`, one stored version.
 #[utoipa::path(get, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
-        ("version" = Option<i64>, Query, description = "Only this version of it")),
-    responses((status = 200, description = "The agent, or with `version` that version", body = AgentOrVersion),
-        (status = 404, description = "There is no such agent, or it has no such version", body = ErrorBody)))]
+        ("version" = Option<i64>, Query, description = "The number of a version")),
+    responses((status = 200, description = "The agent, or the requested version", body = AgentOrVersion),
+        (status = 404, description = "Agent or version not found", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
@@ -60,27 +62,28 @@ pub(super) async fn get(
     Ok(Json(AgentOrVersion::Version(version.into())))
 }
 
-/// Removes an agent that a client defined, with its versions and the assistant that it has by itself. Runs that began go on;
-/// other assistants of it stay and cannot run.
+/// Deletes an agent that was created over HTTP, with its versions and its default assistant.
+///
+/// Running runs continue. Other assistants of the agent are kept but can no longer run.
 #[utoipa::path(delete, path = "/agents/{graph_id}", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent")),
     responses((status = 204, description = "The agent is deleted"),
-        (status = 403, description = "The configuration does not let clients define agents", body = ErrorBody),
-        (status = 404, description = "There is no such agent", body = ErrorBody),
-        (status = 409, description = "A file defines it", body = ErrorBody)))]
+        (status = 403, description = "The configuration does not allow clients to define agents", body = ErrorBody),
+        (status = 404, description = "Agent not found", body = ErrorBody),
+        (status = 409, description = "The agent is defined in a file", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
     api.definitions.remove_agent(&graph_id).await?;
     Ok(no_content())
 }
 
-/// Lists the versions of an agent, newest first. The last hundred are kept.
+/// Lists the versions of an agent, newest first. The server keeps the last 100.
 #[utoipa::path(get, path = "/agents/{graph_id}/versions", tag = "Agents",
     params(("graph_id" = String, Path, description = "The agent"),
-        ("limit" = Option<u32>, Query, description = "How many at most: 1 to 1000, 10 if absent"),
-        ("offset" = Option<u32>, Query, description = "How many to pass over")),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items, 1 to 1000; 10 by default"),
+        ("offset" = Option<u32>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "A page of versions", body = Vec<AgentVersionView>,
             headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
-        (status = 404, description = "There is no such agent", body = ErrorBody)))]
+        (status = 404, description = "Agent not found", body = ErrorBody)))]
 pub(super) async fn versions(
     State(api): State<Api>,
     Path(graph_id): Path<String>,
@@ -105,13 +108,13 @@ pub(super) async fn versions(
     })
 }
 
-/// Says what is wrong with a definition, or odd, without using it.
-#[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = Candidate,
-    responses((status = 200, description = "Whether it could be used, and every reason why not", body = VerdictView)))]
+/// Validates an agent definition without storing it.
+#[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = AgentValidate,
+    responses((status = 200, description = "The result of the validation with all diagnostics", body = ValidationView)))]
 pub(super) async fn validate(
     State(api): State<Api>,
-    JsonWithDefinition(body): JsonWithDefinition<Candidate>,
-) -> JsonResult<VerdictView> {
+    JsonWithDefinition(body): JsonWithDefinition<AgentValidate>,
+) -> JsonResult<ValidationView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
     Ok(Json(
         api.definitions
@@ -120,12 +123,12 @@ pub(super) async fn validate(
     ))
 }
 
-/// Finds agents, by their names.
+/// Searches agents by name, source and usability.
 #[utoipa::path(post, path = "/agents/search", tag = "Agents", request_body = AgentSearch,
     responses((status = 200, description = "A page of agents", body = Vec<AgentView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
-    let CheckedAgentSearch { wanted, page, select } = body.check()?;
+    let CheckedAgentSearch { filter, page, select } = body.check()?;
     let part = (
         usize::try_from(page.limit).unwrap_or(0),
         usize::try_from(page.offset).unwrap_or(usize::MAX),

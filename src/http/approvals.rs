@@ -1,4 +1,4 @@
-//! Questions to a human as resources of their own: what waits for an answer, and giving it.
+//! Interrupts as resources: questions to a human, and their answers.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,12 +12,12 @@ use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::threads;
 
-/// Lists the open questions of all threads, the oldest first.
+/// Lists the open interrupts of all threads, oldest first.
 #[utoipa::path(get, path = "/interrupts", tag = "Approvals",
-    params(("status" = Option<String>, Query, description = "Always `pending`"),
-        ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
-        ("offset" = Option<u32>, Query, description = "How many to pass over")),
-    responses((status = 200, description = "The questions", body = InterruptList)))]
+    params(("status" = Option<String>, Query, description = "The status; only `pending` is supported"),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items; 10 by default"),
+        ("offset" = Option<u32>, Query, description = "The number of items to skip")),
+    responses((status = 200, description = "The interrupts", body = InterruptList)))]
 pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResult<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
@@ -32,24 +32,24 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     };
     let mut all = api
         .db
-        .read(move |tx| Box::pin(interrupts::pending(tx, most, skipped)))
+        .read(move |tx| Box::pin(interrupts::pending(tx, limit_of_read, offset_of_read)))
         .await?;
-    if !elsewhere.is_empty() {
-        all.extend(elsewhere);
-        all.sort_by_key(|asked| asked.created_at);
-        let skipped = page.offset as usize;
-        let most = page.limit as usize;
-        all = all.into_iter().skip(skipped).take(most).collect();
+    if !remote.is_empty() {
+        all.extend(remote);
+        all.sort_by_key(|record| record.created_at);
+        let offset_of_read = page.offset as usize;
+        let limit_of_read = page.limit as usize;
+        all = all.into_iter().skip(offset_of_read).take(limit_of_read).collect();
     }
     Ok(Json(all.into()))
 }
 
-/// Lists the questions of a thread in the order in which they were asked.
+/// Lists the interrupts of a thread in the order in which they were raised.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts", tag = "Approvals",
     params(ThreadPath,
-        ("status" = Option<String>, Query, description = "Only these: pending, resolved, expired or dropped")),
-    responses((status = 200, description = "The questions", body = InterruptList),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        ("status" = Option<String>, Query, description = "The status: pending, resolved, expired or dropped")),
+    responses((status = 200, description = "The interrupts", body = InterruptList),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -73,19 +73,19 @@ pub(super) async fn list(
                 .of_remote_task(thread)
                 .await?
                 .ok_or_else(|| ApiError::no_thread(thread))?;
-            asked
+            records
                 .into_iter()
-                .filter(|asked| status.is_none_or(|status| asked.status == status))
+                .filter(|record| status.is_none_or(|status| record.status == status))
                 .collect()
         }
     };
     Ok(Json(found.into()))
 }
 
-/// Shows a question: who asks, what, and the JSON Schema of a valid answer.
+/// Shows an interrupt with its question and the JSON Schema of a valid answer.
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
-    responses((status = 200, description = "The question", body = InterruptView),
-        (status = 404, description = "There is no such interrupt", body = ErrorBody)))]
+    responses((status = 200, description = "The interrupt", body = InterruptView),
+        (status = 404, description = "Interrupt not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
@@ -105,18 +105,18 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
     let elsewhere = api.interrupts.of_remote_task(thread_id).await?.unwrap_or_default();
     elsewhere
         .into_iter()
-        .rfind(|asked| asked.interrupt.id == interrupt_id)
+        .rfind(|record| record.interrupt.id == interrupt_id)
         .ok_or_else(ApiError::no_interrupt)
 }
 
-/// Answers a question; the run goes on with the answer. The same answer once more gives the same run.
+/// Answers an interrupt and resumes the run. Sending the same answer again returns the same run.
 #[utoipa::path(post, path = "/threads/{thread_id}/interrupts/{interrupt_id}/resolve", tag = "Approvals",
     params(InterruptPath), request_body = InterruptResolve,
-    responses((status = 202, description = "The question and the run that goes on", body = InterruptResolved),
-        (status = 404, description = "There is no such question", body = ErrorBody),
-        (status = 409, description = "The interrupt was answered differently, or is not open any more", body = ErrorBody),
-        (status = 422, description = "The answer is not one of those that were asked for", body = ErrorBody),
-        (status = 502, description = "Another server asks, and is out of reach", body = ErrorBody)))]
+    responses((status = 202, description = "The interrupt and the resumed run", body = InterruptResolved),
+        (status = 404, description = "Interrupt not found", body = ErrorBody),
+        (status = 409, description = "The interrupt has a different answer, or is no longer open", body = ErrorBody),
+        (status = 422, description = "The answer does not match the schema of the interrupt", body = ErrorBody),
+        (status = 502, description = "The interrupt belongs to a remote agent that cannot be reached", body = ErrorBody)))]
 pub(super) async fn resolve(
     State(api): State<Api>,
     ApiPath(path): ApiPath<InterruptPath>,

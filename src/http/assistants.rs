@@ -1,4 +1,4 @@
-//! Assistants: what a client can run. Every agent definition has one by itself.
+//! Assistants: agent definitions with settings, which clients run. Each definition has a default assistant.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
 use crate::runtime::{AssistantError, AssistantRef};
 
-/// Makes an assistant: an agent definition with settings.
+/// Creates an assistant: an agent definition with settings.
 #[utoipa::path(post, path = "/assistants", tag = "Assistants", request_body = AssistantCreate,
     params(KeyHeader),
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
-        (status = 404, description = "There is no such agent definition", body = ErrorBody),
-        (status = 409, description = "This id is taken by another assistant", body = ErrorBody)))]
+        (status = 400, description = "`config.configurable` and `context` are both given and differ", body = ErrorBody),
+        (status = 404, description = "Agent definition not found", body = ErrorBody),
+        (status = 409, description = "Another assistant has this id", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<AssistantCreate>>,
@@ -35,7 +35,7 @@ pub(super) async fn create(
     let CheckedAssistant {
         id,
         settings,
-        or_take_it,
+        reuse_existing,
     } = body.check()?;
     let made = |made: &Assistant| idempotency::kept(&AssistantView::from(made.clone()));
     let once = api
@@ -45,8 +45,10 @@ pub(super) async fn create(
     idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
 }
 
-/// Finds assistants. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next`
-/// is the `offset` of the first that was left out.
+/// Searches assistants.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/assistants/search", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "A page of assistants", body = Vec<AssistantView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
@@ -54,13 +56,13 @@ pub(super) async fn search(
     State(api): State<Api>,
     ApiJson(body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
-    let CheckedAssistantSearch { wanted, page, select } = body.check()?;
+    let CheckedAssistantSearch { query, page, select } = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
         Box::pin(async move {
-            let total = assistants::count(tx, &wanted).await?;
-            Ok((assistants::search(tx, &wanted, bytes).await?, total))
+            let total = assistants::count(tx, &query).await?;
+            Ok((assistants::search(tx, &query, bytes).await?, total))
         })
     });
     let (found, total) = read.await?;
@@ -69,14 +71,14 @@ pub(super) async fn search(
     })
 }
 
-/// Counts assistants.
+/// Counts the assistants that match a search.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
-    responses((status = 200, description = "How many there are", body = u64)))]
+    responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
-    let wanted = body.check()?.wanted;
+    let query = body.check()?.query;
     Ok(Json(
         api.db
-            .read(move |tx| Box::pin(async move { assistants::count(tx, &wanted).await }))
+            .read(move |tx| Box::pin(async move { assistants::count(tx, &query).await }))
             .await?,
     ))
 }
@@ -84,17 +86,17 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 /// Shows an assistant.
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
 
-/// Changes an assistant: makes a new version of it, and takes that into use.
+/// Updates an assistant. The change becomes a new version, which is used from now on.
 #[utoipa::path(patch, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     request_body = AssistantPatch,
     responses((status = 200, description = "The assistant", body = AssistantView),
-        (status = 400, description = "`config.configurable` and `context` differ", body = ErrorBody),
-        (status = 404, description = "There is no such assistant, or no such agent definition", body = ErrorBody)))]
+        (status = 400, description = "`config.configurable` and `context` are both given and differ", body = ErrorBody),
+        (status = 404, description = "Assistant or agent definition not found", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -108,14 +110,14 @@ pub(super) async fn patch(
     ))
 }
 
-/// Deletes an assistant with all its versions. Its runs go on. The one that a definition has by itself stays for as long
-/// as there is the definition.
+/// Deletes an assistant with all its versions. Its runs continue. The default assistant of a definition cannot be
+/// deleted.
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "Assistants",
     params(AssistantPath, ("delete_threads" = Option<bool>, Query,
-        description = "Whether the threads on which it worked last go with it; their runs are stopped")),
+        description = "Whether to delete the threads that used it last; their runs are cancelled")),
     responses((status = 204, description = "The assistant is deleted"),
-        (status = 404, description = "There is no such assistant", body = ErrorBody),
-        (status = 409, description = "A definition has it by itself", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found", body = ErrorBody),
+        (status = 409, description = "The assistant is the default assistant of a definition", body = ErrorBody)))]
 pub(super) async fn delete(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -131,7 +133,7 @@ pub(super) async fn delete(
 #[utoipa::path(post, path = "/assistants/{assistant_id}/versions", tag = "Assistants", params(AssistantPath),
     request_body = VersionSearch,
     responses((status = 200, description = "A page of versions", body = Vec<VersionView>),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn versions(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -155,11 +157,11 @@ pub(super) async fn versions(
     permit.page(page, None, found, |version| Some(json(&VersionView::from(version))))
 }
 
-/// Takes a version of an assistant into use.
+/// Selects the version of an assistant that new runs use.
 #[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "Assistants", params(AssistantPath),
     request_body = VersionChoice,
-    responses((status = 200, description = "The assistant, as that version says", body = AssistantView),
-        (status = 404, description = "There is no such assistant, or it has no such version", body = ErrorBody)))]
+    responses((status = 200, description = "The assistant with the settings of that version", body = AssistantView),
+        (status = 404, description = "Assistant or version not found", body = ErrorBody)))]
 pub(super) async fn use_version(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AssistantPath>,
@@ -173,12 +175,12 @@ pub(super) async fn use_version(
     ))
 }
 
-/// Draws the loop of an assistant's agent: the model, the tools, the hooks of its policies.
+/// Shows the graph of an assistant's agent: the model, the tools and the middleware hooks.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/graph", tag = "Assistants",
     params(AgentPath, ("xray" = Option<String>, Query,
-        description = "Whether subagents are drawn, too: true, or how many levels of them")),
+        description = "Whether to include subagents: true, or the number of levels")),
     responses((status = 200, description = "The graph", body = GraphView),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn graph(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AgentPath>,
@@ -189,7 +191,7 @@ pub(super) async fn graph(
         Some(Err(_)) | None if params.flag("xray")? => u32::MAX,
         Some(Err(_)) | None => 0,
     };
-    let graph_id = graph_of(&api, path.assistant).await?;
+    let graph_id = graph_id_of(&api, path.assistant).await?;
     let drawing = api
         .assistants
         .graph(&graph_id, levels)
@@ -197,12 +199,12 @@ pub(super) async fn graph(
     Ok(Json(drawing.into()))
 }
 
-/// Shows what an assistant's agent takes, keeps and gives.
+/// Shows the input, output, state and configuration schemas of an assistant's agent.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
-    let graph_id = graph_of(&api, path.assistant).await?;
+    let graph_id = graph_id_of(&api, path.assistant).await?;
     let schemas = api
         .assistants
         .schemas(&graph_id)
@@ -213,9 +215,9 @@ pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<Agent
 /// Shows the schemas of the subagents of an assistant's agent, by name.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs", tag = "Assistants",
     params(AgentPath, ("recurse" = Option<bool>, Query,
-        description = "Whether the subagents of subagents are shown, too, as `outer|inner`")),
+        description = "Whether to include the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn subgraphs(
     State(api): State<Api>,
     ApiPath(path): ApiPath<AgentPath>,
@@ -224,12 +226,12 @@ pub(super) async fn subgraphs(
     subagents(&api, path.assistant, None, params.flag("recurse")?).await
 }
 
-/// Shows the schemas of one subagent of an assistant's agent; nothing if there is none of this name.
+/// Shows the schemas of one subagent of an assistant's agent. The result is empty if no subagent has this name.
 #[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs/{namespace}", tag = "Assistants",
     params(SubgraphPath, ("recurse" = Option<bool>, Query,
-        description = "Whether to look for it among the subagents of subagents, as `outer|inner`")),
+        description = "Whether to include the subagents of subagents, as `outer|inner`")),
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
-        (status = 404, description = "There is no such assistant, or its agent is not configured", body = ErrorBody)))]
+        (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn subgraph(
     State(api): State<Api>,
     ApiPath(path): ApiPath<SubgraphPath>,
@@ -247,7 +249,7 @@ async fn subagents(
     namespace: Option<&str>,
     recurse: bool,
 ) -> JsonResult<Subgraphs> {
-    let graph_id = graph_of(api, assistant).await?;
+    let graph_id = graph_id_of(api, assistant).await?;
     let found = api
         .assistants
         .subagents(&graph_id, namespace, recurse)
@@ -268,8 +270,8 @@ async fn find(api: &Api, id: AssistantId) -> Result<Assistant, ApiError> {
     found.ok_or_else(|| ApiError::not_found("assistant_not_found"))
 }
 
-/// The definition of this assistant.
-async fn graph_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
+/// The `graph_id` of an assistant's definition.
+async fn graph_id_of(api: &Api, assistant: AssistantRef) -> Result<String, ApiError> {
     match assistant {
         AssistantRef::Id(id) => find(api, id).await.map(|found| found.settings.graph_id),
         AssistantRef::Graph(graph_id) if api.runs.plan_of(&graph_id).is_some() => Ok(graph_id),

@@ -1,7 +1,7 @@
-//! Bodies of requests: only JSON, bounded one by one and all together, and not waited for without end.
+//! Request bodies: only JSON, limited in size and time, one by one and all together.
 //!
-//! A body is read before the handler runs, so that everything that takes one is bounded by the same code. What it holds
-//! of the common budget is given back when the handler has answered: by then it is parsed, admitted and stored.
+//! A body is read before the handler runs, so one piece of code limits all endpoints. Its share of the common budget is
+//! released after the handler has answered: by then the body is parsed, admitted and stored.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,20 +25,20 @@ use crate::events::Events;
 /// The unit of the budget, in bytes.
 const UNIT: usize = 1024;
 
-/// How long a body waits for its share of the budget.
+/// The longest time that a body waits for its share of the budget.
 const BUDGET_WAIT: Duration = Duration::from_secs(1);
 
-/// How many times the time without a byte a whole body may take.
-const WHOLE_BODY: u32 = 10;
+/// The time limit of a whole body, as a multiple of the idle timeout.
+const TOTAL_TIMEOUT_FACTOR: u32 = 10;
 
-/// The bounds of bodies.
+/// The limits of request bodies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BodyLimits {
     /// The largest body, in bytes.
     pub max: usize,
-    /// What all bodies under way may take together, in bytes of text and [`VALUE_BYTES`] for each value.
+    /// The budget of all bodies that are being handled, in bytes of text plus [`VALUE_BYTES`] for each JSON value.
     pub total: usize,
-    /// How long no byte of a body may come.
+    /// The idle timeout: the longest time without a byte.
     pub timeout: Duration,
 }
 
@@ -52,18 +52,18 @@ impl Default for BodyLimits {
     }
 }
 
-/// Reads bodies. Cloning copies a pointer.
+/// Reads request bodies. Cloning copies a pointer.
 #[derive(Clone)]
 pub(super) struct BodyReader {
     limits: BodyLimits,
     budget: Arc<Semaphore>,
-    /// How many units the budget has.
+    /// The size of the budget in units.
     units: u32,
     events: Events,
 }
 
 impl BodyReader {
-    /// A reader that gives up when the server stops, which `events` tell.
+    /// Creates a reader that stops reading when the server shuts down, as `events` reports.
     pub(super) fn new(limits: BodyLimits, events: Events) -> Self {
         let units = units(limits.total);
         let budget = Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)));
@@ -75,10 +75,10 @@ impl BodyReader {
         }
     }
 
-    /// Hands the request on when its body has come, and refuses one that cannot be taken.
+    /// Reads the body and passes the request on, or refuses it.
     pub(super) async fn admit(&self, mut request: Request, next: Next) -> Response {
         if request.headers().contains_key(header::UPGRADE) {
-            // What comes over a socket counts like bodies do.
+            // Commands over a WebSocket count like bodies do.
             request.extensions_mut().insert(self.clone());
         }
         let may_have_body = matches!(
@@ -99,18 +99,18 @@ impl BodyReader {
         }
     }
 
-    /// The share that a command over a socket holds while it is carried out.
+    /// Reserves the share of the budget for a command over a WebSocket.
     ///
     /// # Errors
-    /// When there is no room for it for a second.
-    pub(super) async fn share_of(&self, command: &[u8]) -> Result<Share, ApiError> {
-        let mut share = Share(None);
+    /// If the budget is exhausted for [`BUDGET_WAIT`].
+    pub(super) async fn reserve(&self, command: &[u8]) -> Result<BudgetShare, ApiError> {
+        let mut share = BudgetShare(None);
         self.grow(&mut share, command.len() + count_values(command) * VALUE_BYTES)
             .await?;
         Ok(share)
     }
 
-    async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, Share), ApiError> {
+    async fn read(&self, parts: &Parts, body: Body) -> Result<(Bytes, BudgetShare), ApiError> {
         let refusal = check_content_type(&parts.headers).err();
         let size = body.size_hint();
         if let (Some(1..), Some(refusal)) = (size.exact(), &refusal) {
@@ -119,7 +119,7 @@ impl BodyReader {
         if size.lower() > u64::try_from(self.limits.max).unwrap_or(u64::MAX) {
             return Err(ApiError::too_large());
         }
-        // While a body is awaited, its connection may be closed in favour of others.
+        // While a body is awaited, its connection may be evicted in favour of another one.
         let _receiving = parts
             .extensions
             .get::<ConnectionHandle>()
@@ -127,24 +127,24 @@ impl BodyReader {
         tokio::select! {
             biased;
             read = self.collect(body, refusal) => read,
-            () = self.events.left() => Err(ApiError::body_cut_off()),
+            () = self.events.shutdown_started() => Err(ApiError::body_aborted()),
         }
     }
 
-    /// Waits for the whole body. One that is not empty is answered with `refusal`, if there is one.
-    async fn collect(&self, body: Body, refusal: Option<ApiError>) -> Result<(Bytes, Share), ApiError> {
-        let whole = Instant::now() + self.limits.timeout.saturating_mul(WHOLE_BODY);
+    /// Reads the whole body. A body that is not empty is refused with `refusal`, if there is one.
+    async fn collect(&self, body: Body, refusal: Option<ApiError>) -> Result<(Bytes, BudgetShare), ApiError> {
+        let deadline = Instant::now() + self.limits.timeout.saturating_mul(TOTAL_TIMEOUT_FACTOR);
         let mut pieces = body.into_data_stream();
         let mut first = Bytes::new();
         let mut rest = BytesMut::new();
-        let mut share = Share(None);
+        let mut share = BudgetShare(None);
         let mut length = 0;
         let mut values = 0;
         loop {
-            let silent = Instant::now() + self.limits.timeout;
-            let next = timeout_at(silent.min(whole), pieces.next()).await;
-            let next = next.map_err(|_| ApiError::slow_body(&self.timeout_reason(silent > whole)))?;
-            let Some(piece) = next.transpose().map_err(|_| ApiError::broken_body())? else {
+            let idle_until = Instant::now() + self.limits.timeout;
+            let next = timeout_at(idle_until.min(deadline), pieces.next()).await;
+            let next = next.map_err(|_| ApiError::slow_body(&self.timeout_reason(idle_until > deadline)))?;
+            let Some(piece) = next.transpose().map_err(|_| ApiError::incomplete_body())? else {
                 break;
             };
             if let Some(refusal) = refusal.clone().filter(|_| !piece.is_empty()) {
@@ -157,7 +157,7 @@ impl BodyReader {
             values += count_values(&piece);
             self.grow(&mut share, length + values * VALUE_BYTES).await?;
             if first.is_empty() {
-                // Most bodies come in one piece, which needs no copy.
+                // Most bodies arrive in one piece, which needs no copy.
                 first = piece;
                 continue;
             }
@@ -172,16 +172,19 @@ impl BodyReader {
     fn timeout_reason(&self, is_whole: bool) -> String {
         let seconds = self.limits.timeout.as_secs_f64();
         if is_whole {
-            return format!("it took longer than {} seconds", seconds * f64::from(WHOLE_BODY));
+            return format!(
+                "it took longer than {} seconds",
+                seconds * f64::from(TOTAL_TIMEOUT_FACTOR)
+            );
         }
-        format!("no byte of it came for {seconds} seconds")
+        format!("no byte arrived for {seconds} seconds")
     }
 
-    /// Takes as much more of the budget as a body of this cost needs.
-    async fn grow(&self, share: &mut Share, cost: usize) -> Result<(), ApiError> {
+    /// Extends the share to what a body of this cost needs.
+    async fn grow(&self, share: &mut BudgetShare, cost: usize) -> Result<(), ApiError> {
         let held = share.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let held = u32::try_from(held).unwrap_or(u32::MAX);
-        // One that needs more than all there is waits until it is alone.
+        // A body that needs more than the whole budget waits until it is the only one.
         let wanted = units(cost).min(self.units).saturating_sub(held);
         if wanted == 0 {
             return Ok(());
@@ -201,15 +204,16 @@ impl BodyReader {
     }
 }
 
-/// What a body holds of the budget, until it is dropped.
-pub(super) struct Share(Option<OwnedSemaphorePermit>);
+/// A body's share of the budget, held until it is dropped.
+pub(super) struct BudgetShare(Option<OwnedSemaphorePermit>);
 
-/// As many units of the budget as these bytes take.
+/// The number of budget units for this many bytes.
 fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX).max(1)
 }
 
-/// Only JSON is a body: what a page can send without being asked first by its browser (forms and plain text) is none.
+/// Refuses bodies that are not JSON. A web page can send forms and plain text without a CORS preflight, so they are
+/// refused.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(given) = headers.get(header::CONTENT_TYPE) else {
         return Err(ApiError::not_json(None));

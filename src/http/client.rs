@@ -1,4 +1,4 @@
-//! Who sends a request.
+//! The identity of the client that sends a request.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -7,18 +7,18 @@ use axum::extract::{ConnectInfo, FromRequestParts};
 use axum::http::Extensions;
 use axum::http::request::Parts;
 
-/// Who sends a request, as far as that is certain: the address of the other end of the connection.
+/// A client, identified by the IP address of the connection.
 ///
-/// Headers do not count, since anybody can make them up; so all clients behind one proxy are one client until there is
-/// authentication. A network of IPv6 addresses (/64) is one client, because one machine has all of them; and `localhost` is one,
-/// whether it stands for 127.0.0.1 or ::1.
+/// Headers do not count, since anyone can forge them. So all clients behind one proxy are one client until there is
+/// authentication. A /64 network of IPv6 addresses is one client, because one machine owns all of it. The loopback
+/// addresses 127.0.0.1 and ::1 are the same client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClientId(IpAddr);
 
 impl ClientId {
     /// The client at this address.
     pub fn at(address: IpAddr) -> Self {
-        /// The part of an address that names a network: its first 64 bits.
+        /// The network part of an IPv6 address: its first 64 bits.
         const NETWORK: u128 = !0 << 64;
         match address.to_canonical() {
             IpAddr::V6(Ipv6Addr::LOCALHOST) => Self(Ipv4Addr::LOCALHOST.into()),
@@ -27,14 +27,14 @@ impl ClientId {
         }
     }
 
-    /// The client that sent the request with these extensions. One without a connection comes from the program itself.
+    /// The client that sent the request with these extensions. A request without a connection comes from this process.
     pub fn of(extensions: &Extensions) -> Self {
         let peer = extensions.get::<ConnectInfo<SocketAddr>>();
         Self::at(peer.map_or(Ipv4Addr::LOCALHOST.into(), |ConnectInfo(peer)| peer.ip()))
     }
 
     /// A text that is the same for all requests of the client.
-    pub fn name(&self) -> String {
+    pub fn key(&self) -> String {
         self.0.to_string()
     }
 }

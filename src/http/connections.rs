@@ -1,7 +1,7 @@
-//! Connections: accepted, served, closed.
+//! The accept loop: connections are accepted, served and closed.
 //!
-//! Like `axum::serve`, but for two things: there are never more connections than file descriptors for them, and a client
-//! that sends nothing loses its connection after a while or when another one needs it ([`open`]).
+//! It differs from `axum::serve` in two points: the number of connections is limited by the file descriptors of the
+//! process, and an idle connection is closed after a timeout or when another client needs the slot ([`open`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -21,53 +21,54 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::guarded::guarded;
+use super::guarded::hold_until_sent;
 use open::OpenConnections;
-pub use open::fitting;
+pub use open::max_for_descriptors;
 pub(super) use open::{ConnectionHandle, RequestGuard};
 
 mod open;
 
-/// How long a client may take for the head of a request, and how long a connection may lie idle between two of them. As
-/// much as the web servers that usually stand in front wait (nginx, `keepalive_timeout`).
+/// The timeout for the head of a request, and for an idle connection between two requests. It is the default of common
+/// reverse proxies (nginx, `keepalive_timeout`).
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How long no connection is accepted when that failed for want of something, such as file descriptors.
+/// The pause after `accept` failed for lack of a resource, such as file descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_secs(1);
 
-/// How long a connection that was closed for want of file descriptors may take to give its own back.
-const CLOSING_TIME: Duration = Duration::from_millis(10);
+/// The time that an evicted connection gets to release its file descriptor.
+const CLOSE_GRACE: Duration = Duration::from_millis(10);
 
-/// How often it is logged that connections are refused.
-const REFUSALS_LOGGED: Duration = Duration::from_secs(60);
+/// The interval between two log lines about refused connections.
+const REFUSAL_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The largest head of a request, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// Serves `router` to whoever connects, `max_connections` at once, until `leaving`; then lets the requests under way finish.
-pub async fn serve(listener: TcpListener, router: Router, max_connections: usize, leaving: CancellationToken) {
+/// Serves `router` on `listener`, with up to `max_connections` connections, until `shutdown`; then lets running
+/// requests finish.
+pub async fn serve(listener: TcpListener, router: Router, max_connections: usize, shutdown: CancellationToken) {
     let connections = TaskTracker::new();
     let open = OpenConnections::new(max_connections);
-    let mut refused = Refusals::default();
-    while let Some(accepted) = leaving.run_until_cancelled(listener.accept()).await {
+    let mut refusals = Refusals::default();
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         match accepted {
-            Ok((stream, peer)) => match open.enter(peer) {
+            Ok((stream, peer)) => match open.admit(peer) {
                 Some(handle) => {
                     let client = Client {
                         handle,
                         router: router.clone(),
-                        leaving: leaving.clone(),
+                        shutdown: shutdown.clone(),
                     };
                     drop(connections.spawn(client.serve_until_evicted(stream)));
                 }
-                // Closed by dropping it.
-                None => refused.count(max_connections),
+                // Dropping the stream closes it.
+                None => refusals.count(max_connections),
             },
-            Err(error) if is_of_the_client(&error) => {}
+            Err(error) if is_client_error(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "no connection can be accepted for now");
-                let pause = if open.close_one() { CLOSING_TIME } else { ACCEPT_BACKOFF };
-                leaving.run_until_cancelled(sleep(pause)).await;
+                tracing::error!(%error, "accept failed");
+                let pause = if open.close_one() { CLOSE_GRACE } else { ACCEPT_BACKOFF };
+                shutdown.run_until_cancelled(sleep(pause)).await;
             }
         }
     }
@@ -76,25 +77,24 @@ pub async fn serve(listener: TcpListener, router: Router, max_connections: usize
     connections.wait().await;
 }
 
-/// Connections that were refused because all others are busy.
+/// Counts connections that were refused because all others were busy.
 #[derive(Default)]
 struct Refusals {
-    /// How many since the last line of the log.
+    /// The number of refusals since the last log line.
     count: u64,
     logged: Option<Instant>,
 }
 
 impl Refusals {
-    /// Counts one, and logs it unless that was done a moment ago.
+    /// Counts a refusal, and logs it unless that was done a moment ago.
     fn count(&mut self, max_connections: usize) {
         self.count += 1;
-        if self.logged.is_none_or(|logged| logged.elapsed() >= REFUSALS_LOGGED) {
+        if self
+            .logged
+            .is_none_or(|logged| logged.elapsed() >= REFUSAL_LOG_INTERVAL)
+        {
             let refused = self.count;
-            tracing::warn!(
-                max_connections,
-                refused,
-                "connections are refused: all that are open are busy"
-            );
+            tracing::warn!(max_connections, refused, "connections refused: all open ones are busy");
             *self = Self {
                 count: 0,
                 logged: Some(Instant::now()),
@@ -103,36 +103,36 @@ impl Refusals {
     }
 }
 
-/// Whether a connection broke off before it was accepted.
-fn is_of_the_client(error: &io::Error) -> bool {
+/// Whether the client closed the connection before it was accepted.
+fn is_client_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// A client that has connected.
+/// A connected client.
 struct Client {
     handle: ConnectionHandle,
     router: Router,
-    leaving: CancellationToken,
+    shutdown: CancellationToken,
 }
 
 impl Client {
-    /// Serves the connection, until it is over or has to go for another one.
+    /// Serves the connection until it ends or is evicted.
     async fn serve_until_evicted(self, stream: TcpStream) {
         let handle = self.handle.clone();
         tokio::select! {
             () = self.serve(stream) => {}
-            () = handle.closed() => tracing::debug!(peer = %handle.peer(), "a connection was closed in favour of another one"),
+            () = handle.evicted() => tracing::debug!(peer = %handle.peer(), "idle connection closed in favour of another one"),
         }
     }
 
     async fn serve(self, stream: TcpStream) {
-        // Streams write small pieces that must not wait for one another.
+        // Streams write small pieces, which Nagle's algorithm would delay.
         let _ = stream.set_nodelay(true);
-        // Finding out which protocol a connection speaks has no time limit of its own.
+        // The protocol detection has no timeout of its own.
         let mut first = [0];
         let peeked = timeout(IDLE_TIMEOUT, stream.peek(&mut first));
-        let Some(Ok(Ok(1..))) = self.leaving.run_until_cancelled(peeked).await else {
+        let Some(Ok(Ok(1..))) = self.shutdown.run_until_cancelled(peeked).await else {
             return;
         };
         let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -147,25 +147,24 @@ impl Client {
             .timer(TokioTimer::new())
             .keep_alive_interval(IDLE_TIMEOUT)
             .enable_connect_protocol();
-        let service = tracked(self.router, self.handle);
+        let service = track_requests(self.router, self.handle);
         let mut connection = Box::pin(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let served = tokio::select! {
             served = connection.as_mut() => served,
-            () = self.leaving.cancelled() => {
+            () = self.shutdown.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
         };
-        // Clients come and go as they like.
+        // Clients may disconnect at any time, so this is not an error.
         if let Err(error) = served {
-            tracing::debug!(%error, "a connection broke off");
+            tracing::debug!(%error, "connection failed");
         }
     }
 }
 
-/// Answers requests by `router`, tells it which connection they came on, and keeps account of them until they are answered
-/// to the end.
-fn tracked(
+/// Wraps `router` so that each request knows its connection and counts as active until its response is sent.
+fn track_requests(
     router: Router,
     handle: ConnectionHandle,
 ) -> impl Service<
@@ -183,7 +182,7 @@ fn tracked(
         let answer = inner.call(request);
         async move {
             let response = answer.await?;
-            Ok(guarded(response, guard))
+            Ok(hold_until_sent(response, guard))
         }
     })
 }

@@ -1,4 +1,4 @@
-//! Which web pages may call the server, and what they may read of its answers.
+//! CORS: the web pages that may call the server, and the response headers that they may read.
 
 use std::time::Duration;
 
@@ -7,18 +7,18 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use super::origins::{LOOPBACK, OriginRules};
 
-/// Which web pages may call the server.
+/// The CORS settings of the server.
 #[derive(Debug, Clone)]
 pub struct CorsSettings {
-    /// Their origins.
+    /// The allowed origins.
     pub origins: OriginRules,
-    /// Whether they may send cookies along; not with `*`.
+    /// Whether pages may send cookies; not with `*`.
     pub credentials: bool,
-    /// Headers that they may read, besides those that the SDKs need.
+    /// Response headers that pages may read, besides those that the SDKs need.
     pub expose_headers: Vec<String>,
-    /// For how long a browser may remember all this.
+    /// The time for which browsers may cache a preflight response.
     pub max_age: Duration,
-    /// Whether pages from public addresses may call a server at a private one.
+    /// Whether pages from public addresses may call a server at a private address.
     pub private_network: bool,
 }
 
@@ -34,7 +34,7 @@ impl Default for CorsSettings {
     }
 }
 
-/// What the SDKs read: where a run is, whether there is a next page, and what they are told about trying again.
+/// The response headers that the SDKs read.
 const SDKS_READ: [HeaderName; 5] = [
     header::CONTENT_LOCATION,
     header::LOCATION,
@@ -52,7 +52,7 @@ const METHODS: [Method; 6] = [
     Method::OPTIONS,
 ];
 
-/// Answers the questions of browsers.
+/// The middleware that answers preflight requests.
 pub(super) fn layer(settings: &CorsSettings) -> CorsLayer {
     let any = settings.origins.any();
     let rules = settings.origins.clone();
@@ -64,7 +64,7 @@ pub(super) fn layer(settings: &CorsSettings) -> CorsLayer {
     let exposed = settings.expose_headers.iter().filter_map(|name| name.parse().ok());
     CorsLayer::new()
         .allow_origin(origins)
-        // Browsers do not take `*` for `authorization`, so what was asked for is named.
+        // Browsers do not accept `*` for `authorization`, so the requested headers are listed.
         .allow_headers(AllowHeaders::mirror_request())
         .allow_methods(METHODS)
         .allow_credentials(settings.credentials && !any)

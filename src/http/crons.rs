@@ -1,4 +1,4 @@
-//! Crons: runs that are started by the clock.
+//! Crons: schedules that start runs.
 
 use axum::Json;
 use axum::extract::State;
@@ -8,7 +8,7 @@ use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CronPath, ThreadPath, no_content};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::Object;
-use super::wire::cron::{CronCreate, CronSearch, CronView, check_keys, read_patch, read_wish};
+use super::wire::cron::{CheckedCronSearch, CronCreate, CronSearch, CronView, check_keys, read_new_cron, read_patch};
 use super::{Api, JsonResult};
 use crate::db::crons;
 use crate::domain::cron::Cron;
@@ -16,15 +16,15 @@ use crate::domain::id::CronId;
 use crate::domain::idempotency::StoredResponse;
 use crate::runtime::CronError;
 
-/// How often a change is tried again when others change the same cron at the same time.
+/// The number of attempts to apply a patch when other clients change the same cron.
 const ATTEMPTS: usize = 5;
 
-/// Makes a cron whose runs bring their own threads.
+/// Creates a cron. Each of its runs gets a thread of its own.
 #[utoipa::path(post, path = "/runs/crons", tag = "Crons", request_body = CronCreate,
     params(KeyHeader),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such assistant", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
@@ -34,17 +34,17 @@ pub(super) async fn create(
     idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
 }
 
-/// The answer to who makes a cron.
-fn made(cron: &Cron) -> StoredResponse {
-    idempotency::kept(&CronView::from(cron.clone()))
+/// The response to a request that creates a cron.
+fn created_response(cron: &Cron) -> StoredResponse {
+    idempotency::stored_response(&CronView::from(cron.clone()))
 }
 
-/// Makes a cron whose runs all work on one thread. It goes away with the thread.
+/// Creates a cron whose runs use one thread. The cron is deleted with the thread.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/crons", tag = "Crons", params(ThreadPath, KeyHeader),
     request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread or assistant", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread or assistant not found", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -55,13 +55,13 @@ pub(super) async fn create_for_thread(
         .crons
         .create(read_wish(body, Some(path.thread_id))?, key, made)
         .await?;
-    idempotency::answer(once, |cron| idempotency::shown(made(&cron)))
+    idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
 
 /// Shows a cron.
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 404, description = "There is no such cron", body = ErrorBody)))]
+        (status = 404, description = "Cron not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
@@ -74,13 +74,14 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
     found.ok_or_else(|| ApiError::not_found("cron_not_found"))
 }
 
-/// Changes a cron. Fields that are given take the place of the old ones, metadata is added to the old; null forgets a
-/// field. Whoever enables a cron does not make up for what was due before.
+/// Updates a cron. Given fields replace the old ones, and metadata is merged; null clears a field.
+///
+/// A cron that is enabled again does not make up for missed runs.
 #[utoipa::path(patch, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath), request_body = CronCreate,
     responses((status = 200, description = "The cron", body = CronView),
-        (status = 400, description = "No field is given, or two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such cron, or its assistant is gone", body = ErrorBody),
-        (status = 409, description = "Others change it all the time", body = ErrorBody)))]
+        (status = 400, description = "No field is given, or two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Cron or its assistant not found", body = ErrorBody),
+        (status = 409, description = "Other clients keep changing the cron", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<CronPath>,
@@ -102,10 +103,10 @@ pub(super) async fn patch(
     Ok(Json(outcome?.into()))
 }
 
-/// Deletes a cron. The runs that it started stay.
+/// Deletes a cron. Its runs are kept.
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 204, description = "The cron is deleted"),
-        (status = 404, description = "There is no such cron", body = ErrorBody)))]
+        (status = 404, description = "Cron not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
     let was_there = api.crons.delete(path.cron_id).await?;
     if was_there {
@@ -115,22 +116,19 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPa
     }
 }
 
-/// Finds crons. An answer has a bound in bytes, beyond which it has fewer of them than `limit`; then `x-pagination-next` is the
-/// `offset` of the first that was left out.
+/// Searches crons.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/runs/crons/search", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
-    let (wanted, page, select) = body.check()?;
+    let CheckedCronSearch { query, page, select } = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
-        Box::pin(async move {
-            Ok((
-                crons::count(tx, &wanted).await?,
-                crons::search(tx, &wanted, bytes).await?,
-            ))
-        })
+        Box::pin(async move { Ok((crons::count(tx, &query).await?, crons::search(tx, &query, bytes).await?)) })
     });
     let (total, found) = read.await?;
     let now = api.clock.now();
@@ -139,14 +137,14 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
     })
 }
 
-/// Counts crons.
+/// Counts the crons that match a search.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
-    responses((status = 200, description = "How many there are", body = u64)))]
+    responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
-    let wanted = body.check()?.0;
+    let query = body.check()?.query;
     Ok(Json(
         api.db
-            .read(move |tx| Box::pin(async move { crons::count(tx, &wanted).await }))
+            .read(move |tx| Box::pin(async move { crons::count(tx, &query).await }))
             .await?,
     ))
 }

@@ -1,4 +1,4 @@
-//! How long a request may take until its answer begins.
+//! The time limit of a request, until its response starts.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -9,23 +9,24 @@ use axum::response::{IntoResponse, Response};
 use tokio::time::Instant;
 
 use super::error::ApiError;
-use super::guarded::watched;
+use super::guarded::observe;
 
-/// Answers 503 when the handler has not begun to answer within this time. It runs from the last byte of the request that
-/// came: the time that a body may take has a limit of its own, in `bodies.rs`. Answers that wait and streams begin at
-/// once, so this limit does not concern them. The handler is dropped then, as when the client leaves; a transaction that was handed in runs to its
-/// end.
+/// Answers 503 if the handler has not started its response within `limit`.
+///
+/// The time starts with the last byte of the request; bodies have a limit of their own in `bodies.rs`. Waiting
+/// responses and streams start at once, so the limit does not affect them. The handler is dropped, as when the client
+/// disconnects; a transaction that was already submitted runs to its end.
 pub(super) async fn limit(State(limit): State<Duration>, request: Request, next: Next) -> Response {
     let is_safe = request.method().is_safe();
-    let newest = Arc::new(Mutex::new(Instant::now()));
-    let seen = Arc::clone(&newest);
-    let note = move || *newest.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    let answer = next.run(request.map(|body| watched(body, note)));
+    let last_byte = Arc::new(Mutex::new(Instant::now()));
+    let last_byte_of_body = Arc::clone(&last_byte);
+    let on_frame = move || *last_byte.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    let answer = next.run(request.map(|body| observe(body, on_frame)));
     tokio::pin!(answer);
     loop {
-        let end = *seen.lock().unwrap_or_else(PoisonError::into_inner) + limit;
+        let end = *last_byte_of_body.lock().unwrap_or_else(PoisonError::into_inner) + limit;
         if end <= Instant::now() {
-            return ApiError::too_late(limit.as_secs_f64(), !is_safe).into_response();
+            return ApiError::deadline_exceeded(limit.as_secs_f64(), !is_safe).into_response();
         }
         if let Ok(response) = tokio::time::timeout_at(end, &mut answer).await {
             return response;

@@ -1,4 +1,4 @@
-//! Deliveries of webhooks: what was told to whom, and telling it again.
+//! Webhook deliveries: the reports of ended runs, and sending one again.
 
 use axum::Json;
 use axum::extract::State;
@@ -13,13 +13,13 @@ use crate::db::deliveries::{self, DeliverySearch};
 use crate::domain::delivery::DeliveryStatus;
 use crate::domain::id::{RunId, ThreadId};
 
-/// Lists deliveries of webhooks, the newest first. What arrived or was given up is forgotten after some days.
+/// Lists webhook deliveries, newest first. Finished deliveries are deleted after some days.
 #[utoipa::path(get, path = "/webhooks/deliveries", tag = "Webhooks",
-    params(("status" = Option<String>, Query, description = "pending, delivered or dead"),
-        ("run_id" = Option<uuid::Uuid>, Query, description = "Only those of this run"),
-        ("thread_id" = Option<uuid::Uuid>, Query, description = "Only those of this thread"),
-        ("limit" = Option<i64>, Query, description = "How many at most, 1 to 1000; 10 when absent"),
-        ("offset" = Option<i64>, Query, description = "How many to pass over")),
+    params(("status" = Option<String>, Query, description = "The status: pending, delivered or dead"),
+        ("run_id" = Option<uuid::Uuid>, Query, description = "A run"),
+        ("thread_id" = Option<uuid::Uuid>, Query, description = "A thread"),
+        ("limit" = Option<i64>, Query, description = "The maximum number of items, 1 to 1000; 10 by default"),
+        ("offset" = Option<i64>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "A page of deliveries", body = Vec<DeliveryView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Response, ApiError> {
@@ -30,7 +30,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     let thread = params
         .text("thread_id")
         .map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
-    let wanted = DeliverySearch {
+    let query = DeliverySearch {
         run: run.transpose()?,
         thread: thread.transpose()?,
         status: params.word("status", None, |word| DeliveryStatus::from_word(word).map(Some))?,
@@ -42,8 +42,8 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     let read = api.db.read(move |tx| {
         Box::pin(async move {
             Ok((
-                deliveries::count(tx, &wanted).await?,
-                deliveries::search(tx, &wanted, bytes).await?,
+                deliveries::count(tx, &query).await?,
+                deliveries::search(tx, &query, bytes).await?,
             ))
         })
     });
@@ -53,10 +53,10 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
     })
 }
 
-/// Shows a delivery with what is sent.
+/// Shows a webhook delivery with its payload.
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
-        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
+        (status = 404, description = "Delivery not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let id = path.delivery_id;
     let found = api
@@ -68,10 +68,10 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryP
         .ok_or_else(|| ApiError::not_found("delivery_not_found"))
 }
 
-/// Sends a delivery again, whatever became of it, with all its attempts before it. It keeps its id.
+/// Sends a delivery again, whatever its status, with a full set of attempts. The delivery keeps its id.
 #[utoipa::path(post, path = "/webhooks/deliveries/{delivery_id}/redeliver", tag = "Webhooks", params(DeliveryPath),
-    responses((status = 200, description = "The delivery, which is pending again", body = DeliveryView),
-        (status = 404, description = "There is no such delivery", body = ErrorBody)))]
+    responses((status = 200, description = "The delivery, now pending again", body = DeliveryView),
+        (status = 404, description = "Delivery not found", body = ErrorBody)))]
 pub(super) async fn redeliver(
     State(api): State<Api>,
     ApiPath(path): ApiPath<DeliveryPath>,

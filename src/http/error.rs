@@ -1,7 +1,7 @@
-//! Failures as clients see them: the only place that knows which status a failure has.
+//! Errors as clients see them. Only this module maps an error to an HTTP status.
 //!
-//! A *refusal* is something the client can do something about: 4xx with a stable `code`. A *fault* is ours: it is logged
-//! once, with its cause, under an id, and the client gets that id and nothing more.
+//! A *refusal* is an error that the client can fix: 4xx with a stable `code`. A *fault* is an error of the server: it
+//! is logged once with its cause under an id, and the client gets only the id.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::wire::agent::RemarkView;
+use super::wire::agent::DiagnosticView;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
@@ -22,48 +22,48 @@ use crate::runtime::{
     AssistantError, CancelError, CronError, DefinitionError, ResolveError, StartError, StateWriteError, StoreError,
 };
 
-/// The code of a stream that cannot be taken up where the client left it.
+/// The code of a stream that cannot be resumed where the client left it.
 pub const RESUME_GAP: &str = "resume_gap";
 
-/// A failed request.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     status: StatusCode,
     code: &'static str,
     message: Cow<'static, str>,
-    findings: Vec<RemarkView>,
+    findings: Vec<DiagnosticView>,
     gap: Option<Gap>,
-    /// After how many seconds the client may try again; sent as `Retry-After`.
+    /// The number of seconds after which the client may retry; sent as `Retry-After`.
     retry_after: Option<u32>,
 }
 
-/// The body of every failed request.
+/// The body of every error response.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ErrorBody {
-    /// What is wrong, for people.
+    /// The error in words.
     #[schema(example = "Thread with ID 01a1fd43-90ce-76f5-ad04-88b7c3403157 not found")]
     pub detail: String,
-    /// What is wrong, for programs; stays the same over versions.
+    /// The stable error code.
     #[schema(example = "thread_not_found")]
     pub code: String,
-    /// All that is wrong with the definition of an agent, one by one.
+    /// The diagnostics of an agent definition.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    #[schema(value_type = Option<Vec<RemarkView>>)]
-    pub findings: Vec<RemarkView>,
-    /// Of a stream that cannot be taken up where the client left it: the last number that the client has seen.
+    #[schema(value_type = Option<Vec<DiagnosticView>>)]
+    pub findings: Vec<DiagnosticView>,
+    /// For a stream that cannot be resumed: the last sequence number that the client has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
-    /// The first number of the log that there is.
+    /// For a stream that cannot be resumed: the first sequence number that is still stored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_available_seq: Option<i64>,
 }
 
-/// Between which numbers the log of a thread was taken away.
+/// A pruned part of a thread's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// The last number that the client has seen.
+    /// The last sequence number that the client has seen.
     pub since: i64,
-    /// The first number that there is.
+    /// The first sequence number that is still stored.
     pub min_available_seq: i64,
 }
 
@@ -79,7 +79,7 @@ impl ApiError {
         }
     }
 
-    /// The same with the header `Retry-After`, in seconds.
+    /// Adds the header `Retry-After`, in seconds.
     #[must_use]
     pub fn with_retry_after(self, seconds: u32) -> Self {
         Self {
@@ -88,7 +88,7 @@ impl ApiError {
         }
     }
 
-    /// The same about one item of a list.
+    /// Names the item of a list that the error is about.
     pub fn of_item(self, at: usize) -> Self {
         Self {
             message: format!("[{at}]: {}", self.message).into(),
@@ -96,23 +96,23 @@ impl ApiError {
         }
     }
 
-    /// There is nothing under this path, or not with this method.
+    /// No route matches the path and method.
     pub fn no_route() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "Not Found")
     }
 
-    /// The server goes down; what was waited for comes to its end elsewhere.
-    pub fn leaving() -> Self {
-        let text = "The server is restarting. The run goes on; join it again.";
+    /// The server is shutting down; the run continues on another server.
+    pub fn shutting_down() -> Self {
+        let text = "The server is restarting. The run continues; join it again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", text)
     }
 
-    /// There is no such thing; said without naming it, as clients of the field expect for runs and assistants.
+    /// The resource does not exist. The text does not name it, as the SDKs expect for runs and assistants.
     pub fn not_found(code: &'static str) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, "Not Found")
     }
 
-    /// There is no such thread.
+    /// The thread does not exist.
     pub fn no_thread(id: ThreadId) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -121,7 +121,7 @@ impl ApiError {
         )
     }
 
-    /// There is no such thread or no such assistant to start a run with.
+    /// The thread or the assistant of a new run does not exist.
     pub fn no_thread_or_assistant() -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -130,12 +130,12 @@ impl ApiError {
         )
     }
 
-    /// There is no such run to delete.
+    /// The run to delete does not exist.
     pub fn no_run_to_delete() -> Self {
         Self::new(StatusCode::NOT_FOUND, "run_not_found", "Run not found")
     }
 
-    /// There is no such checkpoint.
+    /// The checkpoint does not exist.
     pub fn no_checkpoint(id: CheckpointId) -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
@@ -144,12 +144,12 @@ impl ApiError {
         )
     }
 
-    /// There is no such question.
+    /// The interrupt does not exist.
     pub fn no_interrupt() -> Self {
         Self::new(StatusCode::NOT_FOUND, "interrupt_not_found", "Interrupt not found")
     }
 
-    /// The thread exists already.
+    /// The thread already exists.
     pub fn thread_exists(id: ThreadId) -> Self {
         Self::new(
             StatusCode::CONFLICT,
@@ -158,13 +158,13 @@ impl ApiError {
         )
     }
 
-    /// The key of the request belongs to another one.
+    /// The idempotency key belongs to another request.
     pub fn key_reused() -> Self {
-        let message = "Idempotency-Key: belongs to another request. Take a new key for a new request.";
+        let message = "Idempotency-Key: was used for another request. Use a new key for a new request.";
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "idempotency_key_reused", message)
     }
 
-    /// The text of the request is no JSON.
+    /// The body is not valid JSON.
     pub fn bad_json() -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -173,7 +173,7 @@ impl ApiError {
         )
     }
 
-    /// The request is larger than allowed.
+    /// The body is larger than allowed.
     pub fn too_large() -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -182,16 +182,12 @@ impl ApiError {
         )
     }
 
-    /// The body broke off before its end.
-    pub fn broken_body() -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "broken_body",
-            "The request body could not be read to its end",
-        )
+    /// The body ended early.
+    pub fn incomplete_body() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "broken_body", "The request body ended early")
     }
 
-    /// An id that is none.
+    /// An id is malformed.
     pub fn bad_id(kind: &str) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -200,12 +196,12 @@ impl ApiError {
         )
     }
 
-    /// A checkpoint id that is none.
+    /// A checkpoint id is malformed.
     pub fn bad_checkpoint_id() -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_id", "Invalid checkpoint ID")
     }
 
-    /// A query parameter with a value that it cannot have.
+    /// A query parameter has an invalid value.
     pub fn bad_parameter(name: &str, value: &str) -> Self {
         Self::new(
             StatusCode::UNPROCESSABLE_ENTITY,
@@ -214,18 +210,18 @@ impl ApiError {
         )
     }
 
-    /// Both ways of giving context were used.
+    /// The request has both `configurable` and `context`.
     pub fn two_contexts() -> Self {
         let message = "Cannot specify both configurable and context. Prefer setting context alone.";
         Self::new(StatusCode::BAD_REQUEST, "two_contexts", message)
     }
 
-    /// A change that changes nothing.
+    /// The patch is empty.
     pub fn empty_patch() -> Self {
         Self::new(StatusCode::BAD_REQUEST, "empty_patch", "Request body cannot be empty")
     }
 
-    /// A graph id that no agent has.
+    /// No agent has this graph id.
     pub fn no_graph<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Self {
         let known = known.collect::<Vec<_>>().join(", ");
         let message = format!(
@@ -235,13 +231,13 @@ impl ApiError {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unknown_graph", message)
     }
 
-    /// The definition of an assistant is not configured any more.
+    /// The agent definition of an assistant is no longer configured.
     pub fn no_agent(graph_id: &str) -> Self {
         let message = format!("Graph '{graph_id}' not found: this server is not configured to run it");
         Self::new(StatusCode::NOT_FOUND, "graph_not_found", message)
     }
 
-    /// The server failed. Logs `cause` under an id and gives the client that id only.
+    /// The server failed. Logs `cause` under an id; the client gets only the id.
     #[track_caller]
     #[expect(
         clippy::disallowed_methods,
@@ -254,93 +250,94 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
-    /// As many streams are open as this server allows one `whose` (`thread`, `client`) to have.
+    /// The thread or client has as many open streams as allowed. `whose` is `thread` or `client`.
     pub fn too_many_streams(whose: &str, limit: usize) -> Self {
         let message = format!("This {whose} has {limit} open streams, and more are not allowed. Close one first.");
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_streams", message).with_retry_after(1)
     }
 
-    /// A web page of another origin asks for something that it may not do.
+    /// A web page of a foreign origin sends a request that may change data.
     pub fn foreign_origin(origin: &str) -> Self {
         let message = format!(
-            "Pages of {origin} may not do this: the origin is not in `cors_origins` of the section [server] of the \
-             server's configuration"
+            "Requests from {origin} are not allowed: the origin is not in `cors_origins` of the section [server] of \
+             the server's configuration"
         );
         Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)
     }
 
-    /// The server is called under a name that it does not know as its own.
+    /// The `Host` of the request is not one of the server's names.
     pub fn unknown_host(host: &str) -> Self {
         let message = format!(
-            "This server does not answer under the name {host:?}: it is not in `hosts` of the section [server] of its \
+            "The host {host:?} is not allowed: it is not in `hosts` of the section [server] of the server's \
              configuration"
         );
         Self::new(StatusCode::MISDIRECTED_REQUEST, "unknown_host", message)
     }
 
-    /// A body that is not JSON by its content type.
+    /// The content type is not JSON.
     pub fn not_json(given: Option<&str>) -> Self {
-        let given = given.map_or_else(|| "has none".to_owned(), |given| format!("is {given:?}"));
-        let message = format!("Content-Type: must be application/json, and {given}");
+        let given = given.map_or_else(|| "none was sent".to_owned(), |given| format!("got {given:?}"));
+        let message = format!("Content-Type: must be application/json, {given}");
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
-    /// A body that did not come in time.
+    /// The body did not arrive in time.
     pub fn slow_body(limit: &str) -> Self {
-        let message = format!("The body of the request did not come in time: {limit}");
+        let message = format!("The request body did not arrive in time: {limit}");
         Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     }
 
-    /// The bodies of other requests take all the memory that there is for bodies.
+    /// The memory for request bodies is exhausted.
     pub fn bodies_busy() -> Self {
         let message = "The server is busy with the bodies of other requests. Try again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_busy", message).with_retry_after(1)
     }
 
-    /// The server stops before the body of the request has come.
-    pub fn body_cut_off() -> Self {
-        let message = "The server is stopping and did not wait for the body of the request. Try again.";
+    /// The server shuts down before the body has arrived.
+    pub fn body_aborted() -> Self {
+        let message = "The server is shutting down and did not wait for the request body. Try again.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_leaving", message).with_retry_after(1)
     }
 
-    /// Other large answers take all the memory that there is for them.
+    /// The memory for large responses is exhausted.
     pub fn answers_busy() -> Self {
         let message =
-            "The server is busy with other large answers. Try again, or ask for less with `limit` or `select`.";
+            "The server is busy with other large answers. Try again, or request less with `limit` or `select`.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "answers_busy", message).with_retry_after(1)
     }
 
     /// The database does not answer, is locked, or takes too long. Logs `cause`.
     #[track_caller]
     pub fn database_unavailable(cause: &DbError) -> Self {
-        tracing::warn!(at = %Location::caller(), %cause, "the database is not available to a request");
-        let message = "The database is not available or takes too long. Try again. What was to be written may have been \
-                       written nevertheless: with an `Idempotency-Key` it is not done twice.";
+        tracing::warn!(at = %Location::caller(), %cause, "database unavailable");
+        let message = "The database is not available or takes too long. Try again. The change may have been made: with an \
+                       `Idempotency-Key` a repeated request is not executed twice.";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", message).with_retry_after(2)
     }
 
-    /// The request was not answered within its time, in seconds.
-    pub fn too_late(limit: f64, may_have_been_done: bool) -> Self {
+    /// The request took longer than `limit` seconds.
+    pub fn deadline_exceeded(limit: f64, may_have_been_done: bool) -> Self {
         let rest = match may_have_been_done {
             true => {
-                "It may have been carried out nevertheless, or may yet be: look, or send it again with the same \
-                 `Idempotency-Key`, with which it is not done twice."
+                "The change may have been made, or may still be. Check, or send the request again with the same \
+                 `Idempotency-Key`: it is not executed twice."
             }
-            false => "Try again, or ask for less.",
+            false => "Try again, or request less.",
         };
-        let message = format!("The request could not be answered within {limit} s. {rest}");
+        let message = format!("The request took longer than {limit} s. {rest}");
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "deadline_exceeded", message).with_retry_after(2)
     }
 
-    /// The log does not reach back any more to what the client has seen last; `name` is what says so in the request.
+    /// The log no longer contains the event after which the client wants to resume. `name` is the field or header of
+    /// the request.
     pub fn resume_gap(name: &str, gap: Gap) -> Self {
         let Gap {
             since,
             min_available_seq,
         } = gap;
         let message = format!(
-            "{name}: the log does not reach back to {since} any more; it begins at {min_available_seq}. Read the state of \
-             the thread, and follow it from there or from now on."
+            "{name}: the log no longer contains the events after {since}; it starts at {min_available_seq}. Read the \
+             state of the thread, and stream from there or from now on."
         );
         Self {
             gap: Some(gap),
@@ -348,27 +345,27 @@ impl ApiError {
         }
     }
 
-    /// A request for a thread's stream that cannot be met.
+    /// The request for a thread's stream is invalid.
     pub fn bad_stream_request(reason: String) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_stream_request", reason)
     }
 
-    /// A command that is no JSON.
+    /// The command is not valid JSON.
     pub fn bad_command() -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_json", "Invalid JSON body")
     }
 
-    /// The status.
+    /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// What is wrong, for programs.
+    /// The stable error code.
     pub fn code(&self) -> &'static str {
         self.code
     }
 
-    /// What is wrong, for people.
+    /// The error in words.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -431,20 +428,20 @@ impl From<StartError> for ApiError {
             StartError::NoCheckpoint(id) => Self::no_checkpoint(id),
             StartError::Busy => Self::new(StatusCode::CONFLICT, "thread_busy", BUSY),
             StartError::QueueFull(_) => {
-                let message = format!("{error}. `max_queued_runs` in the section `[runtime]` says how many");
+                let message = format!("{error}. The limit is `max_queued_runs` in the section `[runtime]`");
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).with_retry_after(5)
             }
             StartError::ThreadFull(_) => {
-                let message = format!("{error}. `max_queued_runs_per_thread` in the section `[runtime]` says how many");
+                let message = format!("{error}. The limit is `max_queued_runs_per_thread` in the section `[runtime]`");
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "thread_queue_full", message).with_retry_after(5)
             }
             StartError::QuestionPending(ids) => {
-                let message = format!("Interrupts of this thread wait for an answer: {}", list(&ids));
+                let message = format!("The thread has open interrupts: {}", list(&ids));
                 Self::new(StatusCode::CONFLICT, "interrupt_pending", message)
             }
             StartError::NoOpenInterrupt => {
                 let message = "The thread has no open interrupt that `command.resume` could answer. Send `input` instead: \
-                               something new, or null to go on where the thread stands.";
+                               a new input, or null to continue from the state of the thread.";
                 Self::new(StatusCode::CONFLICT, "no_open_interrupt", message)
             }
             StartError::AmbiguousAnswer(ids) => {
@@ -480,7 +477,7 @@ impl From<CancelError> for ApiError {
                 Self::new(StatusCode::NOT_FOUND, "run_over", message)
             }
             CancelError::NoUndo => {
-                let message = "action: rollback is for runs of the main agent; a subagent's run can be interrupted";
+                let message = "action: rollback is not possible for a child run; use interrupt";
                 Self::new(StatusCode::UNPROCESSABLE_ENTITY, "no_rollback_of_subagent", message)
             }
             CancelError::Fault(error) => error.into(),
@@ -500,7 +497,7 @@ impl From<CronError> for ApiError {
                 format!("Assistant '{name}' not found"),
             ),
             CronError::Stale => {
-                let message = "The cron is being changed by others. Try again.";
+                let message = "Other clients keep changing the cron. Try again.";
                 Self::new(StatusCode::CONFLICT, "cron_changed", message)
             }
             CronError::Invalid(error) => error.into(),
@@ -516,7 +513,7 @@ impl From<ResolveError> for ApiError {
         match error {
             ResolveError::NoInterrupt => Self::no_interrupt(),
             ResolveError::NoAgent => {
-                let message = "The assistant that asked was deleted, or its agent is not configured any more";
+                let message = "The assistant of the interrupted run was deleted, or its agent is no longer configured";
                 Self::new(StatusCode::CONFLICT, "agent_gone", message)
             }
             ResolveError::Stale(what) => {
@@ -555,7 +552,7 @@ impl From<AssistantError> for ApiError {
                 new(StatusCode::NOT_FOUND, "graph_not_found", message)
             }
             AssistantError::Automatic(graph_id) => {
-                let message = format!("The assistant belongs to the definition of '{graph_id}' and stays with it");
+                let message = format!("The default assistant of the definition '{graph_id}' cannot be deleted");
                 new(StatusCode::CONFLICT, "assistant_automatic", message)
             }
             AssistantError::TwoContexts => Self::two_contexts(),
@@ -586,7 +583,7 @@ impl From<DefinitionError> for ApiError {
             DefinitionError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_agents", error.to_string()),
             DefinitionError::Unusable(remarks) => {
                 let message = remarks.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-                let findings = remarks.into_iter().map(RemarkView::from).collect();
+                let findings = remarks.into_iter().map(DiagnosticView::from).collect();
                 Self {
                     findings,
                     ..Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_definition", message)
@@ -635,7 +632,7 @@ impl From<StoreError> for ApiError {
         match error {
             StoreError::Invalid(error) => error.into(),
             StoreError::Embedding(error) => {
-                tracing::warn!(%error, "the embedding model of the store failed");
+                tracing::warn!(%error, "embedding model of the store failed");
                 let text = format!(
                     "The embedding model failed ({}). Nothing was stored; try again.",
                     error.class()

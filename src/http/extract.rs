@@ -1,4 +1,4 @@
-//! What is read from a request before a handler sees it: bodies, ids in the path, parameters, pages.
+//! Extractors: bodies, path variables, query parameters and pages.
 
 use std::collections::BTreeMap;
 
@@ -35,8 +35,8 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiJson<T> {
     }
 }
 
-/// A JSON object as the body, with a definition in it, whose reader tells of the character U+0000 together with all else
-/// that is wrong with the definition.
+/// A JSON object that contains an agent definition. U+0000 is not refused here, so that the definition's reader reports
+/// it with all other errors.
 pub struct JsonWithDefinition<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonWithDefinition<T> {
@@ -50,7 +50,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonWithDefinition<
         };
         match (json_limits::check(&value), value) {
             (Ok(()) | Err(LimitExceeded::Nul), Value::Object(fields)) => {
-                unknown_keys::check(fields.keys(), unknown_keys::of::<T>())?;
+                unknown_keys::check(fields.keys(), unknown_keys::fields_of::<T>())?;
                 self::fields(&fields).map(Self)
             }
             (Err(exceeded @ (LimitExceeded::Depth | LimitExceeded::Values)), _) => Err(exceeded.of("body").into()),
@@ -74,7 +74,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for ApiList<T> {
 /// Reads a JSON object. It may have the keys that `T` has.
 pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let read = parse(body, b'{', "a JSON object")?;
-    if let Some(known) = unknown_keys::of::<T>() {
+    if let Some(known) = unknown_keys::fields_of::<T>() {
         let given: Keys = read_as(body)?;
         unknown_keys::check(given.keys(), Some(known))?;
     }
@@ -84,7 +84,7 @@ pub(super) fn object<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
 /// Reads a JSON list of objects. They may have the keys that `T` has.
 pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError> {
     let read = parse(body, b'[', "a JSON list")?;
-    if let Some(known) = unknown_keys::of::<T>() {
+    if let Some(known) = unknown_keys::fields_of::<T>() {
         let given: Vec<Keys> = read_as(body)?;
         for (at, item) in given.iter().enumerate() {
             unknown_keys::check_item(at, item.keys(), known)?;
@@ -96,16 +96,16 @@ pub(super) fn list<T: DeserializeOwned>(body: &[u8]) -> Result<Vec<T>, ApiError>
 /// The keys of an object.
 type Keys = BTreeMap<String, IgnoredAny>;
 
-/// Why a body could not be read.
+/// Maps a failure to read the body to an error.
 pub(super) fn body_error(rejection: BytesRejection) -> ApiError {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         ApiError::too_large()
     } else {
-        ApiError::broken_body()
+        ApiError::incomplete_body()
     }
 }
 
-/// Reads JSON that begins with `first`, as `wanted` does.
+/// Reads JSON that begins with the byte `first`. `wanted` names the expected value in errors.
 fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T, ApiError> {
     if body.iter().find(|byte| !byte.is_ascii_whitespace()) != Some(&first) {
         return Err(match serde_json::from_slice::<IgnoredAny>(body) {
@@ -117,16 +117,16 @@ fn parse<T: DeserializeOwned>(body: &[u8], first: u8, wanted: &str) -> Result<T,
     read_as(body)
 }
 
-/// Refuses JSON that exceeds the limits of what comes from outside, before anything is allocated for it.
+/// Refuses JSON that exceeds the limits of requests, before memory is allocated for it.
 ///
 /// # Errors
-/// Names the field with the character U+0000; `body` for what nests too deeply or holds too many values.
+/// Names the field that contains U+0000; `body` for too deep nesting or too many values.
 pub(super) fn within_limits(body: &[u8]) -> Result<(), Invalid> {
     let Err(exceeded) = json_limits::scan(body) else {
         return Ok(());
     };
     let place = match exceeded {
-        // What is no JSON is refused by whoever reads it next.
+        // Invalid JSON is refused by the parser that follows.
         LimitExceeded::Nul => match serde_json::from_slice(body) {
             Ok(value) => json_limits::find_nul(&value),
             Err(_) => return Ok(()),
@@ -160,15 +160,15 @@ fn json_error(error: serde_path_to_error::Error<serde_json::Error>) -> ApiError 
     }
 }
 
-/// The fields that `T` has, out of an object that may have others too. Errors name the field.
+/// Reads the fields of `T` from an object that may have other fields. Errors name the field.
 ///
 /// # Errors
-/// If one has the wrong type, or is missing.
+/// If a field has the wrong type or is missing.
 pub fn fields<T: DeserializeOwned>(object: &serde_json::Map<String, Value>) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(object).map_err(json_error)
 }
 
-/// A thread, named in the path.
+/// The path of a thread.
 #[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct ThreadPath {
@@ -177,7 +177,7 @@ pub struct ThreadPath {
     pub thread_id: ThreadId,
 }
 
-/// A run of a thread, named in the path.
+/// The path of a run.
 #[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct RunPath {
@@ -189,7 +189,7 @@ pub struct RunPath {
     pub run_id: RunId,
 }
 
-/// A checkpoint of a thread, named in the path.
+/// The path of a checkpoint.
 #[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct CheckpointPath {
@@ -201,19 +201,19 @@ pub struct CheckpointPath {
     pub checkpoint_id: CheckpointId,
 }
 
-/// A question of a thread, named in the path.
+/// The path of an interrupt.
 #[derive(Debug, Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct InterruptPath {
     /// The thread.
     #[param(value_type = Uuid)]
     pub thread_id: ThreadId,
-    /// The question: 32 hexadecimal digits.
+    /// The interrupt: 32 hexadecimal digits.
     #[param(value_type = String)]
     pub interrupt_id: InterruptId,
 }
 
-/// An assistant, named in the path.
+/// The path of an assistant.
 #[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct AssistantPath {
@@ -222,7 +222,7 @@ pub struct AssistantPath {
     pub assistant_id: AssistantId,
 }
 
-/// A cron, named in the path.
+/// The path of a cron.
 #[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct CronPath {
@@ -231,29 +231,29 @@ pub struct CronPath {
     pub cron_id: CronId,
 }
 
-/// An assistant, named in the path by its id, or by the `graph_id` of the definition that has it by itself.
+/// The path of an assistant, which may also be named by its `graph_id`.
 #[derive(Debug, Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct AgentPath {
-    /// The assistant, or the agent definition.
+    /// The assistant, or the `graph_id` of an agent definition.
     #[param(rename = "assistant_id", value_type = String)]
     #[serde(rename = "assistant_id", deserialize_with = "assistant_ref")]
     pub assistant: AssistantRef,
 }
 
-/// A subagent of an assistant, named in the path.
+/// The path of a subagent of an assistant.
 #[derive(Debug, Clone, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct SubgraphPath {
-    /// The assistant, or the agent definition.
+    /// The assistant, or the `graph_id` of an agent definition.
     #[param(rename = "assistant_id", value_type = String)]
     #[serde(rename = "assistant_id", deserialize_with = "assistant_ref")]
     pub assistant: AssistantRef,
-    /// The subagent: its name, or the names down to it with `|` between them.
+    /// The name of the subagent, or the names down to it, separated by `|`.
     pub namespace: String,
 }
 
-/// A delivery of a webhook, named in the path.
+/// The path of a webhook delivery.
 #[derive(Debug, Clone, Copy, Deserialize, IntoParams)]
 #[into_params(parameter_in = Path)]
 pub struct DeliveryPath {
@@ -262,7 +262,7 @@ pub struct DeliveryPath {
     pub delivery_id: DeliveryId,
 }
 
-/// Refuses texts of an address in which the character U+0000 stands.
+/// Refuses texts of the URL that contain U+0000.
 fn without_nul<'a>(mut texts: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), Invalid> {
     match texts.find(|(name, text)| name.contains('\0') || text.contains('\0')) {
         Some((name, _)) => Err(LimitExceeded::Nul.of(json_limits::without_nul(name.to_owned()))),
@@ -270,7 +270,7 @@ fn without_nul<'a>(mut texts: impl Iterator<Item = (&'a str, &'a str)>) -> Resul
     }
 }
 
-/// The variables of the path. `T` has a field for each of them, under the variable's name.
+/// The path variables of a request. `T` has a field for each of them, under the variable's name.
 pub struct ApiPath<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for ApiPath<T> {
@@ -284,7 +284,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for ApiPath
     }
 }
 
-/// Why the variables of a path could not be read: the only ones that may be malformed are ids.
+/// Maps a path error to a response. Only ids can be malformed.
 fn path_error(rejection: PathRejection) -> ApiError {
     if let PathRejection::FailedToDeserializePathParams(error) = rejection
         && let ErrorKind::DeserializeError { key, .. } = error.into_kind()
@@ -298,7 +298,7 @@ fn assistant_ref<'de, D: Deserializer<'de>>(text: D) -> Result<AssistantRef, D::
     String::deserialize(text).map(|text| AssistantRef::read(&text))
 }
 
-/// The parameters behind the `?`; one may be given several times.
+/// The query parameters of a request. A parameter may occur several times.
 pub struct Params(Vec<(String, String)>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Params {
@@ -313,7 +313,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Params {
 }
 
 impl Params {
-    /// The parameter, if it was given.
+    /// The value of a parameter.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0
             .iter()
@@ -321,17 +321,17 @@ impl Params {
             .map(|(_, value)| value.as_str())
     }
 
-    /// All values of a parameter that may be given several times, or once as a JSON list.
+    /// All values of a parameter that may occur several times, or once as a JSON list.
     pub fn texts(&self, name: &str) -> Vec<String> {
         let given = self.0.iter().filter(|(key, _)| key == name).map(|(_, value)| value);
         let list = |value: &String| serde_json::from_str(value).unwrap_or_else(|_| vec![value.clone()]);
         given.flat_map(list).collect()
     }
 
-    /// Whether the parameter says yes; absent is no.
+    /// The value of a boolean parameter; false when absent.
     ///
     /// # Errors
-    /// If it says neither yes nor no.
+    /// If the value is not a boolean.
     pub fn flag(&self, name: &str) -> Result<bool, ApiError> {
         match self.text(name) {
             None | Some("" | "0" | "false" | "False") => Ok(false),
@@ -340,10 +340,10 @@ impl Params {
         }
     }
 
-    /// The parameter as one of several words, or the default.
+    /// The value of a parameter that is one of several words, or the default.
     ///
     /// # Errors
-    /// If it is none of them.
+    /// If the value is not one of the words.
     pub fn word<T>(&self, name: &str, default: T, from_word: impl Fn(&str) -> Option<T>) -> Result<T, ApiError> {
         match self.text(name) {
             None => Ok(default),
@@ -351,10 +351,10 @@ impl Params {
         }
     }
 
-    /// `limit` and `offset`; `limit` is `default` when absent.
+    /// The page from `limit` and `offset`; `default` replaces an absent `limit`.
     ///
     /// # Errors
-    /// If one is no number or out of bounds.
+    /// If a value is not a number or out of bounds.
     pub fn page(&self, default: u32) -> Result<Page, ApiError> {
         Page::checked(self.number("limit")?, self.number("offset")?, default)
     }
@@ -365,12 +365,12 @@ impl Params {
     }
 }
 
-/// Which part of a list is wanted.
+/// A page of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// How many items at most.
+    /// The maximum number of items.
     pub limit: u32,
-    /// How many to pass over.
+    /// The number of items to skip.
     pub offset: u32,
 }
 
@@ -389,8 +389,8 @@ impl Page {
         Ok(Self { limit, offset })
     }
 
-    /// The headers of an answer that holds this page of `total` items: `x-pagination-total`, and `x-pagination-next`
-    /// when there is a next page.
+    /// The pagination headers of this page in a list of `total` items: `x-pagination-total`, and `x-pagination-next` if
+    /// there is a next page.
     pub fn headers(self, total: u64) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let mut put = |name: &'static str, number: u64| {
@@ -404,12 +404,12 @@ impl Page {
         headers
     }
 
-    /// The same of a page of which so many items were gone through when it ended early (`is_cut`). Without a total only that
-    /// is told.
-    pub fn headers_behind(self, total: Option<i64>, gone_through: u32, is_cut: bool) -> HeaderMap {
+    /// The pagination headers of a page that ended after `rows_read` rows if `is_cut`. Without a total, only the next
+    /// offset is set.
+    pub fn truncated_headers(self, total: Option<i64>, rows_read: u32, is_cut: bool) -> HeaderMap {
         let shown = if is_cut {
             Self {
-                limit: gone_through,
+                limit: rows_read,
                 ..self
             }
         } else {
@@ -420,22 +420,22 @@ impl Page {
             headers.clear();
         }
         if is_cut {
-            let next = u64::from(self.offset) + u64::from(gone_through);
+            let next = u64::from(self.offset) + u64::from(rows_read);
             headers.insert(HeaderName::from_static("x-pagination-next"), HeaderValue::from(next));
         }
         headers
     }
 }
 
-/// The columns that a client wants to see; all when empty.
+/// The columns that a client selects; all when empty.
 #[derive(Debug, Clone, Default)]
 pub struct Select(Vec<String>);
 
 impl Select {
-    /// Columns out of `allowed`.
+    /// Selects columns out of `allowed`.
     ///
     /// # Errors
-    /// If one is unknown.
+    /// If a column is unknown.
     pub fn checked(columns: Vec<String>, allowed: &[&str]) -> Result<Self, ApiError> {
         match columns
             .iter()
@@ -450,17 +450,17 @@ impl Select {
         }
     }
 
-    /// Whether the client will see this column.
+    /// Whether the column is selected.
     pub fn has(&self, column: &str) -> bool {
         self.0.is_empty() || self.names(column)
     }
 
-    /// Whether the client asked for this very column.
+    /// Whether the client named this column.
     pub fn names(&self, column: &str) -> bool {
         self.0.iter().any(|wanted| wanted == column)
     }
 
-    /// Leaves only the wanted columns of `item`.
+    /// Removes the columns of `item` that are not selected.
     pub fn pick(&self, mut item: Value) -> Value {
         if let Value::Object(fields) = &mut item {
             fields.retain(|name, _| self.has(name));
@@ -469,7 +469,7 @@ impl Select {
     }
 }
 
-/// Answers 204.
+/// A 204 response.
 pub fn no_content() -> Response {
     StatusCode::NO_CONTENT.into_response()
 }

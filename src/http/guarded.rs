@@ -1,4 +1,4 @@
-//! Bodies that are watched, or that hold something until they are over: a permit, a count, a measurement.
+//! Response and request bodies that are observed, or that hold a guard until they end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -6,26 +6,26 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 
-/// Keeps `guard` until the body of the answer is over, or given up.
-pub(super) fn guarded<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
+/// Holds `guard` until the response body ends or is dropped.
+pub(super) fn hold_until_sent<G: Send + Unpin + 'static>(response: Response, guard: G) -> Response {
     response.map(|body| {
-        watched(body, move || {
-            let _kept = &guard;
+        observe(body, move || {
+            let _held = &guard;
         })
     })
 }
 
-/// Calls `arrived` whenever a piece of the body, or its end, is there.
-pub(super) fn watched(body: Body, arrived: impl Fn() + Send + Unpin + 'static) -> Body {
-    Body::new(WatchedBody { body, arrived })
+/// Calls `on_frame` for each frame of the body and at its end.
+pub(super) fn observe(body: Body, on_frame: impl Fn() + Send + Unpin + 'static) -> Body {
+    Body::new(ObservedBody { body, on_frame })
 }
 
-struct WatchedBody<W> {
+struct ObservedBody<W> {
     body: Body,
-    arrived: W,
+    on_frame: W,
 }
 
-impl<W: Fn() + Unpin> HttpBody for WatchedBody<W> {
+impl<W: Fn() + Unpin> HttpBody for ObservedBody<W> {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -35,7 +35,7 @@ impl<W: Fn() + Unpin> HttpBody for WatchedBody<W> {
     ) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if polled.is_ready() {
-            (self.arrived)();
+            (self.on_frame)();
         }
         polled
     }

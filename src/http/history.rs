@@ -1,4 +1,4 @@
-//! Loads a part of the history of an agent, with all that is needed to show its checkpoints.
+//! Loads a part of an agent's history with everything that its checkpoints show.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -20,31 +20,31 @@ use crate::domain::run::Run;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
 
-/// Which part of a history is to be shown.
+/// A part of a history.
 #[derive(Debug, Clone)]
 pub(super) enum HistorySlice {
     Newest,
     At(CheckpointId),
-    /// Those checkpoints whose metadata contains what is wanted; all when the filter is empty.
+    /// The checkpoints whose metadata matches the filter; all when the filter is empty.
     History(HistoryQuery, MetadataFilter),
 }
 
-/// The agent whose history it is: the main agent when the namespace is empty, else the subagent that worked on its last task.
+/// The agent whose history is loaded: the main agent for an empty namespace, else the subagent of its last task.
 #[derive(Debug, Clone)]
-pub(super) struct HistoryOf {
+pub(super) struct HistoryTarget {
     pub(super) thread: ThreadId,
     pub(super) namespace: Vec<TaskId>,
 }
 
-/// A part of a history, ready to be shown one checkpoint after the other.
+/// A loaded part of a history. It yields one checkpoint after the other.
 pub(super) struct HistoryPage {
     context: Option<HistoryContext>,
     plan: Option<Plan>,
     agent: String,
     entries: std::vec::IntoIter<HistoryEntry>,
-    /// How many bytes it has, roughly.
+    /// The approximate size in bytes.
     pub(super) bytes: usize,
-    /// Behind which checkpoint the history goes on, when the page had to end for its size.
+    /// The checkpoint after which the history continues, if the page was cut for its size.
     pub(super) cursor: Option<CheckpointId>,
 }
 
@@ -57,20 +57,20 @@ impl Iterator for HistoryPage {
     }
 }
 
-/// Reads a part of the history of an agent on a thread, of at most `budget` bytes, though at least one checkpoint. There is
-/// nothing to show of an agent that is not there.
+/// Loads a part of the history of an agent, of at most `budget` bytes but at least one checkpoint. The page is empty if
+/// the agent does not exist.
 pub(super) async fn load(
     api: &Api,
-    whose: HistoryOf,
-    part: HistorySlice,
-    parts: HistoryFields,
+    target: HistoryTarget,
+    slice: HistorySlice,
+    fields: HistoryFields,
     budget: usize,
 ) -> Result<HistoryPage, ApiError> {
     let HistoryOf { thread, namespace } = whose;
     let cards = api.assistants.automatic();
     let name_of = move |graph: &str| {
-        let card = cards.iter().find(|card| card.graph_id == graph);
-        card.map_or_else(|| graph.to_owned(), |card| card.name.clone())
+        let assistant = assistants.iter().find(|assistant| assistant.graph_id == graph);
+        assistant.map_or_else(|| graph.to_owned(), |assistant| assistant.name.clone())
     };
     let read = api.db.read(move |tx| {
         Box::pin(async move {
@@ -88,11 +88,11 @@ pub(super) async fn load(
                 thread: found,
                 namespace,
                 agent,
-                parts,
+                fields,
                 budget,
-                known: HashMap::new(),
+                runs: HashMap::new(),
             };
-            let loaded = loader.load(tx, part).await?;
+            let loaded = loader.load(tx, slice).await?;
             Ok(Some((loader.thread, loader.agent, loaded)))
         })
     });
@@ -111,8 +111,8 @@ pub(super) async fn load(
     };
     let LoadedHistory {
         child,
-        notes,
-        asked,
+        run_notes,
+        interrupts,
         entries,
         is_cut,
         newest_run,
@@ -130,8 +130,8 @@ pub(super) async fn load(
     let context = Some(HistoryContext {
         thread: thread_found,
         child,
-        notes,
-        asked,
+        run_notes,
+        interrupts,
     });
     let bytes = entries.iter().map(|entry| entry.bytes).sum();
     Ok(HistoryPage {
@@ -144,13 +144,13 @@ pub(super) async fn load(
     })
 }
 
-/// How many checkpoints are looked at in one go when some are searched for.
-const AT_ONCE: i64 = 500;
-/// Of how many of them the metadata is in memory at once.
-const COMPARED_AT_ONCE: usize = 32;
+/// The number of checkpoints that a search reads at once.
+const SEARCH_PAGE: i64 = 500;
+/// The number of checkpoints whose metadata is compared at once.
+const COMPARE_CHUNK: usize = 32;
 
-/// The number behind which nothing is wanted. None are older than a checkpoint that is not there.
-async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
+/// The sequence number of `before`. A checkpoint that does not exist has no older ones.
+async fn seq_before(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -> DbResult<i64> {
     match before {
         None => Ok(i64::MAX),
         Some(before) => Ok(checkpoints::find_head(tx, thread, before)
@@ -159,48 +159,47 @@ async fn edge(tx: &mut Tx<'_>, thread: ThreadId, before: Option<CheckpointId>) -
     }
 }
 
-/// The child run with this namespace on a thread; `Some(None)` stands for the main agent, none for nobody whose state is
-/// seen.
+/// The child run of this namespace; `Some(None)` for the main agent, `None` if no visible agent has the namespace.
 async fn child_of(tx: &mut Tx<'_>, thread: ThreadId, namespace: &[TaskId]) -> DbResult<Option<Option<Run>>> {
     let Some(task) = namespace.last() else {
-        let is_seen = background::visibility(tx, thread).await? == Visibility::Full;
-        return Ok(is_seen.then_some(None));
+        let is_visible = background::visibility(tx, thread).await? == Visibility::Full;
+        return Ok(is_visible.then_some(None));
     };
     let found = runs::find(tx, thread, RunId::of_child(*task)).await?;
-    // What a subagent has in its state is part of what it does.
-    let is_seen = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;
-    Ok(found.filter(is_seen).map(Some))
+    // The state of a subagent is visible only if all its work is.
+    let is_visible = |run: &Run| run.lineage.namespace == namespace && run.lineage.visibility == Visibility::Full;
+    Ok(found.filter(is_visible).map(Some))
 }
 
 fn lane_of(child: Option<&Run>) -> Lane {
     child.map_or(Lane::Main, |child| Lane::Child(child.id))
 }
 
-/// A part of a history with all that is needed to show it.
+/// A part of a history as it is read from the database.
 struct LoadedHistory {
     child: Option<Run>,
-    notes: HashMap<RunId, Object>,
-    asked: Vec<(TaskId, interrupts::InterruptRecord)>,
-    /// The newest first.
+    run_notes: HashMap<RunId, Object>,
+    interrupts: Vec<(TaskId, interrupts::InterruptRecord)>,
+    /// The entries, newest first.
     entries: Vec<HistoryEntry>,
-    /// Whether some were left out for their size.
+    /// Whether entries were left out for their size.
     is_cut: bool,
     newest_run: Option<Run>,
 }
 
-/// Loads a part of a history, within a budget of bytes.
+/// Loads a part of a history within a budget of bytes.
 struct HistoryLoader {
     thread: Thread,
     namespace: Vec<TaskId>,
     /// The name of the thread's agent.
     agent: String,
-    parts: HistoryFields,
+    fields: HistoryFields,
     budget: usize,
-    /// What of runs has been read. Those of a copied thread's history belong to the original.
-    known: HashMap<RunId, Option<RunMetadata>>,
+    /// The metadata of runs that were read. Those of a copied thread belong to the original.
+    runs: HashMap<RunId, Option<RunMetadata>>,
 }
 
-/// The metadata of a run, as checkpoints show it.
+/// The metadata of a run as checkpoints show it.
 struct RunMetadata {
     metadata: Object,
     bytes: usize,
@@ -219,20 +218,20 @@ impl RunMetadata {
     }
 }
 
-/// How many bytes the JSON of an object has.
+/// The length of an object as JSON.
 fn json_bytes(object: &Object) -> usize {
     serde_json::to_string(object).map_or(0, |text| text.len())
 }
 
 impl HistoryLoader {
-    /// Reads all that is needed to show a part of the history. None if there is nothing to be seen.
-    async fn load(&mut self, tx: &mut Tx<'_>, part: HistorySlice) -> DbResult<Option<LoadedHistory>> {
+    /// Reads a part of the history. `None` if there is nothing to show.
+    async fn load(&mut self, tx: &mut Tx<'_>, slice: HistorySlice) -> DbResult<Option<LoadedHistory>> {
         let thread = self.thread.id;
         let Some(child) = child_of(tx, thread, &self.namespace).await? else {
             return Ok(None);
         };
         let lane = lane_of(child.as_ref());
-        let (wanted, is_search) = match part {
+        let (wanted, is_search) = match slice {
             HistorySlice::At(checkpoint) => (
                 checkpoints::sketch(tx, thread, lane, checkpoint)
                     .await?
@@ -242,7 +241,7 @@ impl HistoryLoader {
             ),
             HistorySlice::Newest => (checkpoints::sketches(tx, thread, lane, i64::MAX, 1).await?, false),
             HistorySlice::History(query, filter) => {
-                let before = edge(tx, thread, query.before).await?;
+                let before = seq_before(tx, thread, query.before).await?;
                 if filter.is_empty() {
                     (
                         checkpoints::sketches(tx, thread, lane, before, query.limit).await?,
@@ -271,38 +270,38 @@ impl HistoryLoader {
             }
         };
         let count = wanted.len();
-        let wanted = self.fitting(tx, wanted).await?;
+        let wanted = self.within_budget(tx, wanted).await?;
         let Some(newest) = wanted.first().copied() else {
             return Ok(None);
         };
-        let is_short = wanted.len() < count;
+        let is_truncated = wanted.len() < count;
         let (entries, is_cut) = self.entries(tx, lane, wanted, is_search).await?;
         let newest_run = match (newest.run, child.is_some()) {
-            (Some(run), false) if self.parts.tasks => runs::get_by_id(tx, run).await?,
+            (Some(run), false) if self.fields.tasks => runs::get_by_id(tx, run).await?,
             (_, _) => None,
         };
-        let asked = if self.parts.tasks {
-            self.asked(tx, lane).await?
+        let interrupts = if self.fields.tasks {
+            self.interrupts(tx, lane).await?
         } else {
             vec![]
         };
-        let notes = self
-            .known
+        let run_notes = self
+            .runs
             .drain()
-            .filter_map(|(run, notes)| Some((run, notes?.metadata)))
+            .filter_map(|(run, run_notes)| Some((run, run_notes?.metadata)))
             .collect();
         Ok(Some(LoadedHistory {
             child,
-            notes,
-            asked,
+            run_notes,
+            interrupts,
             entries,
-            is_cut: is_cut || is_short,
+            is_cut: is_cut || is_truncated,
             newest_run,
         }))
     }
 
-    /// Those of the checkpoints whose metadata alone fits, the newest first.
-    async fn fitting(
+    /// The newest checkpoints whose metadata alone fits the budget.
+    async fn within_budget(
         &mut self,
         tx: &mut Tx<'_>,
         mut wanted: Vec<CheckpointSummary>,
@@ -312,7 +311,7 @@ impl HistoryLoader {
         for at in 0..wanted.len() {
             bytes += own;
             if let Some(run) = wanted[at].run {
-                bytes += self.run(tx, run).await?.map_or(0, |notes| notes.bytes);
+                bytes += self.run(tx, run).await?.map_or(0, |run_notes| run_notes.bytes);
             }
             if bytes > self.budget && at > 0 {
                 wanted.truncate(at);
@@ -322,7 +321,7 @@ impl HistoryLoader {
         Ok(wanted)
     }
 
-    /// Reads what is wanted of the checkpoints. The newest comes first, before and after.
+    /// Reads the requested fields of the checkpoints, newest first.
     async fn entries(
         &self,
         tx: &mut Tx<'_>,
@@ -331,76 +330,80 @@ impl HistoryLoader {
         is_search: bool,
     ) -> DbResult<(Vec<HistoryEntry>, bool)> {
         let own = json_bytes(&self.thread.metadata);
-        let notes = self
-            .known
+        let run_notes = self
+            .runs
             .iter()
-            .filter_map(|(run, notes)| Some((*run, own + notes.as_ref()?.bytes)))
+            .filter_map(|(run, run_notes)| Some((*run, own + run_notes.as_ref()?.bytes)))
             .collect();
         let only = is_search.then(|| wanted.iter().map(|sketch| sketch.id).collect::<HashSet<_>>());
-        let mut entries = HistoryEntries::new(self.parts.clone(), self.budget, notes, only);
+        let mut entries = HistoryEntries::new(self.fields.clone(), self.budget, run_notes, only);
         let (Some(newest), Some(oldest)) = (wanted.first(), wanted.last()) else {
             return Ok((vec![], false));
         };
-        if self.parts.values || self.parts.tasks {
+        if self.fields.values || self.fields.tasks {
             let span = Span {
                 thread: self.thread.id,
                 lane,
                 first: oldest.seq,
                 last: newest.seq,
             };
-            checkpoints::walk(tx, span, self.parts.values, &mut entries).await?;
+            checkpoints::walk(tx, span, self.fields.values, &mut entries).await?;
         } else {
             wanted.iter().rev().for_each(|sketch| entries.add(*sketch));
         }
-        if self.parts.tasks
+        if self.fields.tasks
             && let Some(after) = checkpoints::next_after(tx, self.thread.id, lane, newest.seq).await?
         {
-            entries.follow(&after);
+            entries.complete_newest(&after);
         }
         Ok(entries.finish())
     }
 
     async fn run(&mut self, tx: &mut Tx<'_>, id: RunId) -> DbResult<Option<&RunMetadata>> {
-        let notes = match self.known.entry(id) {
-            Entry::Occupied(known) => known.into_mut(),
+        let run_notes = match self.runs.entry(id) {
+            Entry::Occupied(runs) => runs.into_mut(),
             Entry::Vacant(free) => free.insert(runs::get_by_id(tx, id).await?.as_ref().map(RunMetadata::of)),
         };
-        Ok(notes.as_ref())
+        Ok(run_notes.as_ref())
     }
 
-    /// The questions of an agent and of the subagents below it, each with the agent's task through which it is asked.
-    async fn asked(&mut self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
+    /// The interrupts of an agent and of its subagents, each with the agent's task that raised it.
+    async fn interrupts(
+        &mut self,
+        tx: &mut Tx<'_>,
+        lane: Lane,
+    ) -> DbResult<Vec<(TaskId, interrupts::InterruptRecord)>> {
         let mut all = vec![];
-        for asked in interrupts::of_thread(tx, self.thread.id, None).await? {
-            let task = match asked.lane {
-                own if own == lane => Some(asked.interrupt.task),
+        for record in interrupts::of_thread(tx, self.thread.id, None).await? {
+            let task = match record.lane {
+                own if own == lane => Some(record.interrupt.task),
                 Lane::Main => None,
                 Lane::Child(child) => {
                     let namespace = self.namespace.clone();
-                    self.run(tx, child).await?.and_then(|notes| {
-                        let below = notes.namespace.strip_prefix(namespace.as_slice())?;
+                    self.run(tx, child).await?.and_then(|run_notes| {
+                        let below = run_notes.namespace.strip_prefix(namespace.as_slice())?;
                         below.first().copied()
                     })
                 }
             };
-            all.extend(task.map(|task| (task, asked)));
+            all.extend(task.map(|task| (task, record)));
         }
         Ok(all)
     }
 }
 
-/// Which checkpoints of a lane are searched for.
+/// The conditions of a search among the checkpoints of a lane.
 struct Search {
     lane: Lane,
     before: i64,
     limit: i64,
     filter: MetadataFilter,
-    /// The name of the agent whose lane it is.
+    /// The name of the lane's agent.
     agent: String,
 }
 
 impl HistoryLoader {
-    /// The checkpoints whose metadata contains what is wanted, the newest first.
+    /// The checkpoints whose metadata matches the filter, newest first.
     async fn search(&mut self, tx: &mut Tx<'_>, search: Search) -> DbResult<Vec<CheckpointSummary>> {
         let Search {
             lane,
@@ -409,42 +412,54 @@ impl HistoryLoader {
             filter,
             agent,
         } = search;
-        let mut matching = vec![];
+        let mut found_all = vec![];
         loop {
-            let page = checkpoints::sketches(tx, self.thread.id, lane, before, AT_ONCE).await?;
-            let Some(last) = page.last() else { return Ok(matching) };
+            let page = checkpoints::sketches(tx, self.thread.id, lane, before, SEARCH_PAGE).await?;
+            let Some(last) = page.last() else { return Ok(found_all) };
             before = last.seq;
-            for some in page.chunks(COMPARED_AT_ONCE) {
-                for found in self.fitting_ones(tx, some, &filter, &agent).await? {
-                    matching.push(found);
-                    if i64::try_from(matching.len()).is_ok_and(|count| count >= limit) {
-                        return Ok(matching);
+            for chunk in page.chunks(COMPARE_CHUNK) {
+                for found in self.matching(tx, chunk, &filter, &agent).await? {
+                    found_all.push(found);
+                    if i64::try_from(found_all.len()).is_ok_and(|count| count >= limit) {
+                        return Ok(found_all);
                     }
                 }
             }
         }
     }
 
-    /// Those of some checkpoints whose metadata contains what is wanted.
-    async fn fitting_ones(
+    /// The checkpoints of one chunk that match the filter.
+    async fn matching(
         &mut self,
         tx: &mut Tx<'_>,
-        some: &[CheckpointSummary],
+        chunk: &[CheckpointSummary],
         filter: &MetadataFilter,
         agent: &str,
     ) -> DbResult<Vec<CheckpointSummary>> {
-        let mut candidates = Vec::with_capacity(some.len());
-        for sketch in some {
-            if self.known.values().flatten().map(|notes| notes.bytes).sum::<usize>() > self.budget {
-                self.known.clear();
+        let mut candidates = Vec::with_capacity(chunk.len());
+        for sketch in chunk {
+            if self
+                .runs
+                .values()
+                .flatten()
+                .map(|run_notes| run_notes.bytes)
+                .sum::<usize>()
+                > self.budget
+            {
+                self.runs.clear();
             }
             if let Some(run) = sketch.run {
                 self.run(tx, run).await?;
             }
-            let notes = sketch.run.and_then(|run| self.known.get(&run)).and_then(Option::as_ref);
+            let run_notes = sketch.run.and_then(|run| self.runs.get(&run)).and_then(Option::as_ref);
             candidates.push((
                 *sketch,
-                metadata_of(&self.thread, sketch, notes.map(|notes| &notes.metadata), agent),
+                metadata_of(
+                    &self.thread,
+                    sketch,
+                    run_notes.map(|run_notes| &run_notes.metadata),
+                    agent,
+                ),
             ));
         }
         let filter = filter.clone();

@@ -1,10 +1,10 @@
-//! Requests with the header `Idempotency-IdempotencyKey`: whoever sends one again gets the answer of the first time, for a day.
+//! Requests with the header `Idempotency-Key`: the same request is executed once, and its response is repeated for a
+//! day.
 //!
-//! An endpoint that makes something takes [`Idempotent`] around its body, hands the key on to whoever makes it
-//! ([`crate::db::Db::write_once`]), and answers with [`answer`]. The key is committed with what it made, so a server that
-//! dies before it could answer has not lost the answer. A key belongs to the client that sends it: under the same key another
-//! client has another request. A second request that comes while the first is at work waits for
-//! it. Refusals are not kept: they made nothing, and may turn out otherwise.
+//! An endpoint that creates something takes [`Idempotent`] around its body, passes the key on
+//! ([`crate::db::Db::write_once`]), and answers with [`respond`]. The key is committed together with the created row,
+//! so a crash before the response loses nothing. A key belongs to the client that sends it. A second request waits
+//! while the first is being executed. Refusals are not stored: they created nothing, and a retry may succeed.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
@@ -19,28 +19,28 @@ use super::error::ApiError;
 use super::extract::{self, ApiJson, ApiList};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 
-/// The header with the key.
+/// The request header with the key.
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// The header by which an answer says that it was given before.
+/// The response header of a repeated response.
 pub(super) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The key of a request, as the document shows it.
+/// The idempotency key as the API document shows it.
 #[derive(IntoParams)]
 #[expect(dead_code, reason = "only the document shows it; requests are read by `Idempotent`")]
 #[into_params(parameter_in = Header)]
 pub(super) struct KeyHeader {
-    /// Names the request, in 1 to 255 visible ASCII characters. The same request under the same key is answered alike for a
-    /// day and done once; another one under that key is refused with 422.
+    /// A key for the request, 1 to 255 visible ASCII characters. Repeating the request with the same key returns the
+    /// same response for a day and executes it once. Another request with this key is refused with 422.
     #[param(rename = "idempotency-key")]
     key: Option<String>,
 }
 
-/// A body that can be read from bytes.
+/// A body that is read from bytes.
 pub(super) trait Body: Sized {
-    /// Reads it.
+    /// Reads the body.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     fn read(bytes: &Bytes) -> Result<Self, ApiError>;
 }
 
@@ -56,7 +56,7 @@ impl<T: DeserializeOwned> Body for ApiList<T> {
     }
 }
 
-/// A body as it came, for who reads it in another way, or not at all.
+/// A body as bytes, for handlers that parse it themselves or ignore it.
 pub(super) struct Raw(pub(super) Bytes);
 
 impl Body for Raw {
@@ -65,45 +65,45 @@ impl Body for Raw {
     }
 }
 
-/// What a request says in its body, and the key under which it says so.
+/// A body with its idempotency key.
 pub(super) struct Idempotent<B>(pub(super) Option<IdempotencyKey>, pub(super) B);
 
 impl<S: Send + Sync, B: Body> FromRequest<S> for Idempotent<B> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let named = request.headers().get(KEY).cloned();
+        let header = request.headers().get(KEY).cloned();
         let method = request.method().clone();
-        let client = ClientId::of(request.extensions()).name();
-        let place = request
+        let client = ClientId::of(request.extensions()).key();
+        let path = request
             .uri()
             .path_and_query()
             .map(ToString::to_string)
             .unwrap_or_default();
         let bytes = Bytes::from_request(request, state).await.map_err(extract::body_error)?;
         let body = B::read(&bytes)?;
-        let parts = [method.as_str().as_bytes(), place.as_bytes(), &bytes];
-        let key = named
-            .map(|named| IdempotencyKey::new(&client, named.to_str().unwrap_or_default(), &parts))
+        let parts = [method.as_str().as_bytes(), path.as_bytes(), &bytes];
+        let key = header
+            .map(|header| IdempotencyKey::new(&client, header.to_str().unwrap_or_default(), &parts))
             .transpose()?;
         Ok(Self(key, body))
     }
 }
 
-/// Answers with what was made first, or as it was answered then.
+/// Responds to the first request with `first`, and to a repeated one with the stored response.
 ///
 /// # Errors
-/// When the key belongs to another request.
-pub(super) fn answer<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
+/// If the key belongs to another request.
+pub(super) fn respond<T>(once: Once<T>, first: impl FnOnce(T) -> Response) -> Result<Response, ApiError> {
     match once {
-        Once::First(made) => Ok(first(made)),
-        Once::Again(kept) => Ok(replayed(shown(kept))),
+        Once::First(created) => Ok(first(created)),
+        Once::Again(stored) => Ok(mark_replayed(response(stored))),
         Once::Reused => Err(ApiError::key_reused()),
     }
 }
 
-/// The answer 200 with this body.
-pub(super) fn kept(body: &impl Serialize) -> StoredResponse {
+/// A response with status 200 and this body.
+pub(super) fn stored_response(body: &impl Serialize) -> StoredResponse {
     StoredResponse::Answer {
         status: 200,
         body: super::wire::json(body).to_string(),
@@ -111,9 +111,9 @@ pub(super) fn kept(body: &impl Serialize) -> StoredResponse {
     }
 }
 
-/// An answer as it goes out.
-pub(super) fn shown(kept: StoredResponse) -> Response {
-    match kept {
+/// The HTTP response of a stored response.
+pub(super) fn response(stored: StoredResponse) -> Response {
+    match stored {
         StoredResponse::Answer { status, body, location } => {
             let status = StatusCode::from_u16(status).unwrap_or(StatusCode::OK);
             let mut response = (status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
@@ -122,13 +122,13 @@ pub(super) fn shown(kept: StoredResponse) -> Response {
             }
             response
         }
-        // A run is followed by whoever knows how; see `runs`.
+        // Responses that are runs are replayed by the handlers in `runs`.
         StoredResponse::Run { .. } => ApiError::fault(&"a run was kept for an answer").into_response(),
     }
 }
 
-/// Marks an answer as one that was given before.
-pub(super) fn replayed(mut response: Response) -> Response {
+/// Adds the header of a repeated response.
+pub(super) fn mark_replayed(mut response: Response) -> Response {
     response
         .headers_mut()
         .insert(REPLAYED, HeaderValue::from_static("true"));

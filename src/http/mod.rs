@@ -1,8 +1,8 @@
-//! The translation between HTTP and the rooms behind it. Nothing is decided here.
+//! The HTTP side of the server. It translates between HTTP and the rooms behind it, and decides nothing.
 //!
-//! A handler does three things: it *parses* ([`extract`], [`wire`]: every 422 is made there), it *asks* (`runtime` for
-//! whatever changes a run, `db` and `events` for what is to be read), and it *answers* with a shape of [`wire`] or with
-//! an [`error::ApiError`], the only place that knows which status a failure has.
+//! A handler parses the request ([`extract`], [`wire`]: every 422 is made there), calls `runtime` for changes or `db`
+//! and `events` for reads, and answers with a shape of [`wire`] or with an [`error::ApiError`], the only place that
+//! knows the status of an error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub mod wire;
 
 pub use answers::Answers;
 pub use bodies::BodyLimits;
-pub use connections::{fitting as fitting_connections, serve};
+pub use connections::{max_for_descriptors as max_connections_for_descriptors, serve};
 pub use cors::CorsSettings;
 pub use origins::{HostRules, LOOPBACK, OriginRules};
 pub use stream_limits::{StreamLimiter, StreamLimits};
@@ -65,10 +65,10 @@ pub use stream_limits::{StreamLimiter, StreamLimits};
 use bodies::BodyReader;
 use error::ApiError;
 
-/// All that handlers may use. Cloning copies pointers.
+/// The parts of the server that handlers use. Cloning copies pointers.
 #[derive(Clone)]
 pub struct Api {
-    /// What is remembered.
+    /// The database.
     pub db: Db,
     /// The logs of the threads.
     pub events: Events,
@@ -88,30 +88,30 @@ pub struct Api {
     pub definitions: Definitions,
     /// What is remembered beyond a thread.
     pub store: Store,
-    /// The time.
+    /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// What is counted.
+    /// The metrics.
     pub metrics: Metrics,
-    /// Counts the open streams.
+    /// Limits the number of open streams.
     pub streams: StreamLimiter,
-    /// The memory for large answers.
+    /// The memory budget of large responses.
     pub answers: Answers,
-    /// What the owner of the server decided.
+    /// The settings of the HTTP side.
     pub settings: ApiSettings,
 }
 
-/// What the owner of the server may decide about its HTTP side.
+/// The settings of the HTTP side.
 #[derive(Debug, Clone)]
 pub struct ApiSettings {
-    /// How large bodies of requests may be, and how slow.
+    /// The limits of request bodies.
     pub bodies: BodyLimits,
-    /// How often a waiting request or a quiet stream gives a sign of life.
+    /// The interval of heartbeats on waiting responses and idle streams.
     pub heartbeat: Duration,
-    /// Whose pages may call the server.
+    /// The CORS settings.
     pub cors: CorsSettings,
-    /// Under which names the server is called.
+    /// The host names of the server.
     pub hosts: HostRules,
-    /// How long a request may take until its answer begins.
+    /// The time limit of a request until its response starts.
     pub request: Duration,
 }
 
@@ -127,15 +127,15 @@ impl Default for ApiSettings {
     }
 }
 
-/// The routes about the server, its assistants and its agents.
+/// The routes of the server itself, of assistants and of agents.
 fn discovery_routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
-        // About the server.
+        // The server itself.
         .routes(routes!(about::root))
         .routes(routes!(about::ok))
         .routes(routes!(about::info))
         .routes(routes!(about::metrics))
-        // Assistants: what a client can run.
+        // Assistants.
         .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
         .routes(routes!(assistants::count))
@@ -146,17 +146,17 @@ fn discovery_routes() -> OpenApiRouter<Api> {
         .routes(routes!(assistants::schemas))
         .routes(routes!(assistants::subgraphs))
         .routes(routes!(assistants::subgraph))
-        // Agents: how they are defined.
+        // Agent definitions.
         .routes(routes!(agents::search))
         .routes(routes!(agents::validate))
         .routes(routes!(agents::get, agents::put, agents::delete))
         .routes(routes!(agents::versions))
 }
 
-/// The table of contents: every endpoint, in the order in which the document shows them.
+/// The route table: every endpoint, in the order of the API document.
 fn table() -> OpenApiRouter<Api> {
     discovery_routes()
-        // Threads: conversations.
+        // Threads.
         .routes(routes!(threads::create))
         .routes(routes!(threads::search))
         .routes(routes!(threads::count))
@@ -184,34 +184,34 @@ fn table() -> OpenApiRouter<Api> {
         // The stream of a thread, and commands to it.
         .routes(routes!(thread_events::commands::post))
         .routes(routes!(thread_events::socket::get, thread_events::sse::post))
-        // Runs that bring their own thread.
+        // Stateless runs.
         .routes(routes!(stateless::create))
         .routes(routes!(stateless::batch))
         .routes(routes!(stateless::wait))
         .routes(routes!(stateless::stream))
         .routes(routes!(stateless::cancel))
-        // Runs that are started by the clock.
+        // Crons.
         .routes(routes!(crons::create))
         .routes(routes!(crons::search))
         .routes(routes!(crons::count))
         .routes(routes!(crons::get, crons::patch, crons::delete))
         .routes(routes!(crons::create_for_thread))
-        // Who was told that a run has ended.
+        // Webhook deliveries.
         .routes(routes!(deliveries::list))
         .routes(routes!(deliveries::get))
         .routes(routes!(deliveries::redeliver))
-        // Questions to a human, and their answers.
+        // Interrupts.
         .routes(routes!(approvals::pending))
         .routes(routes!(approvals::list))
         .routes(routes!(approvals::get))
         .routes(routes!(approvals::resolve))
-        // The Store: what is remembered beyond a thread.
+        // The Store.
         .routes(routes!(store::get, store::put, store::delete))
         .routes(routes!(store::search))
         .routes(routes!(store::namespaces))
 }
 
-/// The whole HTTP side of the server.
+/// The router with all middleware.
 pub fn router(api: Api) -> Router {
     let settings = api.settings.clone();
     let checks = Arc::new(RequestChecks {
@@ -225,7 +225,7 @@ pub fn router(api: Api) -> Router {
         .merge(openapi::pages(document))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
-        // The bound is kept where bodies are read.
+        // The limit is enforced where bodies are read.
         .layer(DefaultBodyLimit::disable())
         .layer(CatchPanicLayer::custom(panicked))
         .layer(from_fn_with_state(settings.request, deadline::limit))
@@ -235,20 +235,20 @@ pub fn router(api: Api) -> Router {
         .with_state(api)
 }
 
-/// What is looked at before a request reaches its handler.
+/// The checks of a request before its handler runs.
 struct RequestChecks {
     origins: OriginRules,
     hosts: HostRules,
     bodies: BodyReader,
 }
 
-/// Refuses requests that come from where they may not, and reads the bodies of the others.
+/// Refuses requests from foreign origins or hosts, and reads the bodies of the others.
 async fn admit(State(checks): State<Arc<RequestChecks>>, request: Request, next: Next) -> Response {
     let mut response = match origins::check(&checks.origins, &checks.hosts, &request) {
         Ok(()) => checks.bodies.admit(request, next).await,
         Err(error) => error.into_response(),
     };
-    // A browser takes an answer for what it is called, and for nothing that it looks like.
+    // Browsers must not guess the content type of a response.
     response
         .headers_mut()
         .insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -259,7 +259,7 @@ async fn no_route() -> ApiError {
     ApiError::no_route()
 }
 
-/// Answers for a handler that panicked.
+/// The response to a request whose handler panicked.
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text

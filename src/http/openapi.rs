@@ -1,7 +1,7 @@
-//! The document that describes the HTTP side, and the pages that show it.
+//! The OpenAPI document, and the pages that show it.
 //!
-//! The document is made from the route table, so the two cannot disagree. A copy stands in `openapi/openapi.json`; a
-//! test says when it is out of date.
+//! The document is generated from the route table. A copy is kept in `openapi/openapi.json`; a test fails when it is
+//! out of date.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ mod selected;
 use super::error::{ApiError, ErrorBody};
 use super::{Api, table};
 
-/// What stands before the endpoints.
+/// The head of the document, without endpoints.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -34,17 +34,17 @@ use super::{Api, table};
     ),
     components(schemas(ErrorBody)),
     tags(
-        (name = "Server", description = "About the server itself"),
-        (name = "Assistants", description = "What a client can run: every agent definition has an assistant"),
-        (name = "Agents", description = "How agents are defined: by files, or by clients while the server runs"),
-        (name = "Threads", description = "Conversations"),
-        (name = "State", description = "The state of a thread, and its history"),
-        (name = "Runs", description = "Executions on a thread: waited for, streamed or in the background"),
-        (name = "Stateless runs", description = "Runs that bring their own thread, which goes away with them"),
-        (name = "Crons", description = "Runs that are started by the clock"),
-        (name = "Webhooks", description = "Who was told that a run has ended"),
-        (name = "Approvals", description = "Questions to a human, and their answers"),
-        (name = "Store", description = "What is remembered beyond a thread: items in namespaces"),
+        (name = "Server", description = "The server itself: health, version, metrics"),
+        (name = "Assistants", description = "Agent definitions with settings, which clients run"),
+        (name = "Agents", description = "Agent definitions: from files, or created by clients"),
+        (name = "Threads", description = "Conversations with an assistant"),
+        (name = "State", description = "States and histories of threads"),
+        (name = "Runs", description = "Executions of an assistant on a thread"),
+        (name = "Stateless runs", description = "Runs on a new thread, which is deleted after the run by default"),
+        (name = "Crons", description = "Schedules that start runs"),
+        (name = "Webhooks", description = "Deliveries of webhooks that report the end of runs"),
+        (name = "Approvals", description = "Interrupts: questions to a human, and their answers"),
+        (name = "Store", description = "The Store: items in namespaces that outlive threads"),
     )
 )]
 struct Preface;
@@ -54,19 +54,19 @@ pub(super) fn preface() -> openapi::OpenApi {
     Preface::openapi()
 }
 
-/// The whole document.
+/// The complete document.
 pub fn document() -> openapi::OpenApi {
     complete(table().split_for_parts().1)
 }
 
-/// Adds to every endpoint what holds for all that are like it: the errors that they can have, and what `select` leaves.
+/// Adds what all endpoints have in common: their error responses, and the partial shapes that `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
-    selected::loosen(&mut document);
+    selected::add_partial_schemas(&mut document);
     close_bodies(&mut document);
     for item in document.paths.paths.values_mut() {
         for operation in operations(item) {
-            name(operation);
-            numbers_are_json(operation);
+            qualify_operation_id(operation);
+            document_numbers_as_json(operation);
         }
         item.get.iter_mut().for_each(|operation| add_errors(operation, false));
         let changing = [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
@@ -78,10 +78,10 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     document
 }
 
-/// The bodies that may have keys of which nothing is known here: those of a protocol with versions of its own.
+/// The bodies that may have unknown keys: those of the thread stream protocol, which has versions of its own.
 const OPEN_BODIES: [&str; 2] = ["ThreadCommand", "ThreadStreamRequest"];
 
-/// Says of the objects that are sent in bodies that they have no other keys, see [`unknown_keys`](super::unknown_keys).
+/// Documents that request bodies have no unknown keys, see [`unknown_keys`](super::unknown_keys).
 fn close_bodies(document: &mut openapi::OpenApi) {
     let mut sent = vec![];
     for operation in document.paths.paths.values_mut().flat_map(operations) {
@@ -105,7 +105,7 @@ fn close_bodies(document: &mut openapi::OpenApi) {
     }
 }
 
-/// The name of the object that a schema is, or is a list of.
+/// The name of the object schema, or of the items of a list.
 fn name_of_object(schema: &RefOr<Schema>) -> Option<String> {
     match schema {
         RefOr::Ref(named) => named.ref_location.rsplit('/').next().map(str::to_owned),
@@ -129,8 +129,8 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     .flatten()
 }
 
-/// Names an operation after the group it stands in too: names of handlers are told apart by their modules only.
-fn name(operation: &mut Operation) {
+/// Prefixes an operation id with its tag, since handlers of different modules have the same names.
+fn qualify_operation_id(operation: &mut Operation) {
     let group = operation
         .tags
         .iter()
@@ -142,8 +142,8 @@ fn name(operation: &mut Operation) {
     }
 }
 
-/// A bare number is JSON too, though it would be documented as text.
-fn numbers_are_json(operation: &mut Operation) {
+/// Documents a bare number as JSON; by default it would be documented as text.
+fn document_numbers_as_json(operation: &mut Operation) {
     let is_number = |content: &RefOr<Content>| {
         let RefOr::T(Content {
             schema: Some(RefOr::T(Schema::Object(schema))),
@@ -182,31 +182,25 @@ fn add_errors(operation: &mut Operation, changes: bool) {
             .or_insert(RefOr::T(response));
     };
     if changes {
-        add("403", "A web page of an origin that is not in `cors_origins` asks");
+        add("403", "The page's origin is not in `cors_origins`");
     }
     if takes_body {
-        add("408", "The body did not come in time");
-        add("413", "The body is larger than this server accepts");
-        add("415", "The body is no `application/json`");
+        add("408", "The body did not arrive in time");
+        add("413", "The body is too large");
+        add("415", "The content type is not `application/json`");
         add(
             "503",
-            "The server is busy with other bodies, or stops; `Retry-After` says when to try again",
+            "The server is overloaded or shutting down; `Retry-After` holds the seconds to wait",
         );
     }
-    add(
-        "421",
-        "The server does not answer under this name: it is not in `hosts`",
-    );
+    add("421", "The host is not in `hosts`");
     if takes_input {
-        add("422", "Something in the request cannot be accepted; `detail` names it");
+        add("422", "The request is invalid; `detail` names the field");
     }
-    add(
-        "500",
-        "The server failed; `detail` has the id under which it was logged",
-    );
+    add("500", "Internal error; `detail` holds the id under which it was logged");
 }
 
-/// `/openapi.json`, and `/docs`, a page that shows it without help from elsewhere.
+/// The routes `/openapi.json`, and `/docs`, a page that needs no external resources.
 pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
     let text = document.to_json().unwrap_or_default();
     let config = Arc::new(Config::from("/openapi.json"));
@@ -216,7 +210,7 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
             "/openapi.json",
             get(async move || ([(header::CONTENT_TYPE, "application/json")], text)),
         )
-        // Browsers ask for it wherever they are.
+        // Browsers request it on every page.
         .route(
             "/favicon.ico",
             get(async || ([(header::CACHE_CONTROL, "max-age=86400")], StatusCode::NO_CONTENT)),
@@ -228,19 +222,19 @@ pub(super) fn pages(document: Arc<openapi::OpenApi>) -> Router<Api> {
         )
 }
 
-/// What a page of the server may load and do: its own parts only, and in no frame.
+/// The content security policy of pages: own resources only, and no frames.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
     img-src 'self' data:; font-src 'self' data:; connect-src 'self'; base-uri 'self'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// The headers of everything that belongs to a page.
+/// The headers of pages and their assets.
 const PAGE_HEADERS: [(HeaderName, &str); 3] = [
     (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
     (header::X_FRAME_OPTIONS, "DENY"),
     (header::REFERRER_POLICY, "no-referrer"),
 ];
 
-/// The page itself. It is shown at a path without a slash at the end, so it is told where its parts are.
+/// The page itself. Its path has no trailing slash, so a `<base>` element names the folder of its assets.
 fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let page = utoipa_swagger_ui::serve("index.html", config).map_err(|error| ApiError::fault(&error))?;
     let page = page.ok_or_else(ApiError::no_route)?;
@@ -248,7 +242,7 @@ fn front_page(config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     Ok((PAGE_HEADERS, Html(page)).into_response())
 }
 
-/// A part of the page.
+/// An asset of the page.
 fn asset(file: &str, config: Arc<Config<'static>>) -> Result<Response, ApiError> {
     let found = utoipa_swagger_ui::serve(file, config).map_err(|error| ApiError::fault(&error))?;
     let found = found.ok_or_else(ApiError::no_route)?;

@@ -1,9 +1,9 @@
-//! From which web pages, and under which names, the server is called.
+//! Checks of the `Origin` and `Host` headers.
 //!
-//! There is no authentication yet, so a browser must not lend its reach to pages that the owner did not name. Two headers
-//! say what a page is up to, and no page can forge them: `Origin` is the page that asks, `Host` is the name under which
-//! the browser found the server. A page of another site that changes the DNS entry of its own name to the server's
-//! address (DNS rebinding) has the right origin and the wrong host.
+//! There is no authentication yet, so browsers must not act for pages that the owner did not allow. A page cannot forge
+//! two headers: `Origin` names the page that sends the request, and `Host` the name under which the browser found the
+//! server. A page that points its own DNS name to the server's address (DNS rebinding) has an allowed origin and a
+//! foreign host.
 
 use std::net::IpAddr;
 
@@ -13,23 +13,23 @@ use url::{Host, Url};
 
 use super::error::ApiError;
 
-/// The word in `cors_origins` for all pages of this machine, whatever their port.
+/// The word in `cors_origins` for all pages of this machine, on any port.
 pub const LOOPBACK: &str = "loopback";
 
-/// The longest piece of a header that an error repeats, in characters.
-const LONGEST_SHOWN: usize = 200;
+/// The longest part of a header that an error repeats, in characters.
+const MAX_REPEATED_CHARS: usize = 200;
 
-/// The web pages that may use the server.
+/// The origins of web pages that may use the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginRules {
     any: bool,
     loopback: bool,
-    /// As browsers write them.
+    /// The allowed origins as browsers write them.
     named: Vec<String>,
 }
 
 impl OriginRules {
-    /// The rules that `words` say: `*` for any page, `loopback` for those of this machine, and origins.
+    /// Creates the rules from `words`: `*` for any page, `loopback` for pages of this machine, and origins.
     pub fn new(words: &[String]) -> Self {
         let origins = words.iter().filter(|word| *word != "*" && *word != LOOPBACK);
         Self {
@@ -47,7 +47,7 @@ impl OriginRules {
         self.any
     }
 
-    /// Whether pages of this origin may.
+    /// Whether pages of this origin may use the server.
     pub fn allows(&self, origin: &HeaderValue) -> bool {
         if self.any {
             return true;
@@ -62,7 +62,7 @@ impl OriginRules {
     }
 }
 
-/// An origin as a browser sends it; none for `null`.
+/// An origin as a browser sends it; `None` for `null`.
 fn read_origin(origin: &HeaderValue) -> Option<Url> {
     let text = origin.to_str().ok()?;
     Url::parse(text).ok().filter(Url::has_host)
@@ -76,25 +76,25 @@ fn is_loopback(host: Host<&str>) -> bool {
     }
 }
 
-/// Whether the name stands for this machine (RFC 6761, 6.3).
+/// Whether a name means this machine (RFC 6761, 6.3).
 fn is_loopback_name(name: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost")
 }
 
-/// The names under which the server is called.
+/// The host names of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostRules {
     any: bool,
-    /// In lower case.
+    /// The names in lower case.
     names: Vec<String>,
     bound: Option<IpAddr>,
 }
 
 impl HostRules {
-    /// The loopback names, the address that the server is `bound` to, and `names`: `*` for any, `*.example.org` for all
-    /// below a domain. A server that is bound to all addresses of its machine is called by any address: only names can be
-    /// made to lead elsewhere.
+    /// Creates the rules from the loopback names, the `bound` address, and `names`: `*` for any, `*.example.org` for
+    /// all below a domain. A server that is bound to all addresses accepts any IP address as its host, since DNS
+    /// rebinding needs a name.
     pub fn new(names: &[String], bound: Option<IpAddr>) -> Self {
         Self {
             any: names.iter().any(|name| name == "*"),
@@ -106,12 +106,12 @@ impl HostRules {
         }
     }
 
-    /// Whether the server answers under this name or address.
+    /// Whether the server accepts this host.
     fn allows(&self, authority: &Authority) -> bool {
         if self.any {
             return true;
         }
-        // A user name is no part of `Host`, and hides where the name begins.
+        // A user name is not allowed in `Host` and hides where the host begins.
         if authority.as_str().contains('@') {
             return false;
         }
@@ -134,10 +134,10 @@ impl HostRules {
     }
 }
 
-/// Refuses a request under a name that is not the server's, and one by which a foreign page would change something.
+/// Refuses a request with a foreign host, and a changing request from a foreign page.
 ///
 /// # Errors
-/// 421 for the name, 403 for the page.
+/// 421 for a foreign host, 403 for a foreign page.
 pub(super) fn check<B>(origins: &OriginRules, hosts: &HostRules, request: &Request<B>) -> Result<(), ApiError> {
     let authority = check_host(hosts, request)?;
     let upgrades = request.headers().contains_key(header::UPGRADE);
@@ -151,14 +151,13 @@ pub(super) fn check<B>(origins: &OriginRules, hosts: &HostRules, request: &Reque
     check_origin(origins, &authority, request.headers())
 }
 
-/// Refuses what a foreign page asks for, also where it asks with a method that usually changes nothing.
+/// Refuses a request from a foreign page even if its method normally only reads.
 ///
-/// A page can have a GET sent without `Origin`, as for an image. Browsers then say with `Sec-Fetch-Site` that another site
-/// asks.
+/// A page can send a GET without `Origin`, for example as an image. Browsers then set `Sec-Fetch-Site`.
 ///
 /// # Errors
-/// 403.
-pub(super) fn check_reader(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
+/// 403 for a foreign page.
+pub(super) fn check_read_with_effect(origins: &OriginRules, headers: &HeaderMap) -> Result<(), ApiError> {
     if headers.contains_key(header::ORIGIN) {
         let authority = headers
             .get(header::HOST)
@@ -192,11 +191,11 @@ fn check_named_origin(origins: &OriginRules, headers: &HeaderMap) -> Result<(), 
         .iter()
         .find(|origin| !origins.allows(origin));
     let refusal =
-        |origin: &HeaderValue| ApiError::foreign_origin(&format!("the origin {:?}", shown(origin.as_bytes())));
+        |origin: &HeaderValue| ApiError::foreign_origin(&format!("the origin {:?}", shorten(origin.as_bytes())));
     foreign.map_or(Ok(()), |origin| Err(refusal(origin)))
 }
 
-/// Whether a page of this origin was loaded from the server itself.
+/// Whether a page of this origin was loaded from this server.
 fn is_same(origin: &HeaderValue, own: &Authority) -> bool {
     let Some(origin) = read_origin(origin) else {
         return false;
@@ -210,7 +209,7 @@ fn is_same(origin: &HeaderValue, own: &Authority) -> bool {
     host.eq_ignore_ascii_case(own.host()) && origin.port().unwrap_or(default) == own.port_u16().unwrap_or(default)
 }
 
-/// The name under which the server is called, which has to be one of its own, wherever the request says it.
+/// The host of the request, which must be one of the server's names in every place that states it.
 fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, ApiError> {
     let in_headers = request.headers().get_all(header::HOST);
     let mut named = None;
@@ -218,15 +217,15 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
         let authority = Authority::try_from(host.as_bytes())
             .ok()
             .filter(|authority| hosts.allows(authority));
-        let authority = authority.ok_or_else(|| ApiError::unknown_host(&shown(host.as_bytes())))?;
+        let authority = authority.ok_or_else(|| ApiError::unknown_host(&shorten(host.as_bytes())))?;
         if named.replace(authority).is_some() {
             return Err(ApiError::unknown_host("named twice"));
         }
     }
-    // HTTP/2 has it in the address of the request.
+    // HTTP/2 has it in the request URI.
     if let Some(authority) = request.uri().authority() {
         if !hosts.allows(authority) {
-            return Err(ApiError::unknown_host(&shown(authority.as_str().as_bytes())));
+            return Err(ApiError::unknown_host(&shorten(authority.as_str().as_bytes())));
         }
         named = Some(authority.clone());
     }
@@ -237,9 +236,12 @@ fn check_host<B>(hosts: &HostRules, request: &Request<B>) -> Result<Authority, A
     }
 }
 
-/// A piece of a header as an error repeats it.
-fn shown(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).chars().take(LONGEST_SHOWN).collect()
+/// A part of a header as an error repeats it.
+fn shorten(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .take(MAX_REPEATED_CHARS)
+        .collect()
 }
 
 #[cfg(test)]

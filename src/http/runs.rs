@@ -1,7 +1,7 @@
-//! Runs on a thread: starting them, following them, stopping them.
+//! Runs on a thread: create, wait, stream, join, cancel, delete.
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRequestParts, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -28,53 +28,53 @@ use crate::domain::visibility::Visibility;
 use crate::events::After;
 use crate::runtime::{AssistantRef, CancelAction, RunResponse};
 
-/// Starts a run and does not wait for it.
+/// Creates a run and returns without waiting for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The run", body = RunView, headers(("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    leave(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
-        shown(runs, place)
+    start_in_background(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
+        created_response(runs, run_path)
     })
     .await
 }
 
-/// The answer to who does not wait for a run: the run, and its place.
-pub(super) fn shown(runs: &[Run], place: fn(&Run) -> String) -> StoredResponse {
+/// The response to a request that creates a run: the run and its location.
+pub(super) fn created_response(runs: &[Run], path: fn(&Run) -> String) -> StoredResponse {
     let body = runs
         .first()
-        .map(|run| json(&RunView::just_made(run.clone())))
+        .map(|run| json(&RunView::created(run.clone())))
         .unwrap_or_default();
     StoredResponse::Answer {
         status: 200,
         body: body.to_string(),
-        location: runs.first().map(place),
+        location: runs.first().map(path),
     }
 }
 
-/// Where a run is.
-fn place(run: &Run) -> String {
+/// The path of a run.
+fn run_path(run: &Run) -> String {
     format!("/threads/{}/runs/{}", run.thread, run.id)
 }
 
-/// Starts a run and answers with its last values. Newlines come before the answer while it lasts.
+/// Creates a run, waits for its end and returns the final values. Newlines keep the connection alive meanwhile.
 ///
-/// A run that fails answers 200 with `__error__`; one that asks a human, with its values and `__interrupt__`.
+/// A failed run returns 200 with `__error__`; an interrupted run returns its values with `__interrupt__`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
-    responses((status = 200, description = "The last values", body = Value,
+    responses((status = 200, description = "The final values", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn wait(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -84,17 +84,17 @@ pub(super) async fn wait(
     start_and_wait(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
-/// Starts a run and streams its events.
+/// Creates a run and streams its events.
 ///
-/// The first event is `metadata`. The stream ends with the run; if it fails, the last event is `error`.
+/// The first event is `metadata`. The stream ends with the run; if the run fails, the last event is `error`.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "Runs", params(ThreadPath, KeyHeader),
     request_body = RunCreate,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 400, description = "Two fields exclude each other", body = ErrorBody),
-        (status = 404, description = "There is no such thread, assistant or checkpoint", body = ErrorBody),
-        (status = 409, description = "The thread is busy, or waits for an answer", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
+        (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -104,47 +104,47 @@ pub(super) async fn stream(
     start_and_stream(api, RunScope::Thread(path.thread_id), client, body, key).await
 }
 
-/// A run that was started by a request, now or by an earlier one under the same key.
+/// A run that was started by this request, or by an earlier one with the same idempotency key.
 struct StartedRun {
     run: Run,
     cancel_on_disconnect: bool,
-    /// Whether an earlier request under the same key began it.
-    again: bool,
+    /// Whether an earlier request with the same key started the run.
+    is_replay: bool,
 }
 
-/// Starts a run to leave it to itself, and answers with what is kept of it.
-pub(super) async fn leave(
+/// Starts a run without waiting for it, and responds with what `response_of` makes of it.
+pub(super) async fn start_in_background(
     api: &Api,
     checked: CheckedRun,
     key: Option<IdempotencyKey>,
-    kept: RunResponse,
+    response_of: RunResponse,
 ) -> Result<Response, ApiError> {
-    check_graph(api, &checked.wish.assistant)?;
+    check_graph(api, &checked.new_run.assistant)?;
     let Some(key) = key else {
-        let run = api.runs.start(checked.wish).await?;
-        return Ok(idempotency::shown(kept(&[run])));
+        let run = api.runs.start(checked.new_run).await?;
+        return Ok(idempotency::response(response_of(&[run])));
     };
-    let once = api.runs.start_once(checked.wish, key, Some(kept)).await?;
-    idempotency::answer(once, |run| idempotency::shown(kept(&[run])))
+    let once = api.runs.start_once(checked.new_run, key, Some(response_of)).await?;
+    idempotency::respond(once, |run| idempotency::response(response_of(&[run])))
 }
 
-/// Starts a run to follow it, or finds the one that was started under the same key.
-async fn begin(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
-    check_graph(api, &checked.wish.assistant)?;
+/// Starts a run, or finds the run of an earlier request with the same key.
+async fn start(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> Result<StartedRun, ApiError> {
+    check_graph(api, &checked.new_run.assistant)?;
     let cancel_on_disconnect = checked.cancel_on_disconnect;
     let Some(key) = key else {
-        let run = api.runs.start(checked.wish).await?;
+        let run = api.runs.start(checked.new_run).await?;
         return Ok(StartedRun {
             run,
             cancel_on_disconnect,
-            again: false,
+            is_replay: false,
         });
     };
-    match api.runs.start_once(checked.wish, key, None).await? {
+    match api.runs.start_once(checked.new_run, key, None).await? {
         Once::First(run) => Ok(StartedRun {
             run,
             cancel_on_disconnect,
-            again: false,
+            is_replay: false,
         }),
         Once::Again(StoredResponse::Run { thread, run }) => {
             let found = api.db.read(move |tx| Box::pin(runs::find(tx, thread, run))).await?;
@@ -152,15 +152,15 @@ async fn begin(api: &Api, checked: CheckedRun, key: Option<IdempotencyKey>) -> R
             Ok(StartedRun {
                 run,
                 cancel_on_disconnect,
-                again: true,
+                is_replay: true,
             })
         }
-        // The path is part of what the key stands for, so what it was kept for was followed, too.
+        // The path is part of the key, so the stored response was also of a waiting or streaming endpoint.
         Once::Again(StoredResponse::Answer { .. }) | Once::Reused => Err(ApiError::key_reused()),
     }
 }
 
-/// Whether there is such a graph; who asks for another one is told which there are.
+/// Refuses a graph that does not exist, and lists the existing ones.
 pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), ApiError> {
     let AssistantRef::Graph(graph) = assistant else {
         return Ok(());
@@ -175,7 +175,7 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
     ))
 }
 
-/// Starts a run and answers with its last values.
+/// Starts a run and responds with its final values.
 pub(super) async fn start_and_wait(
     api: Api,
     scope: RunScope,
@@ -188,16 +188,20 @@ pub(super) async fn start_and_wait(
     let StartedRun {
         run,
         cancel_on_disconnect,
-        again,
-    } = begin(&api, checked, key).await?;
-    let headers = located(&run, Some("join"));
-    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
+        is_replay,
+    } = start(&api, checked, key).await?;
+    let headers = location_headers(&run, Some("join"));
+    let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let beat = api.settings.heartbeat;
-    let response = (headers, waiting::respond(waiting::outcome(api, run), beat, leave)).into_response();
-    Ok(permit.hold(marked(response, again)))
+    let response = (
+        headers,
+        waiting::respond_when_done(waiting::run_result(api, run), beat, guard),
+    )
+        .into_response();
+    Ok(permit.hold(mark_if_replayed(response, is_replay)))
 }
 
-/// Starts a run and answers with its events.
+/// Starts a run and responds with its events.
 pub(super) async fn start_and_stream(
     api: Api,
     scope: RunScope,
@@ -207,37 +211,37 @@ pub(super) async fn start_and_stream(
 ) -> Result<Response, ApiError> {
     let checked = body.check(scope)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
-    let begun = begin(&api, checked, key).await?;
-    let mut headers = located(&begun.run, Some("stream"));
+    let started = start(&api, checked, key).await?;
+    let mut headers = location_headers(&started.run, Some("stream"));
     if scope == RunScope::Stateless
-        && let Ok(place) = HeaderValue::from_str(&short_place(&begun.run))
+        && let Ok(path) = HeaderValue::from_str(&short_run_path(&started.run))
     {
-        headers.insert(header::CONTENT_LOCATION, place);
+        headers.insert(header::CONTENT_LOCATION, path);
     }
-    let request = follow(&api, &begun.run, begun.cancel_on_disconnect);
-    let tail = api.events.tail(&begun.run, After::Start);
+    let request = stream_request(&api, &started.run, started.cancel_on_disconnect);
+    let tail = api.events.tail(&started.run, After::Start);
     let response = stream::stream_run(api.events.clone(), tail, request);
-    Ok(permit.hold((headers, marked(response, begun.again)).into_response()))
+    Ok(permit.hold((headers, mark_if_replayed(response, started.is_replay)).into_response()))
 }
 
-/// Marks an answer that is given once more, under the key of an earlier request.
-fn marked(response: Response, again: bool) -> Response {
-    if again {
-        idempotency::replayed(response)
+/// Marks a response to a repeated request.
+fn mark_if_replayed(response: Response, is_replay: bool) -> Response {
+    if is_replay {
+        idempotency::mark_replayed(response)
     } else {
         response
     }
 }
 
-/// Names a run without its thread, which is of no interest.
-pub(super) fn short_place(run: &Run) -> String {
+/// The path of a run without its thread.
+pub(super) fn short_run_path(run: &Run) -> String {
     format!("/runs/{}", run.id)
 }
 
-/// A client follows a run with the modes that the run was asked for.
-pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
+/// The stream of a run with the modes that the run was created with.
+pub(super) fn stream_request(api: &Api, run: &Run, cancel_on_disconnect: bool) -> StreamRequest {
     let graph = run.metadata.get("graph_id").and_then(Value::as_str).unwrap_or_default();
-    let on_leave = cancel_on_disconnect.then(|| {
+    let on_disconnect = cancel_on_disconnect.then(|| {
         let runs = api.runs.clone();
         let thread = run.thread;
         let id = run.id;
@@ -253,39 +257,42 @@ pub(super) fn follow(api: &Api, run: &Run, cancel_on_disconnect: bool) -> Stream
             .collect(),
         subgraphs: run.request.stream_subgraphs,
         resumable: run.request.stream_resumable,
-        seen: None,
+        resume_from: None,
         filter: None,
         heartbeat: api.settings.heartbeat,
-        on_leave,
+        on_disconnect,
     }
 }
 
-/// `Content-Location`, the run; and `Location`, where its `tail` (`join`, `stream`) can be taken up again.
-fn located(run: &Run, tail: Option<&str>) -> HeaderMap {
-    let place = place(run);
+/// The header `Content-Location` with the run, and `Location` with the endpoint (`join`, `stream`) that continues the
+/// response.
+fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
+    let path = run_path(run);
     let mut headers = HeaderMap::new();
     let mut put = |name: HeaderName, value: &str| {
         if let Ok(value) = HeaderValue::from_str(value) {
             headers.insert(name, value);
         }
     };
-    put(header::CONTENT_LOCATION, &place);
+    put(header::CONTENT_LOCATION, &path);
     if let Some(tail) = tail {
-        put(header::LOCATION, &format!("{place}/{tail}"));
+        put(header::LOCATION, &format!("{path}/{tail}"));
     }
     headers
 }
 
-/// Lists the runs of a thread, the newest first. An answer has a bound in bytes, beyond which it has fewer of them than
-/// `limit`; then `x-pagination-next` is the `offset` of the first that was left out.
+/// Lists the runs of a thread, newest first.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "Runs",
     params(ThreadPath,
-        ("limit" = Option<u32>, Query, description = "How many at most, 10 unless told otherwise"),
-        ("offset" = Option<u32>, Query, description = "How many to pass over"),
-        ("status" = Option<String>, Query, description = "Only those that are doing this"),
-        ("select" = Option<Vec<String>>, Query, description = "Only these columns")),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items; 10 by default"),
+        ("offset" = Option<u32>, Query, description = "The number of items to skip"),
+        ("status" = Option<String>, Query, description = "The status of the runs"),
+        ("select" = Option<Vec<String>>, Query, description = "The columns to return")),
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -297,7 +304,7 @@ pub(super) async fn list(
     let select = Select::checked(params.texts("select"), &COLUMNS)?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
-    let wanted = RunList {
+    let query = RunList {
         thread,
         status,
         limit: page.limit.into(),
@@ -309,7 +316,7 @@ pub(super) async fn list(
             if threads::find(tx, thread).await?.is_none() {
                 return Ok(None);
             }
-            runs::list(tx, &wanted).await.map(Some)
+            runs::list(tx, &query).await.map(Some)
         })
     });
     let found = read.await?.ok_or_else(|| ApiError::no_thread(thread))?;
@@ -318,10 +325,10 @@ pub(super) async fn list(
     })
 }
 
-/// Shows a run, of the main agent or of a subagent.
+/// Shows a run of the main agent or of a subagent.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
@@ -332,7 +339,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>)
     Ok(Json(AnyRunView::of(run, &used)))
 }
 
-/// The run of this path.
+/// Finds the run of a path.
 pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
     let RunPath { thread_id, run_id } = path;
     let read = api.db.read(move |tx| {
@@ -353,10 +360,10 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
         .ok_or_else(missing)
 }
 
-/// Deletes a run; one at work is stopped first.
+/// Deletes a run. An active run is cancelled first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 204, description = "The run is deleted"),
-        (status = 404, description = "There is no such run", body = ErrorBody)))]
+        (status = 404, description = "Run not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
     if was_there {
@@ -366,87 +373,96 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPat
     }
 }
 
-/// Waits for the end of a run and answers with the thread's values, `__interrupt__` or `__error__`; for the run of a
-/// subagent, with the values of that subagent.
-#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
-    params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves")),
-    responses((status = 200, description = "The last values", body = Value,
-            headers(("location" = String), ("content-location" = String))),
-        (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn join(
-    State(api): State<Api>,
-    ApiPath(path): ApiPath<RunPath>,
+/// A request to join a run that was started earlier.
+#[derive(FromRequestParts)]
+pub(super) struct JoinRequest {
+    path: ApiPath<RunPath>,
     params: Params,
     headers: HeaderMap,
     client: ClientId,
-) -> Result<Response, ApiError> {
-    let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
-    let run = find(&api, path).await?;
-    let permit = api.streams.acquire(Some(run.thread), client)?;
-    let leave = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
-    let headers = located(&run, Some("join"));
-    let beat = api.settings.heartbeat;
-    Ok(permit.hold((headers, waiting::respond(waiting::join(api, run), beat, leave)).into_response()))
 }
 
-/// Follows the events of a run.
+impl JoinRequest {
+    /// Whether the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser would send
+    /// it for any link, so foreign pages are refused.
+    fn cancel_on_disconnect(&self, api: &Api) -> Result<bool, ApiError> {
+        let is_wanted = self.params.flag("cancel_on_disconnect")?;
+        if is_wanted {
+            origins::check_read_with_effect(&api.settings.cors.origins, &self.headers)?;
+        }
+        Ok(is_wanted)
+    }
+}
+
+/// Waits for the end of a run and returns the thread's values, `__interrupt__` or `__error__`; for a child run, the
+/// subagent's values.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "Runs",
+    params(RunPath, ("cancel_on_disconnect" = Option<bool>, Query, description = "Whether the run is cancelled if the client disconnects")),
+    responses((status = 200, description = "The final values", body = Value,
+            headers(("location" = String), ("content-location" = String))),
+        (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),
+        (status = 404, description = "Thread or run not found", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
+pub(super) async fn join(State(api): State<Api>, request: JoinRequest) -> Result<Response, ApiError> {
+    let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
+    let run = find(&api, request.path.0).await?;
+    let permit = api.streams.acquire(Some(run.thread), request.client)?;
+    let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
+    let headers = location_headers(&run, Some("join"));
+    let beat = api.settings.heartbeat;
+    Ok(permit.hold(
+        (
+            headers,
+            waiting::respond_when_done(waiting::join_run(api, run), beat, guard),
+        )
+            .into_response(),
+    ))
+}
+
+/// Streams the events of a run.
 ///
-/// A run that was asked for with `stream_resumable` can be taken up after any event, named by `Last-Event-ID`; `-1` is
-/// the place before the first one. Without the header only what comes from now on is shown. The stream of a subagent's run
-/// holds what happens in it and below it, under its namespace.
+/// A run that was created with `stream_resumable` can be resumed after any event, named by `Last-Event-ID`; `-1` starts
+/// at the beginning. Without the header, only new events are sent. The stream of a child run contains its own events
+/// and those of the runs below it, under its namespace.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "Runs",
     params(RunPath,
-        ("stream_mode" = Option<String>, Query, description = "Only these modes of the run: a name, or a JSON array"),
-        ("cancel_on_disconnect" = Option<bool>, Query, description = "Stop the run if the client leaves"),
-        ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
+        ("stream_mode" = Option<String>, Query, description = "A mode of the run, or a JSON array of modes"),
+        ("cancel_on_disconnect" = Option<bool>, Query, description = "Whether the run is cancelled if the client disconnects"),
+        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received")),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream",
             headers(("location" = String), ("content-location" = String))),
-        (status = 403, description = "A foreign page asks to stop the run", body = ErrorBody),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody),
-        (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
-pub(super) async fn join_stream(
-    State(api): State<Api>,
-    ApiPath(path): ApiPath<RunPath>,
-    params: Params,
-    headers: HeaderMap,
-    client: ClientId,
-) -> Result<Response, ApiError> {
-    let filter = modes(&params)?;
-    let cancel_on_disconnect = cancels_on_disconnect(&api, &params, &headers)?;
-    let seen = last_event(&headers)?;
-    let run = find(&api, path).await?;
-    let seen = seen.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
-    check_gap(&api, run.thread, seen.as_ref()).await?;
-    let permit = api.streams.acquire(Some(run.thread), client)?;
+        (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),
+        (status = 404, description = "Thread or run not found", body = ErrorBody),
+        (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
+pub(super) async fn join_stream(State(api): State<Api>, request: JoinRequest) -> Result<Response, ApiError> {
+    let filter = requested_modes(&request.params)?;
+    let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
+    let resume_from = last_event_id(&request.headers)?;
+    let run = find(&api, request.path.0).await?;
+    let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);
+    check_gap(&api, run.thread, resume_from.as_ref()).await?;
+    let permit = api.streams.acquire(Some(run.thread), request.client)?;
     if run.lineage.depth > 0 {
-        let answer = subagents::follow(&api, &run, (seen, filter), cancel_on_disconnect).await?;
-        return Ok(permit.hold((located(&run, Some("stream")), answer).into_response()));
+        let answer = subagents::stream_child(&api, &run, resume_from, filter, cancel_on_disconnect).await?;
+        return Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()));
     }
-    let after = if seen.is_some() { After::Start } else { After::Now };
+    let after = if resume_from.is_some() {
+        After::Start
+    } else {
+        After::Now
+    };
     let request = StreamRequest {
-        seen,
+        resume_from,
         filter,
-        ..follow(&api, &run, cancel_on_disconnect)
+        ..stream_request(&api, &run, cancel_on_disconnect)
     };
     let answer = stream::stream_run(api.events.clone(), api.events.tail(&run, after), request);
-    Ok(permit.hold((located(&run, Some("stream")), answer).into_response()))
+    Ok(permit.hold((location_headers(&run, Some("stream")), answer).into_response()))
 }
 
-/// Whether the client wants the run to stop when it leaves. That would be a GET that changes something, so a foreign page
-/// may not ask for it: its visitor's browser would send that as readily as any link.
-fn cancels_on_disconnect(api: &Api, params: &Params, headers: &HeaderMap) -> Result<bool, ApiError> {
-    let wanted = params.flag("cancel_on_disconnect")?;
-    if wanted {
-        origins::check_reader(&api.settings.cors.origins, headers)?;
-    }
-    Ok(wanted)
-}
-
-/// The modes that a reader wants: one or several names, or JSON arrays of names.
-fn modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
+/// The stream modes that a client requests: one or several names, or JSON arrays of names.
+fn requested_modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
     let mut modes = vec![];
     for text in params.texts("stream_mode") {
         let words = serde_json::from_str::<Vec<String>>(&text).unwrap_or_else(|_| vec![text]);
@@ -458,7 +474,7 @@ fn modes(params: &Params) -> Result<Option<Vec<StreamMode>>, ApiError> {
 }
 
 /// The event named by `Last-Event-ID`.
-pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
+pub(super) fn last_event_id(headers: &HeaderMap) -> Result<Option<ResumePoint>, ApiError> {
     let Some(value) = headers.get("last-event-id") else {
         return Ok(None);
     };
@@ -468,9 +484,9 @@ pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<ResumePoint>, Api
         .map_err(|_| ApiError::bad_parameter("Last-Event-ID", text))
 }
 
-/// Refuses to go on behind an event to which the log does not reach back any more.
-pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&ResumePoint>) -> Result<(), ApiError> {
-    let Some(since) = seen.map(|place| place.cursor.seq).filter(|seq| *seq > 0) else {
+/// Refuses to resume after an event that the log no longer contains.
+pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&ResumePoint>) -> Result<(), ApiError> {
+    let Some(since) = resume_from.map(|point| point.cursor.seq).filter(|seq| *seq > 0) else {
         return Ok(());
     };
     match api.events.gap(thread, since).await? {
@@ -485,27 +501,27 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, seen: Option<&ResumeP
     }
 }
 
-/// Stops a run and all below it. `action=rollback` undoes its work and deletes it.
+/// Cancels a run and all runs below it. `action=rollback` also undoes its changes and deletes it.
 ///
-/// When it is the run of a subagent, its caller gets an error result and goes on, as do the others that the caller
-/// delegated to; its work cannot be undone by itself.
+/// The caller of a cancelled child run gets an error result and continues, as do the other child runs. A child run
+/// cannot be rolled back.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "Runs",
     params(RunPath,
-        ("wait" = Option<bool>, Query, description = "Answer only when it has stopped"),
-        ("action" = Option<String>, Query, description = "interrupt (its work stays) or rollback")),
-    responses((status = 200, description = "The run has stopped", body = Value,
+        ("wait" = Option<bool>, Query, description = "Whether to wait until the run has ended"),
+        ("action" = Option<String>, Query, description = "interrupt (changes are kept, the default) or rollback")),
+    responses((status = 200, description = "The run was cancelled", body = Value,
             headers(("location" = String), ("content-location" = String))),
-        (status = 202, description = "The run is being stopped"),
-        (status = 404, description = "There is no such run, or it is over", body = ErrorBody),
-        (status = 422, description = "A subagent's run cannot be rolled back", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 202, description = "The run is being cancelled"),
+        (status = 404, description = "Run not found, or it has ended", body = ErrorBody),
+        (status = 422, description = "A child run cannot be rolled back", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn cancel(
     State(api): State<Api>,
     ApiPath(path): ApiPath<RunPath>,
     params: Params,
     client: ClientId,
 ) -> Result<Response, ApiError> {
-    let action = action(&params)?;
+    let action = cancel_action(&params)?;
     let wait = params.flag("wait")?;
     let RunPath { thread_id, run_id } = path;
     let permit = if wait {
@@ -527,17 +543,23 @@ pub(super) async fn cancel(
     let (Some(run), Some(permit)) = (read, permit) else {
         return Ok(StatusCode::ACCEPTED.into_response());
     };
-    let headers = located(&run, Some("join"));
+    let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
-    let stopped = async move {
-        waiting::over(&api, &run).await?;
+    let end = async move {
+        waiting::wait_for_end(&api, &run).await?;
         Ok(serde_json::json!({}))
     };
-    Ok(permit.hold((headers, waiting::respond(stopped, beat, CancelOnDisconnect::default())).into_response()))
+    Ok(permit.hold(
+        (
+            headers,
+            waiting::respond_when_done(end, beat, CancelOnDisconnect::default()),
+        )
+            .into_response(),
+    ))
 }
 
-/// What shall become of the work of a cancelled run.
-pub(super) fn action(params: &Params) -> Result<CancelAction, ApiError> {
+/// The action of a cancel request.
+pub(super) fn cancel_action(params: &Params) -> Result<CancelAction, ApiError> {
     params.word("action", CancelAction::Interrupt, |word| match word {
         "interrupt" => Some(CancelAction::Interrupt),
         "rollback" => Some(CancelAction::Rollback),
@@ -545,7 +567,7 @@ pub(super) fn action(params: &Params) -> Result<CancelAction, ApiError> {
     })
 }
 
-/// A thread named in a body.
-pub(super) fn thread_of(text: &str) -> Result<ThreadId, ApiError> {
+/// Reads a thread id from a body.
+pub(super) fn parse_thread_id(text: &str) -> Result<ThreadId, ApiError> {
     text.parse().map_err(|_| ApiError::bad_id("thread"))
 }

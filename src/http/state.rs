@@ -1,4 +1,4 @@
-//! The state of a thread, at its newest checkpoint and at older ones, and that of its subagents.
+//! States and histories of threads and subagents.
 
 use axum::Json;
 use axum::extract::State;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiJson, ApiPath, CheckpointPath, Page, Params, ThreadPath};
-use super::history::{HistoryOf, HistorySlice, load};
+use super::history::{HistorySlice, HistoryTarget, load};
 use super::idempotency::{self, Idempotent, KeyHeader};
 use super::wire::history::HistoryFields;
 use super::wire::state::{CheckpointView, HistorySearch, StateAt, StateSelect, StateUpdate, StateUpdated, StateView};
@@ -23,160 +23,160 @@ use crate::runtime::StateWrite;
 /// Shows the newest state of a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/state", tag = "State",
     params(ThreadPath,
-        ("subgraphs" = Option<bool>, Query, description = "Show the states of subagents under their tasks"),
-        ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
-    responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        ("subgraphs" = Option<bool>, Query, description = "Whether tasks include the states of their subagents"),
+        ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
+    responses((status = 200, description = "The state; empty before the first step", body = StateView),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
-    let place = Place::default();
-    selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
+    let address = StateAddress::default();
+    respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
 }
 
-/// Shows the state of a thread at a checkpoint. One that is not there has the empty state.
+/// Shows the state of a thread at a checkpoint. The state is empty if the checkpoint does not exist.
 #[utoipa::path(get, path = "/threads/{thread_id}/state/{checkpoint_id}", tag = "State",
     params(CheckpointPath,
-        ("subgraphs" = Option<bool>, Query, description = "Show the states of subagents under their tasks"),
-        ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
+        ("subgraphs" = Option<bool>, Query, description = "Whether tasks include the states of their subagents"),
+        ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
     responses((status = 200, description = "The state", body = StateView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn at(
     State(api): State<Api>,
     ApiPath(path): ApiPath<CheckpointPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(params.texts("select"))?;
-    let place = Place {
+    let address = StateAddress {
         checkpoint: Some(path.checkpoint_id),
-        ..Place::default()
+        ..StateAddress::default()
     };
-    selected(&api, path.thread_id, &place, &select, params.flag("subgraphs")?).await
+    respond_with_state(&api, path.thread_id, &address, &select, params.flag("subgraphs")?).await
 }
 
-/// Shows the state of a thread at a checkpoint, the newest when none is named; with `checkpoint_ns` that of a subagent.
+/// Shows the state of a thread at a checkpoint, by default the newest; with `checkpoint_ns`, that of a subagent.
 #[utoipa::path(post, path = "/threads/{thread_id}/state/checkpoint", tag = "State", params(ThreadPath),
     request_body = StateAt,
     responses((status = 200, description = "The state", body = StateView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn at_posted(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<StateAt>,
 ) -> Result<Response, ApiError> {
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
-    let (namespace, checkpoint) = wire::place(Some(&body.checkpoint))?;
-    let place = Place { namespace, checkpoint };
-    selected(&api, path.thread_id, &place, &select, body.subgraphs.unwrap_or(false)).await
+    let (namespace, checkpoint) = wire::namespace_and_checkpoint(Some(&body.checkpoint))?;
+    let address = StateAddress { namespace, checkpoint };
+    respond_with_state(&api, path.thread_id, &address, &select, body.subgraphs.unwrap_or(false)).await
 }
 
-/// The state at a checkpoint of the main agent.
-pub(super) async fn show_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
-    let place = Place {
+/// Loads the state of the main agent at a checkpoint.
+pub(super) async fn load_state_at(api: &Api, thread: ThreadId, checkpoint: CheckpointId) -> JsonResult<StateView> {
+    let address = StateAddress {
         checkpoint: Some(checkpoint),
-        ..Place::default()
+        ..StateAddress::default()
     };
-    let parts = HistoryFields {
+    let fields = HistoryFields {
         values: true,
         keys: vec![],
         tasks: true,
     };
-    state_of(api, thread, &place, parts, false).await.map(Json)
+    load_state(api, thread, &address, fields, false).await.map(Json)
 }
 
-/// A place in the history of a thread.
+/// A checkpoint of an agent on a thread.
 #[derive(Debug, Clone, Default)]
-struct Place {
-    /// The tasks down to the agent whose history it is; none for the main agent.
+struct StateAddress {
+    /// The tasks down to the agent; empty for the main agent.
     namespace: Vec<TaskId>,
-    /// The checkpoint; the newest when none.
+    /// The checkpoint; the newest if `None`.
     checkpoint: Option<CheckpointId>,
 }
 
-/// Answers with a state, of which only what is wanted has been read.
-async fn selected(
+/// Responds with the selected fields of a state. Only these are read.
+async fn respond_with_state(
     api: &Api,
     thread: ThreadId,
-    place: &Place,
+    address: &StateAddress,
     select: &StateSelect,
     subgraphs: bool,
 ) -> Result<Response, ApiError> {
     let permit = api.answers.permit().await?;
-    let view = state_of(api, thread, place, select.parts(), subgraphs).await?;
+    let view = load_state(api, thread, address, select.fields(), subgraphs).await?;
     permit.answer(&select.pick(view))
 }
 
-async fn state_of(
+async fn load_state(
     api: &Api,
     thread: ThreadId,
-    place: &Place,
-    parts: HistoryFields,
+    address: &StateAddress,
+    fields: HistoryFields,
     subgraphs: bool,
 ) -> Result<StateView, ApiError> {
     let budget = api.answers.bytes();
-    let mut reading = Reading {
+    let mut reader = StateReader {
         api,
         thread,
-        parts,
-        rest: budget,
+        fields,
+        bytes_left: budget,
     };
-    match reading.newest(place).await? {
+    match reader.newest(address).await? {
         Some(mut view) => {
             if subgraphs {
-                reading.show_subagents(&place.namespace, &mut view).await?;
+                reader.add_subagent_states(&address.namespace, &mut view).await?;
             }
             Ok(view)
         }
         None => {
-            let named = |checkpoint| CheckpointView::within(thread, checkpoint, &place.namespace);
-            Ok(StateView::empty(place.checkpoint.map(named)))
+            let named = |checkpoint| CheckpointView::within(thread, checkpoint, &address.namespace);
+            Ok(StateView::empty(address.checkpoint.map(named)))
         }
     }
 }
 
-/// A state that is being read, and those of the subagents below it.
-struct Reading<'a> {
+/// Reads a state and the states of the subagents below it.
+struct StateReader<'a> {
     api: &'a Api,
     thread: ThreadId,
-    parts: HistoryFields,
-    /// How many bytes the answer may still have.
-    rest: usize,
+    fields: HistoryFields,
+    /// The number of bytes that the response may still have.
+    bytes_left: usize,
 }
 
-impl Reading<'_> {
-    async fn newest(&mut self, place: &Place) -> Result<Option<StateView>, ApiError> {
-        let part = place.checkpoint.map_or(HistorySlice::Newest, HistorySlice::At);
-        let whose = HistoryOf {
+impl StateReader<'_> {
+    async fn newest(&mut self, address: &StateAddress) -> Result<Option<StateView>, ApiError> {
+        let slice = address.checkpoint.map_or(HistorySlice::Newest, HistorySlice::At);
+        let target = HistoryTarget {
             thread: self.thread,
-            namespace: place.namespace.clone(),
+            namespace: address.namespace.clone(),
         };
-        let mut page = load(self.api, whose, part, self.parts.clone(), self.rest).await?;
-        self.rest = self.rest.saturating_sub(page.bytes);
+        let mut page = load(self.api, target, slice, self.fields.clone(), self.bytes_left).await?;
+        self.bytes_left = self.bytes_left.saturating_sub(page.bytes);
         Ok(page.next())
     }
 
-    /// Shows the states of the subagents that work, or worked, on the tasks of a state, and so on below them. Once the answer
-    /// is as large as it may be, the tasks that are left name only the checkpoint.
-    async fn show_subagents(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
+    /// Adds the states of the subagents to the tasks of a state, at all levels. Once the response has reached its size
+    /// limit, the remaining tasks name only the checkpoint.
+    async fn add_subagent_states(&mut self, namespace: &[TaskId], view: &mut StateView) -> Result<(), ApiError> {
         for task in view.tasks.iter_mut().filter(|task| task.name == TOOLS) {
-            let below = Place {
+            let below = StateAddress {
                 namespace: [namespace, &[TaskId(task.id)]].concat(),
                 checkpoint: None,
             };
-            let is_full = self.rest == 0;
-            let parts = self.parts.clone();
+            let is_full = self.bytes_left == 0;
+            let fields = self.fields.clone();
             if is_full {
-                self.parts = HistoryFields::default();
+                self.fields = HistoryFields::default();
             }
             let found = self.newest(&below).await?;
-            self.parts = parts;
+            self.fields = fields;
             let Some(mut state) = found else { continue };
             task.checkpoint.clone_from(&state.checkpoint);
             if !is_full {
-                Box::pin(self.show_subagents(&below.namespace, &mut state)).await?;
+                Box::pin(self.add_subagent_states(&below.namespace, &mut state)).await?;
                 task.state = Some(Box::new(state));
             }
         }
@@ -184,13 +184,13 @@ impl Reading<'_> {
     }
 }
 
-/// Writes into the state of a thread. Messages are appended, or replaced when they have the id of an older one.
+/// Updates the state of a thread. Messages are appended; a message with the id of an older one replaces it.
 #[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "State", params(ThreadPath, KeyHeader),
     request_body = StateUpdate,
-    responses((status = 200, description = "The checkpoint that the write left", body = StateUpdated),
-        (status = 400, description = "There is no such node", body = ErrorBody),
-        (status = 404, description = "There is no such thread or checkpoint", body = ErrorBody),
-        (status = 409, description = "Runs are at work on the thread", body = ErrorBody)))]
+    responses((status = 200, description = "The new checkpoint", body = StateUpdated),
+        (status = 400, description = "Node not found", body = ErrorBody),
+        (status = 404, description = "Thread or checkpoint not found", body = ErrorBody),
+        (status = 409, description = "The thread has active runs", body = ErrorBody)))]
 pub(super) async fn update(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -207,24 +207,24 @@ pub(super) async fn update(
     idempotency::answer(once, |left| idempotency::shown(written(thread, left)))
 }
 
-/// The answer to who wrote into the state.
-fn written(thread: ThreadId, left: CheckpointId) -> StoredResponse {
-    idempotency::kept(&StateUpdated::new(thread, left))
+/// The response to a state update.
+fn updated_response(thread: ThreadId, checkpoint: CheckpointId) -> StoredResponse {
+    idempotency::stored_response(&StateUpdated::new(thread, checkpoint))
 }
 
-/// Shows the history of a thread, the newest checkpoint first.
+/// Lists the history of a thread, newest checkpoint first.
 ///
-/// An answer has a bound in bytes, beyond which it has fewer checkpoints than `limit`; then the header `x-pagination-next`
-/// names the checkpoint to go on `before`.
+/// If the response would exceed its maximum size, it has fewer checkpoints than `limit`, and `x-pagination-next` holds
+/// the checkpoint for the next `before`.
 #[utoipa::path(get, path = "/threads/{thread_id}/history", tag = "State",
     params(ThreadPath,
-        ("limit" = Option<u32>, Query, description = "How many at most, 1 unless told otherwise"),
-        ("before" = Option<Uuid>, Query, description = "Only those before this checkpoint"),
-        ("checkpoint_ns" = Option<String>, Query, description = "That of the subagent with this namespace"),
-        ("select" = Option<String>, Query, description = "Only this field, or `values.<key>`; several")),
+        ("limit" = Option<u32>, Query, description = "The maximum number of items; 1 by default"),
+        ("before" = Option<Uuid>, Query, description = "The checkpoint before which the page starts"),
+        ("checkpoint_ns" = Option<String>, Query, description = "The namespace of a subagent"),
+        ("select" = Option<String>, Query, description = "A field to return, or `values.<key>`; may be repeated")),
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
-            headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+            headers(("x-pagination-next" = Uuid, description = "The checkpoint for the next `before`, if the response was cut short"))),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn history(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -234,28 +234,28 @@ pub(super) async fn history(
     let select = StateSelect::checked(params.texts("select"))?;
     let before = wire::checkpoint(params.text("before"), None)?;
     let namespace = wire::namespace(params.text("checkpoint_ns"))?;
-    let part = HistorySlice::History(query(page, before), MetadataFilter::default());
-    shown(
+    let slice = HistorySlice::History(query(page, before), MetadataFilter::default());
+    respond_with_history(
         &api,
-        HistoryOf {
+        HistoryTarget {
             thread: path.thread_id,
             namespace,
         },
-        part,
+        slice,
         select,
     )
     .await
 }
 
-/// Searches the history of a thread, the newest checkpoint first; with `checkpoint.checkpoint_ns` that of a subagent.
+/// Searches the history of a thread, newest checkpoint first; with `checkpoint.checkpoint_ns`, that of a subagent.
 ///
-/// An answer has a bound in bytes, beyond which it has fewer checkpoints than `limit`; then the header `x-pagination-next`
-/// names the checkpoint to go on `before`.
+/// If the response would exceed its maximum size, it has fewer checkpoints than `limit`, and `x-pagination-next` holds
+/// the checkpoint for the next `before`.
 #[utoipa::path(post, path = "/threads/{thread_id}/history", tag = "State", params(ThreadPath),
     request_body = HistorySearch,
     responses((status = 200, description = "The checkpoints", body = Vec<StateView>,
-            headers(("x-pagination-next" = Uuid, description = "The checkpoint to go on `before`, if the answer ended early"))),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+            headers(("x-pagination-next" = Uuid, description = "The checkpoint for the next `before`, if the response was cut short"))),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn history_posted(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -264,30 +264,35 @@ pub(super) async fn history_posted(
     let page = Page::checked(body.limit, None, 1)?;
     let select = StateSelect::checked(body.select.unwrap_or_default())?;
     let metadata = MetadataFilter::new("metadata", body.metadata.unwrap_or_default())?;
-    // The checkpoint is named by `configurable` within `before`, or by `before` itself.
+    // The checkpoint is in `before.configurable`, or in `before` itself.
     let before = body.before.as_ref();
     let inner = before
         .and_then(|before| before.get("configurable"))
         .and_then(Value::as_object);
-    let (_, before) = wire::place(inner.or(before))?;
-    let (namespace, _) = wire::place(body.checkpoint.as_ref())?;
-    let part = HistorySlice::History(query(page, before), metadata);
-    shown(
+    let (_, before) = wire::namespace_and_checkpoint(inner.or(before))?;
+    let (namespace, _) = wire::namespace_and_checkpoint(body.checkpoint.as_ref())?;
+    let slice = HistorySlice::History(query(page, before), metadata);
+    respond_with_history(
         &api,
-        HistoryOf {
+        HistoryTarget {
             thread: path.thread_id,
             namespace,
         },
-        part,
+        slice,
         select,
     )
     .await
 }
 
-/// Answers with a part of a history, written one checkpoint after the other.
-async fn shown(api: &Api, whose: HistoryOf, part: HistorySlice, select: StateSelect) -> Result<Response, ApiError> {
+/// Responds with a part of a history, encoded one checkpoint after the other.
+async fn respond_with_history(
+    api: &Api,
+    target: HistoryTarget,
+    slice: HistorySlice,
+    select: StateSelect,
+) -> Result<Response, ApiError> {
     let permit = api.answers.permit().await?;
-    let page = load(api, whose, part, select.parts(), api.answers.bytes()).await?;
+    let page = load(api, target, slice, select.fields(), api.answers.bytes()).await?;
     let cursor = page.cursor;
     let mut response = permit.list(page.bytes, page.map(move |view| serde_json::to_vec(&select.pick(view))));
     if let Some(next) = cursor.and_then(|next| HeaderValue::try_from(next.to_string()).ok()) {

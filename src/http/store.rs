@@ -1,4 +1,4 @@
-//! The Store: what is remembered beyond a thread.
+//! The Store: items in namespaces that outlive threads.
 
 use axum::Json;
 use axum::extract::State;
@@ -14,21 +14,21 @@ use super::{Api, JsonResult};
 use crate::domain::Invalid;
 use crate::domain::item::{ItemAddress, Namespace};
 
-/// Remembers an item, instead of whatever is there.
+/// Stores an item, replacing an existing one.
 #[utoipa::path(put, path = "/store/items", tag = "Store", request_body = ItemPut,
     responses((status = 204, description = "The item is stored"),
-        (status = 400, description = "The namespace is empty, or not for clients", body = ErrorBody),
+        (status = 400, description = "The namespace is empty or reserved", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
     api.store.put(body.check()?).await?;
     Ok(no_content())
 }
 
-/// Shows an item, or null if there is none.
+/// Returns an item, or null if it does not exist.
 #[utoipa::path(get, path = "/store/items", tag = "Store",
-    params(("namespace" = String, Query, description = "Where it lies: the labels with periods between them"),
-        ("key" = String, Query, description = "Its key there"),
-        ("refresh_ttl" = Option<bool>, Query, description = "Whether it stays longer for being read; as configured if absent")),
+    params(("namespace" = String, Query, description = "The namespace: its labels, separated by periods"),
+        ("key" = String, Query, description = "The key within the namespace"),
+        ("refresh_ttl" = Option<bool>, Query, description = "Whether the read renews the time to live; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
 pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Option<ItemView>> {
     let labels = params
@@ -47,7 +47,7 @@ pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Op
     Ok(Json(api.store.get(address, refresh).await?.map(ItemView::from)))
 }
 
-/// Forgets an item, if there is one.
+/// Deletes an item, if it exists.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
     responses((status = 204, description = "The item is deleted")))]
 pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
@@ -55,8 +55,10 @@ pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDe
     Ok(no_content())
 }
 
-/// Finds items by where they lie and what they say. An answer has a bound in bytes, beyond which it has fewer of them than
-/// `limit`; then `x-pagination-next` is the `offset` of the first that was left out.
+/// Searches items by namespace, filter and meaning.
+///
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/store/items/search", tag = "Store", request_body = ItemSearchBody,
     responses((status = 200, description = "A page of items", body = FoundItems,
             headers(("x-pagination-next" = u64))),
@@ -65,19 +67,19 @@ pub(super) async fn search(
     State(api): State<Api>,
     ApiJson(body): ApiJson<ItemSearchBody>,
 ) -> Result<Response, ApiError> {
-    let inquiry = body.check()?;
+    let query = body.check()?;
     let page = Page {
-        limit: inquiry.wanted.limit,
-        offset: inquiry.wanted.offset,
+        limit: query.wanted.limit,
+        offset: query.wanted.offset,
     };
     let permit = api.answers.permit().await?;
-    let found = api.store.search(inquiry, api.answers.bytes()).await?;
+    let found = api.store.search(query, api.answers.bytes()).await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
-    let headers = page.headers_behind(None, texts.gone_through, texts.is_cut);
+    let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
     Ok((headers, permit.object("items", texts)).into_response())
 }
 
-/// Finds the namespaces in which there are items.
+/// Lists the namespaces that contain items.
 #[utoipa::path(post, path = "/store/namespaces", tag = "Store", request_body = NamespaceSearchBody,
     responses((status = 200, description = "A page of namespaces", body = FoundNamespaces)))]
 pub(super) async fn namespaces(

@@ -1,6 +1,6 @@
-//! How many streams are open, so that no thread and no client has more than its share.
+//! Limits of open streams per thread and per client.
 //!
-//! Every answer that lasts counts: streams of runs and of threads, waits for the end of a run, and WebSockets.
+//! Streams of runs and threads, waiting requests and WebSockets all count.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use axum::response::Response;
 
 use super::client::ClientId;
 use super::error::ApiError;
-use super::guarded::guarded;
+use super::guarded::hold_until_sent;
 use crate::domain::id::ThreadId;
 
 /// Counts the open streams. Cloning copies a pointer.
@@ -19,12 +19,12 @@ pub struct StreamLimiter {
     limits: StreamLimits,
 }
 
-/// How many streams may be open at once.
+/// The limits of open streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamLimits {
-    /// Of one thread.
+    /// The limit per thread.
     pub per_thread: usize,
-    /// Of one client.
+    /// The limit per client.
     pub per_client: usize,
 }
 
@@ -37,7 +37,7 @@ impl Default for StreamLimits {
     }
 }
 
-/// What streams are counted by.
+/// The key under which streams are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum LimitKey {
     Thread(ThreadId),
@@ -45,7 +45,7 @@ enum LimitKey {
 }
 
 impl StreamLimiter {
-    /// No stream is open.
+    /// Creates a limiter without open streams.
     pub fn new(limits: StreamLimits) -> Self {
         Self {
             counts: Arc::default(),
@@ -53,10 +53,10 @@ impl StreamLimiter {
         }
     }
 
-    /// Counts one more stream of `client`, on `thread` if that is known yet, for as long as the permit is kept.
+    /// Counts one more stream of `client`, and of `thread` if it is known, for as long as the permit is held.
     ///
     /// # Errors
-    /// 429 when the thread or the client has as many as it may.
+    /// 429 if the thread or the client has reached its limit.
     pub fn acquire(&self, thread: Option<ThreadId>, client: ClientId) -> Result<StreamPermit, ApiError> {
         let client = LimitKey::Client(client);
         let thread = thread.map(LimitKey::Thread);
@@ -84,7 +84,7 @@ impl StreamLimiter {
     }
 }
 
-/// Stands for an open stream.
+/// A counted open stream.
 pub struct StreamPermit {
     limiter: StreamLimiter,
     client: LimitKey,
@@ -92,9 +92,9 @@ pub struct StreamPermit {
 }
 
 impl StreamPermit {
-    /// Keeps the permit until the answer is over.
+    /// Holds the permit until the response ends.
     pub(super) fn hold(self, response: Response) -> Response {
-        guarded(response, self)
+        hold_until_sent(response, self)
     }
 }
 

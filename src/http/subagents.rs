@@ -1,4 +1,4 @@
-//! Runs of subagents as resources: lists, trees, states, and how they are followed.
+//! Child runs as resources: lists, trees, states and streams.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{ApiPath, RunPath};
-use super::history::{HistoryOf, HistorySlice, load};
+use super::history::{HistorySlice, HistoryTarget, load};
 use super::runs::{self, find};
 use super::stream::{self, Cursor, ResumePoint, StreamMode, StreamRequest};
 use super::wire::child::{BackgroundTaskView, ChildRunView, RunTreeView};
 use super::wire::history::HistoryFields;
 use super::wire::interrupt::brief;
 use super::wire::state::StateView;
-use super::wire::{failure, json as shown};
+use super::wire::{failure, json as to_json};
 use super::{Api, JsonResult};
 use crate::db::interrupts::InterruptState;
 use crate::db::{self, checkpoints, interrupts};
@@ -23,10 +23,10 @@ use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::runtime::known_status;
 
-/// Lists the runs of subagents that a run delegated to, the oldest first. Their own children are listed under them.
+/// Lists the child runs that a run delegated to, oldest first. Each of them lists its own children.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<Vec<ChildRunView>> {
     let parent = find(&api, path).await?;
     let id = parent.id;
@@ -35,21 +35,21 @@ pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunP
         Box::pin(async move { Ok((db::runs::children(tx, id).await?, db::runs::usages(tx, root).await?)) })
     });
     let (mut found, used) = read.await?;
-    found.retain(is_seen);
+    found.retain(is_visible);
     Ok(Json(
         found.into_iter().map(|run| ChildRunView::of(run, &used)).collect(),
     ))
 }
 
-/// Whether clients see that there is this run.
-fn is_seen(run: &Run) -> bool {
+/// Whether clients may see the run.
+fn is_visible(run: &Run) -> bool {
     run.lineage.visibility > Visibility::Hidden
 }
 
-/// Shows a run with all the runs of subagents below it, each under the run that delegated to it.
+/// Shows a run with all child runs below it as a tree.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/tree", tag = "Runs", params(RunPath),
-    responses((status = 200, description = "The tree", body = RunTreeView),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+    responses((status = 200, description = "The run with the runs below it", body = RunTreeView),
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<RunTreeView> {
     let top = find(&api, path).await?;
     let id = top.id;
@@ -73,7 +73,7 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
         })
     });
     let (mut all, used, background_tasks) = read.await?;
-    all.retain(is_seen);
+    all.retain(is_visible);
     let tree = RunTreeView::of(all, &used).ok_or_else(|| ApiError::not_found("run_not_found"))?;
     Ok(Json(RunTreeView {
         background_tasks,
@@ -81,32 +81,31 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
     }))
 }
 
-/// Shows the newest state of the agent whose run this is: for the run of a subagent its own state, for a run of the main
-/// agent that of the thread.
+/// Shows the newest state of the run's agent: for a child run the subagent's state, else that of the thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
-    responses((status = 200, description = "The state; empty if nothing happened yet", body = StateView),
-        (status = 404, description = "There is no such thread or run", body = ErrorBody)))]
+    responses((status = 200, description = "The state; empty before the first step", body = StateView),
+        (status = 404, description = "Thread or run not found", body = ErrorBody)))]
 pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;
-    let parts = HistoryFields {
+    let fields = HistoryFields {
         values: true,
         keys: vec![],
         tasks: true,
     };
-    let whose = HistoryOf {
+    let target = HistoryTarget {
         thread: run.thread,
         namespace: run.lineage.namespace,
     };
-    let newest = load(&api, whose, HistorySlice::Newest, parts, api.answers.bytes())
+    let newest = load(&api, target, HistorySlice::Newest, fields, api.answers.bytes())
         .await?
         .next();
     permit.answer(&newest.unwrap_or_else(|| StateView::empty(None)))
 }
 
-/// The run of the main agent in whose course a subagent's run is at work, with the number of the newest event on the
-/// thread; none if it is not at work.
-pub(super) async fn at_work_for(api: &Api, child: &Run) -> Result<Option<(Run, i64)>, ApiError> {
+/// The run of the main agent that a child run is active in, with the thread's newest sequence number. `None` if the
+/// child run is not active.
+pub(super) async fn active_main_run(api: &Api, child: &Run) -> Result<Option<(Run, i64)>, ApiError> {
     let thread = child.thread;
     let id = child.id;
     let read = api.db.read(move |tx| {
@@ -124,16 +123,16 @@ pub(super) async fn at_work_for(api: &Api, child: &Run) -> Result<Option<(Run, i
     Ok(read.await?)
 }
 
-/// Answers with the events of a subagent's run, as those who asked for the main agent's run wanted them: behind the place
-/// that the client has `seen`, or from now on.
-pub(super) async fn follow(
+/// Responds with the events of a child run, in the modes of the main agent's run: after `resume_from`, or from now on.
+pub(super) async fn stream_child(
     api: &Api,
     child: &Run,
-    (seen, filter): (Option<ResumePoint>, Option<Vec<StreamMode>>),
+    resume_from: Option<ResumePoint>,
+    filter: Option<Vec<StreamMode>>,
     cancel_on_disconnect: bool,
 ) -> Result<Response, ApiError> {
     let root = child.lineage.root;
-    let (main, now) = match at_work_for(api, child).await? {
+    let (main, now) = match active_main_run(api, child).await? {
         Some(found) => found,
         None => {
             let root = api
@@ -144,20 +143,20 @@ pub(super) async fn follow(
             (root, i64::MAX)
         }
     };
-    let seen = seen.filter(|_| main.request.stream_resumable);
-    let seen = seen.unwrap_or_else(|| ResumePoint {
+    let resume_from = resume_from.filter(|_| main.request.stream_resumable);
+    let resume_from = resume_from.unwrap_or_else(|| ResumePoint {
         cursor: Cursor::after(now),
-        said: vec![],
+        answers: vec![],
     });
-    let mut request = runs::follow(api, &main, false);
+    let mut request = runs::stream_request(api, &main, false);
     if cancel_on_disconnect {
         let runs = api.runs.clone();
         let thread = child.thread;
         let id = child.id;
-        request.on_leave = Some(Box::new(move || runs.cancel_soon(thread, id)));
+        request.on_disconnect = Some(Box::new(move || runs.cancel_soon(thread, id)));
     }
     let request = StreamRequest {
-        seen: Some(seen),
+        resume_from: Some(resume_from),
         filter,
         subgraphs: true,
         ..request
@@ -169,9 +168,8 @@ pub(super) async fn follow(
     ))
 }
 
-/// What a subagent's run that is not at work came to: the values of the subagent, the questions that it waits for, or why
-/// it failed.
-pub(super) async fn outcome(api: &Api, child: &Run) -> Result<Value, ApiError> {
+/// The result of a child run that is not active: the subagent's values, its open interrupts, or its error.
+pub(super) async fn child_result(api: &Api, child: &Run) -> Result<Value, ApiError> {
     let thread = child.thread;
     let id = child.id;
     let read = api.db.read(move |tx| {
@@ -180,20 +178,20 @@ pub(super) async fn outcome(api: &Api, child: &Run) -> Result<Value, ApiError> {
                 return Ok(None);
             };
             let below = db::runs::members(tx, id).await?;
-            let mut asked = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
-            asked.retain(|asked| matches!(asked.lane, Lane::Child(lane) if below.contains(&lane)));
+            let mut open = interrupts::of_thread(tx, thread, Some(InterruptState::Pending)).await?;
+            open.retain(|record| matches!(record.lane, Lane::Child(lane) if below.contains(&lane)));
             let (machine, _) = checkpoints::machine(tx, thread, Lane::Child(id)).await?;
-            Ok(Some((run.error, asked, machine.state)))
+            Ok(Some((run.error, open, machine.state)))
         })
     });
     Ok(match read.await? {
         None => json!({}),
         Some((Some(error), ..)) => json!({"__error__": failure(&error)}),
-        Some((None, asked, _)) if asked.is_empty() && child.lineage.visibility != Visibility::Full => json!({}),
-        Some((None, asked, state)) if asked.is_empty() => shown(&state),
-        Some((None, asked, _)) => {
-            let asked: Vec<Value> = asked.iter().map(|asked| brief(&asked.interrupt)).collect();
-            json!({"__interrupt__": asked})
+        Some((None, open, _)) if open.is_empty() && child.lineage.visibility != Visibility::Full => json!({}),
+        Some((None, open, state)) if open.is_empty() => to_json(&state),
+        Some((None, open, _)) => {
+            let open: Vec<Value> = open.iter().map(|record| brief(&record.interrupt)).collect();
+            json!({"__interrupt__": open})
         }
     })
 }

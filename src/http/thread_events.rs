@@ -1,4 +1,4 @@
-//! The stream of a thread in the second protocol: what happens on it, run after run, and the commands of its clients.
+//! The v2 protocol: the stream of a thread's events over all its runs, and commands to the thread.
 //!
 //! | File | Serves |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Threads: conversations.
+//! Threads: create, read, update, search, copy, prune and delete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::idempotency::{self, Idempotent, KeyHeader, Raw};
 use super::wire::interrupt::brief;
 use super::wire::retention::{ThreadPrune, ThreadStorage, ThreadsPruned, TtlRequest, TtlView};
 use super::wire::thread::{
-    CheckedThreadSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, look_up,
+    CheckedThreadSearch, IfExists, ThreadCreate, ThreadPatch, ThreadSearch, ThreadView, extract_path,
 };
 use super::wire::{self, Object};
 use super::{Api, JsonResult};
@@ -32,11 +32,11 @@ use crate::runtime::{CreateThreadError, CreatedThread};
 
 pub(super) mod stream;
 
-/// Makes a thread.
+/// Creates a thread.
 #[utoipa::path(post, path = "/threads", tag = "Threads", request_body = ThreadCreate, params(KeyHeader),
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 400, description = "A superstep names a node that the agent does not have", body = ErrorBody),
-        (status = 409, description = "This id is taken by another thread", body = ErrorBody)))]
+        (status = 400, description = "A superstep names an unknown node", body = ErrorBody),
+        (status = 409, description = "Another thread has this id", body = ErrorBody)))]
 pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
@@ -51,17 +51,17 @@ pub(super) async fn create(
     }
 }
 
-/// The answer to who makes a thread.
-fn made(new: &CreatedThread) -> StoredResponse {
+/// The response to a request that creates a thread.
+fn created_response(new: &CreatedThread) -> StoredResponse {
     let values = new.state.as_ref().map(Fields::values);
-    idempotency::kept(&ThreadView::new(new.thread.clone(), values, Object::new()))
+    idempotency::stored_response(&ThreadView::new(new.thread.clone(), values, Object::new()))
 }
 
 /// Shows a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}", tag = "Threads",
-    params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` shows how long the thread is kept")),
+    params(ThreadPath, ("include" = Option<String>, Query, description = "`ttl` includes the time to live")),
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -90,12 +90,13 @@ pub(super) async fn get(
     }))
 }
 
-/// Changes the metadata of a thread, and how long it is kept. With the header `Prefer: return=minimal` the answer is empty.
+/// Updates the metadata of a thread and its time to live. With the header `Prefer: return=minimal` the response is
+/// empty.
 #[utoipa::path(patch, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     request_body = ThreadPatch,
     responses((status = 200, description = "The thread", body = ThreadView),
-        (status = 204, description = "Done, and nothing is shown"),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 204, description = "The thread was updated"),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn patch(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -123,14 +124,14 @@ pub(super) async fn patch(
     if wants_little {
         Ok(no_content())
     } else {
-        Ok(Json(show(&api, id).await?).into_response())
+        Ok(Json(load_view(&api, id).await?).into_response())
     }
 }
 
-/// Deletes a thread with all its runs; those at work are stopped.
+/// Deletes a thread with all its runs. Active runs are cancelled.
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 204, description = "The thread is deleted"),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
     let was_there = api.threads.delete_thread(path.thread_id).await?;
     if was_there {
@@ -140,19 +141,20 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<Thread
     }
 }
 
-/// Copies a thread with the history of its main agent. Open questions are not copied: a run without input on the copy asks
-/// them again.
+/// Copies a thread with the history of its main agent.
+///
+/// Open interrupts are not copied. A run without input on the copy raises them again.
 #[utoipa::path(post, path = "/threads/{thread_id}/copy", tag = "Threads", params(ThreadPath, KeyHeader),
     responses((status = 200, description = "The copy", body = ThreadView),
-        (status = 404, description = "There is nothing to copy", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn copy(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, _): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
-    let seen = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
-    if seen.await? != Visibility::Full {
+    let visibility = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
+    if visibility.await? != Visibility::Full {
         return Err(ApiError::no_thread(from));
     }
     let once = api
@@ -160,13 +162,13 @@ pub(super) async fn copy(
         .copy_thread(from, key, made)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
-    idempotency::answer(once, |copy| idempotency::shown(made(&copy)))
+    idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
 }
 
-/// Thins threads out: deletes them (`delete`; runs at work on them are stopped), or takes all but their newest state away
-/// (`keep_latest`; threads at work are left alone). Threads that are not there do not count.
+/// Prunes threads: `delete` deletes them and cancels their runs; `keep_latest` removes all but the newest state of idle
+/// threads. Threads that do not exist are not counted.
 #[utoipa::path(post, path = "/threads/prune", tag = "Threads", request_body = ThreadPrune,
-    responses((status = 200, description = "How many it was done to", body = ThreadsPruned)))]
+    responses((status = 200, description = "The number of pruned threads", body = ThreadsPruned)))]
 pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
     Ok(Json(ThreadsPruned {
@@ -174,10 +176,10 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
     }))
 }
 
-/// Tells how much the server stores for a thread.
+/// Shows how much the server stores for a thread.
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
-    responses((status = 200, description = "Rows and bytes, by table", body = ThreadStorage),
-        (status = 404, description = "There is no such thread", body = ErrorBody)))]
+    responses((status = 200, description = "Rows and bytes by table", body = ThreadStorage),
+        (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> JsonResult<ThreadStorage> {
     let id = path.thread_id;
     let shares = api
@@ -190,30 +192,30 @@ pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<Threa
     )))
 }
 
-/// Finds threads. The total tells how many match on all pages; above 100,000 it may be less.
+/// Searches threads. The total is exact up to 100,000 matches.
 ///
-/// An answer has a bound in bytes, beyond which it has fewer threads than `limit`; then `x-pagination-next` is the `offset` of
-/// the first that was left out.
+/// If a page would exceed the maximum response size, it has fewer items than `limit`, and `x-pagination-next` holds the
+/// `offset` of the first item that was left out.
 #[utoipa::path(post, path = "/threads/search", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
-        (status = 422, description = "The search makes no sense, or looks into too much", body = ErrorBody)))]
+        (status = 422, description = "The search is invalid or too expensive", body = ErrorBody)))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedThreadSearch {
-        wanted,
+        query,
         page,
         select,
         extract,
     } = body.check()?;
     let permit = api.answers.permit().await?;
     let most_bytes = api.answers.bytes();
-    let wanted = threads::ThreadQuery {
+    let query = threads::ThreadQuery {
         bytes: most_bytes,
-        ..wanted
+        ..query
     };
     let read = api.db.search(move |tx| {
         Box::pin(async move {
-            let threads::ThreadPage { threads, total } = threads::search(tx, &wanted).await?;
+            let threads::ThreadPage { threads, total } = threads::search(tx, &query).await?;
             let mut found = vec![];
             for thread in threads {
                 found.push(ThreadSummary::of(tx, thread).await?);
@@ -222,41 +224,41 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
         })
     });
     let (found, total) = read.await?;
-    let mut shown = vec![];
+    let mut items = vec![];
     let mut bytes = 0;
     let is_short = found.len() < usize::try_from(page.limit).unwrap_or(usize::MAX);
     let mut is_cut = is_short && u64::from(page.offset) + (found.len() as u64) < u64::try_from(total).unwrap_or(0);
     for summary in found {
-        let item = show_item(&api, summary, &select, &extract).await?;
+        let item = encode_item(&api, summary, &select, &extract).await?;
         bytes += item.len() + 1;
-        if bytes > most_bytes && !shown.is_empty() {
+        if bytes > most_bytes && !items.is_empty() {
             is_cut = true;
             break;
         }
-        shown.push(item);
+        items.push(item);
     }
     let total = u64::try_from(total).unwrap_or(0);
-    let headers = match (is_cut, u32::try_from(shown.len())) {
+    let headers = match (is_cut, u32::try_from(items.len())) {
         (true, Ok(limit)) => Page { limit, ..page }.headers(total),
         (_, _) => page.headers(total),
     };
-    Ok((headers, permit.list(bytes, shown.into_iter().map(Ok))).into_response())
+    Ok((headers, permit.list(bytes, items.into_iter().map(Ok))).into_response())
 }
 
-/// Counts threads.
+/// Counts the threads that match a search.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
-    responses((status = 200, description = "How many there are", body = u64)))]
+    responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
-    let wanted = body.check()?.wanted;
+    let query = body.check()?.query;
     Ok(Json(
         api.db
-            .search(move |tx| Box::pin(async move { threads::count(tx, &wanted).await }))
+            .search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))
             .await?,
     ))
 }
 
-/// The JSON of one line of a search: the wanted columns, and what was to be extracted.
-async fn show_item(
+/// Encodes a search result: the selected columns and the extracted values.
+async fn encode_item(
     api: &Api,
     summary: ThreadSummary,
     select: &Select,
@@ -266,7 +268,7 @@ async fn show_item(
     let whole = wire::json(&summary.view(api, needs_values).await?);
     let extracted: Object = extract
         .iter()
-        .map(|(name, path)| (name.clone(), look_up(&whole, path)))
+        .map(|(name, path)| (name.clone(), extract_path(&whole, path)))
         .collect();
     let mut item = select.pick(whole);
     if let (Value::Object(item), false) = (&mut item, extract.is_empty()) {
@@ -275,21 +277,21 @@ async fn show_item(
     serde_json::to_vec(&item).map_err(|error| ApiError::fault(&error))
 }
 
-async fn show(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
+async fn load_view(api: &Api, id: ThreadId) -> Result<ThreadView, ApiError> {
     let summary = api.db.read(move |tx| Box::pin(ThreadSummary::find(tx, id))).await?;
     summary.ok_or_else(|| ApiError::no_thread(id))?.view(api, true).await
 }
 
-/// A thread, its newest checkpoint, and its open questions.
+/// A thread, its newest checkpoint, and its open interrupts.
 pub(super) struct ThreadSummary {
     thread: Thread,
-    /// None also when clients do not see what is in it.
+    /// The newest checkpoint; also `None` if clients may not see the state.
     head: Option<CheckpointId>,
-    pub(super) asked: Vec<InterruptRecord>,
+    pub(super) interrupts: Vec<InterruptRecord>,
 }
 
 impl ThreadSummary {
-    /// Looks at the thread of this id.
+    /// Reads the thread of this id.
     pub(super) async fn find(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Self>> {
         match threads::find(tx, id).await? {
             Some(thread) => Self::of(tx, thread).await.map(Some),
@@ -298,37 +300,41 @@ impl ThreadSummary {
     }
 
     async fn of(tx: &mut Tx<'_>, thread: Thread) -> DbResult<Self> {
-        let is_seen = background::visibility(tx, thread.id).await? == Visibility::Full;
+        let is_visible = background::visibility(tx, thread.id).await? == Visibility::Full;
         let head = checkpoints::newest_id(tx, thread.id, Lane::Main)
             .await?
-            .filter(|_| is_seen);
-        let asked = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
-        Ok(Self { thread, head, asked })
+            .filter(|_| is_visible);
+        let interrupts = interrupts::of_thread(tx, thread.id, Some(InterruptState::Pending)).await?;
+        Ok(Self {
+            thread,
+            head,
+            interrupts,
+        })
     }
 
-    /// The main agent's state; none before the first step.
+    /// The state of the main agent; `None` before the first step.
     pub(super) async fn state(&self, api: &Api) -> Result<Option<Arc<Fields>>, ApiError> {
         let Some(head) = self.head else { return Ok(None) };
         Ok(Some(api.events.state_at(self.thread.id, head).await?))
     }
 
     async fn view(self, api: &Api, with_values: bool) -> Result<ThreadView, ApiError> {
-        // The thread is shown also when its state cannot be read: it is one of many, or somebody looks what it is.
+        // The thread is shown even if its state cannot be read: one corrupt thread must not hide the others of a list.
         let head = self.head.filter(|_| with_values);
         let state = match head {
             Some(head) => db::unless_corrupt(api.events.state_at(self.thread.id, head).await)?,
             None => None,
         };
         let values = state.map(|state| state.values());
-        let mut interrupts = Object::new();
-        for asked in &self.asked {
-            let of_task = interrupts
-                .entry(asked.interrupt.task.to_string())
+        let mut by_task = Object::new();
+        for record in &self.interrupts {
+            let list_of_task = by_task
+                .entry(record.interrupt.task.to_string())
                 .or_insert_with(|| json!([]));
-            if let Value::Array(list) = of_task {
-                list.push(brief(&asked.interrupt));
+            if let Value::Array(list) = list_of_task {
+                list.push(brief(&record.interrupt));
             }
         }
-        Ok(ThreadView::new(self.thread, values, interrupts))
+        Ok(ThreadView::new(self.thread, values, by_task))
     }
 }

@@ -1,4 +1,4 @@
-//! Sees to it that every request is counted, under the template of its route.
+//! Metrics of requests and responses, by route template.
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
@@ -6,60 +6,60 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tokio::time::Instant;
 
-use super::guarded::guarded;
+use super::guarded::hold_until_sent;
 use crate::metrics::{Metrics, OpenStream};
 
-/// The label of what has no route: what a client asked for there is its own choice.
+/// The label of requests without a route. Their paths are chosen by clients and must not become labels.
 const NO_ROUTE: &str = "none";
 
-/// Counts a request. The answer of most is over with its last byte; a stream is answered when it begins, and open from
-/// then on.
+/// Measures a request. Most responses end with their last byte; a stream counts as answered when it starts, and as open
+/// until it ends.
 pub(super) async fn measure(State(metrics): State<Metrics>, request: Request, next: Next) -> Response {
-    let begun = Instant::now();
+    let started = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = request.method().clone();
     let response = next.run(request).await;
-    let exchange = Exchange {
+    let request = MeasuredRequest {
         metrics,
         method,
         route,
         status: response.status(),
-        begun,
+        started,
     };
     let kind = response.headers().get(header::CONTENT_TYPE);
-    let watch = if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
-        Watch {
-            _stream: Some(exchange.metrics.traffic().stream()),
-            _exchange: None,
+    let guard = if kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream")) {
+        TrafficGuard {
+            _stream: Some(request.metrics.traffic().stream()),
+            _request: None,
         }
     } else {
-        Watch {
+        TrafficGuard {
             _stream: None,
-            _exchange: Some(exchange),
+            _request: Some(request),
         }
     };
-    guarded(response, watch)
+    hold_until_sent(response, guard)
 }
 
-/// What ends with the body of an answer.
-struct Watch {
+/// The guard that ends with the response body.
+struct TrafficGuard {
     _stream: Option<OpenStream>,
-    _exchange: Option<Exchange>,
+    _request: Option<MeasuredRequest>,
 }
 
-/// A request and its answer; counted when dropped.
-struct Exchange {
+/// A request and its response, counted when dropped.
+struct MeasuredRequest {
     metrics: Metrics,
     method: Method,
     route: Option<MatchedPath>,
     status: StatusCode,
-    begun: Instant,
+    started: Instant,
 }
 
-impl Drop for Exchange {
+impl Drop for MeasuredRequest {
     fn drop(&mut self) {
         let route = self.route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-        let took = self.begun.elapsed();
+        let duration = self.started.elapsed();
         self.metrics
             .traffic()
             .record_response(self.method.as_str(), route, self.status.as_u16(), took);

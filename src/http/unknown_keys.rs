@@ -1,4 +1,4 @@
-//! Keys of a request that mean nothing here. They are refused, since whoever writes `inputs` means `input`.
+//! Unknown keys of request bodies. They are refused, since `inputs` is most likely a typo of `input`.
 
 use std::fmt;
 
@@ -10,12 +10,11 @@ use super::error::ApiError;
 use crate::definition::suggestion;
 use crate::domain::Invalid;
 
-/// What the official SDKs send with runs and this server has no use for.
-const SENT_WITH_RUNS: [&str; 2] = ["langsmith_tracer", "strict_resume"];
+/// Keys that the official SDKs send with runs and this server ignores.
+const IGNORED_IN_RUNS: [&str; 2] = ["langsmith_tracer", "strict_resume"];
 
-/// What the batches of the JavaScript SDK have besides: it sends the caller's objects as they are, so that the names of its
-/// own options are in them.
-const SENT_IN_BATCHES: [&str; 19] = [
+/// Further keys of batches by the JavaScript SDK, which sends its own options along with the request.
+const IGNORED_IN_BATCHES: [&str; 19] = [
     "_langsmithTracer",
     "afterSeconds",
     "assistantId",
@@ -37,33 +36,33 @@ const SENT_IN_BATCHES: [&str; 19] = [
     "threadId",
 ];
 
-/// The longest piece of an unknown key that is repeated, in characters.
-const SHOWN_CHARS: usize = 100;
+/// The longest part of an unknown key that an error repeats, in characters.
+const MAX_KEY_CHARS: usize = 100;
 
-/// The keys that a `T` has; none if it takes any.
-pub(super) fn of<T: DeserializeOwned>() -> Option<&'static [&'static str]> {
+/// The keys of `T`; `None` if it accepts any key.
+pub(super) fn fields_of<T: DeserializeOwned>() -> Option<&'static [&'static str]> {
     let mut fields = None;
-    // It always fails: nothing is read, the type only says what it would read.
+    // Deserializing always fails: the type only reports its fields.
     drop(T::deserialize(FieldsOf(&mut fields)));
     fields
 }
 
-/// Refuses the first key that is not `known`, if not all are.
+/// Refuses the first key that is not in `known`.
 ///
 /// # Errors
-/// Names the key, and the one that was probably meant.
+/// Names the key and suggests the most similar one.
 pub(super) fn check<'k>(
     given: impl Iterator<Item = &'k String>,
     known: Option<&[&'static str]>,
 ) -> Result<(), ApiError> {
     let Some(known) = known else { return Ok(()) };
-    match first_unknown(given, known, &SENT_WITH_RUNS) {
-        Some(key) => Err(refusal(&shown(key), key, known)),
+    match first_unknown(given, known, &IGNORED_IN_RUNS) {
+        Some(key) => Err(refusal(&shorten(key), key, known)),
         None => Ok(()),
     }
 }
 
-/// The same for the item of a list.
+/// Refuses the first unknown key of an item of a list.
 ///
 /// # Errors
 /// As [`check`].
@@ -72,9 +71,9 @@ pub(super) fn check_item<'k>(
     given: impl Iterator<Item = &'k String>,
     known: &[&'static str],
 ) -> Result<(), ApiError> {
-    let ignored = [SENT_WITH_RUNS.as_slice(), &SENT_IN_BATCHES].concat();
+    let ignored = [IGNORED_IN_RUNS.as_slice(), &IGNORED_IN_BATCHES].concat();
     match first_unknown(given, known, &ignored) {
-        Some(key) => Err(refusal(&format!("[{at}].{}", shown(key)), key, known)),
+        Some(key) => Err(refusal(&format!("[{at}].{}", shorten(key)), key, known)),
         None => Ok(()),
     }
 }
@@ -88,23 +87,23 @@ fn first_unknown<'k>(
 }
 
 fn refusal(place: &str, key: &str, known: &[&'static str]) -> ApiError {
-    let meant = suggestion(key, known.iter().copied(), "allowed are");
-    Invalid::new(place, format!("unknown key; {meant}")).into()
+    let hint = suggestion(key, known.iter().copied(), "allowed are");
+    Invalid::new(place, format!("unknown key; {hint}")).into()
 }
 
-/// The key, without its rest when it is long.
-fn shown(key: &str) -> String {
-    key.chars().take(SHOWN_CHARS).collect()
+/// The beginning of a long key.
+fn shorten(key: &str) -> String {
+    key.chars().take(MAX_KEY_CHARS).collect()
 }
 
-/// A source of nothing that notes which fields a type asks for.
+/// A deserializer without input that records the fields of a type.
 struct FieldsOf<'f>(&'f mut Option<&'static [&'static str]>);
 
 impl<'de> Deserializer<'de> for FieldsOf<'_> {
     type Error = Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Error> {
-        Err(Error::custom(NothingThere))
+        Err(Error::custom(NoInput))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -114,7 +113,7 @@ impl<'de> Deserializer<'de> for FieldsOf<'_> {
         _: V,
     ) -> Result<V::Value, Error> {
         *self.0 = Some(fields);
-        Err(Error::custom(NothingThere))
+        Err(Error::custom(NoInput))
     }
 
     forward_to_deserialize_any! {
@@ -123,9 +122,9 @@ impl<'de> Deserializer<'de> for FieldsOf<'_> {
     }
 }
 
-struct NothingThere;
+struct NoInput;
 
-impl fmt::Display for NothingThere {
+impl fmt::Display for NoInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("nothing is there to be read")
     }

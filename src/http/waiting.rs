@@ -1,4 +1,4 @@
-//! Answers that wait for the end of a run. While they wait they send a newline now and then, which JSON readers skip.
+//! Responses that wait for the end of a run. They send newlines meanwhile, which JSON parsers skip.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::stream::fold::AgentFold;
 use super::subagents;
 use super::threads::ThreadSummary;
 use super::wire::interrupt::{brief, full};
-use super::wire::{failure, json as shown};
+use super::wire::{failure, json as to_json};
 use crate::db::runs;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{EventBody, Fact, Origin};
@@ -27,24 +27,21 @@ use crate::domain::visibility::Visibility;
 use crate::events::After;
 use crate::runtime::Runs;
 
-/// Answers with the JSON that `outcome` comes to, and with a newline every `beat` until then.
-pub(super) fn respond(
-    outcome: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
+/// Responds with the JSON of `result`, and with a newline every `beat` until then.
+pub(super) fn respond_when_done(
+    result: impl Future<Output = Result<Value, ApiError>> + Send + 'static,
     beat: Duration,
-    leave: CancelOnDisconnect,
+    guard: CancelOnDisconnect,
 ) -> Response {
-    let waiting = Some((Box::pin(outcome), leave));
+    let waiting = Some((Box::pin(result), guard));
     let chunks = stream::unfold(waiting, move |waiting| async move {
-        let (mut outcome, mut leave) = waiting?;
-        match tokio::time::timeout(beat, &mut outcome).await {
-            Ok(outcome) => {
-                leave.disarm();
-                Some((
-                    Ok::<_, Infallible>(Bytes::from(outcome_json(outcome).to_string())),
-                    None,
-                ))
+        let (mut result, mut guard) = waiting?;
+        match tokio::time::timeout(beat, &mut result).await {
+            Ok(result) => {
+                guard.disarm();
+                Some((Ok::<_, Infallible>(Bytes::from(result_json(result).to_string())), None))
             }
-            Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((outcome, leave)))),
+            Err(_) => Some((Ok(Bytes::from_static(b"\n")), Some((result, guard)))),
         }
     });
     let mut response = Body::from_stream(chunks).into_response();
@@ -54,19 +51,19 @@ pub(super) fn respond(
     response
 }
 
-/// The status was sent long ago, so a fault is told in the body, as clients expect it of runs.
-fn outcome_json(outcome: Result<Value, ApiError>) -> Value {
-    outcome.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
+/// The status is already sent, so an error is reported in the body, as the SDKs expect for runs.
+fn result_json(result: Result<Value, ApiError>) -> Value {
+    result.unwrap_or_else(|error| json!({"__error__": {"error": "InternalServerError", "message": error.message()}}))
 }
 
-/// Stops a run when the client that waits for it leaves.
+/// Cancels a run when the waiting client disconnects.
 #[derive(Default)]
 pub(super) struct CancelOnDisconnect(Option<(Runs, ThreadId, RunId)>);
 
 impl CancelOnDisconnect {
-    /// Stops `run` if its client leaves, provided that this is `wanted`.
-    pub(super) fn new(wanted: bool, runs: &Runs, run: &Run) -> Self {
-        Self(wanted.then(|| (runs.clone(), run.thread, run.id)))
+    /// Cancels `run` when its client disconnects, if `is_enabled`.
+    pub(super) fn new(is_enabled: bool, runs: &Runs, run: &Run) -> Self {
+        Self(is_enabled.then(|| (runs.clone(), run.thread, run.id)))
     }
 
     fn disarm(&mut self) {
@@ -82,8 +79,8 @@ impl Drop for CancelOnDisconnect {
     }
 }
 
-/// What a new run comes to: its last values, with the question it asks; or why it failed.
-pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
+/// The result of a new run: its final values with its interrupts, or its error.
+pub(super) async fn run_result(api: Api, run: Run) -> Result<Value, ApiError> {
     let mut tail = api.events.tail(&run, After::Start);
     let mut main = AgentFold::new(&Arc::new(Origin::of(&run)));
     let mut end = None;
@@ -91,22 +88,22 @@ pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
         if event.origin.lane != Lane::Main {
             continue;
         }
-        let base = match AgentFold::missing_state(Some(&main), &event.body) {
+        let base = match AgentFold::required_state(Some(&main), &event.body) {
             Some(checkpoint) => Some(api.events.state_at(run.thread, checkpoint).await?),
             None => None,
         };
-        main.enter(&event.body, base, true);
+        main.begin_event(&event.body, base, true);
         match &event.body {
             EventBody::Entry(entry) => main.advance(entry),
             EventBody::Fact(Fact::Asked { interrupts, .. }) => {
-                main.ask(interrupts);
+                main.add_interrupts(interrupts);
             }
             EventBody::Fact(Fact::Ended { status, error, .. }) => end = Some((*status, error.clone())),
             EventBody::Fact(_) | EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
     }
     if tail.is_cut() {
-        return Err(ApiError::leaving());
+        return Err(ApiError::shutting_down());
     }
     let state = main
         .state
@@ -114,15 +111,15 @@ pub(super) async fn outcome(api: Api, run: Run) -> Result<Value, ApiError> {
         .unwrap_or_default();
     Ok(match end {
         Some((RunStatus::Error | RunStatus::Timeout, Some(error))) => json!({"__error__": failure(&error)}),
-        Some(_) => with_questions(shown(&state), &main.asked),
-        // It was undone, or deleted.
+        Some(_) => with_questions(to_json(&state), &main.interrupts),
+        // The run was rolled back or deleted.
         None => json!({}),
     })
 }
 
-/// Values with the open question; the questions alone if there are several.
-fn with_questions(mut values: Value, asked: &[Interrupt]) -> Value {
-    let questions: Vec<Value> = asked.iter().map(full).collect();
+/// The values with one open interrupt; only the interrupts if there are several.
+fn with_questions(mut values: Value, interrupts: &[Interrupt]) -> Value {
+    let questions: Vec<Value> = interrupts.iter().map(full).collect();
     match (questions.len(), &mut values) {
         (0, _) => values,
         (1, Value::Object(fields)) => {
@@ -133,11 +130,11 @@ fn with_questions(mut values: Value, asked: &[Interrupt]) -> Value {
     }
 }
 
-/// Waits for the end of a run that began earlier, then shows how its thread stands.
-pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
-    over(&api, &run).await?;
+/// Waits for the end of a run that was started earlier, and returns the result of its thread.
+pub(super) async fn join_run(api: Api, run: Run) -> Result<Value, ApiError> {
+    wait_for_end(&api, &run).await?;
     if run.lineage.depth > 0 {
-        return subagents::outcome(&api, &run).await;
+        return subagents::child_result(&api, &run).await;
     }
     let thread = run.thread;
     let id = run.id;
@@ -153,29 +150,33 @@ pub(super) async fn join(api: Api, run: Run) -> Result<Value, ApiError> {
     match (run.and_then(|run| run.error), summary) {
         (Some(error), _) => Ok(json!({"__error__": failure(&error)})),
         (None, None) => Ok(json!({})),
-        (None, Some(summary)) if !summary.asked.is_empty() => {
-            let asked: Vec<Value> = summary.asked.iter().map(|asked| brief(&asked.interrupt)).collect();
-            Ok(json!({"__interrupt__": asked}))
+        (None, Some(summary)) if !summary.interrupts.is_empty() => {
+            let interrupts: Vec<Value> = summary
+                .interrupts
+                .iter()
+                .map(|record| brief(&record.interrupt))
+                .collect();
+            Ok(json!({"__interrupt__": interrupts}))
         }
         (None, Some(summary)) => Ok(summary
             .state(&api)
             .await?
-            .map_or_else(|| json!({}), |state| shown(&*state))),
+            .map_or_else(|| json!({}), |state| to_json(&*state))),
     }
 }
 
 /// Waits for the end of a run.
-pub(super) async fn over(api: &Api, run: &Run) -> Result<(), ApiError> {
+pub(super) async fn wait_for_end(api: &Api, run: &Run) -> Result<(), ApiError> {
     let mut tail = match run.lineage.depth {
         0 => api.events.tail(run, After::Now),
-        _ => match subagents::at_work_for(api, run).await? {
+        _ => match subagents::active_main_run(api, run).await? {
             Some((main, _)) => api.events.tail_of_child(&main, run),
             None => return Ok(()),
         },
     };
     while tail.next().await?.is_some() {}
     if tail.is_cut() {
-        Err(ApiError::leaving())
+        Err(ApiError::shutting_down())
     } else {
         Ok(())
     }
@@ -225,7 +226,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(12)).await;
             Ok(json!({"done": true}))
         };
-        let response = respond(slow, Duration::from_secs(5), CancelOnDisconnect::default());
+        let response = respond_when_done(slow, Duration::from_secs(5), CancelOnDisconnect::default());
         let body = to_bytes(response.into_body(), 1000)
             .await
             .expect("the body is in memory");
@@ -234,8 +235,8 @@ mod tests {
 
     #[test]
     fn a_fault_while_waiting_is_told_in_the_body() {
-        let told = outcome_json(Err(ApiError::fault(&"secret")));
-        assert_eq!(told["__error__"]["error"], "InternalServerError");
-        assert!(!told.to_string().contains("secret"));
+        let body = result_json(Err(ApiError::fault(&"secret")));
+        assert_eq!(body["__error__"]["error"], "InternalServerError");
+        assert!(!body.to_string().contains("secret"));
     }
 }

@@ -1,7 +1,7 @@
-//! What clients of other servers share: one place where HTTP clients begin, so that all have the same TLS, and the reader
-//! of event streams.
+//! Network clients: HTTP clients with one TLS configuration, the parser of event streams, and the SSRF guard.
 
 pub mod sse;
+pub mod ssrf;
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +11,7 @@ use rustls::client::Resumption;
 use rustls::crypto::CryptoProvider;
 use rustls_platform_verifier::Verifier;
 
-/// A builder of an HTTP client whose TLS is rustls with the cryptography of `ring`.
+/// A builder of an HTTP client that uses rustls with the cryptography of `ring`.
 ///
 /// `ring` is the provider that compiles within seconds on a small machine. A program that embeds the server and has
 /// installed another provider before keeps its own.

@@ -1,36 +1,36 @@
-//! Server-sent events, read from the bytes in which they come, as the HTML standard says (9.2.6), with a bound for the size
-//! of an event. The crates for this keep an event that never ends in memory for as long as it grows.
+//! A parser of server-sent events (HTML standard, 9.2.6) that limits the size of an event. The crates for this buffer
+//! an endless event without limit.
 
-/// One event.
+/// A server-sent event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerFrame {
-    /// Its kind; empty where the server names none.
+    /// The event name; empty if the server sends none.
     pub event: String,
-    /// Its place in the stream, where the server gives one.
+    /// The id, if the server sends one.
     pub id: Option<String>,
-    /// What it says.
+    /// The data.
     pub data: String,
 }
 
-/// The byte order mark that may stand before everything.
+/// The byte order mark that may precede a stream.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Cuts events out of bytes.
+/// Splits bytes into events.
 #[derive(Debug)]
 pub struct Frames {
     longest: usize,
     line: Vec<u8>,
-    /// Whether the last line ended with CR, so that a LF which comes next belongs to its end.
+    /// Whether the last line ended with CR, so that an LF that follows belongs to it.
     ends_with_cr: bool,
     /// Whether no line was read yet.
     is_first: bool,
     frame: PeerFrame,
-    /// Whether the event under way is too long.
-    spoilt: bool,
+    /// Whether the current event is too long.
+    is_too_long: bool,
 }
 
 impl Frames {
-    /// Cuts out events of up to `longest` bytes; of a longer one nothing is kept.
+    /// Creates a parser for events of up to `longest` bytes. Longer ones are dropped.
     pub fn up_to(longest: usize) -> Self {
         Self {
             longest,
@@ -38,16 +38,16 @@ impl Frames {
             ends_with_cr: false,
             is_first: true,
             frame: PeerFrame::default(),
-            spoilt: false,
+            is_too_long: false,
         }
     }
 
-    /// How many bytes have come of an event that is not complete.
+    /// The number of buffered bytes of an incomplete event.
     pub fn pending(&self) -> usize {
         self.line.len() + self.frame.data.len()
     }
 
-    /// Takes more bytes in, and gives the events that are complete with them. A line ends with LF, CR, or both.
+    /// Adds bytes and returns the events that they complete. A line ends with LF, CR, or both.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<PeerFrame> {
         let mut complete = vec![];
         for part in bytes.split_inclusive(|byte| matches!(byte, b'\r' | b'\n')) {
@@ -58,7 +58,7 @@ impl Frames {
             let more = text.unwrap_or(part);
             if self.line.len() + more.len() > self.longest {
                 self.line.clear();
-                self.spoilt = true;
+                self.is_too_long = true;
             } else {
                 self.line.extend_from_slice(more);
             }
@@ -73,11 +73,11 @@ impl Frames {
         complete
     }
 
-    /// Reads a line; gives the event that it ends.
+    /// Reads a line. An empty one completes an event.
     fn read(&mut self, line: &str) -> Option<PeerFrame> {
         if line.is_empty() {
             let frame = std::mem::take(&mut self.frame);
-            let is_whole = !std::mem::take(&mut self.spoilt);
+            let is_whole = !std::mem::take(&mut self.is_too_long);
             return (is_whole && !(frame.event.is_empty() && frame.data.is_empty())).then_some(frame);
         }
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
@@ -85,14 +85,14 @@ impl Frames {
         match field {
             "event" => value.clone_into(&mut self.frame.event),
             "id" => self.frame.id = Some(value.to_owned()),
-            "data" if self.frame.data.len() + value.len() > self.longest => self.spoilt = true,
+            "data" if self.frame.data.len() + value.len() > self.longest => self.is_too_long = true,
             "data" => {
                 if !self.frame.data.is_empty() {
                     self.frame.data.push('\n');
                 }
                 self.frame.data.push_str(value);
             }
-            // A comment, which is a sign of life, or something that nobody knows.
+            // Comments (heartbeats) and unknown fields.
             _ => {}
         }
         None

@@ -22,6 +22,7 @@ use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::json_limits::read_foreign;
 use crate::model::pieces::{PieceError, PieceLimits, PieceReader};
+use crate::net::ssrf::{AddressRules, SsrfGuard};
 
 /// The maximum duration of one request, unless the configured patience is shorter.
 const TIMEOUT: Duration = Duration::from_secs(30);

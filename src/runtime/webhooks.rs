@@ -22,7 +22,7 @@ use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
 use crate::domain::run::{Run, RunRequest, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::address::{AddressRules, SsrfGuard};
+use crate::net::ssrf::{AddressRules, SsrfGuard};
 
 mod signature;
 

@@ -52,9 +52,9 @@ fn events_are_visible_in_the_order_of_their_numbers_whichever_was_stored_first()
 fn a_piece_of_an_answer_waits_for_the_stored_event_before_it() {
     let log = ThreadLog::default();
     log.open(1);
-    log.say(event);
+    log.publish_volatile(event);
     log.reserve(1);
-    log.say(event);
+    log.publish_volatile(event);
     assert_eq!(seen(&log, 0), Some(vec![1]));
     publish(&log, [2]);
     assert_eq!(seen(&log, 0), Some(vec![1, 2, 3]));
@@ -76,7 +76,7 @@ fn what_was_reserved_when_the_run_left_holds_nobody_up() {
     let log = ThreadLog::default();
     log.open(1);
     log.reserve(1);
-    log.say(event);
+    log.publish_volatile(event);
     log.close(0);
     assert_eq!(seen(&log, 0), Some(vec![2]));
     assert!(!log.is_active());
@@ -106,22 +106,22 @@ fn the_oldest_events_are_forgotten_unless_they_are_still_being_stored() {
     let log = ThreadLog::default();
     log.open(1);
     log.reserve(1);
-    for _ in 0..KEPT {
-        log.say(event);
+    for _ in 0..CAPACITY {
+        log.publish_volatile(event);
     }
     assert_eq!(seen(&log, 0), Some(vec![]));
     publish(&log, [1]);
     assert!(matches!(log.buffered(RunId::mint(), 0), Buffered::Stored(Some(1))));
-    assert_eq!(seen(&log, 1).map(|seqs| (seqs[0], seqs.len())), Some((2, KEPT)));
+    assert_eq!(seen(&log, 1).map(|seqs| (seqs[0], seqs.len())), Some((2, CAPACITY)));
 }
 
 #[test]
 fn the_newest_event_is_one_that_can_be_seen() {
     let log = ThreadLog::default();
     log.open(1);
-    log.say(event);
+    log.publish_volatile(event);
     log.reserve(1);
-    log.say(event);
+    log.publish_volatile(event);
     assert_eq!(
         log.newest(),
         Some(1),
@@ -134,14 +134,14 @@ fn the_newest_event_is_one_that_can_be_seen() {
 #[test]
 fn the_bell_rings_when_there_is_more_and_when_a_run_begins_or_leaves() {
     let log = ThreadLog::default();
-    let mut grown = log.subscribe();
+    let mut changes = log.subscribe();
     let mut rang = |what: &str, act: &dyn Fn()| {
         act();
-        assert!(grown.has_changed().unwrap_or(false), "{what}");
-        grown.mark_unchanged();
+        assert!(changes.has_changed().unwrap_or(false), "{what}");
+        changes.mark_unchanged();
     };
     rang("open", &|| log.open(1));
-    rang("say", &|| log.say(event));
+    rang("say", &|| log.publish_volatile(event));
     rang("abandon", &|| log.abandon(log.reserve(1), 1));
     rang("publish", &|| publish(&log, [log.reserve(1)]));
     rang("close", &|| log.close(0));
@@ -161,12 +161,12 @@ fn readers_of_a_fresh_run_need_no_database_and_others_do() {
     let run = RunId::mint();
     let other = RunId::mint();
     assert_eq!(here(&log, run, 0), None);
-    log.expect(run, true);
+    log.expect_run(run, true);
     assert_eq!(here(&log, run, 0), Some(vec![]));
     assert_eq!(here(&log, other, 0), None);
     assert_eq!(log.newest(), None);
     log.open(41);
-    log.say(|seq| Event { run, ..event(seq) });
+    log.publish_volatile(|seq| Event { run, ..event(seq) });
     assert_eq!(here(&log, run, 0), Some(vec![41]));
     assert_eq!(here(&log, other, 0), None);
     assert_eq!(log.newest(), Some(41));
@@ -176,7 +176,7 @@ fn readers_of_a_fresh_run_need_no_database_and_others_do() {
 fn readers_of_a_run_that_was_taken_over_read_what_is_stored() {
     let log = ThreadLog::default();
     let run = RunId::mint();
-    log.expect(run, false);
+    log.expect_run(run, false);
     assert_eq!(here(&log, run, 0), None);
     log.open(41);
     assert_eq!(here(&log, run, 0), None);
@@ -189,7 +189,7 @@ fn a_run_that_is_late_to_leave_does_not_disturb_the_next_one() {
     let run = RunId::mint();
     let first = log.expect(RunId::mint(), true);
     log.open(1);
-    let second = log.expect(run, true);
+    let second = log.expect_run(run, true);
     log.open(5);
     let reserved = log.reserve(1);
     log.close(first);

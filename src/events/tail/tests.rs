@@ -159,7 +159,7 @@ async fn a_reader_from_the_start_gets_every_event_once_and_in_order() {
     scene.commits(&run, &[Fact::Paused, Fact::Paused]).await;
     assert_eq!(tail.next().await.unwrap().unwrap().seq, 1);
     assert!(tail.has_ready());
-    scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
     scene.commits(&run, &[ended()]).await;
     assert_eq!(all(&mut tail).await, [2, 3, 4]);
 }
@@ -170,7 +170,7 @@ async fn a_reader_who_joins_late_reads_what_is_stored_and_then_what_is_in_memory
     let run = scene.run(RunStatus::Running).await;
     scene.stores(&run, &[(1, Fact::Paused), (2, Fact::Paused)]).await;
     scene.log.open(3);
-    scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
     scene.commits(&run, &[ended()]).await;
     assert_eq!(all(&mut scene.events.tail(&run, After::Start)).await, [1, 2, 3, 4]);
     assert_eq!(all(&mut scene.events.tail(&run, After::Seq(2))).await, [3, 4]);
@@ -198,11 +198,11 @@ async fn a_reader_who_fell_behind_gets_the_stored_events_and_misses_only_pieces_
     let run = scene.run(RunStatus::Running).await;
     scene.log.open(1);
     scene.commits(&run, &[Fact::Paused]).await;
-    scene.log.say(|seq| event(&run, seq, Fact::Paused));
+    scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
     scene.commits(&run, &[Fact::Paused]).await;
     let mut tail = scene.events.tail(&run, After::Start);
     for _ in 0..1024 {
-        scene.log.say(|seq| event(&run, seq, Fact::Paused));
+        scene.log.publish_volatile(|seq| event(&run, seq, Fact::Paused));
     }
     scene.commits(&run, &[ended()]).await;
     let seqs = all(&mut tail).await;

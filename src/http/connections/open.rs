@@ -1,8 +1,8 @@
-//! Which connections are open, and what each of them is doing.
+//! The set of open connections, and which of them may be evicted.
 //!
-//! There are never more than the process has file descriptors for. When one more client connects, the connection that has
-//! been idle for longest is closed in its favour; one with a request under way is closed only while the client still owes
-//! the body of it.
+//! The number of connections is limited by the file descriptors of the process. When another client connects, the
+//! connection that has been idle for longest is closed. A connection with a running request is closed only while its
+//! client still has to send the body.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,53 +17,53 @@ pub(super) struct OpenConnections(Arc<Inner>);
 
 struct Inner {
     max: usize,
-    /// Counts what happens, so that it can be told what happened before what.
-    moments: AtomicU64,
+    /// A logical clock that orders the activity of connections.
+    ticks: AtomicU64,
     open: Mutex<HashMap<u64, Arc<Activity>>>,
 }
 
-/// What one connection is doing.
+/// The activity of one connection.
 #[derive(Default)]
 struct Activity {
-    /// Requests that are not answered to the end.
+    /// The number of requests that are not yet answered completely.
     requests: AtomicUsize,
-    /// Those of them whose body has not come.
+    /// The number of these requests whose body has not arrived.
     receiving: AtomicUsize,
-    /// Whether there was a request.
+    /// Whether the client has sent a request.
     used: AtomicBool,
-    /// The moment since which it is idle.
+    /// The logical time since which the connection is idle.
     since: AtomicU64,
     close: Notify,
 }
 
-/// How well a connection can be spared; the smallest goes first.
+/// The kinds of connections that may be evicted, first ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Spare {
-    /// It never sent a request.
+    /// The client never sent a request.
     Unused,
-    /// It lies between two requests.
+    /// The connection is between two requests.
     Idle,
-    /// The client owes the body of a request.
+    /// The client still has to send the body of a request.
     Receiving,
 }
 
 impl OpenConnections {
-    /// None is open, and never more than `max` will be.
+    /// Creates an empty set of up to `max` connections.
     pub(super) fn new(max: usize) -> Self {
         Self(Arc::new(Inner {
             max: max.max(1),
-            moments: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
             open: Mutex::default(),
         }))
     }
 
-    /// Takes a connection in; the one that can best be spared goes for it. None when all are busy.
-    pub(super) fn enter(&self, peer: SocketAddr) -> Option<ConnectionHandle> {
+    /// Adds a connection, evicting another one if necessary. `None` if all are busy.
+    pub(super) fn admit(&self, peer: SocketAddr) -> Option<ConnectionHandle> {
         let has_room = self.lock().len() < self.0.max || self.close_one();
         if !has_room {
             return None;
         }
-        let id = self.moment();
+        let id = self.next_tick();
         let activity = Arc::new(Activity {
             since: AtomicU64::new(id),
             ..Activity::default()
@@ -78,7 +78,7 @@ impl OpenConnections {
         Some(ConnectionHandle(Arc::new(connection)))
     }
 
-    /// Closes the connection that can best be spared. False when all are busy.
+    /// Evicts one connection. False if all are busy.
     pub(super) fn close_one(&self) -> bool {
         let mut open = self.lock();
         let spared = open
@@ -92,8 +92,8 @@ impl OpenConnections {
         true
     }
 
-    fn moment(&self) -> u64 {
-        self.0.moments.fetch_add(1, Ordering::Relaxed)
+    fn next_tick(&self) -> u64 {
+        self.0.ticks.fetch_add(1, Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Activity>>> {
@@ -133,17 +133,17 @@ impl Drop for Connection {
 }
 
 impl ConnectionHandle {
-    /// The other end.
+    /// The address of the client.
     pub(super) fn peer(&self) -> SocketAddr {
         self.0.peer
     }
 
-    /// Waits until the connection has to go for another one.
-    pub(super) async fn closed(&self) {
+    /// Waits until the connection is evicted.
+    pub(super) async fn evicted(&self) {
         self.0.activity.close.notified().await;
     }
 
-    /// Marks a request as under way.
+    /// Marks a request as running.
     pub(in crate::http) fn begin(&self) -> RequestGuard {
         self.0.activity.used.store(true, Ordering::Relaxed);
         self.0.activity.requests.fetch_add(1, Ordering::AcqRel);
@@ -157,7 +157,7 @@ impl ConnectionHandle {
     }
 }
 
-/// Stands for a request that is under way.
+/// A running request.
 pub(in crate::http) struct RequestGuard(ConnectionHandle);
 
 impl Drop for RequestGuard {
@@ -166,12 +166,12 @@ impl Drop for RequestGuard {
         connection
             .activity
             .since
-            .store(connection.open.moment(), Ordering::Relaxed);
+            .store(connection.open.next_tick(), Ordering::Relaxed);
         connection.activity.requests.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Stands for the body of a request that is awaited.
+/// A request body that is awaited.
 pub(in crate::http) struct ReceiveGuard(ConnectionHandle);
 
 impl Drop for ReceiveGuard {
@@ -180,17 +180,17 @@ impl Drop for ReceiveGuard {
     }
 }
 
-/// How many connections fit beside what else needs file descriptors: the database, models, tools and files.
+/// The number of connections that leaves enough file descriptors for the database, models, tools and files.
 ///
-/// A quarter of a thousand descriptors is left for these, or half of what there is, if that is less.
-pub fn fitting() -> usize {
-    /// Left for everything but connections of clients.
+/// These get a quarter of a thousand descriptors, or half of the limit if that is less.
+pub fn max_for_descriptors() -> usize {
+    /// The descriptors that are not for client connections.
     const RESERVE: u64 = 256;
-    /// Where there is no limit: as many as one process serves well.
+    /// The number of connections if there is no limit.
     const MOST: u64 = 65_536;
     let limit = descriptor_limit().unwrap_or(MOST);
-    let fitting = limit.saturating_sub(RESERVE.min(limit / 2)).clamp(1, MOST);
-    usize::try_from(fitting).unwrap_or(usize::MAX)
+    let max = limit.saturating_sub(RESERVE.min(limit / 2)).clamp(1, MOST);
+    usize::try_from(max).unwrap_or(usize::MAX)
 }
 
 #[cfg(target_os = "linux")]
@@ -200,7 +200,7 @@ fn descriptor_limit() -> Option<u64> {
 
 #[cfg(not(target_os = "linux"))]
 fn descriptor_limit() -> Option<u64> {
-    /// What most systems give a process.
+    /// The usual limit of a process.
     const USUAL: u64 = 1024;
     Some(USUAL)
 }
@@ -216,27 +216,27 @@ mod tests {
     }
 
     fn is_closed(connection: &ConnectionHandle) -> bool {
-        connection.closed().now_or_never().is_some()
+        connection.evicted().now_or_never().is_some()
     }
 
     #[test]
     fn one_more_connection_takes_the_place_of_the_one_that_can_best_be_spared() {
         let open = OpenConnections::new(3);
-        let used = open.enter(peer()).unwrap();
-        let silent = open.enter(peer()).unwrap();
-        let busy = open.enter(peer()).unwrap();
+        let used = open.admit(peer()).unwrap();
+        let silent = open.admit(peer()).unwrap();
+        let busy = open.admit(peer()).unwrap();
         drop(used.begin());
         let _request = busy.begin();
-        let fourth = open.enter(peer()).unwrap();
+        let fourth = open.admit(peer()).unwrap();
         assert!(is_closed(&silent), "it never said anything");
         drop(silent);
         let _request_of_fourth = fourth.begin();
-        let fifth = open.enter(peer()).unwrap();
+        let fifth = open.admit(peer()).unwrap();
         assert!(is_closed(&used), "it lay between two requests");
         let _request_of_fifth = fifth.begin();
-        assert!(open.enter(peer()).is_none(), "all are busy");
+        assert!(open.admit(peer()).is_none(), "all are busy");
         let receiving = fifth.receive();
-        let _sixth = open.enter(peer()).unwrap();
+        let _sixth = open.admit(peer()).unwrap();
         assert!(is_closed(&fifth), "its client owes a body");
         drop(receiving);
         assert!(!is_closed(&busy));
@@ -245,11 +245,11 @@ mod tests {
     #[test]
     fn a_connection_that_ends_makes_room() {
         let open = OpenConnections::new(1);
-        let first = open.enter(peer()).unwrap();
+        let first = open.admit(peer()).unwrap();
         let request = first.begin();
-        assert!(open.enter(peer()).is_none());
+        assert!(open.admit(peer()).is_none());
         drop((first, request));
-        assert!(open.enter(peer()).is_some());
+        assert!(open.admit(peer()).is_some());
         assert!(open.lock().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! What the document says about answers that show only what the request selects: no field has to be there.
+//! The schemas of responses that contain only selected fields: no field is required.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,10 +11,10 @@ const SCHEMAS: &str = "#/components/schemas/";
 
 type Schemas = BTreeMap<String, RefOr<Schema>>;
 
-/// Gives every operation that has a parameter or a field `select` an answer whose fields may be absent.
-pub(super) fn loosen(document: &mut OpenApi) {
+/// Gives each operation with a parameter or field `select` a response whose fields are optional.
+pub(super) fn add_partial_schemas(document: &mut OpenApi) {
     let components = document.components.get_or_insert_with(Components::new);
-    let mut loosened = BTreeSet::new();
+    let mut partial = BTreeSet::new();
     for item in document.paths.paths.values_mut() {
         for operation in super::operations(item).filter(|operation| selects(operation, &components.schemas)) {
             let responses = operation
@@ -23,39 +23,41 @@ pub(super) fn loosen(document: &mut OpenApi) {
                 .iter_mut()
                 .filter(|(status, _)| status.starts_with('2'));
             for content in responses
-                .filter_map(|(_, response)| inside(response))
+                .filter_map(|(_, response)| value_of(response))
                 .flat_map(|all| all.content.values_mut())
             {
-                loosened.extend(
-                    inside(content)
+                partial.extend(
+                    value_of(content)
                         .and_then(|content| content.schema.as_mut())
                         .and_then(refer_to_part),
                 );
             }
         }
     }
-    for name in loosened {
+    for name in partial {
         let Some(RefOr::T(Schema::Object(whole))) = components.schemas.get(&name) else {
             continue;
         };
         let mut part = whole.clone();
         part.required.clear();
-        components.schemas.insert(part_of(&name), Schema::Object(part).into());
+        components
+            .schemas
+            .insert(partial_name(&name), Schema::Object(part).into());
     }
 }
 
-fn part_of(name: &str) -> String {
+fn partial_name(name: &str) -> String {
     format!("{name}Part")
 }
 
-fn inside<T>(place: &mut RefOr<T>) -> Option<&mut T> {
-    match place {
-        RefOr::T(there) => Some(there),
+fn value_of<T>(reference: &mut RefOr<T>) -> Option<&mut T> {
+    match reference {
+        RefOr::T(value) => Some(value),
         RefOr::Ref(_) => None,
     }
 }
 
-/// Whether the request can say which fields it wants.
+/// Whether a request can select fields.
 fn selects(operation: &Operation, schemas: &Schemas) -> bool {
     let is_select = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.name == SELECT);
     let in_query = operation.parameters.iter().flatten().any(is_select);
@@ -77,12 +79,12 @@ fn selects(operation: &Operation, schemas: &Schemas) -> bool {
     in_query || body.is_some_and(|body| body.content.values().any(has_field))
 }
 
-/// Points `schema`, or what it is a list of, to the loosened one. Returns the name of the whole one.
+/// Replaces the schema, or that of its items, by the partial one. Returns the name of the full schema.
 fn refer_to_part(schema: &mut RefOr<Schema>) -> Option<String> {
     match schema {
         RefOr::Ref(whole) => {
             let name = whole.ref_location.strip_prefix(SCHEMAS)?.to_owned();
-            *whole = Ref::from_schema_name(part_of(&name));
+            *whole = Ref::from_schema_name(partial_name(&name));
             Some(name)
         }
         RefOr::T(Schema::Array(list)) => match &mut list.items {

@@ -1,8 +1,8 @@
-//! The fold of a thread's log: what a reader knows of an agent once it has read the events up to now.
+//! The fold of a thread's log: the state of an agent after the events that a reader has read.
 //!
-//! The streams of both protocols and the answers that wait for a run read the same log and need the same things of it:
-//! the state of an agent, its newest checkpoint, the number of its step, which calls are answered, what it asks. An event
-//! is taken in two halves, because what it becomes depends on how the agent stood before it.
+//! The streams of both protocols and the waiting endpoints read the same log and need the same data: an agent's state,
+//! its newest checkpoint, the number of its step, the answered calls, the interrupts. An event is applied in two
+//! halves, because its frames depend on the agent before the event.
 
 use std::sync::Arc;
 
@@ -12,42 +12,42 @@ use crate::domain::id::CheckpointId;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::state::State;
 
-/// One agent of a run, as far as its part of the log was read.
+/// One agent of a run after the events that were read.
 #[derive(Debug, Clone)]
 pub(in crate::http) struct AgentFold {
-    /// Which agent.
+    /// The agent.
     pub origin: Arc<Origin>,
-    /// Its state; none when it is not followed, or not known yet.
+    /// The state; `None` when it is not tracked, or not known yet.
     pub state: Option<State>,
-    /// Its newest checkpoint.
+    /// The newest checkpoint.
     pub head: Option<CheckpointId>,
-    /// The number of that checkpoint's step.
+    /// The number of the newest checkpoint's step.
     pub step: Option<i64>,
-    /// Whether its beginning was read; false for a reader that joined in the middle.
-    pub is_whole: bool,
-    /// The calls of the step under way that were answered one by one.
+    /// Whether the agent's start was read; false for a reader that joined later.
+    pub is_complete: bool,
+    /// The calls of the current step that were answered one by one.
     pub answered: Vec<usize>,
-    /// The questions of the step under way.
-    pub asked: Vec<Interrupt>,
+    /// The interrupts of the current step.
+    pub interrupts: Vec<Interrupt>,
 }
 
 impl AgentFold {
-    /// An agent of which nothing was read.
+    /// Creates the fold of an agent without events.
     pub(in crate::http) fn new(origin: &Arc<Origin>) -> Self {
         Self {
             origin: Arc::clone(origin),
             state: None,
             head: None,
             step: None,
-            is_whole: false,
+            is_complete: false,
             answered: vec![],
-            asked: vec![],
+            interrupts: vec![],
         }
     }
 
-    /// The checkpoint whose state [`AgentFold::enter`] needs together with an event, for a reader that follows the state.
-    /// `view` is none for an agent that has not been seen yet.
-    pub(in crate::http) fn missing_state(view: Option<&Self>, body: &EventBody) -> Option<CheckpointId> {
+    /// The checkpoint whose state [`AgentFold::begin_event`] needs for an event, if the reader tracks states. `view` is
+    /// `None` for an agent without events.
+    pub(in crate::http) fn required_state(view: Option<&Self>, body: &EventBody) -> Option<CheckpointId> {
         let is_unknown = view.is_none_or(|view| view.state.is_none());
         match body {
             EventBody::Fact(Fact::Started { base, .. }) => {
@@ -59,10 +59,11 @@ impl AgentFold {
         }
     }
 
-    /// Takes the first half of an event: the agent stands where it stood when the event happened. `base` is the state that
-    /// [`AgentFold::missing_state`] asked for; without `follows_state` none is begun.
-    pub(in crate::http) fn enter(&mut self, body: &EventBody, base: Option<Arc<State>>, follows_state: bool) {
-        let is_given = base.is_some();
+    /// Applies the first half of an event: the fold is then the agent before the event's effects. `base` is the state
+    /// that [`AgentFold::required_state`] named. With `follows_state`, an agent without checkpoints starts with an
+    /// empty state.
+    pub(in crate::http) fn begin_event(&mut self, body: &EventBody, base: Option<Arc<State>>, follows_state: bool) {
+        let has_base = base.is_some();
         if let Some(base) = base {
             self.state = Some(Arc::unwrap_or_clone(base));
         }
@@ -70,20 +71,20 @@ impl AgentFold {
             EventBody::Fact(Fact::Started { base, .. }) => {
                 if base.is_none() {
                     self.state = follows_state.then(State::default);
-                } else if !is_given && self.head != *base {
+                } else if !has_base && self.head != *base {
                     self.state = None;
                 }
                 self.head = *base;
                 self.step = None;
-                self.is_whole = true;
+                self.is_complete = true;
                 self.answered.clear();
-                self.asked.clear();
+                self.interrupts.clear();
             }
             EventBody::Entry(entry) => {
                 if self.state.is_none() && entry.parent.is_none() && follows_state {
                     self.state = Some(State::default());
                 }
-                // A reader that joined in the middle learns here onto what the step was made.
+                // A reader that joined later learns the parent checkpoint here.
                 self.head = entry.parent;
                 self.step = Some(entry.step - 1);
             }
@@ -96,19 +97,19 @@ impl AgentFold {
         }
     }
 
-    /// Takes note of questions, and gives those that are new: an agent repeats those of its subagents.
-    pub(in crate::http) fn ask<'a>(&mut self, interrupts: &'a [Interrupt]) -> Vec<&'a Interrupt> {
+    /// Adds interrupts and returns the new ones: an agent repeats those of its subagents.
+    pub(in crate::http) fn add_interrupts<'a>(&mut self, interrupts: &'a [Interrupt]) -> Vec<&'a Interrupt> {
         let mut new = vec![];
         for interrupt in interrupts {
-            if !self.asked.iter().any(|known| known.id == interrupt.id) {
-                self.asked.push(interrupt.clone());
+            if !self.interrupts.iter().any(|known| known.id == interrupt.id) {
+                self.interrupts.push(interrupt.clone());
                 new.push(interrupt);
             }
         }
         new
     }
 
-    /// Takes the second half of a step: what it wrote is part of the state.
+    /// Applies the second half of a step: its writes become part of the state.
     pub(in crate::http) fn advance(&mut self, entry: &Entry) {
         if let Some(state) = &mut self.state {
             entry.writes.iter().for_each(|update| state.apply(update));
@@ -116,10 +117,10 @@ impl AgentFold {
         self.head = Some(entry.id);
         self.step = Some(entry.step);
         self.answered.clear();
-        self.asked.clear();
+        self.interrupts.clear();
     }
 
-    /// The number of the step under way.
+    /// The number of the current step.
     pub(in crate::http) fn next_step(&self) -> Option<i64> {
         self.step.map(|step| step + 1)
     }
@@ -198,14 +199,14 @@ mod tests {
     #[test]
     fn a_step_is_taken_onto_its_parent_and_then_moves_the_head() {
         let mut view = view();
-        view.enter(&started(None), None, true);
-        assert!(view.is_whole);
+        view.begin_event(&started(None), None, true);
+        assert!(view.is_complete);
         let first = entry(None, 0, "a");
-        view.enter(&EventBody::Entry(Arc::clone(&first)), None, true);
+        view.begin_event(&EventBody::Entry(Arc::clone(&first)), None, true);
         assert_eq!(view.next_step(), Some(0));
         view.advance(&first);
         let second = entry(Some(first.id), 1, "b");
-        view.enter(&EventBody::Entry(Arc::clone(&second)), None, true);
+        view.begin_event(&EventBody::Entry(Arc::clone(&second)), None, true);
         assert_eq!(view.head, Some(first.id));
         view.advance(&second);
         assert_eq!(view.head, Some(second.id));
@@ -216,32 +217,36 @@ mod tests {
     fn a_state_is_asked_for_once_and_given_up_where_it_does_not_fit() {
         let first = entry(Some(CheckpointId::mint()), 3, "a");
         let body = EventBody::Entry(Arc::clone(&first));
-        assert_eq!(AgentFold::missing_state(None, &body), first.parent);
+        assert_eq!(AgentFold::required_state(None, &body), first.parent);
         let mut view = view();
-        view.enter(&body, Some(Arc::default()), true);
+        view.begin_event(&body, Some(Arc::default()), true);
         view.advance(&first);
         let here = started(Some(first.id));
-        assert_eq!(AgentFold::missing_state(Some(&view), &here), None);
-        view.enter(&here, None, true);
+        assert_eq!(AgentFold::required_state(Some(&view), &here), None);
+        view.begin_event(&here, None, true);
         assert_eq!(texts(&view), Some(vec!["a".to_owned()]));
         let elsewhere = CheckpointId::mint();
         assert_eq!(
-            AgentFold::missing_state(Some(&view), &started(Some(elsewhere))),
+            AgentFold::required_state(Some(&view), &started(Some(elsewhere))),
             Some(elsewhere)
         );
-        view.enter(&started(Some(elsewhere)), None, false);
+        view.begin_event(&started(Some(elsewhere)), None, false);
         assert_eq!(texts(&view), None);
     }
 
     #[test]
     fn a_question_is_new_once_in_a_step() {
         let mut view = view();
-        let asked = [question(0), question(1)];
-        assert_eq!(view.ask(&asked[..1]).len(), 1);
-        let new: Vec<_> = view.ask(&asked).into_iter().map(|new| new.id.clone()).collect();
-        assert_eq!(new, [asked[1].id.clone()]);
+        let interrupts = [question(0), question(1)];
+        assert_eq!(view.add_interrupts(&interrupts[..1]).len(), 1);
+        let new: Vec<_> = view
+            .add_interrupts(&interrupts)
+            .into_iter()
+            .map(|new| new.id.clone())
+            .collect();
+        assert_eq!(new, [interrupts[1].id.clone()]);
         view.advance(&entry(None, 0, "a"));
-        assert!(view.asked.is_empty());
-        assert_eq!(view.ask(&asked).len(), 2);
+        assert!(view.interrupts.is_empty());
+        assert_eq!(view.add_interrupts(&interrupts).len(), 2);
     }
 }

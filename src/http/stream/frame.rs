@@ -1,4 +1,4 @@
-//! One event of a stream as bytes: `event`, `data`, `id`, each on a line that ends with CRLF.
+//! Frames of the v1 protocol: `event`, `data` and `id`, each on a line that ends with CRLF.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,81 +11,80 @@ use serde_json::json;
 /// One event of a stream. Its data is one line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// Its name.
+    /// The event name.
     pub event: FrameName,
-    /// Its data.
+    /// The data.
     pub data: Bytes,
-    /// Its place in the log, for streams that can be taken up again.
+    /// The position in the log, for resumable streams.
     pub id: Option<ResumePoint>,
-    /// For a piece of an answer: how much of it is said with this frame.
-    pub said: Option<AnswerOffset>,
-    /// Whether it makes up for pieces of an answer that came too early for this reader. Readers who were there in time do
-    /// not see it, so it does not count among the frames of its event.
-    pub belated: bool,
+    /// For a chunk of an answer: how much of the answer is sent with this frame.
+    pub progress: Option<AnswerOffset>,
+    /// Whether the frame replaces chunks that this reader missed. Readers that were there in time do not get it, so it
+    /// does not count among the frames of its event.
+    pub is_late: bool,
 }
 
-/// How much of an answer was said.
+/// The part of an answer that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerOffset {
-    /// Stands for the id of the message.
+    /// A hash of the message id.
     pub answer: u32,
-    /// How far it came; [`AnswerOffset::END`] when it was ended.
+    /// The length that was sent; [`AnswerOffset::END`] for a finished answer.
     pub offset: u32,
 }
 
 impl AnswerOffset {
-    /// Everything.
+    /// The offset of a finished answer.
     pub const END: u32 = u32::MAX;
 }
 
-/// What a client knows who saw everything up to a frame: which frame that is, and how much was said then of the answers
-/// that were not finished. Pieces of answers are not kept for ever, so their number alone would not tell.
+/// The position of a client in a stream: the last frame that it has seen, and how much of each unfinished answer.
+/// Chunks of answers are not stored, so the frame alone would not be enough.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResumePoint {
     /// The frame.
     pub cursor: Cursor,
-    /// The unfinished answers.
-    pub said: Vec<AnswerOffset>,
+    /// The progress of unfinished answers.
+    pub answers: Vec<AnswerOffset>,
 }
 
-/// The name of a frame: a word, and the namespace of a subagent behind it.
+/// The name of a frame, with the namespace of a subagent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameName {
-    /// The word (`values`, `messages/partial`).
+    /// The word, for example `values` or `messages/partial`.
     pub word: &'static str,
-    /// The namespace, for what happens inside a subagent.
+    /// The namespace of a subagent.
     pub namespace: Option<Arc<str>>,
 }
 
-/// A place in the log as seen by a client: an event, and which of the frames that it became.
+/// The position of a frame in the log: an event, and the index among its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
-    /// The number of the event.
+    /// The sequence number of the event.
     pub seq: i64,
-    /// The number of the frame among those of the event, from 0.
+    /// The index of the frame, from 0.
     pub frame: u32,
 }
 
 impl Cursor {
-    /// The place behind everything that event `seq` became.
+    /// The position after all frames of event `seq`.
     pub fn after(seq: i64) -> Self {
         Self { seq, frame: u32::MAX }
     }
 
-    /// Whether a client who has seen everything up to `seen` has not seen this. What makes up for earlier pieces may come
-    /// anew at its place.
-    pub fn is_new(self, seen: Option<Self>, belated: bool) -> bool {
-        seen.is_none_or(|seen| self > seen || belated && self == seen)
+    /// Whether a client that has seen everything up to `seen` lacks this frame. Late frames may repeat at their
+    /// position.
+    pub fn is_new(self, seen: Option<Self>, is_late: bool) -> bool {
+        seen.is_none_or(|seen| self > seen || is_late && self == seen)
     }
 }
 
-/// The frames that event `seq` became, each with its place, without those that a client has seen who saw everything up to
-/// `seen`.
+/// The frames of event `seq` with their positions, without those that a client at `seen` already has.
 pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterator<Item = (Frame, Cursor)> {
     let mut own = 0..;
     let placed = frames.into_iter().map(move |frame| {
-        // What makes up for earlier pieces comes before the frames that everybody gets.
-        let cursor = match frame.belated {
+        // Late frames come before the frames that every reader gets.
+        let cursor = match frame.is_late {
             true => Cursor::after(seq - 1),
             false => Cursor {
                 seq,
@@ -94,23 +93,23 @@ pub fn unseen(frames: Vec<Frame>, seq: i64, seen: Option<Cursor>) -> impl Iterat
         };
         (frame, cursor)
     });
-    placed.filter(move |(frame, cursor)| cursor.is_new(seen, frame.belated))
+    placed.filter(move |(frame, cursor)| cursor.is_new(seen, frame.is_late))
 }
 
 impl fmt::Display for ResumePoint {
-    /// `12-0`, or `12` for the whole event; behind it `~answer.much` for each unfinished answer.
+    /// Writes `12-0`, or `12` for a whole event, followed by `~answer.offset` for each unfinished answer.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.cursor {
             Cursor { seq, frame: u32::MAX } => write!(f, "{seq}")?,
             Cursor { seq, frame } => write!(f, "{seq}-{frame}")?,
         }
-        self.said
+        self.answers
             .iter()
-            .try_for_each(|said| write!(f, "~{:x}.{:x}", said.answer, said.offset))
+            .try_for_each(|progress| write!(f, "~{:x}.{:x}", progress.answer, progress.offset))
     }
 }
 
-/// A `Last-Event-ID` that this server never gave out.
+/// An invalid `Last-Event-ID`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("must be the id of an event of this stream, or -1 for all of it")]
 pub struct NotACursor;
@@ -122,7 +121,7 @@ impl FromStr for ResumePoint {
         let mut parts = text.trim().split('~');
         let cursor = parts.next().unwrap_or_default().parse()?;
         let number = |text: &str| u32::from_str_radix(text, 16).map_err(|_| NotACursor);
-        let said = parts.map(|part| {
+        let answers = parts.map(|part| {
             let (answer, offset) = part.split_once('.').ok_or(NotACursor)?;
             Ok(AnswerOffset {
                 answer: number(answer)?,
@@ -131,7 +130,7 @@ impl FromStr for ResumePoint {
         });
         Ok(Self {
             cursor,
-            said: said.collect::<Result<_, _>>()?,
+            answers: answers.collect::<Result<_, _>>()?,
         })
     }
 }
@@ -139,7 +138,7 @@ impl FromStr for ResumePoint {
 impl FromStr for Cursor {
     type Err = NotACursor;
 
-    /// Reads `12-0`. A bare number means the whole event, so that `-1` is the place before everything.
+    /// Reads `12-0`. A number alone means the whole event, so `-1` is the position before everything.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         if let Ok(seq) = text.parse() {
@@ -169,23 +168,23 @@ impl fmt::Display for FrameName {
 }
 
 impl Frame {
-    /// A frame whose data is `value` as JSON.
+    /// Creates a frame with `value` as JSON.
     pub fn of(event: impl Into<FrameName>, value: &impl Serialize) -> Self {
         Self::new(event, json(value))
     }
 
-    /// A frame whose data is already encoded.
+    /// Creates a frame with encoded data.
     pub fn new(event: impl Into<FrameName>, data: impl Into<Bytes>) -> Self {
         Self {
             event: event.into(),
             data: data.into(),
             id: None,
-            said: None,
-            belated: false,
+            progress: None,
+            is_late: false,
         }
     }
 
-    /// The last frame of a stream that breaks off since the server failed; what failed stands in the server's log.
+    /// The last frame of a stream that ends because the server failed; the cause is in the server's log.
     pub fn fault() -> Self {
         Self::of(
             "error",
@@ -213,7 +212,7 @@ impl Frame {
     }
 }
 
-/// `value` as JSON. What is streamed consists of JSON and cannot fail to become JSON.
+/// Encodes `value` as JSON. Streamed values consist of JSON, so encoding cannot fail.
 pub fn json(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(256);
     if let Err(error) = serde_json::to_writer(&mut bytes, value) {
@@ -236,7 +235,7 @@ mod tests {
         };
         let id = Some(ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
-            said: vec![],
+            answers: vec![],
         });
         Frame {
             id,
@@ -250,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_place_reads_what_it_wrote_and_minus_one_is_before_everything() {
-        let said = vec![
+        let answers = vec![
             AnswerOffset {
                 answer: 0xabc,
                 offset: 31,
@@ -262,13 +261,13 @@ mod tests {
         ];
         let place = ResumePoint {
             cursor: Cursor { seq: 12, frame: 1 },
-            said,
+            answers,
         };
         assert_eq!(place.to_string(), "12-1~abc.1f~7.ffffffff");
         assert_eq!(place.to_string().parse(), Ok(place));
         let whole = ResumePoint {
             cursor: Cursor::after(12),
-            said: vec![],
+            answers: vec![],
         };
         assert_eq!(whole.to_string().as_str(), "12");
         assert_eq!("12".parse(), Ok(whole));

@@ -1,7 +1,7 @@
-//! Events become an answer that does not end before the run does.
+//! Streams of runs: events become frames until the run ends.
 //!
-//! Whoever follows a run, from its start, from the middle, or once more after it is over, reads the log through a
-//! [`Tail`]. Reading is pulled by the client: one who reads slowly holds up himself and nobody else.
+//! All readers of a run read the log through a [`Tail`], from its start, from the middle, or after its end. The client
+//! pulls, so a slow client delays only itself.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{Events, Tail};
 pub use frame::{Cursor, Frame, ResumePoint};
-pub(super) use pump::{Flow, Projection, beat, respond};
+pub(super) use pump::{Flow, Projection, heartbeat_interval, respond};
 pub use v1::{Loaded, Modes, Needs, RunInfo, StreamMode, V1Presenter};
 
 pub(in crate::http) mod fold;
@@ -27,27 +27,27 @@ pub mod thread;
 pub mod v1;
 pub mod v2;
 
-/// How a client wants to follow a run.
+/// The parameters of a run's stream.
 pub struct StreamRequest {
     /// The run.
     pub info: RunInfo,
-    /// The modes that the run was asked for; `values` if there are none.
+    /// The modes that the run was created with; `values` if empty.
     pub modes: Vec<StreamMode>,
-    /// Whether subagents are shown.
+    /// Whether events of subagents are included.
     pub subgraphs: bool,
-    /// Whether events carry ids, so that the client can go on after one of them.
+    /// Whether events have ids, so that the client can resume after one of them.
     pub resumable: bool,
-    /// The last event that the client has seen. The tail has to start at the run's beginning nevertheless.
-    pub seen: Option<ResumePoint>,
-    /// The modes that this reader wants, when not all of the run's. What belongs to no mode is left out then.
+    /// The last event that the client has seen. The tail has to start at the beginning of the run nevertheless.
+    pub resume_from: Option<ResumePoint>,
+    /// The modes of this reader, if not all of the run's. Frames that belong to no mode are then left out.
     pub filter: Option<Vec<StreamMode>>,
-    /// How long the line may be silent.
+    /// The interval of heartbeats.
     pub heartbeat: Duration,
-    /// What to do if the client leaves before the run is over.
-    pub on_leave: Option<Box<dyn FnOnce() + Send>>,
+    /// The action if the client disconnects before the run ends.
+    pub on_disconnect: Option<Box<dyn FnOnce() + Send>>,
 }
 
-/// Answers with the events of a run as they come. `tail` decides from where.
+/// Streams the events of a run. `tail` determines the first event.
 pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Response {
     let log = RunLog {
         events,
@@ -60,20 +60,20 @@ pub fn stream_run(events: Events, tail: Tail, request: StreamRequest) -> Respons
 
 /// The log that a projection reads.
 trait Log: Send + 'static {
-    /// The next event; none after the last.
+    /// The next event; `None` after the last.
     fn next(&mut self) -> impl Future<Output = DbResult<Option<Arc<Event>>>> + Send;
-    /// Whether there are no more events because the server leaves, and not because the run is over.
+    /// Whether the log ended because the server shuts down and the run continues elsewhere.
     fn is_cut(&self) -> bool;
-    /// Reads what is needed to present an event.
+    /// Reads the data that an event needs.
     fn load(&mut self, needs: Needs) -> impl Future<Output = DbResult<Loaded>> + Send;
 }
 
-/// Reads what is needed to present an event of a thread.
+/// Reads the data that an event of a thread needs.
 ///
 /// # Errors
-/// When the database fails.
+/// If the database fails.
 pub(super) async fn load(events: &Events, thread: ThreadId, needs: Needs) -> DbResult<Loaded> {
-    // Boxed, like all that is seldom: a stream is no larger while it waits.
+    // Boxed, because it is rare: it must not make a waiting stream larger.
     Ok(Loaded {
         state: match needs.state {
             Some(checkpoint) => Some(Box::pin(events.state_at(thread, checkpoint)).await?),
@@ -111,7 +111,7 @@ struct RunProjection<L> {
     presenter: V1Presenter,
     resumable: bool,
     seen: Option<Cursor>,
-    on_leave: OnLeave,
+    on_disconnect: OnDisconnect,
     log: PhantomData<fn() -> L>,
 }
 
@@ -127,7 +127,7 @@ impl<L: Log> Projection for RunProjection<L> {
     async fn take(&mut self, log: &mut L, event: Self::Item, buffer: &mut BytesMut) -> Flow {
         let event = match event {
             Ok(Some(event)) => event,
-            Ok(None) if log.is_cut() => return self.leave_off(),
+            Ok(None) if log.is_cut() => return self.abort(),
             Ok(None) => return self.end(),
             Err(error) => return self.fail(&error, buffer),
         };
@@ -145,31 +145,31 @@ impl<L: Log> RunProjection<L> {
             modes,
             subgraphs,
             resumable,
-            seen,
+            resume_from,
             filter,
             heartbeat: _,
-            on_leave,
+            on_disconnect,
         } = request;
-        let asked: Modes = if modes.is_empty() {
+        let requested: Modes = if modes.is_empty() {
             [StreamMode::Values].into_iter().collect()
         } else {
             modes.into_iter().collect()
         };
         let mut presenter = match filter {
-            None => V1Presenter::new(info, asked, subgraphs),
+            None => V1Presenter::new(info, requested, subgraphs),
             Some(filter) => {
-                V1Presenter::new(info, asked.and(filter.into_iter().collect()), subgraphs).without_opening()
+                V1Presenter::new(info, requested.and(filter.into_iter().collect()), subgraphs).without_metadata_frame()
             }
         };
-        let seen = seen.map(|place| {
-            presenter.recall(place.said);
-            place.cursor
+        let seen = resume_from.map(|point| {
+            presenter.resume(point.answers);
+            point.cursor
         });
         Self {
             presenter,
             resumable,
             seen,
-            on_leave: OnLeave(on_leave),
+            on_disconnect: OnDisconnect(on_disconnect),
             log: PhantomData,
         }
     }
@@ -180,37 +180,37 @@ impl<L: Log> RunProjection<L> {
         for (mut frame, cursor) in frame::unseen(frames, event.seq, self.seen) {
             frame.id = self.resumable.then(|| ResumePoint {
                 cursor,
-                said: self.presenter.unfinished(frame.said),
+                answers: self.presenter.unfinished(frame.progress),
             });
             frame.write(buffer);
         }
         Ok(())
     }
 
-    /// The run is over: the client may leave now.
+    /// The run has ended, so a disconnect has no effect.
     fn end(&mut self) -> Flow {
-        self.on_leave.0 = None;
+        self.on_disconnect.0 = None;
         Flow::End
     }
 
-    /// The server leaves and the run goes on: the connection breaks off, so that the client takes the run up elsewhere.
-    fn leave_off(&mut self) -> Flow {
-        self.on_leave.0 = None;
+    /// The server shuts down while the run continues: the connection is aborted, so that the client resumes elsewhere.
+    fn abort(&mut self) -> Flow {
+        self.on_disconnect.0 = None;
         Flow::Break
     }
 
-    /// The log cannot be read. The run goes on; only this client is told.
+    /// The log cannot be read. The run continues; only this client gets an error.
     fn fail(&mut self, error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
-        tracing::error!(%error, "a stream broke off");
+        tracing::error!(%error, "run stream failed");
         Frame::fault().write(buffer);
         self.end()
     }
 }
 
-/// Acts when it is dropped before the run is over: the client has left.
-struct OnLeave(Option<Box<dyn FnOnce() + Send>>);
+/// Runs the action when dropped before the run ends.
+struct OnDisconnect(Option<Box<dyn FnOnce() + Send>>);
 
-impl Drop for OnLeave {
+impl Drop for OnDisconnect {
     fn drop(&mut self) {
         if let Some(act) = self.0.take() {
             act();

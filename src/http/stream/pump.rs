@@ -1,5 +1,5 @@
-//! An answer that does not end before there is nothing more to tell: what is ready goes out in one write, and a line that
-//! is silent for long gives signs of life.
+//! Server-sent events from a projection: everything that is ready goes into one write, and idle streams send
+//! heartbeats.
 
 use std::io;
 use std::task::Poll;
@@ -13,17 +13,17 @@ use futures::Stream;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use tokio_util::sync::ReusableBoxFuture;
 
-/// A projection of a log: what is read, and the bytes that it becomes.
+/// A projection of a log to the bytes of a stream.
 pub(in crate::http) trait Projection: Send + 'static {
-    /// What is read from.
+    /// The source of items.
     type Source: Send + 'static;
-    /// What is read.
+    /// The item that is read.
     type Item: Send + 'static;
 
     /// Waits for the next item.
     fn read(source: Self::Source) -> impl Future<Output = (Self::Source, Self::Item)> + Send + 'static;
 
-    /// Appends to `buffer` what becomes of the item.
+    /// Appends the bytes of an item to `buffer`.
     fn take(
         &mut self,
         source: &mut Self::Source,
@@ -32,23 +32,23 @@ pub(in crate::http) trait Projection: Send + 'static {
     ) -> impl Future<Output = Flow> + Send;
 }
 
-/// How a stream goes on after an item.
+/// The continuation of a stream after an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::http) enum Flow {
-    /// More.
+    /// The stream continues.
     Continue,
-    /// Nothing: everything was told.
+    /// The stream is complete.
     End,
-    /// Nothing here: there is more to tell, but not on this connection, which breaks off so that the client notices.
+    /// The stream continues on another server: the connection is aborted, so that the client notices.
     Break,
 }
 
-/// How much is put into one write at most, when more is ready than that.
-const WRITE: usize = 64 * 1024;
+/// The size after which no more items are added to a write, in bytes.
+const MAX_WRITE: usize = 64 * 1024;
 
-/// Answers with server-sent events that follow `feed`.
-pub(in crate::http) fn respond<F: Projection>(feed: F, source: F::Source, heartbeat: Duration) -> Response {
-    let mut response = Body::from_stream(body(feed, source, heartbeat)).into_response();
+/// Responds with the server-sent events of `projection`.
+pub(in crate::http) fn respond<F: Projection>(projection: F, source: F::Source, heartbeat: Duration) -> Response {
+    let mut response = Body::from_stream(body(projection, source, heartbeat)).into_response();
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -59,50 +59,50 @@ pub(in crate::http) fn respond<F: Projection>(feed: F, source: F::Source, heartb
     response
 }
 
-/// The bytes of the answer.
+/// The body of the response.
 pub(super) fn body<F: Projection>(
-    feed: F,
+    projection: F,
     source: F::Source,
     heartbeat: Duration,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let pump = SsePump::new(feed, source, heartbeat);
+    let pump = SsePump::new(projection, source, heartbeat);
     futures::stream::unfold(pump, |mut pump| async move {
         let bytes = pump.write().await?;
         Some((bytes, pump))
     })
 }
 
-/// Beats regularly, from one period after now on.
-pub(in crate::http) fn beat(period: Duration) -> Interval {
+/// An interval whose first tick is one period from now.
+pub(in crate::http) fn heartbeat_interval(period: Duration) -> Interval {
     let period = period.max(Duration::from_millis(1));
-    let mut beat = interval_at(Instant::now() + period, period);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    beat
+    let mut heartbeat_interval = interval_at(Instant::now() + period, period);
+    heartbeat_interval.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    heartbeat_interval
 }
 
 /// Drives a projection for one client, and sends heartbeats while nothing happens.
 struct SsePump<F: Projection> {
-    /// The read under way. It is never given up halfway, only looked at.
+    /// The pending read. It is polled, never cancelled.
     read: ReusableBoxFuture<'static, (F::Source, F::Item)>,
-    feed: F,
+    projection: F,
     buffer: BytesMut,
     heartbeat: Interval,
     flow: Flow,
 }
 
 impl<F: Projection> SsePump<F> {
-    fn new(feed: F, source: F::Source, heartbeat: Duration) -> Self {
+    fn new(projection: F, source: F::Source, heartbeat: Duration) -> Self {
         let read = ReusableBoxFuture::new(F::read(source));
         Self {
             read,
-            feed,
+            projection,
             buffer: BytesMut::new(),
-            heartbeat: beat(heartbeat),
+            heartbeat: heartbeat_interval(heartbeat),
             flow: Flow::Continue,
         }
     }
 
-    /// What is to be sent next: everything that is ready, or a sign of life. None at the end.
+    /// The next bytes to send: everything that is ready, or a heartbeat. `None` at the end.
     async fn write(&mut self) -> Option<io::Result<Bytes>> {
         while self.buffer.is_empty() && self.flow == Flow::Continue {
             let (source, item) = tokio::select! {
@@ -114,21 +114,22 @@ impl<F: Projection> SsePump<F> {
             self.take_ready().await;
         }
         match self.flow {
-            // All of it, and not only what is written: the next write may be long in coming, and needs no room until then.
+            // The buffer itself is sent, not a copy, so that an idle stream holds no memory.
             _ if !self.buffer.is_empty() => Some(Ok(std::mem::take(&mut self.buffer).freeze())),
             Flow::Continue | Flow::End => None,
             Flow::Break => {
                 self.flow = Flow::End;
-                // A body that fails takes along what the connection has not sent yet; while it is pending that is sent.
+                // A body that fails discards what the connection has not sent yet. While the body is pending, that is
+                // sent.
                 tokio::task::yield_now().await;
-                Some(Err(io::Error::other("the stream goes on elsewhere")))
+                Some(Err(io::Error::other("the stream continues on another server")))
             }
         }
     }
 
-    /// Takes what is there already, without waiting.
+    /// Takes the items that are ready without waiting.
     async fn take_ready(&mut self) {
-        while self.flow == Flow::Continue && self.buffer.len() < WRITE {
+        while self.flow == Flow::Continue && self.buffer.len() < MAX_WRITE {
             let Poll::Ready((source, item)) = futures::poll!(&mut self.read) else {
                 return;
             };
@@ -137,7 +138,7 @@ impl<F: Projection> SsePump<F> {
     }
 
     async fn take(&mut self, mut source: F::Source, item: F::Item) {
-        self.flow = self.feed.take(&mut source, item, &mut self.buffer).await;
+        self.flow = self.projection.take(&mut source, item, &mut self.buffer).await;
         if self.flow == Flow::Continue {
             self.read.set(F::read(source));
         }

@@ -99,7 +99,7 @@ fn request(modes: &[StreamMode]) -> StreamRequest {
         seen: None,
         filter: None,
         heartbeat: Duration::from_secs(5),
-        on_leave: None,
+        on_disconnect: None,
     }
 }
 
@@ -186,9 +186,9 @@ async fn the_stream_of_a_run_that_goes_on_elsewhere_breaks_off_and_does_not_stop
     drop(sender);
     let stopped = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&stopped);
-    let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
+    let on_disconnect: Box<dyn FnOnce() + Send> = Box::new(move || _ = count.fetch_add(1, Ordering::SeqCst));
     let request = StreamRequest {
-        on_leave: Some(on_leave),
+        on_disconnect: Some(on_disconnect),
         ..request(&[StreamMode::Custom])
     };
     let writes: Vec<_> = body(Written(log, true), request).collect().await;
@@ -219,11 +219,11 @@ async fn leaving_is_noticed_before_the_end_and_not_after_it() {
     let left = Arc::new(AtomicUsize::new(0));
     let guard = || {
         let left = Arc::clone(&left);
-        let on_leave: Box<dyn FnOnce() + Send> = Box::new(move || {
+        let on_disconnect: Box<dyn FnOnce() + Send> = Box::new(move || {
             left.fetch_add(1, Ordering::SeqCst);
         });
         StreamRequest {
-            on_leave: Some(on_leave),
+            on_disconnect: Some(on_disconnect),
             ..request(&[StreamMode::Custom])
         }
     };

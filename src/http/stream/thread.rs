@@ -1,4 +1,4 @@
-//! The events of a thread, run after run, as they go out to one client.
+//! The stream of a thread in the v2 protocol, for one client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,38 +14,38 @@ use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
 use crate::events::{Events, ThreadEvent, ThreadTail};
 
-/// Makes frames of the events of a thread, and reads what is needed for that.
+/// Creates the frames of a thread's events and reads the data that they need.
 pub struct ThreadFrames {
     events: Events,
     thread: ThreadId,
-    /// What the client wants is in here.
+    /// The presenter with the client's filter.
     pub presenter: V2Presenter,
-    /// A run of which nothing is told any more: it was undone.
-    gone: Option<RunId>,
+    /// A run that was deleted by a rollback; its events are skipped.
+    deleted_run: Option<RunId>,
 }
 
 impl ThreadFrames {
-    /// A reader of `thread`.
+    /// Creates a reader of `thread`.
     pub fn new(events: Events, thread: ThreadId, presenter: V2Presenter) -> Self {
         Self {
             events,
             thread,
             presenter,
-            gone: None,
+            deleted_run: None,
         }
     }
 
-    /// The frames that an event becomes.
+    /// The frames of an event.
     ///
     /// # Errors
-    /// When the database fails.
+    /// If the database fails.
     pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<V2Frame>> {
-        if self.gone == Some(event.run) {
+        if self.deleted_run == Some(event.run) {
             return Ok(vec![]);
         }
-        if let Some(id) = self.presenter.wants_run(event) {
+        if let Some(id) = self.presenter.required_run(event) {
             let Some(run) = Box::pin(self.events.run(id)).await? else {
-                self.gone = Some(id);
+                self.deleted_run = Some(id);
                 return Ok(vec![]);
             };
             let graph = run
@@ -54,9 +54,9 @@ impl ThreadFrames {
                 .and_then(Value::as_str)
                 .unwrap_or_default()
                 .to_owned();
-            self.presenter.learn(CurrentRun { id, graph });
+            self.presenter.start_run(CurrentRun { id, graph });
         }
-        let base = match self.presenter.wants_state(event) {
+        let base = match self.presenter.required_state(event) {
             Some(checkpoint) => Some(Box::pin(self.events.state_at(self.thread, checkpoint)).await?),
             None => None,
         };
@@ -65,17 +65,17 @@ impl ThreadFrames {
 }
 
 /// Waits for the next event of a thread.
-pub async fn listen(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEvent>) {
-    let heard = tail.next().await;
-    (tail, heard)
+pub async fn next_event(mut tail: ThreadTail) -> (ThreadTail, DbResult<ThreadEvent>) {
+    let read = tail.next().await;
+    (tail, read)
 }
 
-/// The last frame of a stream that cannot go on.
-pub fn broken() -> Value {
-    json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream broke off: an internal error occurred."})
+/// The last frame of a stream that failed.
+pub fn stream_error() -> Value {
+    json!({"type": "error", "id": null, "error": "unknown_error", "message": "The stream failed: an internal error occurred."})
 }
 
-/// The projection of a thread's events for one client. `guard` is dropped when the client leaves.
+/// The projection of a thread's events for one client. `guard` is dropped when the client disconnects.
 struct ThreadProjection<G> {
     reader: ThreadFrames,
     _guard: G,
@@ -86,18 +86,18 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
     type Item = DbResult<ThreadEvent>;
 
     async fn read(tail: ThreadTail) -> (ThreadTail, Self::Item) {
-        listen(tail).await
+        next_event(tail).await
     }
 
-    async fn take(&mut self, _: &mut ThreadTail, heard: Self::Item, buffer: &mut BytesMut) -> Flow {
-        let event: Arc<Event> = match heard {
+    async fn take(&mut self, _: &mut ThreadTail, read: Self::Item, buffer: &mut BytesMut) -> Flow {
+        let event: Arc<Event> = match read {
             Ok(ThreadEvent::Event(event)) => event,
             Ok(ThreadEvent::Quiet) => {
-                self.reader.presenter.rest();
+                self.reader.presenter.clear_caches();
                 return Flow::Continue;
             }
-            // A stream that ends in good order is taken for the end of the run.
-            Ok(ThreadEvent::Leaving) => return Flow::Break,
+            // A stream that ends normally would mean the end of the run.
+            Ok(ThreadEvent::Shutdown) => return Flow::Break,
             Err(error) => return fail(&error, buffer),
         };
         match self.reader.frames(&event).await {
@@ -110,14 +110,14 @@ impl<G: Send + 'static> Projection for ThreadProjection<G> {
     }
 }
 
-/// The log cannot be read; only this client is told.
+/// Reports to this client that the log cannot be read.
 fn fail(error: &crate::db::DbError, buffer: &mut BytesMut) -> Flow {
-    tracing::error!(%error, "a stream of a thread broke off");
-    super::frame::Frame::of("error", &broken()).write(buffer);
+    tracing::error!(%error, "thread stream failed");
+    super::frame::Frame::of("error", &stream_error()).write(buffer);
     Flow::End
 }
 
-/// Answers with the events of a thread, those of the past first, until the client leaves; `guard` is dropped then.
+/// Streams the events of a thread, past events first, until the client disconnects; `guard` is dropped then.
 pub fn respond<G: Send + 'static>(reader: ThreadFrames, tail: ThreadTail, heartbeat: Duration, guard: G) -> Response {
     pump::respond(ThreadProjection { reader, _guard: guard }, tail, heartbeat)
 }

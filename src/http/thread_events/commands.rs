@@ -1,4 +1,4 @@
-//! Commands to a thread: start a run, answer a question, look at the agents at work.
+//! Commands to a thread: start a run, answer an interrupt, list the active agents.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -19,19 +19,20 @@ use crate::http::runs::check_graph;
 use crate::http::stream::v2::{FRAMES, Filter};
 use crate::http::stream::{StreamMode, v2};
 use crate::http::wire::Object;
-use crate::http::wire::command::{CommandAnswer, NoCommand, Refusal, ThreadCommand};
+use crate::http::wire::command::{CommandAnswer, CommandError, InvalidCommand, ThreadCommand};
 use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
 use crate::runtime::{InterruptReply, RespondError, StartError};
 
-/// Gives a thread a command.
+/// Executes a command on a thread.
 ///
-/// Methods are `run.start` (makes the thread if there is none) and `input.respond`; `agent.getTree` shows who is at work.
-/// What cannot be done is told with status 200, too: only what is no command at all is refused with 400.
+/// The methods are `run.start`, which creates the thread if necessary, `input.respond`, and `agent.getTree`, which
+/// lists the active agents. A command that fails returns status 200 with an error; only an invalid command is refused
+/// with 400.
 #[utoipa::path(post, path = "/threads/{thread_id}/commands", tag = "Thread stream",
     params(("thread_id" = String, Path, description = "The thread"), KeyHeader), request_body = ThreadCommand,
-    responses((status = 200, description = "The result of the command, or why it failed", body = CommandAnswer),
-        (status = 400, description = "The body is not a command", body = NoCommand),
-        (status = 413, description = "The body is larger than allowed", body = ErrorBody)))]
+    responses((status = 200, description = "The result or the error of the command", body = CommandAnswer),
+        (status = 400, description = "The body is not a command", body = InvalidCommand),
+        (status = 413, description = "The body is too large", body = ErrorBody)))]
 pub(in crate::http) async fn post(
     State(api): State<Api>,
     Path(thread): Path<String>,
@@ -47,7 +48,7 @@ pub(in crate::http) async fn post(
     let handler = CommandHandler {
         api: &api,
         thread: thread.parse().ok(),
-        checks_places: false,
+        checks_namespace: false,
         key,
     };
     let answer = match handler.handle(&command).await {
@@ -57,22 +58,22 @@ pub(in crate::http) async fn post(
     Ok(Json(answer).into_response())
 }
 
-/// Carries out the commands to one thread.
+/// Executes commands on one thread.
 pub(super) struct CommandHandler<'a> {
     pub(super) api: &'a Api,
-    /// The thread; none if what was named is none.
+    /// The thread; `None` if the id is malformed.
     pub(super) thread: Option<ThreadId>,
-    /// Whether answers have to name the place where the question was asked.
-    pub(super) checks_places: bool,
-    /// The key under which a run is started once.
+    /// Whether an answer must name the namespace of the interrupt.
+    pub(super) checks_namespace: bool,
+    /// The idempotency key of a run.
     pub(super) key: Option<IdempotencyKey>,
 }
 
-/// The result of a command; and for one that started something, the number that all its events are above.
-type CommandResult = Result<(Value, Option<i64>), Refusal>;
+/// The result of a command. A command that starts something also returns the sequence number that precedes its events.
+type CommandResult = Result<(Value, Option<i64>), CommandError>;
 
 impl CommandHandler<'_> {
-    /// Carries out a command. Those about subscriptions are for sockets; here they are heard and have no effect.
+    /// Executes a command. Subscriptions need a WebSocket; over HTTP they are accepted without effect.
     pub(super) async fn handle(&self, command: &ThreadCommand) -> CommandResult {
         let params = &command.params;
         match command.method.as_str() {
@@ -80,27 +81,27 @@ impl CommandHandler<'_> {
             "input.respond" => self.respond(params).await,
             "agent.getTree" => self.tree().await,
             "subscription.subscribe" | "subscription.reconnect" => {
-                Filter::read(params).map_err(Refusal::argument)?;
+                Filter::read(params).map_err(CommandError::argument)?;
                 let id = crate::domain::id::RunId::mint();
                 Ok((json!({"subscription_id": id.to_string(), "replayed_events": 0}), None))
             }
             "subscription.unsubscribe" => Err(no_subscription(params)),
-            other => Err(Refusal::new(
+            other => Err(CommandError::new(
                 "unknown_command",
                 format!("Unknown protocol command: {other}"),
             )),
         }
     }
 
-    /// The number of the newest frame that can come of what is stored by now.
-    async fn applied(&self) -> Result<i64, Refusal> {
+    /// The largest frame number that stored events can have now.
+    async fn newest_seq(&self) -> Result<i64, CommandError> {
         let Some(thread) = self.thread else { return Ok(0) };
         let bounds = self
             .api
             .events
             .bounds(thread)
             .await
-            .map_err(|error| refused(ApiError::from(error)))?;
+            .map_err(|error| command_error(ApiError::from(error)))?;
         Ok(bounds.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
     }
 
@@ -109,18 +110,18 @@ impl CommandHandler<'_> {
             .get("assistant_id")
             .and_then(Value::as_str)
             .filter(|name| !name.is_empty());
-        let assistant = assistant.ok_or_else(|| Refusal::argument("run.start requires an assistant_id."))?;
+        let assistant = assistant.ok_or_else(|| CommandError::argument("run.start requires an assistant_id."))?;
         let thread = self
             .thread
-            .ok_or_else(|| Refusal::new("unknown_error", "422: Invalid thread ID"))?;
-        let mut config = object(params, "config")?;
-        let checkpoint = checkpoint_of(config.as_mut())?;
+            .ok_or_else(|| CommandError::new("unknown_error", "422: Invalid thread ID"))?;
+        let mut config = object_param(params, "config")?;
+        let checkpoint = take_checkpoint(config.as_mut())?;
         let strategy = params.get("multitaskStrategy").and_then(Value::as_str);
-        let wish = RunCreate {
+        let new_run = RunCreate {
             assistant_id: Some(assistant.to_owned()),
             input: params.get("input").filter(|input| !input.is_null()).cloned(),
             config,
-            metadata: object(params, "metadata")?,
+            metadata: object_param(params, "metadata")?,
             checkpoint_id: checkpoint.map(|id| id.to_string()),
             multitask_strategy: Some(
                 strategy
@@ -130,7 +131,7 @@ impl CommandHandler<'_> {
                     .to_owned(),
             ),
             if_not_exists: Some("create".to_owned()),
-            ..all_seen()
+            ..fully_streamed()
         };
         let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         check_graph(self.api, &wish.assistant).map_err(refused)?;
@@ -139,14 +140,16 @@ impl CommandHandler<'_> {
         let run = match once.map_err(|error| refused(error.into()))? {
             Once::First(run) => run.id,
             Once::Again(StoredResponse::Run { run, .. }) => run,
-            Once::Again(StoredResponse::Answer { .. }) | Once::Reused => return Err(refused(ApiError::key_reused())),
+            Once::Again(StoredResponse::Answer { .. }) | Once::Reused => {
+                return Err(command_error(ApiError::key_reused()));
+            }
         };
         Ok((json!({"run_id": run}), Some(seq)))
     }
 
     async fn respond(&self, params: &Value) -> CommandResult {
         let replies = self.replies(params)?;
-        let none = || Refusal::new("no_such_run", "No interrupted run is bound to this thread.");
+        let none = || CommandError::new("no_such_run", "No interrupted run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
         let present = |name: &str| params.get(name).filter(|value| !value.is_null()).cloned();
         let command = CommandBody {
@@ -154,49 +157,54 @@ impl CommandHandler<'_> {
             update: present("update"),
             goto: present("goto"),
         };
-        let wish = RunCreate {
-            // Filled in with the one who asks.
+        let new_run = RunCreate {
+            // Replaced by the assistant of the interrupted run.
             assistant_id: Some(String::new()),
             command: Some(command),
-            config: object(params, "config")?,
-            metadata: object(params, "metadata")?,
-            ..all_seen()
+            config: object_param(params, "config")?,
+            metadata: object_param(params, "metadata")?,
+            ..fully_streamed()
         };
         let wish = wish.check(RunScope::Thread(thread)).map_err(refused)?.wish;
         let seq = self.applied().await?;
         match self.api.interrupts.respond(thread, wish, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
             Err(RespondError::NoRun) => Err(none()),
-            Err(RespondError::NoInterrupt(id)) => Err(Refusal::new(
+            Err(RespondError::NoInterrupt(id)) => Err(CommandError::new(
                 "no_such_interrupt",
                 format!("Unknown or already resolved interrupt: {id}"),
             )),
-            Err(RespondError::Start(StartError::Invalid(invalid))) => Err(Refusal::argument(invalid.to_string())),
-            Err(RespondError::Start(error)) => Err(refused(error.into())),
+            Err(RespondError::Start(StartError::Invalid(invalid))) => Err(CommandError::argument(invalid.to_string())),
+            Err(RespondError::Start(error)) => Err(command_error(error.into())),
         }
     }
 
-    /// One answer, or a list of them.
-    fn replies(&self, params: &Value) -> Result<Vec<InterruptReply>, Refusal> {
-        let Some(many) = params.get("responses").filter(|many| !many.is_null()) else {
+    /// The replies of a command: one, or a list.
+    fn replies(&self, params: &Value) -> Result<Vec<InterruptReply>, CommandError> {
+        let Some(responses) = params.get("responses").filter(|responses| !responses.is_null()) else {
             return Ok(vec![self.reply(params)?]);
         };
-        let many = many.as_array().filter(|many| !many.is_empty());
-        let many = many.ok_or_else(|| Refusal::argument("input.respond requires at least one response."))?;
-        many.iter().map(|one| self.reply(one)).collect()
+        let responses = responses.as_array().filter(|responses| !responses.is_empty());
+        let responses =
+            responses.ok_or_else(|| CommandError::argument("input.respond requires at least one response."))?;
+        responses.iter().map(|response| self.reply(response)).collect()
     }
 
-    fn reply(&self, one: &Value) -> Result<InterruptReply, Refusal> {
-        let interrupt = one
+    fn reply(&self, response: &Value) -> Result<InterruptReply, CommandError> {
+        let interrupt = response
             .get("interrupt_id")
             .and_then(Value::as_str)
             .filter(|id| !id.is_empty());
-        let interrupt = interrupt.ok_or_else(|| Refusal::argument("input.respond requires an interrupt_id."))?;
-        let segments = one.get("namespace").and_then(Value::as_array).into_iter().flatten();
-        let place = segments.filter_map(Value::as_str).collect::<Vec<_>>().join("|");
-        let answer = one.get("response").cloned().unwrap_or_default();
-        // A page that was loaded anew may know a question by its id alone.
-        let namespace = Some(place).filter(|place| self.checks_places && !place.is_empty());
+        let interrupt = interrupt.ok_or_else(|| CommandError::argument("input.respond requires an interrupt_id."))?;
+        let segments = response
+            .get("namespace")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
+        let namespace = segments.filter_map(Value::as_str).collect::<Vec<_>>().join("|");
+        let answer = response.get("response").cloned().unwrap_or_default();
+        // A page that was reloaded may know only the id of the interrupt.
+        let namespace = Some(namespace).filter(|namespace| self.checks_namespace && !namespace.is_empty());
         Ok(InterruptReply {
             interrupt: interrupt.to_owned(),
             namespace,
@@ -204,36 +212,36 @@ impl CommandHandler<'_> {
         })
     }
 
-    /// The newest run of the thread and the runs of its subagents.
+    /// The newest run of the thread with its child runs.
     async fn tree(&self) -> CommandResult {
-        let none = || Refusal::new("no_such_run", "No active run is bound to this thread.");
+        let none = || CommandError::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
         let read = self.api.db.read(move |tx| {
             Box::pin(async move {
                 let newest = runs::newest(tx, thread).await?;
                 let Some(root) = newest else { return Ok(None) };
-                let below = runs::descendants(tx, root.id).await?;
-                Ok(Some((root, below, threads::find(tx, thread).await?)))
+                let descendants = runs::descendants(tx, root.id).await?;
+                Ok(Some((root, descendants, threads::find(tx, thread).await?)))
             })
         });
-        let found = read.await.map_err(|error| refused(ApiError::from(error)))?;
-        let (root, below, thread) = found.ok_or_else(none)?;
-        let waits = thread.is_some_and(|thread| thread.status == ThreadStatus::Interrupted);
-        Ok((json!({"tree": node(&root, &below, waits)}), None))
+        let found = read.await.map_err(|error| command_error(ApiError::from(error)))?;
+        let (root, descendants, thread) = found.ok_or_else(none)?;
+        let is_interrupted = thread.is_some_and(|thread| thread.status == ThreadStatus::Interrupted);
+        Ok((json!({"tree": node(&root, &descendants, is_interrupted)}), None))
     }
 }
 
-/// What an answer to a question with an unknown subscription says.
-pub(super) fn no_subscription(params: &Value) -> Refusal {
+/// The error for an unknown subscription.
+pub(super) fn no_subscription(params: &Value) -> CommandError {
     let id = params
         .get("subscription_id")
         .and_then(Value::as_str)
         .unwrap_or_default();
-    Refusal::new("no_such_subscription", format!("Unknown subscription: {id}"))
+    CommandError::new("no_such_subscription", format!("Unknown subscription: {id}"))
 }
 
-/// A run whose events other clients of the thread can see in every form.
-fn all_seen() -> RunCreate {
+/// A run whose events can be streamed in every mode to other clients of the thread.
+fn fully_streamed() -> RunCreate {
     let modes = StreamMode::ALL.map(StreamMode::word);
     RunCreate {
         stream_mode: Some(json!(modes)),
@@ -243,16 +251,16 @@ fn all_seen() -> RunCreate {
     }
 }
 
-fn object(params: &Value, name: &str) -> Result<Option<Object>, Refusal> {
+fn object_param(params: &Value, name: &str) -> Result<Option<Object>, CommandError> {
     match params.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(fields)) => Ok(Some(fields.clone())),
-        Some(_) => Err(Refusal::argument(format!("{name} must be an object."))),
+        Some(_) => Err(CommandError::argument(format!("{name} must be an object."))),
     }
 }
 
-/// The checkpoint to begin from, which clients name among the settings.
-fn checkpoint_of(config: Option<&mut Object>) -> Result<Option<CheckpointId>, Refusal> {
+/// Removes the checkpoint to start from, which clients send in `configurable`.
+fn take_checkpoint(config: Option<&mut Object>) -> Result<Option<CheckpointId>, CommandError> {
     let configurable = config
         .and_then(|config| config.get_mut("configurable"))
         .and_then(Value::as_object_mut);
@@ -261,28 +269,28 @@ fn checkpoint_of(config: Option<&mut Object>) -> Result<Option<CheckpointId>, Re
         None | Some(Value::Null) => Ok(None),
         Some(named) => {
             let id = named.as_str().and_then(|text| text.parse().ok());
-            let shown = named
+            let given = named
                 .as_str()
                 .map_or_else(|| named.to_string(), |text| format!("'{text}'"));
             id.map(Some)
-                .ok_or_else(|| Refusal::argument(format!("Invalid config.configurable.checkpoint_id: {shown}.")))
+                .ok_or_else(|| CommandError::argument(format!("Invalid config.configurable.checkpoint_id: {given}.")))
         }
     }
 }
 
-/// A refusal by the rest of the server.
-pub(super) fn refused(error: ApiError) -> Refusal {
+/// The command error of an HTTP error.
+pub(super) fn command_error(error: ApiError) -> CommandError {
     if error.code() == "invalid" {
-        return Refusal::argument(error.message());
+        return CommandError::argument(error.message());
     }
-    Refusal::new(
+    CommandError::new(
         "unknown_error",
         format!("{}: {}", error.status().as_u16(), error.message()),
     )
 }
 
-fn node(run: &Run, all: &[Run], waits: bool) -> Value {
-    let below: Vec<Value> = all
+fn node(run: &Run, all: &[Run], is_interrupted: bool) -> Value {
+    let descendants: Vec<Value> = all
         .iter()
         .filter(|child| child.lineage.parent == Some(run.id))
         .map(|child| node(child, all, false))
@@ -302,22 +310,22 @@ fn node(run: &Run, all: &[Run], waits: bool) -> Value {
     node.insert("namespace".to_owned(), json!(namespace));
     node.insert(
         "status".to_owned(),
-        json!(if waits && run.status == RunStatus::Success {
+        json!(if is_interrupted && run.status == RunStatus::Success {
             "interrupted"
         } else {
             status(run.status)
         }),
     );
     node.insert("graph_name".to_owned(), json!(graph));
-    if !below.is_empty() {
-        node.insert("children".to_owned(), json!(below));
+    if !descendants.is_empty() {
+        node.insert("children".to_owned(), json!(descendants));
     }
     Value::Object(node)
 }
 
 fn status(status: RunStatus) -> &'static str {
     if status.is_final() {
-        v2::ending(status)
+        v2::lifecycle_word(status)
     } else {
         "running"
     }

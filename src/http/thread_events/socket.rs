@@ -1,4 +1,4 @@
-//! The stream of a thread over a WebSocket: commands come in, answers and events go out, all on one line.
+//! The stream of a thread over a WebSocket, which carries commands, their results and events.
 
 use std::future::pending;
 
@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::time::Interval;
 
-use super::commands::{CommandHandler, no_subscription, refused};
+use super::commands::{CommandHandler, command_error, no_subscription};
 use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
@@ -22,60 +22,61 @@ use crate::http::client::ClientId;
 use crate::http::connections::{ConnectionHandle, RequestGuard};
 use crate::http::error::{ApiError, ErrorBody, RESUME_GAP};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
-use crate::http::stream::beat;
+use crate::http::stream::heartbeat_interval;
 use crate::http::stream::thread::{self, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
 use crate::http::stream_limits::StreamPermit;
-use crate::http::wire::command::{CommandAnswer, Refusal, ThreadCommand};
+use crate::http::wire::command::{CommandAnswer, CommandError, ThreadCommand};
 
-/// How many subscriptions one socket may have.
+/// The maximum number of subscriptions per WebSocket.
 const MAX_SUBSCRIPTIONS: usize = 64;
 
-/// Opens the stream of a thread as a WebSocket.
+/// Opens a WebSocket for the events and commands of a thread.
 ///
-/// Texts in both directions are JSON: commands, as `POST /threads/{thread_id}/commands` takes them, and besides
-/// `subscription.subscribe` with what the stream over HTTP takes as its body, `subscription.reconnect` with `since`, and
-/// `subscription.unsubscribe`; answers to them; events. What is past comes before the answer to a subscription.
+/// All messages are JSON. Clients send the commands of `POST /threads/{thread_id}/commands`, and
+/// `subscription.subscribe` with the body of the stream over HTTP, `subscription.reconnect` with `since`, and
+/// `subscription.unsubscribe`. The server sends results and events. Past events come before the result of a
+/// subscription.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream/events", tag = "Thread stream", params(ThreadPath),
-    responses((status = 101, description = "The line is open"),
+    responses((status = 101, description = "The WebSocket is open"),
         (status = 400, description = "The request is not a WebSocket upgrade", body = String),
         (status = 426, description = "The connection cannot become a WebSocket", body = String),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn get(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,
     upgrade: WebSocketUpgrade,
-    // Behind the upgrade: a request that is none has no reader.
+    // The extractor follows the upgrade, because only upgrades have a body reader.
     Extension(bodies): Extension<BodyReader>,
 ) -> Result<Response, ApiError> {
     let permit = api.streams.acquire(Some(path.thread_id), client)?;
     let most = api.settings.bodies.max;
-    // The connection stays open, and busy, for as long as the socket.
+    // The connection counts as busy for as long as the socket is open.
     let connection = connection.map(|Extension(connection)| connection.begin());
-    let session = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, (permit, connection)).run();
+    let session = move |socket| SocketSession::new(api, path.thread_id, socket, bodies, permit, connection).run();
     Ok(upgrade.max_message_size(most).max_frame_size(most).on_upgrade(session))
 }
 
-/// The client has disconnected, or the session has to end.
+/// The client has disconnected, or the session must end.
 struct Disconnected;
 
-/// The read of a thread that is under way.
-type Listening = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
+/// A read of the thread that is in progress.
+type PendingRead = BoxFuture<'static, (ThreadTail, DbResult<ThreadEvent>)>;
 
-/// One open WebSocket.
+/// An open WebSocket.
 struct SocketSession {
     api: Api,
     thread: ThreadId,
     socket: WebSocket,
-    /// Counts commands among the bodies of requests.
+    /// Counts commands like request bodies.
     bodies: BodyReader,
-    /// What all subscriptions together hear, once there is one.
-    live: Option<Listening>,
+    /// The live read for all subscriptions; `None` before the first one.
+    pending_read: Option<PendingRead>,
     reader: ThreadFrames,
-    /// The number of the last event that was heard live.
-    heard: i64,
+    /// The sequence number of the last live event.
+    last_seq: i64,
     subscriptions: Vec<(String, Filter)>,
     heartbeat: Interval,
     _permit: StreamPermit,
@@ -88,20 +89,21 @@ impl SocketSession {
         thread: ThreadId,
         socket: WebSocket,
         bodies: BodyReader,
-        (permit, connection): (StreamPermit, Option<RequestGuard>),
+        permit: StreamPermit,
+        connection: Option<RequestGuard>,
     ) -> Self {
         let reader = ThreadFrames::new(api.events.clone(), thread, V2Presenter::default());
-        let heartbeat = beat(api.settings.heartbeat);
-        let live = None;
+        let heartbeat = heartbeat_interval(api.settings.heartbeat);
+        let pending_read = None;
         let subscriptions = vec![];
         Self {
             api,
             thread,
             socket,
             bodies,
-            live,
+            pending_read,
             reader,
-            heard: 0,
+            last_seq: 0,
             subscriptions,
             heartbeat,
             _permit: permit,
@@ -109,15 +111,15 @@ impl SocketSession {
         }
     }
 
-    /// Serves until the client leaves, or the server does.
+    /// Serves the socket until the client disconnects or the server shuts down.
     async fn run(mut self) {
         while self.serve().await.is_ok() {}
     }
 
     async fn serve(&mut self) -> Result<(), Disconnected> {
-        let leaving = self.api.events.clone();
+        let events = self.api.events.clone();
         tokio::select! {
-            (tail, heard) = next(&mut self.live) => self.on_event(tail, heard).await,
+            (tail, read) = next(&mut self.pending_read) => self.on_event(tail, read).await,
             message = self.socket.recv() => match message {
                 Some(Ok(Message::Text(text))) => self.receive(text.as_bytes()).await,
                 Some(Ok(Message::Binary(bytes))) => self.receive(&bytes).await,
@@ -125,48 +127,48 @@ impl SocketSession {
                 Some(Ok(Message::Close(_)) | Err(_)) | None => Err(Disconnected),
             },
             _ = self.heartbeat.tick() => self.send(Message::Ping(Bytes::new())).await,
-            () = leaving.left() => self.leave("the server restarts").await,
+            () = events.shutdown_started() => self.close_for_restart("the server restarts").await,
         }
     }
 
-    /// What happens on the thread goes out.
-    async fn on_event(&mut self, tail: ThreadTail, heard: DbResult<ThreadEvent>) -> Result<(), Disconnected> {
-        match heard {
+    /// Sends the frames of a live event.
+    async fn on_event(&mut self, tail: ThreadTail, read: DbResult<ThreadEvent>) -> Result<(), Disconnected> {
+        match read {
             Ok(ThreadEvent::Event(event)) => {
-                self.heard = event.seq;
+                self.last_seq = event.seq;
                 match self.reader.frames(&event).await {
-                    Ok(frames) => self.show(&frames).await?,
-                    Err(error) => return self.break_off(&error).await,
+                    Ok(frames) => self.send_frames(&frames).await?,
+                    Err(error) => return self.fail(&error).await,
                 }
             }
-            Ok(ThreadEvent::Quiet) => self.reader.presenter.rest(),
-            Ok(ThreadEvent::Leaving) => return self.leave("the server restarts").await,
-            Err(error) => return self.break_off(&error).await,
+            Ok(ThreadEvent::Quiet) => self.reader.presenter.clear_caches(),
+            Ok(ThreadEvent::Shutdown) => return self.close_for_restart("the server restarts").await,
+            Err(error) => return self.fail(&error).await,
         }
-        self.live = Some(Box::pin(thread::listen(tail)));
+        self.pending_read = Some(Box::pin(thread::next_event(tail)));
         Ok(())
     }
 
-    /// What the client says is a command. What is none is answered, and the line stays open.
+    /// Executes a command from the client. An invalid command is answered with an error, and the socket stays open.
     async fn receive(&mut self, text: &[u8]) -> Result<(), Disconnected> {
-        let _share = match self.bodies.share_of(text).await {
+        let _share = match self.bodies.reserve(text).await {
             Ok(share) => share,
             Err(error) => {
-                let answer = CommandAnswer::refusal(Value::Null, refused(error));
-                return self.tell(&json!(answer)).await;
+                let answer = CommandAnswer::refusal(Value::Null, command_error(error));
+                return self.send_json(&json!(answer)).await;
             }
         };
-        let refused = |refusal: Refusal| Err(Box::new(CommandAnswer::refusal(Value::Null, refusal)));
+        let refuse = |refusal: CommandError| Err(Box::new(CommandAnswer::refusal(Value::Null, refusal)));
         let command = match (within_limits(text), serde_json::from_slice::<Value>(text)) {
-            (Err(exceeded), _) => refused(Refusal::argument(exceeded.to_string())),
+            (Err(exceeded), _) => refuse(CommandError::argument(exceeded.to_string())),
             (Ok(()), Ok(value)) => ThreadCommand::read(&value),
-            (Ok(()), Err(_)) => refused(Refusal::argument("Protocol commands must be valid JSON.")),
+            (Ok(()), Err(_)) => refuse(CommandError::argument("Protocol commands must be valid JSON.")),
         };
         let answer = match command {
             Ok(command) => self.handle(&command).await?,
             Err(answer) => *answer,
         };
-        self.tell(&json!(answer)).await
+        self.send_json(&json!(answer)).await
     }
 
     async fn handle(&mut self, command: &ThreadCommand) -> Result<CommandAnswer, Disconnected> {
@@ -182,7 +184,7 @@ impl SocketSession {
                 let handler = CommandHandler {
                     api: &self.api,
                     thread: Some(self.thread),
-                    checks_places: true,
+                    checks_namespace: true,
                     key: None,
                 };
                 handler.handle(command).await
@@ -195,39 +197,40 @@ impl SocketSession {
         })
     }
 
-    /// Shows what is past, then goes on with what happens.
-    async fn subscribe(&mut self, params: &Value, since: i64) -> Result<Result<Value, Refusal>, Disconnected> {
+    /// Sends past events, then adds the subscription to the live ones.
+    async fn subscribe(&mut self, params: &Value, since: i64) -> Result<Result<Value, CommandError>, Disconnected> {
         let filter = match Filter::read(params) {
             Ok(filter) => filter,
-            Err(reason) => return Ok(Err(Refusal::argument(reason))),
+            Err(reason) => return Ok(Err(CommandError::argument(reason))),
         };
         if self.subscriptions.len() >= MAX_SUBSCRIPTIONS {
-            let text = format!("This socket has {MAX_SUBSCRIPTIONS} subscriptions, and more are not allowed.");
-            return Ok(Err(Refusal::argument(text)));
+            let text = format!("This WebSocket has reached its limit of {MAX_SUBSCRIPTIONS} subscriptions.");
+            return Ok(Err(CommandError::argument(text)));
         }
         let replayed = match self.replay(&filter, since).await {
             Ok(frames) => frames?,
-            Err(error) => return self.break_off(&error).await.map(|()| Ok(Value::Null)),
+            Err(error) => return self.fail(&error).await.map(|()| Ok(Value::Null)),
         };
         let own = params.get("subscription_id").and_then(Value::as_str);
         let id = own.map_or_else(|| crate::domain::id::RunId::mint().to_string(), str::to_owned);
         self.subscriptions.retain(|(known, _)| *known != id);
         self.subscriptions.push((id.clone(), filter));
-        self.want();
+        self.update_filter();
         Ok(Ok(json!({"subscription_id": id, "replayed_events": replayed})))
     }
 
-    /// The same for a client that has seen everything up to `since`.
-    async fn reconnect(&mut self, params: &Value) -> Result<Result<Value, Refusal>, Disconnected> {
+    /// Subscribes a client that has received everything up to `since`.
+    async fn reconnect(&mut self, params: &Value) -> Result<Result<Value, CommandError>, Disconnected> {
         let Some(since) = whole_number(params, "since") else {
-            return Ok(Err(Refusal::argument("subscription.reconnect requires a since.")));
+            return Ok(Err(CommandError::argument("subscription.reconnect requires a since.")));
         };
         if since == 0 {
             return self.subscribe(params, since).await;
         }
         match self.api.events.gap(self.thread, since / FRAMES).await {
             Ok(Some(first)) => {
-                let mut refusal = Refusal::new(RESUME_GAP, "The log does not reach back to this number any more.");
+                let mut refusal =
+                    CommandError::new(RESUME_GAP, "The log no longer contains the events after this number.");
                 refusal.more.insert("since".to_owned(), json!(since));
                 refusal
                     .more
@@ -235,11 +238,11 @@ impl SocketSession {
                 Ok(Err(refusal))
             }
             Ok(None) => self.subscribe(params, since).await,
-            Err(error) => Ok(Err(refused(error.into()))),
+            Err(error) => Ok(Err(command_error(error.into()))),
         }
     }
 
-    fn unsubscribe(&mut self, params: &Value) -> Result<Value, Refusal> {
+    fn unsubscribe(&mut self, params: &Value) -> Result<Value, CommandError> {
         let id = params
             .get("subscription_id")
             .and_then(Value::as_str)
@@ -249,22 +252,22 @@ impl SocketSession {
         if self.subscriptions.len() == before {
             return Err(no_subscription(params));
         }
-        self.want();
+        self.update_filter();
         Ok(json!({}))
     }
 
-    /// Everybody on this line wants what one of the subscriptions wants.
-    fn want(&mut self) {
+    /// Updates the live filter: the union of all subscriptions.
+    fn update_filter(&mut self) {
         let filters = self.subscriptions.iter().map(|(_, filter)| filter.clone()).collect();
-        self.reader.presenter.wanted = StreamFilter { filters, since: 0 };
+        self.reader.presenter.filter = StreamFilter { filters, since: 0 };
     }
 
-    /// Shows what is past: up to now for the first subscription, with which listening begins, and for the others up to
-    /// where the line has listened. Returns how many events that were.
+    /// Sends past events: up to now for the first subscription, which also starts the live read; for others up to the
+    /// last live event. Returns the number of frames.
     async fn replay(&mut self, filter: &Filter, since: i64) -> DbResult<Result<usize, Disconnected>> {
         let events = self.api.events.clone();
-        let until = match self.live {
-            Some(_) => self.heard,
+        let until = match self.pending_read {
+            Some(_) => self.last_seq,
             None => events.newest(self.thread).await?,
         };
         let after = if since == 0 {
@@ -273,29 +276,30 @@ impl SocketSession {
             events.run_start(self.thread, since / FRAMES).await?
         };
         let mut tail = events.tail_of_thread(self.thread, after);
-        let wanted = StreamFilter {
+        let filter = StreamFilter {
             filters: vec![filter.clone()],
             since,
         };
-        let mut reader = ThreadFrames::new(events, self.thread, V2Presenter::new(wanted));
+        let mut reader = ThreadFrames::new(events, self.thread, V2Presenter::new(filter));
         let mut count = 0;
-        while let Some(event) = past(&mut tail, until).await? {
+        while let Some(event) = next_until(&mut tail, until).await? {
             let frames = reader.frames(&event).await?;
             count += frames.len();
-            if self.show(&frames).await.is_err() {
+            if self.send_frames(&frames).await.is_err() {
                 return Ok(Err(Disconnected));
             }
         }
-        if self.live.is_none() {
-            (self.reader, self.heard) = (reader, until);
-            self.live = Some(Box::pin(thread::listen(tail)));
+        if self.pending_read.is_none() {
+            self.reader = reader;
+            self.last_seq = until;
+            self.pending_read = Some(Box::pin(thread::next_event(tail)));
         }
         Ok(Ok(count))
     }
 
-    async fn show(&mut self, frames: &[V2Frame]) -> Result<(), Disconnected> {
+    async fn send_frames(&mut self, frames: &[V2Frame]) -> Result<(), Disconnected> {
         for frame in frames {
-            // JSON is text.
+            // JSON is always valid UTF-8.
             let Ok(text) = frame.data.clone().try_into() else {
                 continue;
             };
@@ -304,7 +308,7 @@ impl SocketSession {
         Ok(())
     }
 
-    async fn tell(&mut self, value: &Value) -> Result<(), Disconnected> {
+    async fn send_json(&mut self, value: &Value) -> Result<(), Disconnected> {
         self.send(Message::Text(value.to_string().into())).await
     }
 
@@ -312,39 +316,39 @@ impl SocketSession {
         self.socket.send(message).await.map_err(|_| Disconnected)
     }
 
-    /// The log cannot be read; only this client is told.
-    async fn break_off<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
-        tracing::error!(thread = %self.thread, %error, "the socket of a thread broke off");
-        self.tell(&thread::broken()).await?;
+    /// Reports to this client that the log cannot be read.
+    async fn fail<T>(&mut self, error: &crate::db::DbError) -> Result<T, Disconnected> {
+        tracing::error!(thread = %self.thread, %error, "thread WebSocket failed");
+        self.send_json(&thread::stream_error()).await?;
         Err(Disconnected)
     }
 
-    /// Closes the line so that the client opens another one.
-    async fn leave(&mut self, reason: &'static str) -> Result<(), Disconnected> {
+    /// Closes the socket so that the client reconnects.
+    async fn close_for_restart(&mut self, reason: &'static str) -> Result<(), Disconnected> {
         let frame = CloseFrame {
             code: close_code::RESTART,
             reason: reason.into(),
         };
-        // Whoever does not hear it sees the line end.
+        // If the client does not receive this, it sees the connection end.
         let _ = self.send(Message::Close(Some(frame))).await;
         Err(Disconnected)
     }
 }
 
-/// Waits for what is heard next, if anybody listens.
-async fn next(live: &mut Option<Listening>) -> (ThreadTail, DbResult<ThreadEvent>) {
-    match live {
-        Some(listening) => {
-            let heard = listening.await;
-            *live = None;
-            heard
+/// Waits for the pending read; forever if there is none.
+async fn next(pending_read: &mut Option<PendingRead>) -> (ThreadTail, DbResult<ThreadEvent>) {
+    match pending_read {
+        Some(read) => {
+            let result = read.await;
+            *pending_read = None;
+            result
         }
         None => pending().await,
     }
 }
 
-/// The next event up to number `until`; none after the last.
-async fn past(tail: &mut ThreadTail, until: i64) -> DbResult<Option<std::sync::Arc<Event>>> {
+/// The next event up to sequence number `until`.
+async fn next_until(tail: &mut ThreadTail, until: i64) -> DbResult<Option<std::sync::Arc<Event>>> {
     loop {
         let Some(next) = tail.peek() else {
             if tail.position() >= until {

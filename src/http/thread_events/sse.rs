@@ -1,4 +1,4 @@
-//! The stream of a thread: everything that happens on it, from its first run on, for as long as the client listens.
+//! The stream of a thread as server-sent events.
 
 use axum::body::Bytes;
 use axum::extract::State;
@@ -16,15 +16,15 @@ use crate::http::wire::server_sent_event::ServerSentEvent;
 
 /// Streams the events of a thread.
 ///
-/// First comes what is past, from the first run on or from `since` on, then what happens. The stream does not end with a
-/// run. A thread that does not exist is waited for.
+/// Past events come first, from the first run or from `since`, then live ones. The stream does not end with a run. For
+/// a thread that does not exist, the stream waits for its first run.
 #[utoipa::path(post, path = "/threads/{thread_id}/stream/events", tag = "Thread stream",
     params(ThreadPath), request_body = ThreadStreamRequest,
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
-        (status = 400, description = "There is no such channel", body = ErrorBody),
-        (status = 409, description = "The log does not reach back to `since` any more", body = ErrorBody),
-        (status = 413, description = "The body is larger than allowed", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 400, description = "A channel does not exist", body = ErrorBody),
+        (status = 409, description = "The log no longer contains the events after `since`", body = ErrorBody),
+        (status = 413, description = "The body is too large", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn post(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,

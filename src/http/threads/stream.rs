@@ -1,4 +1,4 @@
-//! The stream of a thread: what happens on it in run after run. It does not end by itself.
+//! The stream of a thread: the events of all its runs, one run after another.
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -20,21 +20,21 @@ use crate::http::stream_limits::StreamPermit;
 use crate::http::wire::server_sent_event::ServerSentEvent;
 use crate::http::{Api, runs, state};
 
-/// The stream modes of a thread that a reader wants.
+/// The stream modes of a thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct StreamModes {
-    /// That runs begin and end.
+    /// The start and end of runs.
     lifecycle: bool,
-    /// All that the runs show, each in the modes it was asked for.
+    /// All events of the runs, in the modes that each run was created with.
     run_modes: bool,
-    /// What clients write into the state.
+    /// State updates by clients.
     state_update: bool,
 }
 
 impl StreamModes {
-    /// Reads the names, of which several may stand in one parameter.
+    /// Reads the mode names. One parameter may hold several.
     fn of(params: &Params) -> Result<Self, ApiError> {
-        let mut wanted = Self::default();
+        let mut modes = Self::default();
         let texts = [params.texts("stream_mode"), params.texts("stream_modes")].concat();
         for word in texts
             .iter()
@@ -43,36 +43,36 @@ impl StreamModes {
             .filter(|word| !word.is_empty())
         {
             match word {
-                "lifecycle" => wanted.lifecycle = true,
-                "run_modes" => wanted.run_modes = true,
-                "state_update" => wanted.state_update = true,
+                "lifecycle" => modes.lifecycle = true,
+                "run_modes" => modes.run_modes = true,
+                "state_update" => modes.state_update = true,
                 other => return Err(ApiError::bad_parameter("stream_mode", other)),
             }
         }
-        Ok(if wanted == Self::default() {
+        Ok(if modes == Self::default() {
             Self {
                 run_modes: true,
-                ..wanted
+                ..modes
             }
         } else {
-            wanted
+            modes
         })
     }
 }
 
-/// Follows what happens on a thread, in all of its runs. The stream does not end by itself.
+/// Streams the events of all runs of a thread. The stream does not end by itself.
 ///
-/// `run_modes` shows each run as its own stream does, with `metadata` before and after it; `lifecycle` only tells that
-/// runs begin and end; `state_update` shows what clients write into the state. `Last-Event-ID` goes on behind an event,
-/// `-1` begins with the first run; without it only what comes from now on is shown.
+/// `run_modes` streams each run as its own endpoint does, with `metadata` before and after it; `lifecycle` sends only
+/// the start and end of runs; `state_update` sends state updates by clients. `Last-Event-ID` resumes after an event,
+/// and `-1` starts at the first run; without it, only new events are sent.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "Threads",
     params(ThreadPath,
-        ("stream_mode" = Option<String>, Query, description = "lifecycle, run_modes (default), state_update; several"),
-        ("last-event-id" = Option<String>, Header, description = "The last event that the client has seen")),
+        ("stream_mode" = Option<String>, Query, description = "A mode: lifecycle, run_modes (default) or state_update; may be repeated"),
+        ("last-event-id" = Option<String>, Header, description = "The id of the last event that the client has received")),
     responses((status = 200, description = "The events", body = ServerSentEvent, content_type = "text/event-stream"),
-        (status = 404, description = "There is no such thread", body = ErrorBody),
-        (status = 409, description = "The log does not reach back to the last event any more", body = ErrorBody),
-        (status = 429, description = "The thread or the client has too many open streams", body = ErrorBody)))]
+        (status = 404, description = "Thread not found", body = ErrorBody),
+        (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
+        (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn follow(
     State(api): State<Api>,
     ApiPath(path): ApiPath<ThreadPath>,
@@ -81,28 +81,29 @@ pub(in crate::http) async fn follow(
     client: ClientId,
 ) -> Result<Response, ApiError> {
     let thread = path.thread_id;
-    let wanted = StreamModes::of(&params)?;
-    let seen = runs::last_event(&headers)?;
+    let modes = StreamModes::of(&params)?;
+    let resume_from = runs::last_event_id(&headers)?;
     let found = api
         .db
         .read(move |tx| Box::pin(async move { threads::find(tx, thread).await }))
         .await?;
     found.ok_or_else(|| ApiError::no_thread(thread))?;
-    runs::check_gap(&api, thread, seen.as_ref()).await?;
+    runs::check_gap(&api, thread, resume_from.as_ref()).await?;
     let permit = api.streams.acquire(Some(thread), client)?;
-    let source = match &seen {
-        Some(place) => RunSequence::from_seq(&api.events, thread, place.cursor.seq).await?,
+    let source = match &resume_from {
+        Some(point) => RunSequence::from_seq(&api.events, thread, point.cursor.seq).await?,
         None => RunSequence::from_now(&api.events, thread).await?,
     };
     let heartbeat = api.settings.heartbeat;
-    let seen = seen.map(|place| (place.cursor, place.said)).unzip();
+    let (seen, unfinished_answers) = resume_from.map(|point| (point.cursor, point.answers)).unzip();
     Ok(stream::respond(
         ThreadRunsProjection {
             api,
             thread,
-            wanted,
+            modes,
             presenter: None,
             seen,
+            unfinished_answers,
             _permit: permit,
         },
         source,
@@ -114,11 +115,12 @@ pub(in crate::http) async fn follow(
 struct ThreadRunsProjection {
     api: Api,
     thread: ThreadId,
-    wanted: StreamModes,
-    /// That of the run under way.
+    modes: StreamModes,
+    /// The presenter of the current run.
     presenter: Option<V1Presenter>,
-    /// The last frame that the client has seen, and what was said then of the answers that were not finished.
-    seen: (Option<Cursor>, Option<Vec<AnswerOffset>>),
+    /// The last frame that the client has seen, and how far it has seen the answers that were unfinished then.
+    seen: Option<Cursor>,
+    unfinished_answers: Option<Vec<AnswerOffset>>,
     _permit: StreamPermit,
 }
 
@@ -132,16 +134,16 @@ impl Projection for ThreadRunsProjection {
     }
 
     async fn take(&mut self, source: &mut RunSequence, item: Self::Item, buffer: &mut BytesMut) -> Flow {
-        let shown = match item {
-            Ok(Some(item)) => self.show(item, buffer).await,
+        let result = match item {
+            Ok(Some(item)) => self.take_item(item, buffer).await,
             Ok(None) if source.is_cut() => return Flow::Break,
             Ok(None) => return Flow::End,
             Err(error) => Err(error.into()),
         };
-        match shown {
+        match result {
             Ok(()) => Flow::Continue,
             Err(error) => {
-                tracing::error!(thread = %self.thread, error = error.message(), "the stream of a thread broke off");
+                tracing::error!(thread = %self.thread, error = error.message(), "thread stream failed");
                 Frame::fault().write(buffer);
                 Flow::End
             }
@@ -150,22 +152,22 @@ impl Projection for ThreadRunsProjection {
 }
 
 impl ThreadRunsProjection {
-    async fn show(&mut self, item: ThreadItem, buffer: &mut BytesMut) -> Result<(), ApiError> {
+    async fn take_item(&mut self, item: ThreadItem, buffer: &mut BytesMut) -> Result<(), ApiError> {
         match item {
             ThreadItem::RunStarted(run) => {
-                self.begin(&run);
+                self.start_run(&run);
                 Ok(())
             }
             ThreadItem::Event(event) => self.event(&event, buffer).await,
             ThreadItem::RunEnded(run, seq) => {
-                self.done(run, seq, buffer);
+                self.end_run(run, seq, buffer);
                 Ok(())
             }
-            ThreadItem::StateUpdated(checkpoint, seq) => self.written(checkpoint, seq, buffer).await,
+            ThreadItem::StateUpdated(checkpoint, seq) => self.state_updated(checkpoint, seq, buffer).await,
         }
     }
 
-    fn begin(&mut self, run: &Run) {
+    fn start_run(&mut self, run: &Run) {
         let graph = run
             .metadata
             .get("graph_id")
@@ -177,16 +179,16 @@ impl ThreadRunsProjection {
             .iter()
             .filter_map(|word| StreamMode::from_word(word))
             .collect();
-        let modes = match (self.wanted.run_modes, modes.is_empty()) {
-            // The frame that names the run comes in any mode.
+        let modes = match (self.modes.run_modes, modes.is_empty()) {
+            // The frame that names the run is sent in any mode.
             (false, _) => vec![StreamMode::Custom],
             (true, true) => vec![StreamMode::Values],
             (true, false) => modes,
         };
-        let facts = RunInfo::of(run, graph);
-        let mut presenter = V1Presenter::new(facts, modes.into_iter().collect(), run.request.stream_subgraphs);
-        if let Some(said) = &self.seen.1 {
-            presenter.recall(said.clone());
+        let info = RunInfo::of(run, graph);
+        let mut presenter = V1Presenter::new(info, modes.into_iter().collect(), run.request.stream_subgraphs);
+        if let Some(answers) = &self.unfinished_answers {
+            presenter.resume(answers.clone());
         }
         self.presenter = Some(presenter);
     }
@@ -197,11 +199,11 @@ impl ThreadRunsProjection {
         };
         let loaded = stream::load(&self.api.events, self.thread, presenter.needs(event)).await?;
         let frames = presenter.present(event, loaded);
-        for (mut frame, cursor) in unseen(frames, event.seq, self.seen.0) {
-            if self.wanted.run_modes || self.wanted.lifecycle && frame.event.word == "metadata" {
+        for (mut frame, cursor) in unseen(frames, event.seq, self.seen) {
+            if self.modes.run_modes || self.modes.lifecycle && frame.event.word == "metadata" {
                 frame.id = Some(ResumePoint {
                     cursor,
-                    said: presenter.unfinished(frame.said),
+                    answers: presenter.unfinished(frame.progress),
                 });
                 frame.write(buffer);
             }
@@ -209,17 +211,17 @@ impl ThreadRunsProjection {
         Ok(())
     }
 
-    fn done(&mut self, run: RunId, seq: i64, buffer: &mut BytesMut) {
+    fn end_run(&mut self, run: RunId, seq: i64, buffer: &mut BytesMut) {
         self.presenter = None;
-        if self.wanted.run_modes || self.wanted.lifecycle {
-            self.tell("metadata", &json!({"status": "run_done", "run_id": run}), seq, buffer);
+        if self.modes.run_modes || self.modes.lifecycle {
+            self.write_frame("metadata", &json!({"status": "run_done", "run_id": run}), seq, buffer);
         }
     }
 
-    async fn written(&self, checkpoint: CheckpointId, seq: i64, buffer: &mut BytesMut) -> Result<(), ApiError> {
-        if self.wanted.state_update {
-            let state = state::show_at(&self.api, self.thread, checkpoint).await?.0;
-            self.tell(
+    async fn state_updated(&self, checkpoint: CheckpointId, seq: i64, buffer: &mut BytesMut) -> Result<(), ApiError> {
+        if self.modes.state_update {
+            let state = state::load_state_at(&self.api, self.thread, checkpoint).await?.0;
+            self.write_frame(
                 "state_update",
                 &json!({"thread_id": self.thread, "state": state}),
                 seq,
@@ -229,11 +231,14 @@ impl ThreadRunsProjection {
         Ok(())
     }
 
-    /// Writes a frame behind everything else that belongs to a number of the log.
-    fn tell(&self, event: &'static str, data: &serde_json::Value, seq: i64, buffer: &mut BytesMut) {
+    /// Writes a frame that follows all others of this sequence number.
+    fn write_frame(&self, event: &'static str, data: &serde_json::Value, seq: i64, buffer: &mut BytesMut) {
         let cursor = Cursor::after(seq);
-        if cursor.is_new(self.seen.0, false) {
-            let id = Some(ResumePoint { cursor, said: vec![] });
+        if cursor.is_new(self.seen, false) {
+            let id = Some(ResumePoint {
+                cursor,
+                answers: vec![],
+            });
             Frame {
                 id,
                 ..Frame::of(event, data)

@@ -1,4 +1,4 @@
-//! Definitions of agents on the wire.
+//! Agent definitions on the wire.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -13,10 +13,10 @@ use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
 use crate::runtime::AgentRecord;
 
-/// A definition that is to be judged.
+/// A definition to validate.
 #[derive(Debug, Deserialize, ToSchema)]
-pub struct Candidate {
-    /// Under which name it would be used.
+pub struct AgentValidate {
+    /// The name of the agent.
     #[schema(default = "agent", max_length = 128)]
     pub graph_id: Option<String>,
     /// The definition.
@@ -24,35 +24,35 @@ pub struct Candidate {
     pub definition: Object,
 }
 
-/// Which agents are wanted.
+/// A search for agents.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct AgentSearch {
-    /// Only this one.
+    /// The `graph_id` of an agent.
     pub graph_id: Option<String>,
-    /// Only those whose name or `graph_id` contains this, in any case.
+    /// A part of the name or `graph_id`, in any case.
     #[schema(max_length = 512)]
     pub name: Option<String>,
-    /// Only those that are defined there.
+    /// The place where the agents are defined.
     pub source: Option<AgentSource>,
-    /// Only those that can run, or that cannot.
+    /// Whether the agents can run.
     pub usable: Option<bool>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
-    /// Only these columns.
+    /// The columns to return; all when absent.
     pub select: Option<Vec<String>>,
 }
 
-/// Where an agent is defined.
+/// The place where an agent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentSource {
     /// In a file.
     File,
-    /// By a client.
+    /// Over HTTP.
     Http,
 }
 
@@ -68,15 +68,15 @@ impl AgentSource {
 
 /// The conditions of a search.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct AgentFilter {
     graph_id: Option<String>,
     name: Option<String>,
     source: Option<AgentSource>,
     usable: Option<bool>,
 }
 
-impl Wanted {
-    /// Whether an agent meets them.
+impl AgentFilter {
+    /// Whether an agent meets the conditions.
     pub fn matches(&self, record: &AgentRecord) -> bool {
         let version = &record.version;
         let name = version.definition.name.as_deref().unwrap_or(&version.graph_id);
@@ -94,14 +94,14 @@ impl Wanted {
     }
 }
 
-/// A search that was checked.
+/// A validated search.
 #[derive(Debug)]
 pub struct CheckedAgentSearch {
-    /// Which agents.
-    pub wanted: Wanted,
-    /// Which of them.
+    /// The conditions.
+    pub filter: AgentFilter,
+    /// The page.
     pub page: Page,
-    /// Which columns.
+    /// The selected columns.
     pub select: Select,
 }
 
@@ -120,10 +120,10 @@ const COLUMNS: [&str; 10] = [
 ];
 
 impl AgentSearch {
-    /// Checks the search.
+    /// Validates the search.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(self) -> Result<CheckedAgentSearch, ApiError> {
         let Self {
             graph_id,
@@ -141,7 +141,7 @@ impl AgentSearch {
         let select = Select::checked(select.unwrap_or_default(), &COLUMNS)?;
         let name = name.map(|name| name.to_lowercase());
         Ok(CheckedAgentSearch {
-            wanted: Wanted {
+            filter: AgentFilter {
                 graph_id,
                 name,
                 source,
@@ -153,30 +153,30 @@ impl AgentSearch {
     }
 }
 
-/// An agent, as it is defined now.
+/// An agent with its current definition.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Agent")]
 pub struct AgentView {
-    /// Its name among the agents.
+    /// The name of the agent.
     pub graph_id: String,
-    /// The assistant that it has by itself.
+    /// The default assistant.
     pub assistant_id: Uuid,
-    /// Where it is defined.
+    /// The place where it is defined.
     pub source: AgentSource,
     /// The file or folder that defines it.
     pub file: Option<String>,
-    /// The number of the version in use; counts from 1.
+    /// The number of the current version, from 1.
     pub version: i64,
-    /// Names the content: SHA-256 in hexadecimal digits.
+    /// The SHA-256 hash of the definition in hexadecimal digits.
     pub digest: String,
-    /// Whether it can run.
+    /// Whether the agent can run.
     pub usable: bool,
-    /// What it says, with every default.
+    /// The definition with all defaults.
     #[schema(value_type = Object)]
     pub definition: Object,
-    /// What is wrong or odd; for a file also why its last change is not in use.
-    pub problems: Vec<RemarkView>,
-    /// Since when this version holds.
+    /// The diagnostics; for a file also the reason why its last change is not used.
+    pub problems: Vec<DiagnosticView>,
+    /// The time since which this version is used.
     #[schema(format = DateTime)]
     pub updated_at: String,
 }
@@ -196,14 +196,14 @@ impl From<AgentRecord> for AgentView {
             digest: version.digest.0,
             usable: is_usable,
             definition: object(&version.definition),
-            problems: remarks.into_iter().map(RemarkView::from).collect(),
+            problems: remarks.into_iter().map(DiagnosticView::from).collect(),
             updated_at: version.created_at.to_string(),
             graph_id: version.graph_id,
         }
     }
 }
 
-/// The definition without what may be secret in it.
+/// The definition with secret values masked.
 fn object(definition: &AgentDefinition) -> Object {
     let mut shown = definition.clone();
     for value in shown
@@ -216,13 +216,13 @@ fn object(definition: &AgentDefinition) -> Object {
     json(&shown).as_object().cloned().unwrap_or_default()
 }
 
-/// An agent, or one of its versions, when that was asked for.
+/// An agent, or the requested version of it.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum AgentOrVersion {
-    /// As it is defined now.
+    /// The current definition.
     Agent(Box<AgentView>),
-    /// As it was defined then.
+    /// A stored version.
     Version(AgentVersionView),
 }
 
@@ -232,18 +232,18 @@ pub enum AgentOrVersion {
 pub struct AgentVersionView {
     /// The agent.
     pub graph_id: String,
-    /// Counts from 1.
+    /// The number of the version, from 1.
     pub version: i64,
-    /// Where it was defined.
+    /// The place where it was defined.
     pub source: AgentSource,
     /// The file or folder that defined it.
     pub file: Option<String>,
-    /// Names the content: SHA-256 in hexadecimal digits.
+    /// The SHA-256 hash of the definition in hexadecimal digits.
     pub digest: String,
-    /// What it says, with every default.
+    /// The definition with all defaults.
     #[schema(value_type = Object)]
     pub definition: Object,
-    /// When it began to hold.
+    /// The time since which this version was used.
     #[schema(format = DateTime)]
     pub created_at: String,
 }
@@ -262,18 +262,18 @@ impl From<DefinitionVersion> for AgentVersionView {
     }
 }
 
-/// Something that is wrong with a definition, or odd.
+/// A diagnostic of an agent definition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(title = "Problem")]
-pub struct RemarkView {
-    /// `error`: it cannot be used like this; `warning`: it is probably not what was meant.
+pub struct DiagnosticView {
+    /// `error`: the definition cannot be used; `warning`: the definition is probably not what was meant.
     #[schema(example = "error")]
     pub severity: String,
-    /// The field, as in `subagents[0].name`; empty for the whole.
+    /// The field, as in `subagents[0].name`; empty for the whole definition.
     pub field: String,
-    /// What is wrong, and what is allowed.
+    /// The problem, and the allowed values.
     pub message: String,
-    /// The file in which it is written.
+    /// The file that contains the definition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
     /// The line in the file, from 1.
@@ -284,15 +284,15 @@ pub struct RemarkView {
     pub column: Option<usize>,
 }
 
-impl From<StoredDiagnostic> for RemarkView {
-    fn from(remark: StoredDiagnostic) -> Self {
+impl From<StoredDiagnostic> for DiagnosticView {
+    fn from(diagnostic: StoredDiagnostic) -> Self {
         let StoredDiagnostic {
             file,
             position,
             field,
             message,
             severity,
-        } = remark;
+        } = diagnostic;
         let (line, column) = position.unzip();
         Self {
             severity: severity.to_string(),
@@ -305,25 +305,25 @@ impl From<StoredDiagnostic> for RemarkView {
     }
 }
 
-/// Whether a definition could be used.
+/// The result of a validation.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Verdict")]
-pub struct VerdictView {
-    /// Whether it could.
+pub struct ValidationView {
+    /// Whether the definition can be used.
     pub valid: bool,
-    /// Every reason why not, and what is odd.
-    pub findings: Vec<RemarkView>,
+    /// The errors and warnings.
+    pub findings: Vec<DiagnosticView>,
 }
 
-impl From<Validated> for VerdictView {
-    fn from(judgement: Validated) -> Self {
-        let findings = judgement
+impl From<Validated> for ValidationView {
+    fn from(validated: Validated) -> Self {
+        let findings = validated
             .findings
             .into_iter()
             .map(|finding| StoredDiagnostic::from(finding).into())
             .collect();
         Self {
-            valid: judgement.definition.is_some(),
+            valid: validated.definition.is_some(),
             findings,
         }
     }

@@ -18,48 +18,48 @@ use crate::domain::id::AssistantId;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
 
-/// A wish for a new assistant.
+/// A request to create an assistant.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct AssistantCreate {
-    /// The agent definition.
+    /// The `graph_id` of the agent definition.
     pub graph_id: String,
-    /// Its id; minted when absent.
+    /// The id of the assistant; generated when absent.
     #[schema(format = Uuid)]
     pub assistant_id: Option<String>,
     /// Settings of every run: `tags`, `recursion_limit`, `configurable`. At most 128 KiB, like `context`.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
-    /// What tools may know about the caller; also known as `config.configurable`, and kept alike with it.
+    /// The context that tools can read. It is the same as `config.configurable`, and only one of the two may be given.
     #[schema(value_type = Option<Object>)]
     pub context: Option<Object>,
-    /// The owner's own notes, searchable, 64 KiB at most. Copied to every run.
+    /// The owner's metadata, searchable, at most 64 KiB. It is copied to every run.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// What to do if the assistant exists.
+    /// The behaviour if the assistant exists.
     pub if_exists: Option<IfExists>,
-    /// What people call it.
+    /// The display name.
     #[schema(default = "Untitled", min_length = 1, max_length = 512)]
     pub name: Option<String>,
-    /// What it is for.
+    /// The description.
     pub description: Option<String>,
 }
 
-/// A wish for a new assistant that was checked.
+/// A validated request to create an assistant.
 #[derive(Debug)]
 pub struct CheckedAssistant {
-    /// Its id.
+    /// The id.
     pub id: AssistantId,
-    /// What it says.
+    /// The settings.
     pub settings: AssistantSettings,
-    /// Whether one of this id is as good.
-    pub or_take_it: bool,
+    /// Whether an existing assistant with this id is returned.
+    pub reuse_existing: bool,
 }
 
 impl AssistantCreate {
-    /// Checks the wish.
+    /// Validates the request.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(self) -> Result<CheckedAssistant, ApiError> {
         let id = match self.assistant_id {
             Some(id) => id.parse().map_err(|_| ApiError::bad_id("assistant"))?,
@@ -75,122 +75,114 @@ impl AssistantCreate {
             name: self.name.unwrap_or_else(|| UNTITLED.to_owned()),
             description: self.description,
         };
-        let or_take_it = self.if_exists.unwrap_or_default() == IfExists::DoNothing;
+        let reuse_existing = self.if_exists.unwrap_or_default() == IfExists::DoNothing;
         Ok(CheckedAssistant {
             id,
             settings,
-            or_take_it,
+            reuse_existing,
         })
     }
 }
 
-/// A change of an assistant, which makes a new version. What is absent or null stays.
+/// A change of an assistant, which creates a new version. Absent and null fields keep their values.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct AssistantPatch {
-    /// Another agent definition.
+    /// The `graph_id` of another agent definition.
     pub graph_id: Option<String>,
-    /// Takes the place of the old one.
+    /// The new value; it replaces the old one.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
-    /// Takes the place of the old one.
+    /// The new value; it replaces the old one.
     #[schema(value_type = Option<Object>)]
     pub context: Option<Object>,
-    /// Keys to set in the metadata; the others stay.
+    /// The keys to set in the metadata; others are kept.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Another name.
+    /// The new display name.
     #[schema(min_length = 1, max_length = 512)]
     pub name: Option<String>,
-    /// Another description.
+    /// The new description.
     pub description: Option<String>,
 }
 
 impl AssistantPatch {
-    /// Checks the change.
+    /// Validates the change.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(self) -> Result<AssistantChange, ApiError> {
         if let Some(config) = &self.config {
             run::check_config(config)?;
         }
-        let Self {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
-        } = self;
         Ok(AssistantChange {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
+            graph_id: self.graph_id,
+            config: self.config,
+            context: self.context,
+            metadata: self.metadata,
+            name: self.name,
+            description: self.description,
         })
     }
 }
 
-/// Which assistants are wanted.
+/// A search for assistants.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct AssistantSearch {
-    /// Only those of this agent definition.
+    /// The agent definition.
     pub graph_id: Option<String>,
-    /// Only those whose name contains this, in any case.
+    /// A part of the name, in any case.
     #[schema(max_length = 512)]
     pub name: Option<String>,
-    /// Only those whose metadata contains this.
+    /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
-    /// By what to sort; the newest come first unless told otherwise.
+    /// The field to sort by; newest first by default.
     pub sort_by: Option<AssistantSort>,
-    /// In which order.
+    /// The sort order.
     pub sort_order: Option<SortOrder>,
-    /// Only these columns.
+    /// The columns to return; all when absent.
     pub select: Option<Vec<String>>,
 }
 
-/// By what assistants are sorted.
+/// The sort fields of assistants.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AssistantSort {
-    /// By id.
+    /// Sort by id.
     AssistantId,
-    /// By age.
+    /// Sort by the time of creation.
     #[default]
     CreatedAt,
-    /// By the last change.
+    /// Sort by the time of the last change.
     UpdatedAt,
-    /// By name, in any case.
+    /// Sort by name, ignoring case.
     Name,
-    /// By agent definition.
+    /// Sort by agent definition.
     GraphId,
 }
 
-/// A search that was checked.
+/// A validated search.
 #[derive(Debug)]
 pub struct CheckedAssistantSearch {
-    /// Which assistants, in which order.
-    pub wanted: rows::AssistantQuery,
-    /// Which of them.
+    /// The conditions and the order.
+    pub query: rows::AssistantQuery,
+    /// The page.
     pub page: Page,
-    /// Which columns.
+    /// The selected columns.
     pub select: Select,
 }
 
 impl AssistantSearch {
-    /// Checks the search.
+    /// Validates the search.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(self) -> Result<CheckedAssistantSearch, ApiError> {
         if self
             .name
@@ -208,7 +200,7 @@ impl AssistantSearch {
             AssistantSort::Name => rows::AssistantOrder::Name,
             AssistantSort::GraphId => rows::AssistantOrder::Graph,
         };
-        let wanted = rows::AssistantQuery {
+        let query = rows::AssistantQuery {
             graph_id: self.graph_id,
             name: self.name,
             metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
@@ -217,60 +209,60 @@ impl AssistantSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok(CheckedAssistantSearch { wanted, page, select })
+        Ok(CheckedAssistantSearch { query, page, select })
     }
 }
 
-/// Which versions of an assistant are wanted.
+/// A search for versions of an assistant.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct VersionSearch {
-    /// Only those whose metadata contains this.
+    /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
 }
 
-/// The version that is to be used from now on.
+/// The version of an assistant to use.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct VersionChoice {
-    /// Its number.
+    /// The number of the version.
     #[schema(minimum = 1)]
     pub version: i64,
 }
 
-/// An assistant: an agent definition with settings, which are those of the version in use.
+/// An assistant: an agent definition with the settings of the current version.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Assistant")]
 pub struct AssistantView {
-    /// Identifies it. That of an assistant which a definition has by itself is computed from `graph_id`.
+    /// The id of the assistant. The id of a default assistant is derived from `graph_id`.
     pub assistant_id: Uuid,
     /// The agent definition.
     pub graph_id: String,
-    /// Settings of every run.
+    /// The settings of every run.
     #[schema(value_type = Object)]
     pub config: Object,
-    /// What tools may know about the caller.
+    /// The context of the run, which tools can read.
     #[schema(value_type = Object)]
     pub context: Object,
-    /// The owner's own notes.
+    /// The owner's metadata.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// What people call it.
+    /// The display name.
     pub name: String,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it last changed.
+    /// The time of the last change.
     #[schema(format = DateTime)]
     pub updated_at: String,
-    /// The number of the version in use.
+    /// The number of the current version.
     pub version: i64,
-    /// What it is for.
+    /// The description.
     pub description: Option<String>,
 }
 
@@ -290,25 +282,18 @@ pub const COLUMNS: [&str; 10] = [
 
 impl From<Assistant> for AssistantView {
     fn from(assistant: Assistant) -> Self {
-        let AssistantSettings {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
-        } = assistant.settings;
+        let settings = assistant.settings;
         Self {
             assistant_id: assistant.id.0,
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
+            graph_id: settings.graph_id,
+            config: settings.config,
+            context: settings.context,
+            metadata: settings.metadata,
+            name: settings.name,
             created_at: assistant.created_at.to_string(),
             updated_at: assistant.updated_at.to_string(),
             version: assistant.version,
-            description,
+            description: settings.description,
         }
     }
 }
@@ -319,72 +304,65 @@ impl From<Assistant> for AssistantView {
 pub struct VersionView {
     /// The assistant.
     pub assistant_id: Uuid,
-    /// Counts from 1.
+    /// The number of the version, from 1.
     pub version: i64,
     /// The agent definition.
     pub graph_id: String,
-    /// Settings of every run.
+    /// The settings of every run.
     #[schema(value_type = Object)]
     pub config: Object,
-    /// What tools may know about the caller.
+    /// The context of the run, which tools can read.
     #[schema(value_type = Object)]
     pub context: Object,
-    /// The owner's own notes.
+    /// The owner's metadata.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// What people called the assistant.
+    /// The display name.
     pub name: String,
-    /// What it was for.
+    /// The description.
     pub description: Option<String>,
 }
 
 impl From<AssistantVersion> for VersionView {
     fn from(version: AssistantVersion) -> Self {
-        let AssistantSettings {
-            graph_id,
-            config,
-            context,
-            metadata,
-            name,
-            description,
-        } = version.settings;
+        let settings = version.settings;
         Self {
             assistant_id: version.assistant.0,
             version: version.number,
-            graph_id,
-            config,
-            context,
-            metadata,
+            graph_id: settings.graph_id,
+            config: settings.config,
+            context: settings.context,
+            metadata: settings.metadata,
             created_at: version.created_at.to_string(),
-            name,
-            description,
+            name: settings.name,
+            description: settings.description,
         }
     }
 }
 
-/// The loop of an agent.
+/// The graph of an agent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Graph")]
 pub struct GraphView {
-    /// What does something.
+    /// The steps of the loop.
     pub nodes: Vec<NodeView>,
-    /// What may follow on what.
+    /// The transitions between nodes.
     pub edges: Vec<EdgeView>,
 }
 
-/// Something that does something: the model, the tools, a hook of a policy.
+/// A node of the graph: the model, the tools, or a middleware hook.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NodeView {
-    /// Unique within the graph; inside a subagent its name and a colon come first.
+    /// The id within the graph; nodes of a subagent are prefixed with its name and a colon.
     pub id: String,
     /// Always `runnable`.
     pub r#type: &'static str,
-    /// Its name.
+    /// The name of the node.
     pub data: NodeName,
-    /// The tools (`__tools`), the policies (`__middleware`), the subagent that it belongs to (`lc_agent_name`).
+    /// The tools (`__tools`), the middleware (`__middleware`), and the subagent (`lc_agent_name`).
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = Option<Object>)]
     pub metadata: Object,
@@ -393,18 +371,18 @@ pub struct NodeView {
 /// The name of a node.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct NodeName {
-    /// As streams show it.
+    /// The name as streams show it.
     pub name: String,
 }
 
-/// That one node may follow on another.
+/// A transition from one node to another.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct EdgeView {
-    /// The first.
+    /// The node before.
     pub source: String,
-    /// The second.
+    /// The node after.
     pub target: String,
-    /// Whether it depends on what happened; absent when it does not.
+    /// Whether the transition is conditional; absent when it is not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(value_type = Option<bool>)]
     pub conditional: bool,
@@ -430,31 +408,31 @@ impl From<Graph> for GraphView {
     }
 }
 
-/// What an agent takes, keeps and gives: JSON Schemas.
+/// The JSON Schemas of an agent.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "GraphSchema")]
 pub struct SchemasView {
     /// The agent definition.
     pub graph_id: String,
-    /// What may be given as `input`.
+    /// The schema of `input`.
     #[schema(value_type = Object)]
     pub input_schema: Value,
-    /// What the values of a thread can hold at the end of a run.
+    /// The schema of a thread's values at the end of a run.
     #[schema(value_type = Object)]
     pub output_schema: Value,
-    /// What they can hold at any time.
+    /// The schema of a thread's values at any time.
     #[schema(value_type = Object)]
     pub state_schema: Value,
-    /// What `config.configurable` may hold.
+    /// The schema of `config.configurable`.
     #[schema(value_type = Object)]
     pub config_schema: Value,
-    /// What `context` may hold; null when the definition does not say.
+    /// The schema of `context`; null when the definition has none.
     #[schema(value_type = Option<Object>)]
     pub context_schema: Option<Value>,
 }
 
 impl SchemasView {
-    /// Shows the schemas of an agent of the definition `graph_id`.
+    /// The schemas of an agent of the definition `graph_id`.
     pub fn new(graph_id: &str, schemas: Schemas) -> Self {
         Self {
             graph_id: graph_id.to_owned(),
@@ -491,8 +469,8 @@ mod tests {
     #[test]
     fn a_wish_names_the_field_that_is_wrong() {
         let wrong = |body: Value| {
-            let wish: AssistantCreate = serde_json::from_value(body).expect("the shape is right");
-            wish.check().map(drop).map_err(|error| error.message().to_owned())
+            let request: AssistantCreate = serde_json::from_value(body).expect("the shape is right");
+            request.check().map(drop).map_err(|error| error.message().to_owned())
         };
         assert_eq!(wrong(json!({"graph_id": "a", "name": null, "config": null})), Ok(()));
         let id = wrong(json!({"graph_id": "a", "assistant_id": "nope"}));

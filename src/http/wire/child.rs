@@ -1,4 +1,4 @@
-//! Runs of subagents on the wire.
+//! Child runs on the wire.
 
 use std::collections::HashMap;
 
@@ -17,56 +17,56 @@ use crate::domain::run::Run;
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "ChildRun")]
 pub struct ChildRunView {
-    /// Identifies it.
+    /// The id of the run.
     pub run_id: Uuid,
-    /// The thread it works on.
+    /// The thread of the run.
     pub thread_id: Uuid,
     /// The run that delegated to it.
     pub parent_run_id: Option<Uuid>,
-    /// The run of the main agent at the top.
+    /// The run of the main agent.
     pub root_run_id: Uuid,
-    /// How many delegations deep it is.
+    /// The number of delegations above this run.
     pub depth: u32,
     /// The subagent's name.
     pub agent_name: String,
-    /// The names from the main agent down to it.
+    /// The names of the agents from the main agent down to this one.
     pub agent_path: Vec<String>,
-    /// The call of the `task` tool that caused it.
+    /// The id of the `task` call that started the run.
     pub task_call_id: Option<String>,
-    /// Its namespace in streams: `tools:<task id>`.
+    /// The namespace in streams: `tools:<task id>`.
     pub checkpoint_ns: String,
-    /// What its definition says that a user interface shows while it works.
+    /// The text that a user interface shows while the subagent works, from its definition.
     pub display_text: Option<String>,
-    /// What it is doing.
+    /// The status of the run.
     pub status: RunStatusWord,
-    /// Why it failed, when it did: `{error, message}`.
+    /// The error `{error, message}` of a failed run; otherwise null.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
-    /// What it has used itself.
+    /// The usage of this run alone.
     pub usage: UsageView,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it last changed.
+    /// The time of the last change.
     #[schema(format = DateTime)]
     pub updated_at: String,
 }
 
-/// What a run has used, as of its last step.
+/// The usage of a run as of its last step.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 #[schema(title = "Usage")]
 pub struct UsageView {
-    /// Answers of models.
+    /// Model calls.
     pub model_calls: u64,
-    /// Calls of tools, delegations included.
+    /// Tool calls, including delegations.
     pub tool_calls: u64,
-    /// Tokens that models read.
+    /// Tokens read by models.
     pub input_tokens: u64,
-    /// Tokens that models wrote.
+    /// Tokens written by models.
     pub output_tokens: u64,
-    /// Delegations.
+    /// Delegations to subagents.
     pub children: u64,
-    /// Seconds at work; of several runs, those of each.
+    /// Seconds of work; for several runs, the sum of all.
     pub seconds: f64,
 }
 
@@ -91,38 +91,38 @@ impl From<Usage> for UsageView {
     }
 }
 
-/// What the runs of a tree have used, each by itself.
+/// The usage of each run of a tree.
 pub type Used = HashMap<RunId, Usage>;
 
 fn used_by(used: &Used, run: RunId) -> UsageView {
     used.get(&run).copied().unwrap_or_default().into()
 }
 
-/// A run of the main agent with what it has used.
+/// A run of the main agent with its usage.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "MainRun")]
 pub struct MainRunView {
     /// The run.
     #[serde(flatten)]
     pub run: RunView,
-    /// What it has used itself.
+    /// The usage of this run alone.
     pub usage: UsageView,
-    /// What it and all runs below it have used, background tasks as far as they have come.
+    /// The usage of the run and all runs below it, including background tasks.
     pub tree_usage: UsageView,
 }
 
-/// A run, be it of the main agent or of a subagent.
+/// A run of the main agent or of a subagent.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum AnyRunView {
-    /// Of the main agent.
+    /// A run of the main agent.
     Main(Box<MainRunView>),
-    /// Of a subagent.
+    /// A run of a subagent.
     Child(Box<ChildRunView>),
 }
 
 impl AnyRunView {
-    /// A run with what it has `used`.
+    /// Creates the view of a run with its usage.
     pub fn of(run: Run, used: &Used) -> Self {
         if run.lineage.depth > 0 {
             return Self::Child(Box::new(ChildRunView::of(run, used)));
@@ -144,42 +144,43 @@ pub struct RunTreeView {
     /// The run.
     #[serde(flatten)]
     pub top: RunNodeView,
-    /// What the run and all below it have used together, background tasks as far as they have come.
+    /// The usage of the run and all runs below it, including background tasks.
     pub tree_usage: UsageView,
-    /// Whether there are more runs than are shown: of large trees the upper levels are.
+    /// Whether the tree is too large to be shown completely; its upper levels are shown.
     pub truncated: bool,
-    /// What the run has begun in the background, on threads of its own, the oldest first.
+    /// The background tasks that the run started, oldest first.
     pub background_tasks: Vec<BackgroundTaskView>,
 }
 
-/// A task that a run has begun in the background, as it stands now.
+/// A background task with its current status.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "BackgroundTask")]
 pub struct BackgroundTaskView {
-    /// Identifies it.
+    /// The id of the task.
     pub task_id: Uuid,
-    /// Its thread.
+    /// The thread of the task.
     pub thread_id: Uuid,
-    /// The name of the agent that does it.
+    /// The name of the agent.
     pub agent_name: String,
-    /// Which agent that is.
+    /// The `graph_id` of the agent.
     pub graph_id: String,
-    /// The tool call that began it.
+    /// The tool call that started the task.
     pub task_call_id: String,
-    /// The names of the agents from the main one down to the subagent that began it; null if the main agent did.
+    /// The names of the agents from the main agent down to the subagent that started the task; null if the main agent
+    /// did.
     pub begun_by: Option<Vec<String>>,
-    /// The newest run on its thread; null if that is gone.
+    /// The newest run on the task's thread; null if the run was deleted.
     pub run_id: Option<Uuid>,
-    /// `pending`, `running`, `waiting` for a human, `success`, `error`, `timeout` or `cancelled`.
+    /// The status: `pending`, `running`, `waiting` for a human, `success`, `error`, `timeout` or `cancelled`.
     #[schema(example = "running")]
     pub status: String,
-    /// When it was begun.
+    /// The time when the task was started.
     #[schema(format = DateTime)]
     pub created_at: String,
 }
 
 impl BackgroundTaskView {
-    /// A task, its newest run, and how it stands.
+    /// Creates the view of a task with its newest run and status.
     pub fn of(record: TaskRecord, run: Option<RunId>, status: TaskStatus) -> Self {
         Self {
             task_id: record.task.0,
@@ -199,34 +200,34 @@ impl BackgroundTaskView {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "RunNode")]
 pub struct RunNodeView {
-    /// Identifies it.
+    /// The id of the run.
     pub run_id: Uuid,
-    /// The agent's name.
+    /// The name of the agent.
     pub agent_name: String,
-    /// The names from the main agent down to it.
+    /// The names of the agents from the main agent down to this one.
     pub agent_path: Vec<String>,
-    /// The tool call that caused it; null for the main agent.
+    /// The tool call that started the run; null for the main agent.
     pub task_call_id: Option<String>,
-    /// How many delegations deep it is; 0 for the main agent.
+    /// The number of delegations above this run; 0 for the main agent.
     pub depth: u32,
-    /// What its definition says that a user interface shows while it works.
+    /// The text that a user interface shows while the subagent works, from its definition.
     pub display_text: Option<String>,
-    /// What it is doing.
+    /// The status of the run.
     pub status: RunStatusWord,
-    /// Why it failed, when it did: `{error, message}`.
+    /// The error `{error, message}` of a failed run; otherwise null.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
-    /// Its namespace in streams: `tools:<task id>`; empty for the main agent.
+    /// The namespace in streams: `tools:<task id>`; empty for the main agent.
     pub checkpoint_ns: String,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it last changed.
+    /// The time of the last change.
     #[schema(format = DateTime)]
     pub updated_at: String,
-    /// What it has used itself.
+    /// The usage of this run alone.
     pub usage: UsageView,
-    /// The runs that it delegated to, the oldest first.
+    /// The child runs, oldest first.
     #[schema(no_recursion)]
     pub children: Vec<RunNodeView>,
 }
@@ -252,11 +253,11 @@ impl RunNodeView {
 }
 
 impl RunTreeView {
-    /// How many runs of a tree are shown.
+    /// The maximum number of runs in a tree.
     pub const LARGEST: usize = 1000;
 
-    /// The tree of the runs in `all`, its top first and every run behind the one that delegated to it. None if there are
-    /// none.
+    /// Builds the tree of the runs in `all`. The first one is the root, and parents come before their children. `None`
+    /// if there are no runs.
     pub fn of(mut all: Vec<Run>, used: &Used) -> Option<Self> {
         let truncated = all.len() > Self::LARGEST;
         all.truncate(Self::LARGEST);
@@ -284,7 +285,7 @@ impl RunTreeView {
 }
 
 impl RunNodeView {
-    /// The node of `run` with those of its children, which lie in `below`, the youngest first.
+    /// Builds the node of `run`, taking its children out of `below`, where they are sorted newest first.
     fn with(run: &Run, used: &Used, below: &mut HashMap<Uuid, Vec<Self>>) -> Self {
         Self::of(
             run,
@@ -295,7 +296,7 @@ impl RunNodeView {
 }
 
 impl ChildRunView {
-    /// A run with what it has `used`.
+    /// Creates the view of a run with its usage.
     pub fn of(run: Run, used: &Used) -> Self {
         Self {
             usage: used_by(used, run.id),

@@ -1,4 +1,4 @@
-//! Commands to a thread's stream on the wire, and what is answered to them.
+//! Commands of a thread's stream and their results on the wire.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,69 +10,69 @@ use crate::http::error::ErrorBody;
 /// A command to a thread.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ThreadCommand {
-    /// The client's number for it; the answer repeats it.
+    /// The client's id of the command; the result repeats it.
     pub id: i64,
-    /// `run.start`, `input.respond`, `agent.getTree`, or on a socket `subscription.subscribe`,
+    /// The method: `run.start`, `input.respond`, `agent.getTree`; on a WebSocket also `subscription.subscribe`,
     /// `subscription.unsubscribe`, `subscription.reconnect`.
     pub method: String,
-    /// What the method wants to know.
+    /// The parameters of the method.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub params: Value,
 }
 
-/// What is answered to a command: `success` with a result, or `error` with a code. Both come with status 200.
+/// The result of a command: `success` with a result, or `error` with a code. Both have status 200.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CommandAnswer {
-    /// `success` or `error`.
+    /// The kind of the result: `success` or `error`.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// The number of the command; of what is no command, whatever stood there.
+    /// The id of the command. For an invalid command, the value that was sent.
     pub id: Value,
-    /// What came of it.
+    /// The result of a command that succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub result: Option<Value>,
-    /// Why nothing came of it: invalid_argument, unknown_command, no_such_run, no_such_interrupt, no_such_subscription,
-    /// resume_gap, unknown_error.
+    /// The error code of a command that failed: invalid_argument, unknown_command, no_such_run, no_such_interrupt,
+    /// no_such_subscription, resume_gap, unknown_error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<&'static str>,
-    /// The same for people.
+    /// The error in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// `applied_through_seq`: what is caused by the command has higher numbers than this.
+    /// `applied_through_seq`: events caused by the command have higher sequence numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub meta: Option<Value>,
-    /// More about the error.
+    /// More details of the error.
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub more: Object,
 }
 
-/// What is answered to what is no command: an answer that repeats its `id`, or when it is no JSON an error like any other.
+/// The response to an invalid command: a result that repeats its `id`, or an error body if it is not JSON.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum NoCommand {
-    /// It is JSON.
+pub enum InvalidCommand {
+    /// The body is JSON.
     Answer(Box<CommandAnswer>),
-    /// It is none.
+    /// The body is not JSON.
     Error(ErrorBody),
 }
 
-/// Why a command was not obeyed.
+/// An error of a command.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refusal {
-    /// For programs.
+pub struct CommandError {
+    /// The stable error code.
     pub code: &'static str,
-    /// For people.
+    /// The error in words.
     pub message: String,
-    /// What else is said about it.
+    /// More details of the error.
     pub more: Object,
 }
 
-impl Refusal {
-    /// A refusal that says no more than this.
+impl CommandError {
+    /// Creates an error without details.
     pub fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -81,14 +81,14 @@ impl Refusal {
         }
     }
 
-    /// A parameter is wrong.
+    /// Creates the error for an invalid parameter.
     pub fn argument(message: impl Into<String>) -> Self {
         Self::new("invalid_argument", message)
     }
 }
 
 impl CommandAnswer {
-    /// The command was obeyed.
+    /// The result of a command that succeeded.
     pub fn success(id: Value, result: Value, seq: Option<i64>) -> Self {
         let meta = seq.map(|seq| json!({"applied_through_seq": seq}));
         Self {
@@ -102,9 +102,9 @@ impl CommandAnswer {
         }
     }
 
-    /// It was not.
-    pub fn refusal(id: Value, refusal: Refusal) -> Self {
-        let Refusal { code, message, more } = refusal;
+    /// The result of a command that failed.
+    pub fn refusal(id: Value, refusal: CommandError) -> Self {
+        let CommandError { code, message, more } = refusal;
         Self {
             kind: "error",
             id,
@@ -121,7 +121,7 @@ impl ThreadCommand {
     /// Reads a command.
     ///
     /// # Errors
-    /// The answer to what is none.
+    /// Returns the response to an invalid command.
     pub fn read(value: &Value) -> Result<Self, Box<CommandAnswer>> {
         let id = value.get("id").cloned().unwrap_or_default();
         match (id.as_i64(), value.get("method").and_then(Value::as_str)) {
@@ -135,24 +135,25 @@ impl ThreadCommand {
             }
             _ => {
                 let text = "Protocol commands must include an integer id and string method.";
-                Err(Box::new(CommandAnswer::refusal(id, Refusal::argument(text))))
+                Err(Box::new(CommandAnswer::refusal(id, CommandError::argument(text))))
             }
         }
     }
 }
 
-/// What a client wants to see of a thread.
+/// A subscription to the events of a thread.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ThreadStreamRequest {
-    /// values, updates, messages, tools, lifecycle, input, checkpoints, tasks, custom, or `custom:<name>`.
+    /// The channels: values, updates, messages, tools, lifecycle, input, checkpoints, tasks, custom, or
+    /// `custom:<name>`.
     #[schema(example = json!(["values", "messages", "lifecycle"]))]
     pub channels: Vec<String>,
-    /// Only agents at or below one of these places; a segment without `:` stands for all of that name.
+    /// The namespaces whose agents, and those below them, are included. A segment without `:` matches all of that name.
     pub namespaces: Option<Vec<Vec<String>>>,
-    /// How far below those places.
+    /// The maximum depth below the namespaces.
     #[schema(minimum = 0)]
     pub depth: Option<i64>,
-    /// Only events with a higher number.
+    /// The sequence number after which events are sent.
     #[schema(minimum = 0)]
     pub since: Option<i64>,
 }

@@ -20,27 +20,30 @@ use crate::http::extract::{Page, Select, fields};
 use crate::http::unknown_keys;
 use crate::runtime::NewCron;
 
-/// A wish for a cron: what each run shall do, as in a wish for a run, and when.
+/// A request to create or change a cron: the run, with the fields of a run request, and its schedule.
 #[derive(Debug)]
 pub struct CronCreate {
-    /// What each run shall do. `command.resume`, `after_seconds` and what concerns a waiting client make no sense here.
+    /// The run. `command.resume`, `after_seconds` and fields about a waiting client are not allowed.
     run: RunCreate,
-    /// When.
-    rhythm: Rhythm,
+    /// The schedule.
+    timing: CronTiming,
 }
 
 impl PartialSchema for CronCreate {
-    /// The fields of both, side by side.
+    /// The fields of both parts in one object.
     fn schema() -> RefOr<Schema> {
-        let (RefOr::T(Schema::Object(mut both)), RefOr::T(Schema::Object(rhythm))) =
-            (RunCreate::schema(), Rhythm::schema())
-        else {
+        let RefOr::T(Schema::Object(mut both)) = RunCreate::schema() else {
             return RunCreate::schema();
         };
-        both.description =
-            Some("A wish for a cron: what each run shall do, as in a wish for a run, and when.".to_owned());
-        both.properties.extend(rhythm.properties);
-        both.required.extend(rhythm.required);
+        let RefOr::T(Schema::Object(timing)) = CronTiming::schema() else {
+            return RunCreate::schema();
+        };
+        both.description = Some(
+            "A request to create or change a cron: the run, with the fields of a run request, and its schedule."
+                .to_owned(),
+        );
+        both.properties.extend(timing.properties);
+        both.required.extend(timing.required);
         Schema::Object(both).into()
     }
 }
@@ -48,31 +51,31 @@ impl PartialSchema for CronCreate {
 impl ToSchema for CronCreate {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
         RunCreate::schemas(schemas);
-        Rhythm::schemas(schemas);
+        CronTiming::schemas(schemas);
     }
 }
 
-/// When runs are started.
+/// The schedule of a cron.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub struct Rhythm {
-    /// Five fields: minute, hour, day of the month, month, day of the week.
+pub struct CronTiming {
+    /// The schedule in five fields: minute, hour, day of the month, month, day of the week.
     #[schema(required = true, value_type = String, example = "0 9 * * 1-5")]
     schedule: Option<String>,
-    /// The IANA name of the time zone in which the schedule is meant; UTC when absent.
+    /// The IANA name of the schedule's time zone; UTC when absent.
     #[schema(example = "America/New_York")]
     timezone: Option<String>,
-    /// After this instant no run is started any more.
+    /// The time after which no more runs are started.
     #[schema(format = DateTime)]
     end_time: Option<String>,
-    /// Whether runs are started at all.
+    /// Whether runs are started.
     #[schema(default = true)]
     enabled: Option<bool>,
-    /// Without a thread: delete or keep the one that each run is given.
+    /// For crons without a thread: delete or keep the threads of the runs.
     #[schema(example = "delete")]
     on_run_completed: Option<String>,
 }
 
-/// The fields that a change of a cron may name.
+/// The fields that a patch may have.
 const PATCHABLE: [&str; 19] = [
     "schedule",
     "timezone",
@@ -95,70 +98,73 @@ const PATCHABLE: [&str; 19] = [
     "checkpoint_during",
 ];
 
-/// Refuses keys that no wish for a cron has. What was stored before it was looked is not asked.
+/// Refuses unknown keys. Stored payloads are not checked, since they may be older than the check.
 ///
 /// # Errors
 /// Names the key.
 pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
-    let both = [unknown_keys::of::<RunCreate>(), unknown_keys::of::<Rhythm>()];
+    let both = [
+        unknown_keys::fields_of::<RunCreate>(),
+        unknown_keys::fields_of::<CronTiming>(),
+    ];
     let known: Vec<&str> = both.into_iter().flatten().flatten().copied().collect();
     unknown_keys::check(payload.keys(), Some(&known))
 }
 
-/// Reads a wish for a cron.
+/// Reads a request to create a cron.
 ///
 /// # Errors
-/// Names the field that is wrong.
-pub fn read_wish(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
-    let CronCreate { run, rhythm } = CronCreate {
+/// Names the invalid field.
+pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
+    let CronCreate { run, timing } = CronCreate {
         run: fields(&payload)?,
-        rhythm: fields(&payload)?,
+        timing: fields(&payload)?,
     };
-    let text = rhythm
+    let text = timing
         .schedule
         .as_deref()
         .ok_or_else(|| Invalid::new("schedule", "is missing"))?;
-    let schedule = Schedule::read(text, rhythm.timezone.as_deref())?;
-    let end = rhythm
+    let schedule = Schedule::read(text, timing.timezone.as_deref())?;
+    let end = timing
         .end_time
         .as_deref()
         .map(|text| Timestamp::read(text).ok_or_else(|| Invalid::new("end_time", "must be an ISO 8601 date and time")));
     let keep = word(
         "on_run_completed",
-        rhythm.on_run_completed.as_deref(),
+        timing.on_run_completed.as_deref(),
         &[("delete", false), ("keep", true)],
     )?;
-    let wish = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.wish;
-    if wish.resume.is_some() {
+    let new_run = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.new_run;
+    if new_run.resume.is_some() {
+        return Err(Invalid::new("command.resume", "is not allowed for a cron").into());
+    }
+    if !new_run.after.is_zero() {
         return Err(Invalid::new(
-            "command.resume",
-            "makes no sense for a cron: nobody knows what will be asked",
+            "after_seconds",
+            "is not allowed for a cron: its schedule determines the start",
         )
         .into());
     }
-    if !wish.after.is_zero() {
-        return Err(Invalid::new("after_seconds", "makes no sense for a cron: its schedule says when").into());
-    }
     Ok(NewCron {
         thread,
-        assistant: wish.assistant,
+        assistant: new_run.assistant,
         schedule,
         end: end.transpose()?,
-        enabled: rhythm.enabled.unwrap_or(true),
+        enabled: timing.enabled.unwrap_or(true),
         keep_threads: keep.unwrap_or(false),
-        request: wish.request,
-        metadata: wish.metadata,
+        request: new_run.request,
+        metadata: new_run.metadata,
         payload,
     })
 }
 
-/// Reads a change of a cron: fields that are given take the place of the old ones, metadata is added to the old.
+/// Applies a patch: given fields replace the old ones, and metadata is merged.
 ///
 /// # Errors
-/// Names the field that is wrong.
+/// Names the invalid field.
 pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
     let mut payload = old.payload.clone();
-    forget_cron(&mut payload);
+    remove_cron_id(&mut payload);
     for name in PATCHABLE {
         let Some(value) = patch.get(name) else { continue };
         match (name, value, payload.get_mut(name)) {
@@ -166,11 +172,11 @@ pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
             _ => _ = payload.insert(name.to_owned(), value.clone()),
         }
     }
-    read_wish(payload, old.thread)
+    read_new_cron(payload, old.thread)
 }
 
-/// Takes the cron's own mark out of the settings, which the client did not write.
-fn forget_cron(payload: &mut Object) {
+/// Removes the cron's id from the settings; it was added by the server.
+fn remove_cron_id(payload: &mut Object) {
     if let Some(Value::Object(config)) = payload.get_mut("config")
         && let Some(Value::Object(configurable)) = config.get_mut("configurable")
     {
@@ -178,60 +184,71 @@ fn forget_cron(payload: &mut Object) {
     }
 }
 
-/// Which crons are wanted.
+/// A search for crons.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CronSearch {
-    /// Only those of this assistant: its UUID or its graph id.
+    /// The assistant: its UUID or its graph id.
     pub assistant_id: Option<String>,
-    /// Only those of this thread.
+    /// The thread.
     #[schema(format = Uuid)]
     pub thread_id: Option<String>,
-    /// Only those that are enabled, or not.
+    /// Whether the crons are enabled.
     pub enabled: Option<bool>,
-    /// Only those whose metadata contains this.
+    /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
-    /// By what to sort; the newest come first unless told otherwise.
+    /// The field to sort by; newest first by default.
     pub sort_by: Option<CronSort>,
-    /// In which order.
+    /// The sort order.
     pub sort_order: Option<SortOrder>,
-    /// Only these columns.
+    /// The columns to return; all when absent.
     pub select: Option<Vec<String>>,
 }
 
-/// By what crons are sorted.
+/// The sort fields of crons.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CronSort {
-    /// By id.
+    /// Sort by id.
     CronId,
-    /// By assistant.
+    /// Sort by assistant.
     AssistantId,
-    /// By thread.
+    /// Sort by thread.
     ThreadId,
-    /// By age.
+    /// Sort by the time of creation.
     #[default]
     CreatedAt,
-    /// By the last change.
+    /// Sort by the time of the last change.
     UpdatedAt,
-    /// By when they are due next.
+    /// Sort by the time of the next run.
     NextRunDate,
-    /// By when they end.
+    /// Sort by the end time.
     EndTime,
 }
 
+/// A validated search.
+#[derive(Debug)]
+pub struct CheckedCronSearch {
+    /// The conditions and the order.
+    pub query: rows::CronQuery,
+    /// The page.
+    pub page: Page,
+    /// The selected columns.
+    pub select: Select,
+}
+
 impl CronSearch {
-    /// Checks the search: which crons, which page of them, and which columns.
+    /// Validates the search.
     ///
     /// # Errors
-    /// Names the field that is wrong.
-    pub fn check(self) -> Result<(rows::CronQuery, Page, Select), ApiError> {
+    /// Names the invalid field.
+    pub fn check(self) -> Result<CheckedCronSearch, ApiError> {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
@@ -249,7 +266,7 @@ impl CronSearch {
             CronSort::EndTime => rows::CronOrder::End,
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let wanted = rows::CronQuery {
+        let query = rows::CronQuery {
             assistant,
             thread,
             enabled: self.enabled,
@@ -259,11 +276,7 @@ impl CronSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok((
-            wanted,
-            page,
-            Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
-        ))
+        Ok((query, page, Select::checked(self.select.unwrap_or_default(), &COLUMNS)?))
     }
 }
 
@@ -290,38 +303,38 @@ const COLUMNS: [&str; 15] = [
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Cron")]
 pub struct CronView {
-    /// Identifies it.
+    /// The id of the cron.
     pub cron_id: Uuid,
-    /// Who runs.
+    /// The assistant.
     pub assistant_id: Uuid,
-    /// Where; null if every run is given a thread of its own.
+    /// The thread; null if every run gets a new one.
     pub thread_id: Option<Uuid>,
-    /// Always empty.
+    /// Unused; always empty.
     pub user_id: String,
-    /// After this instant no run is started any more.
+    /// The time after which no more runs are started.
     #[schema(format = DateTime)]
     pub end_time: Option<String>,
-    /// When: five fields.
+    /// The schedule in five fields.
     pub schedule: String,
-    /// The IANA name of the time zone in which the schedule is meant; null for UTC.
+    /// The IANA name of the schedule's time zone; null for UTC.
     pub timezone: Option<String>,
-    /// The wish, with the id of the cron in `config.configurable`.
+    /// The request, with the id of the cron in `config.configurable`.
     #[schema(value_type = Object)]
     pub payload: Object,
-    /// When the next run is due; null when there will not be one.
+    /// The time of the next run; null if there is none.
     #[schema(format = DateTime)]
     pub next_run_date: Option<String>,
-    /// The requester's notes; each run has them too, with `cron_id`.
+    /// The metadata of the cron. Each run has it, too, with `cron_id`.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// What becomes of the threads that runs are given: delete or keep; null for a cron on a thread.
+    /// The action on the threads of runs: delete or keep; null for a cron on a thread.
     pub on_run_completed: Option<String>,
-    /// Whether runs are started at all.
+    /// Whether runs are started.
     pub enabled: bool,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When a client last changed it.
+    /// The time of the last change by a client.
     #[schema(format = DateTime)]
     pub updated_at: String,
 }
@@ -349,7 +362,7 @@ impl From<Cron> for CronView {
 }
 
 impl CronView {
-    /// The wanted columns; `now` is the server's time and shown only to those who name it.
+    /// Returns the selected columns. The column `now`, the server's time, is returned only if it is named.
     pub fn pick(self, select: &Select, now: Timestamp) -> Value {
         let mut item = super::json(&self);
         if select.names("now") {

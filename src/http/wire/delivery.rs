@@ -1,4 +1,4 @@
-//! Deliveries of webhooks on the wire.
+//! Webhook deliveries on the wire.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -7,50 +7,50 @@ use uuid::Uuid;
 
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 
-/// The report of a run that ended, on its way to the address that the request named.
+/// A webhook delivery: the report of an ended run to the webhook of its request.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Delivery")]
 pub struct DeliveryView {
-    /// Identifies it; each attempt has it in the header `webhook-id`.
+    /// The id of the delivery; each attempt has it in the header `webhook-id`.
     pub delivery_id: Uuid,
     /// The run.
     pub run_id: Uuid,
-    /// The thread of the run. It may be gone.
+    /// The thread of the run. It may have been deleted.
     pub thread_id: Uuid,
-    /// Where it goes.
+    /// The URL of the webhook.
     pub url: String,
-    /// How it stands.
+    /// The status of the delivery.
     pub status: DeliveryStatusWord,
-    /// How often it was tried since it was made or asked for again.
+    /// The number of attempts since the delivery was created or requested again.
     pub attempts: u32,
-    /// When it is tried next; null when it is not, or is being tried now.
+    /// The time of the next attempt; null if there is none or one is running.
     #[schema(format = DateTime)]
     pub next_attempt_at: Option<String>,
-    /// The status with which the address answered the last attempt, if it answered.
+    /// The HTTP status of the response to the last attempt, if there was one.
     pub response_status: Option<u16>,
-    /// Why the last attempt failed, if it did.
+    /// The error of the last attempt, if it failed.
     pub error: Option<String>,
-    /// When the run ended.
+    /// The time when the run ended.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it arrived or was given up.
+    /// The time when the delivery succeeded or was given up.
     #[schema(format = DateTime)]
     pub finished_at: Option<String>,
-    /// What is sent; shown only when one delivery is asked for.
+    /// The payload; only shown for a single delivery.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub payload: Option<Value>,
 }
 
-/// How a delivery stands.
+/// The status of a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeliveryStatusWord {
-    /// It is tried, or will be.
+    /// Attempts are running or scheduled.
     Pending,
-    /// It has arrived.
+    /// The delivery succeeded.
     Delivered,
-    /// It was given up.
+    /// All attempts failed.
     Dead,
 }
 
@@ -65,7 +65,7 @@ impl From<DeliveryStatus> for DeliveryStatusWord {
 }
 
 impl From<Delivery> for DeliveryView {
-    /// Without what is sent.
+    /// Creates the view without the payload.
     fn from(delivery: Delivery) -> Self {
         Self {
             delivery_id: delivery.id.0,
@@ -85,7 +85,7 @@ impl From<Delivery> for DeliveryView {
 }
 
 impl DeliveryView {
-    /// With what is sent.
+    /// Creates the view with the payload.
     pub fn whole(delivery: Delivery) -> Self {
         let payload = serde_json::from_str(&delivery.body).ok();
         Self {

@@ -1,4 +1,4 @@
-//! A page of a history under construction: checkpoints come the oldest first, and the newest of them that fit stay.
+//! Builds a page of a history. Checkpoints are added oldest first, and the newest that fit are kept.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -11,34 +11,34 @@ use crate::domain::id::{CheckpointId, RunId};
 use crate::domain::machine::{Position, TOOLS};
 use crate::domain::state::{State, Update};
 
-/// What a checkpoint costs besides its texts: ids, times, names.
+/// The approximate size of a checkpoint besides its content: ids, times, names.
 pub const ENVELOPE_BYTES: usize = 1024;
 
-/// A checkpoint that is to be shown.
+/// A checkpoint of a history.
 #[derive(Debug)]
 pub struct HistoryEntry {
-    /// How it came to be.
+    /// The origin of the checkpoint.
     pub origin: CheckpointSummary,
-    /// The state at it; nothing when values are not wanted.
+    /// The state at the checkpoint; empty when values are not selected.
     pub values: Values,
-    /// What comes next; none when tasks are not wanted, or when a step was taken.
+    /// The next tasks; `None` when tasks are not selected or the next step is completed.
     pub position: Option<Position>,
-    /// The step that the loop took from it.
-    pub taken: Option<Taken>,
-    /// How many bytes showing it takes, roughly.
+    /// The completed step that follows the checkpoint.
+    pub completed: Option<CompletedStep>,
+    /// The approximate size in bytes.
     pub bytes: usize,
 }
 
-/// A step that the loop took.
+/// A completed step of the loop.
 #[derive(Debug)]
-pub struct Taken {
+pub struct CompletedStep {
     /// The node.
     pub node: String,
-    /// What each of its tasks wrote, as JSON; none for one that wrote nothing.
+    /// The writes of each task as JSON; `None` for a task without writes.
     pub results: Vec<Option<Box<RawValue>>>,
 }
 
-impl Taken {
+impl CompletedStep {
     fn of(step: &Entry) -> Self {
         let result = |writes: &Update| match writes.is_empty() {
             true => None,
@@ -63,95 +63,95 @@ impl Taken {
     }
 }
 
-/// What of checkpoints is wanted.
+/// The fields of checkpoints to load.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HistoryFields {
     /// The values.
     pub values: bool,
-    /// The fields of the values; all when empty.
+    /// The keys of the values; all when empty.
     pub keys: Vec<String>,
-    /// The tasks that come next, with their results and questions.
+    /// The next tasks with their results and interrupts.
     pub tasks: bool,
 }
 
 /// A page of a history under construction.
 pub struct HistoryEntries {
-    parts: HistoryFields,
-    /// How many bytes the page may have. Its newest checkpoint is shown whatever its size.
+    fields: HistoryFields,
+    /// The size limit of the page in bytes. Its newest checkpoint is always kept.
     budget: usize,
     bytes: usize,
-    /// How many bytes the metadata that the runs leave in their checkpoints have.
-    notes: HashMap<RunId, usize>,
-    /// Only these are shown; all when none.
+    /// The size of each run's metadata in bytes.
+    metadata_bytes: HashMap<RunId, usize>,
+    /// The only checkpoints to keep; all if `None`.
     only: Option<HashSet<CheckpointId>>,
     writer: ValuesWriter,
-    /// The checkpoints that are shown, the oldest first.
+    /// The kept checkpoints, oldest first.
     kept: VecDeque<HistoryEntry>,
-    /// Where a checkpoint is: its number among all that were added.
-    places: HashMap<CheckpointId, usize>,
-    /// How many were left out again.
-    gone: usize,
+    /// The index of each checkpoint among all that were added.
+    positions: HashMap<CheckpointId, usize>,
+    /// The number of checkpoints that were dropped again.
+    dropped: usize,
     newest: Option<CheckpointId>,
     next: Option<(CheckpointSummary, Option<Position>)>,
 }
 
 impl HistoryEntries {
-    /// A page of this many bytes at most, with `notes` bytes of metadata for each run.
+    /// Creates an empty page of at most `budget` bytes.
     pub fn new(
-        parts: HistoryFields,
+        fields: HistoryFields,
         budget: usize,
-        notes: HashMap<RunId, usize>,
+        metadata_bytes: HashMap<RunId, usize>,
         only: Option<HashSet<CheckpointId>>,
     ) -> Self {
         Self {
-            notes,
-            writer: ValuesWriter::new(parts.keys.clone()),
-            parts,
+            metadata_bytes,
+            writer: ValuesWriter::new(fields.keys.clone()),
+            fields,
             budget,
             bytes: 0,
             only,
             kept: VecDeque::new(),
-            places: HashMap::new(),
-            gone: 0,
+            positions: HashMap::new(),
+            dropped: 0,
             newest: None,
             next: None,
         }
     }
 
-    /// Adds a checkpoint of which only the origin is wanted.
+    /// Adds a checkpoint without values and tasks.
     pub fn add(&mut self, origin: CheckpointSummary) {
         let bytes = self.envelope(&origin);
         self.push(HistoryEntry {
             origin,
             values: Values::default(),
             position: None,
-            taken: None,
+            completed: None,
             bytes,
         });
     }
 
     fn envelope(&self, origin: &CheckpointSummary) -> usize {
-        let notes = origin.run.and_then(|run| self.notes.get(&run));
-        ENVELOPE_BYTES + notes.copied().unwrap_or(0)
+        let metadata_bytes = origin.run.and_then(|run| self.metadata_bytes.get(&run));
+        ENVELOPE_BYTES + metadata_bytes.copied().unwrap_or(0)
     }
 
-    /// The step that was taken after the page, if one was.
-    pub fn follow(&mut self, step: &Entry) {
-        if self.parts.tasks {
-            self.take(step, false);
+    /// Adds the step that follows the newest checkpoint of the page.
+    pub fn complete_newest(&mut self, step: &Entry) {
+        if self.fields.tasks {
+            self.complete(step, false);
         }
     }
 
-    /// The page, the newest first, and whether checkpoints had to be left out for their size.
+    /// Returns the page, newest checkpoint first, and whether checkpoints were dropped for their size.
     pub fn finish(self) -> (Vec<HistoryEntry>, bool) {
-        let is_cut = self.gone > 0;
+        let is_cut = self.dropped > 0;
         (self.kept.into_iter().rev().collect(), is_cut)
     }
 
-    fn push(&mut self, moment: HistoryEntry) {
-        self.bytes += moment.bytes;
-        self.places.insert(moment.origin.id, self.gone + self.kept.len());
-        self.kept.push_back(moment);
+    fn push(&mut self, entry: HistoryEntry) {
+        self.bytes += entry.bytes;
+        self.positions.insert(entry.origin.id, self.dropped + self.kept.len());
+        self.kept.push_back(entry);
         self.shrink();
     }
 
@@ -159,30 +159,30 @@ impl HistoryEntries {
         while self.bytes > self.budget && self.kept.len() > 1 {
             if let Some(oldest) = self.kept.pop_front() {
                 self.bytes -= oldest.bytes;
-                self.places.remove(&oldest.origin.id);
-                self.gone += 1;
+                self.positions.remove(&oldest.origin.id);
+                self.dropped += 1;
             }
         }
     }
 
-    /// Notes the step at the checkpoint from which it was taken. The newest one counts.
-    fn take(&mut self, step: &Entry, replaces: bool) {
+    /// Adds a completed step to its parent checkpoint. The newest step wins.
+    fn complete(&mut self, step: &Entry, replaces: bool) {
         let parent = step.parent.filter(|_| step.source == CheckpointSource::Loop);
-        let Some(place) = parent.and_then(|parent| self.places.get(&parent)).copied() else {
+        let Some(place) = parent.and_then(|parent| self.positions.get(&parent)).copied() else {
             return;
         };
-        let Some(moment) = self.kept.get_mut(place - self.gone) else {
+        let Some(entry) = self.kept.get_mut(place - self.dropped) else {
             return;
         };
-        if moment.taken.is_some() && !replaces {
+        if entry.completed.is_some() && !replaces {
             return;
         }
-        let taken = Taken::of(step);
-        let before = moment.taken.as_ref().map_or(0, Taken::bytes);
-        let after = taken.bytes();
-        moment.bytes = moment.bytes + after - before;
-        moment.position = None;
-        moment.taken = Some(taken);
+        let completed = CompletedStep::of(step);
+        let before = entry.completed.as_ref().map_or(0, CompletedStep::bytes);
+        let after = completed.bytes();
+        entry.bytes = entry.bytes + after - before;
+        entry.position = None;
+        entry.completed = Some(completed);
         self.bytes = self.bytes + after - before;
         self.shrink();
     }
@@ -191,10 +191,10 @@ impl HistoryEntries {
 impl Visit for HistoryEntries {
     fn step(&mut self, checkpoint: &Checkpoint) {
         let entry = &checkpoint.entry;
-        if self.parts.tasks {
-            self.take(entry, true);
+        if self.fields.tasks {
+            self.complete(entry, true);
         }
-        if self.parts.values {
+        if self.fields.values {
             let names: BTreeSet<&str> = entry
                 .writes
                 .iter()
@@ -215,7 +215,7 @@ impl Visit for HistoryEntries {
             fork_of: entry.parent.filter(|_| checkpoint.forks),
             created_at: checkpoint.created_at,
         };
-        self.next = Some((origin, self.parts.tasks.then(|| checkpoint.position.clone())));
+        self.next = Some((origin, self.fields.tasks.then(|| checkpoint.position.clone())));
     }
 
     fn state(&mut self, state: Option<&State>) {
@@ -226,7 +226,7 @@ impl Visit for HistoryEntries {
             return;
         }
         let values = state
-            .filter(|_| self.parts.values)
+            .filter(|_| self.fields.values)
             .map(|state| self.writer.write(state))
             .unwrap_or_default();
         let bytes = self.envelope(&origin) + values.bytes();
@@ -234,7 +234,7 @@ impl Visit for HistoryEntries {
             origin,
             values,
             position,
-            taken: None,
+            completed: None,
             bytes,
         });
     }

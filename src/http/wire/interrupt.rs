@@ -1,4 +1,4 @@
-//! Questions to a human on the wire.
+//! Interrupts on the wire.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,65 +10,65 @@ use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::domain::Invalid;
 use crate::domain::interrupt::{Interrupt, QuestionKind};
 
-/// A question as threads and states show it: `{id, value}`.
+/// An interrupt as threads and states show it: `{id, value}`.
 pub fn brief(interrupt: &Interrupt) -> Value {
     json!({"id": interrupt.id, "value": interrupt.question.value})
 }
 
-/// A question as streams and the answers of waiting requests show it. The schema of a valid answer is in
-/// [`InterruptView`] only: it can be long.
+/// An interrupt as streams and waiting requests show it. Only [`InterruptView`] has the schema of a valid answer, since
+/// it can be long.
 pub fn full(interrupt: &Interrupt) -> Value {
     json!({"value": interrupt.question.value, "id": interrupt.id, "response_schema": null})
 }
 
-/// A question to a human, and what became of it.
+/// An interrupt: a question to a human, and its answer.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Interrupt")]
 pub struct InterruptView {
-    /// Identifies it: 32 hexadecimal digits.
+    /// The id of the interrupt: 32 hexadecimal digits.
     pub id: String,
-    /// The thread that waits.
+    /// The interrupted thread.
     pub thread_id: Uuid,
-    /// The run of the main agent in whose course it was asked.
+    /// The run of the main agent that raised it.
     pub run_id: Uuid,
-    /// What became of it.
+    /// The status of the interrupt.
     pub status: InterruptStatus,
-    /// What kind of answer is wanted.
+    /// The kind of answer.
     pub kind: InterruptKind,
-    /// The agent that asks.
+    /// The agent that raised it.
     pub agent_name: String,
-    /// The names from the main agent down to it.
+    /// The names of the agents from the main agent down to this one.
     pub agent_path: Vec<String>,
-    /// The call of the `task` tool by which the agent was delegated to.
+    /// The id of the `task` call that started the agent.
     pub task_call_id: Option<String>,
-    /// What is asked; for approvals `{action_requests, review_configs}`.
+    /// The question; for approvals `{action_requests, review_configs}`.
     #[schema(value_type = Object)]
     pub value: Value,
     /// The JSON Schema of a valid answer.
     #[schema(value_type = Object)]
     pub response_schema: Value,
-    /// When it was asked.
+    /// The time when it was raised.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it can no longer be answered; null: never.
+    /// The time when it expires; null if it never does.
     #[schema(format = DateTime)]
     pub expires_at: Option<String>,
-    /// The answer, once there is one, when it was given, and the run that went on with it.
+    /// The answer with its time and the resumed run; null while the interrupt is open.
     #[schema(value_type = Option<Object>)]
     pub resolution: Option<Value>,
 }
 
-/// What became of a question.
+/// The status of an interrupt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InterruptStatus {
-    /// It waits for an answer.
+    /// The interrupt is open.
     Pending,
-    /// It was answered.
+    /// The interrupt was answered.
     Resolved,
-    /// Nobody answered in time.
+    /// No answer arrived in time.
     Expired,
-    /// It no longer matters: the thread went on without an answer.
+    /// The thread continued without an answer.
     Dropped,
 }
 
@@ -83,13 +83,13 @@ impl From<InterruptState> for InterruptStatus {
     }
 }
 
-/// What kind of answer is wanted.
+/// The kind of answer that an interrupt asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InterruptKind {
-    /// May these tool calls be made?
+    /// Approval of tool calls.
     ToolApproval,
-    /// A tool call was begun before a crash; what shall become of it?
+    /// The outcome of a tool call that a crash interrupted.
     UnknownOutcome,
     /// Any other question.
     Question,
@@ -133,7 +133,7 @@ impl From<InterruptRecord> for InterruptView {
     }
 }
 
-/// Tells each action request which tool call it is about.
+/// Adds the id of the tool call to each action request.
 fn with_call_ids(mut value: Value, calls: &[String]) -> Value {
     let requests = value.get_mut("action_requests").and_then(Value::as_array_mut);
     for (request, call) in requests.into_iter().flatten().zip(calls) {
@@ -144,10 +144,10 @@ fn with_call_ids(mut value: Value, calls: &[String]) -> Value {
     value
 }
 
-/// A list of questions, in the order in which they were asked.
+/// A list of interrupts in the order in which they were raised.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InterruptList {
-    /// The questions.
+    /// The interrupts.
     pub interrupts: Vec<InterruptView>,
 }
 
@@ -159,10 +159,10 @@ impl From<Vec<InterruptRecord>> for InterruptList {
     }
 }
 
-/// The answer to a question: `decisions` for tool calls, `response` for anything else; one of the two.
+/// The answer to an interrupt: either `decisions` for tool calls, or `response` for any other question.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct InterruptResolve {
-    /// One decision for each action request, in their order.
+    /// The decisions, one for each action request, in their order.
     #[schema(value_type = Option<Vec<Object>>, example = json!([{"type": "approve"}]))]
     pub decisions: Option<Value>,
     /// The answer to any other question.
@@ -171,16 +171,16 @@ pub struct InterruptResolve {
     pub response: Option<Value>,
 }
 
-/// A field that was given, be it as null.
+/// Deserializes a field that may be null.
 fn given<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
 impl InterruptResolve {
-    /// The answer.
+    /// The answer as one value.
     ///
     /// # Errors
-    /// If there is none or two of them.
+    /// If there is no answer, or more than one.
     pub fn answer(self) -> Result<Value, Invalid> {
         match (self.decisions, self.response) {
             (Some(decisions), None) => Ok(Object::from_iter([("decisions".to_owned(), decisions)]).into()),
@@ -192,10 +192,10 @@ impl InterruptResolve {
     }
 }
 
-/// A question that was answered, and the run that goes on with the answer.
+/// An answered interrupt and the resumed run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InterruptResolved {
-    /// The question.
+    /// The interrupt.
     pub interrupt: InterruptView,
     /// The run.
     pub run_id: Uuid,

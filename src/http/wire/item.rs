@@ -13,46 +13,46 @@ use crate::domain::item::{
 use crate::http::error::ApiError;
 use crate::http::extract::Page;
 
-/// An item to be remembered, instead of whatever is there.
+/// A request to store an item. An existing item is replaced.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ItemPut {
-    /// Where it lies: labels, outermost first, without periods.
+    /// The namespace: labels without periods, outermost first.
     #[schema(min_items = 1, max_items = 32)]
     pub namespace: Vec<String>,
-    /// Its key there.
+    /// The key within the namespace.
     #[schema(min_length = 1, max_length = 512)]
     pub key: String,
-    /// What it says.
+    /// The value.
     #[schema(value_type = Object)]
     pub value: Object,
-    /// What of it can be found by its meaning: the configured fields if absent, `false` for nothing, or a list of fields.
+    /// The fields to index for semantic search: the configured fields if absent, `false` for none, or a list of fields.
     pub index: Option<ItemIndex>,
-    /// How many minutes it stays; as configured if absent, for ever if null.
+    /// The time to live in minutes; as configured if absent, unlimited if null.
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<f64>, exclusive_minimum = 0.0)]
     pub ttl: Option<Option<f64>>,
 }
 
-/// What of an item can be found by its meaning.
+/// The fields of an item to index for semantic search.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "must be false or a list of fields")]
 pub enum ItemIndex {
-    /// The configured fields, or nothing.
+    /// `true` for the configured fields, `false` for none.
     Switch(bool),
-    /// These fields.
+    /// A list of fields.
     Fields(Vec<String>),
 }
 
-/// Tells null from absent.
+/// Distinguishes null from an absent field.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
 
 impl ItemPut {
-    /// The item that is wished for.
+    /// Validates the request.
     ///
     /// # Errors
-    /// Names the field that cannot be.
+    /// Names the invalid field.
     pub fn check(self) -> Result<NewItem, ItemError> {
         let address = ItemAddress::new(Namespace::of_item(self.namespace)?, self.key)?;
         let lifetime = match self.ttl {
@@ -74,51 +74,52 @@ impl ItemPut {
     }
 }
 
-/// An item to be forgotten.
+/// A request to delete an item.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ItemDelete {
-    /// Where it lies.
+    /// The namespace.
     pub namespace: Vec<String>,
-    /// Its key there.
+    /// The key within the namespace.
     pub key: String,
 }
 
 impl ItemDelete {
-    /// The item that is meant.
+    /// Validates the request.
     ///
     /// # Errors
-    /// Names the field that is none.
+    /// Names the invalid field.
     pub fn check(self) -> Result<ItemAddress, Invalid> {
         ItemAddress::new(Namespace::prefix("namespace", self.namespace)?, self.key)
     }
 }
 
-/// Which items are wanted.
+/// A search for items.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct ItemSearchBody {
-    /// Where they lie: here, or anywhere below; anywhere, if empty.
+    /// The namespace prefix; empty for all namespaces.
     #[serde(default)]
     pub namespace_prefix: Option<Vec<String>>,
-    /// What they say: `{"field": value}`, or `{"field": {"$gt": value}}` with `$eq`, `$ne`, `$gt`, `$gte`, `$lt`, `$lte`.
+    /// A filter on the value: `{"field": value}`, or `{"field": {"$gt": value}}` with `$eq`, `$ne`, `$gt`, `$gte`,
+    /// `$lt`, `$lte`.
     #[schema(value_type = Option<Object>)]
     pub filter: Option<Object>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
-    /// What they are about, in words; the closest come first. Without an index it is ignored.
+    /// The query of a semantic search; the best matches come first. Ignored without an index.
     pub query: Option<String>,
-    /// Whether those found stay longer for it; as configured if absent.
+    /// Whether the time to live of found items is renewed; as configured if absent.
     pub refresh_ttl: Option<bool>,
 }
 
 impl ItemSearchBody {
-    /// What is wanted.
+    /// Validates the search.
     ///
     /// # Errors
-    /// Names the field that makes no sense.
+    /// Names the invalid field.
     pub fn check(self) -> Result<ItemQuery, ApiError> {
         let page = Page::checked(self.limit, self.offset, 10)?;
         let filter = self
@@ -139,29 +140,29 @@ impl ItemSearchBody {
     }
 }
 
-/// Which namespaces are wanted.
+/// A search for namespaces.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct NamespaceSearchBody {
-    /// How they begin; `*` is any label.
+    /// The first labels; `*` matches any label.
     pub prefix: Option<Vec<String>>,
-    /// How they end; `*` is any label.
+    /// The last labels; `*` matches any label.
     pub suffix: Option<Vec<String>>,
-    /// How many labels are shown of each.
+    /// The number of labels to which namespaces are shortened.
     #[schema(minimum = 1)]
     pub max_depth: Option<i64>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 100)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
 }
 
 impl NamespaceSearchBody {
-    /// What is wanted.
+    /// Validates the search.
     ///
     /// # Errors
-    /// Names the field that makes no sense.
+    /// Names the invalid field.
     pub fn check(self) -> Result<NamespaceSearch, ApiError> {
         let page = Page::checked(self.limit, self.offset, 100)?;
         let max_depth = match self.max_depth.map(usize::try_from) {
@@ -180,20 +181,20 @@ impl NamespaceSearchBody {
     }
 }
 
-/// An item.
+/// An item of the Store.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ItemView {
-    /// Where it lies.
+    /// The namespace.
     pub namespace: Vec<String>,
-    /// Its key there.
+    /// The key within the namespace.
     pub key: String,
-    /// What it says.
+    /// The value.
     #[schema(value_type = Object)]
     pub value: Object,
-    /// When it was first written.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it was last written.
+    /// The time of the last write.
     #[schema(format = DateTime)]
     pub updated_at: String,
 }
@@ -210,13 +211,13 @@ impl From<Item> for ItemView {
     }
 }
 
-/// An item that was found.
+/// An item of a search result.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct FoundItemView {
     /// The item.
     #[serde(flatten)]
     pub item: ItemView,
-    /// How close it is to the query, from -1 to 1; null without one.
+    /// The similarity to the query, from -1 to 1; null without a query.
     pub score: Option<f32>,
 }
 
@@ -229,16 +230,16 @@ impl From<FoundItem> for FoundItemView {
     }
 }
 
-/// The items that were found.
+/// The result of a search for items.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct FoundItems {
-    /// In the order of their namespaces and keys, or the closest first.
+    /// The items, sorted by namespace and key, or by similarity.
     pub items: Vec<FoundItemView>,
 }
 
-/// The namespaces that were found.
+/// The result of a search for namespaces.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct FoundNamespaces {
-    /// In order.
+    /// The namespaces in order.
     pub namespaces: Vec<Vec<String>>,
 }

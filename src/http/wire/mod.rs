@@ -1,6 +1,6 @@
-//! Shapes on the wire: what clients send and read, and nothing else. The promises made here are never broken.
+//! The shapes of requests and responses. They are a promise to clients and do not change.
 //!
-//! Conversions outward are total; those inward name the field that is wrong.
+//! Conversions to the wire always succeed; those from the wire name the invalid field.
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -27,23 +27,23 @@ pub mod state;
 pub mod thread;
 pub mod values;
 
-/// A JSON object as a schema shows it.
+/// A JSON object.
 pub type Object = Map<String, Value>;
 
-/// A failure as clients know it: `{"error": "<class>", "message": "<text>"}`.
+/// An error as the SDKs expect it: `{"error": "<class>", "message": "<text>"}`.
 pub fn failure(failure: &Failure) -> Value {
     serde_json::json!({"error": failure.class, "message": failure.message})
 }
 
-/// The JSON of a view. Views are plain records, so there always is one.
+/// The JSON of a view. Views are plain records, so encoding cannot fail.
 pub fn json(view: &impl serde::Serialize) -> Value {
     serde_json::to_value(view).unwrap_or_default()
 }
 
-/// A checkpoint named by its id, or by an object with its id (`checkpoint`), which wins.
+/// Reads a checkpoint from its id, or from an object with its id, which takes precedence.
 ///
 /// # Errors
-/// If the id is no UUID, or the object names a checkpoint of a subagent.
+/// If the id is not a UUID, or the object names a checkpoint of a subagent.
 pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<CheckpointId>, ApiError> {
     let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
     if within("checkpoint_ns").is_some_and(|namespace| !namespace.is_empty()) {
@@ -59,35 +59,34 @@ pub fn checkpoint(id: Option<&str>, object: Option<&Object>) -> Result<Option<Ch
     .transpose()
 }
 
-/// A place in the history of an agent, named by an object: the namespace of a subagent (`checkpoint_ns`, empty or absent
-/// for the main agent), and a checkpoint.
+/// Reads a namespace (`checkpoint_ns`, empty or absent for the main agent) and a checkpoint from an object.
 ///
 /// # Errors
-/// If the namespace is none, or the id is no UUID.
-pub fn place(object: Option<&Object>) -> Result<(Vec<TaskId>, Option<CheckpointId>), ApiError> {
+/// If the namespace is invalid, or the id is not a UUID.
+pub fn namespace_and_checkpoint(object: Option<&Object>) -> Result<(Vec<TaskId>, Option<CheckpointId>), ApiError> {
     let within = |name: &str| object.and_then(|object| object.get(name)).and_then(Value::as_str);
     let id = within("checkpoint_id").map(|id| id.parse().map(CheckpointId).map_err(|_| ApiError::bad_checkpoint_id()));
     Ok((namespace(within("checkpoint_ns"))?, id.transpose()?))
 }
 
-/// The tasks of a namespace as streams and tasks give it: `tools:<task>|tools:<task>`.
+/// Reads the tasks of a namespace: `tools:<task>|tools:<task>`.
 ///
 /// # Errors
-/// If it is none.
+/// If the namespace is invalid.
 pub fn namespace(text: Option<&str>) -> Result<Vec<TaskId>, Invalid> {
     let tasks = text.filter(|text| !text.is_empty()).map(|text| text.split('|'));
     let read = |part: &str| {
         let task = part.strip_prefix("tools:").and_then(|id| id.parse().ok()).map(TaskId);
-        let reason = "is no namespace of a subagent, as in tools:<task>|tools:<task>";
+        let reason = "must be a namespace such as tools:<task>|tools:<task>";
         task.ok_or_else(|| Invalid::new("checkpoint.checkpoint_ns", reason))
     };
     tasks.into_iter().flatten().map(read).collect()
 }
 
-/// One of several words, or the field that holds another one.
+/// Reads a field that holds one of several words.
 ///
 /// # Errors
-/// Names the allowed words.
+/// Names the field and the allowed words.
 pub fn word<T>(field: &str, word: Option<&str>, all: &[(&str, T)]) -> Result<Option<T>, Invalid>
 where
     T: Copy,

@@ -1,4 +1,4 @@
-//! The report of a run that ended, as webhooks are told.
+//! The payload of webhooks: the report of an ended run.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::run::RunView;
 use super::{Object, failure};
 use crate::runtime::Report;
 
-/// The run with the values of its thread, when it began and ended, and why it failed, if it did.
+/// The run with the values of its thread, its start and end times, and its error.
 pub fn render(report: &Report<'_>) -> Object {
     let run = super::json(&RunView::from(report.run.clone()));
     let mut fields = run.as_object().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! How long threads are kept, and what they take up, on the wire.
+//! The retention and the storage of threads on the wire.
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 use crate::http::error::ApiError;
 
-/// How long a thread is kept after anything about it last changed.
+/// The time to live of a thread after its last change.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 pub struct TtlRequest {
-    /// Minutes; more than 0.
+    /// The time in minutes; more than 0.
     pub ttl: f64,
-    /// What happens then.
+    /// The action after that time.
     #[serde(default)]
     pub strategy: Option<TtlStrategyWord>,
 }
 
-/// What happens to a thread whose time is over.
+/// The action on an expired thread.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TtlStrategyWord {
-    /// It is deleted.
+    /// The thread is deleted.
     #[default]
     Delete,
-    /// Only its newest state is kept.
+    /// All but the newest state is deleted.
     KeepLatest,
 }
 
@@ -56,10 +56,10 @@ impl From<TtlStrategy> for TtlStrategyWord {
 const LONGEST: f64 = 52_560_000.0;
 
 impl TtlRequest {
-    /// The time that is wished for.
+    /// Validates the time to live.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the time is out of bounds.
     pub fn check(self) -> Result<Ttl, Invalid> {
         if !(self.ttl > 0.0 && self.ttl <= LONGEST) {
             return Err(Invalid::new(
@@ -75,21 +75,21 @@ impl TtlRequest {
     }
 }
 
-/// How long a thread is kept.
+/// The time to live of a thread.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(title = "ThreadTtl")]
 pub struct TtlView {
-    /// What happens then.
+    /// The action after that time.
     pub strategy: TtlStrategyWord,
-    /// Minutes after anything about it last changed.
+    /// The time in minutes after the last change.
     pub ttl_minutes: f64,
-    /// When its time is over; null if what was to happen has happened, and nothing since.
+    /// The time of expiry; null if the thread has already been handled and not changed since.
     #[schema(format = DateTime)]
     pub expires_at: Option<String>,
 }
 
 impl TtlView {
-    /// How long `thread` is kept; none if it is for good.
+    /// The time to live of `thread`; `None` if it is unlimited.
     pub fn of(thread: &Thread) -> Option<Self> {
         let ttl = thread.ttl?;
         let strategy = ttl.strategy.into();
@@ -102,25 +102,25 @@ impl TtlView {
     }
 }
 
-/// Threads to be thinned out.
+/// A request to prune threads.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct ThreadPrune {
-    /// Which.
+    /// The threads to prune.
     #[schema(value_type = Vec<Uuid>)]
     pub thread_ids: Vec<String>,
-    /// How.
+    /// The part to delete.
     #[serde(default)]
     pub strategy: TtlStrategyWord,
 }
 
-/// How many threads a request may name.
+/// The maximum number of threads in a request.
 const MAX_IDS: usize = 1000;
 
 impl ThreadPrune {
-    /// The threads, each once, and how.
+    /// Validates the request. Returns each thread once.
     ///
     /// # Errors
-    /// If an id is none, or there are too many.
+    /// If an id is invalid, or there are too many.
     pub fn check(self) -> Result<(Vec<ThreadId>, TtlStrategy), ApiError> {
         if self.thread_ids.len() > MAX_IDS {
             return Err(Invalid::new("thread_ids", format!("has more than {MAX_IDS} entries")).into());
@@ -136,43 +136,43 @@ impl ThreadPrune {
     }
 }
 
-/// How many threads were thinned out.
+/// The result of pruning threads.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ThreadsPruned {
-    /// How many.
+    /// The number of pruned threads.
     pub pruned_count: u64,
 }
 
-/// What the server stores for a thread.
+/// The storage used by a thread.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ThreadStorage {
     /// The thread.
     pub thread_id: Uuid,
-    /// Rows of all tables.
+    /// The number of rows in all tables.
     pub total_rows: i64,
-    /// Bytes of content in all tables; keys and indexes not counted.
+    /// The size of the content of all tables in bytes, without keys and indexes.
     pub total_bytes: i64,
-    /// Its steps, with what each wrote.
+    /// The checkpoints.
     pub checkpoints: StorageShare,
-    /// What else is in its log.
+    /// The other entries of the log.
     pub events: StorageShare,
-    /// Its runs, those of subagents included.
+    /// The runs, including child runs.
     pub runs: StorageShare,
-    /// Questions to humans, and their answers.
+    /// The interrupts.
     pub interrupts: StorageShare,
 }
 
-/// What one table holds.
+/// The storage used by one table.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub struct StorageShare {
-    /// How many rows.
+    /// The number of rows.
     pub rows: i64,
-    /// How many bytes of content.
+    /// The size of the content in bytes.
     pub bytes: i64,
 }
 
 impl ThreadStorage {
-    /// Shows what the tables hold of a thread.
+    /// Creates the view of a thread's storage.
     pub fn new(thread: ThreadId, shares: &[TableUsage]) -> Self {
         let of = |table: &str| {
             let share = shares.iter().find(|share| share.table == table);
@@ -202,12 +202,12 @@ mod tests {
     #[test]
     fn a_time_that_makes_no_sense_is_refused() {
         for minutes in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e12] {
-            let wish = TtlRequest {
+            let request = TtlRequest {
                 ttl: minutes,
                 strategy: None,
             };
             assert!(
-                wish.check().is_err_and(|invalid| invalid.field == "ttl.ttl"),
+                request.check().is_err_and(|invalid| invalid.field == "ttl.ttl"),
                 "{minutes}"
             );
         }

@@ -18,82 +18,82 @@ mod command;
 
 pub use command::CommandBody;
 
-/// A wish for a run.
+/// A request to create a run.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct RunCreate {
-    /// Who shall run: an assistant's UUID or a graph id.
+    /// The assistant: its UUID or a graph id.
     #[schema(required = true, value_type = String)]
     pub assistant_id: Option<String>,
-    /// New input, usually `{"messages": [...]}`; null goes on where the thread stands.
+    /// The input, usually `{"messages": [...]}`; null continues from the state of the thread.
     #[schema(value_type = Option<Object>)]
     pub input: Option<Value>,
-    /// What to do instead of taking input: an `input` beside `resume` or `goto` is not read, one beside `update` is refused.
+    /// A command instead of input. An `input` beside `resume` or `goto` is ignored; beside `update` it is refused.
     pub command: Option<CommandBody>,
     /// One stream mode or a list: values, messages, messages-tuple, updates, events, debug, tasks, checkpoints, custom.
     #[schema(value_type = Option<Vec<String>>, example = json!(["values"]))]
     pub stream_mode: Option<Value>,
-    /// Whether streams show subagents.
+    /// Whether streams include the events of subagents.
     pub stream_subgraphs: Option<bool>,
-    /// Whether stream events carry ids, so that a stream can be taken up again.
+    /// Whether stream events have ids, so that the stream can be resumed.
     pub stream_resumable: Option<bool>,
-    /// `tags`, `recursion_limit`, `configurable`, `metadata`.
+    /// The settings: `tags`, `recursion_limit`, `configurable`, `metadata`.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
-    /// What tools may know about the caller.
+    /// The context of the run, which tools can read.
     #[schema(value_type = Option<Object>)]
     pub context: Option<Object>,
-    /// The requester's notes.
+    /// The metadata of the run.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// The checkpoint to begin from, when not the newest: an object with `checkpoint_id`.
+    /// The checkpoint to start from, if not the newest: an object with `checkpoint_id`.
     #[schema(value_type = Option<Object>)]
     pub checkpoint: Option<Object>,
-    /// The same by its id alone.
+    /// The id of the checkpoint, as an alternative to `checkpoint`.
     #[schema(format = Uuid)]
     pub checkpoint_id: Option<String>,
-    /// Nodes to stop before, or `*` for all.
+    /// The nodes to pause before, or `*` for all.
     #[schema(value_type = Option<Vec<String>>)]
     pub interrupt_before: Option<Value>,
-    /// Nodes to stop after, or `*` for all.
+    /// The nodes to pause after, or `*` for all.
     #[schema(value_type = Option<Vec<String>>)]
     pub interrupt_after: Option<Value>,
-    /// What to do when the thread is busy: enqueue, reject, interrupt or rollback.
+    /// The behaviour if the thread is busy: enqueue, reject, interrupt or rollback.
     #[schema(example = "enqueue")]
     pub multitask_strategy: Option<String>,
-    /// What to do when there is no such thread: reject or create.
+    /// The behaviour if the thread does not exist: reject or create.
     #[schema(example = "reject")]
     pub if_not_exists: Option<String>,
-    /// What to do when the client leaves: continue or cancel.
+    /// The behaviour if the client disconnects: continue or cancel.
     #[schema(example = "continue")]
     pub on_disconnect: Option<String>,
-    /// Without a thread: delete or keep the one that the run is given.
+    /// For stateless runs: delete or keep the thread of the run.
     #[schema(example = "delete")]
     pub on_completion: Option<String>,
-    /// How many seconds to wait before beginning.
+    /// The delay before the run starts, in seconds.
     #[schema(minimum = 0)]
     pub after_seconds: Option<f64>,
-    /// Accepted: sync, async or exit. This server stores every step before it goes on.
+    /// Accepted for compatibility: sync, async or exit. The server stores every step before it continues.
     #[schema(example = "async")]
     pub durability: Option<String>,
     /// The older form of `durability`.
     pub checkpoint_during: Option<bool>,
-    /// Where to report the end of the run.
+    /// The URL to which the end of the run is reported.
     pub webhook: Option<String>,
-    /// Accepted.
+    /// Accepted for compatibility.
     pub feedback_keys: Option<Vec<String>>,
 }
 
-/// Where a request for a run came in.
+/// The kind of endpoint that creates a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunScope {
-    /// On a thread.
+    /// An endpoint of a thread.
     Thread(domain::id::ThreadId),
-    /// Without a thread.
+    /// An endpoint without a thread.
     Stateless,
 }
 
 impl RunScope {
-    /// The thread, if one was named.
+    /// The thread of the endpoint.
     pub fn thread(self) -> Option<domain::id::ThreadId> {
         match self {
             Self::Thread(thread) => Some(thread),
@@ -102,23 +102,23 @@ impl RunScope {
     }
 }
 
-/// A request for a run that was checked.
+/// A validated request to create a run.
 #[derive(Debug)]
 pub struct CheckedRun {
-    /// What is wished for.
-    pub wish: NewRun,
-    /// Whether the run shall stop when the client leaves.
+    /// The run to create.
+    pub new_run: NewRun,
+    /// Whether the run is cancelled when the client disconnects.
     pub cancel_on_disconnect: bool,
 }
 
-/// How long a run can be put off: a year.
+/// The longest delay of a run: a year.
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
 
 impl RunCreate {
-    /// Checks the request.
+    /// Validates the request.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(mut self, scope: RunScope) -> Result<CheckedRun, ApiError> {
         let assistant = self
             .assistant_id
@@ -139,7 +139,7 @@ impl RunCreate {
         let mut metadata = object(&request.config, "metadata").unwrap_or_default();
         metadata.extend(self.metadata.unwrap_or_default());
         domain::metadata::check(&metadata)?;
-        let wish = NewRun {
+        let new_run = NewRun {
             target,
             assistant,
             request,
@@ -148,7 +148,7 @@ impl RunCreate {
             after,
         };
         Ok(CheckedRun {
-            wish,
+            new_run,
             cancel_on_disconnect: cancel_on_disconnect.unwrap_or(false),
         })
     }
@@ -208,7 +208,7 @@ impl RunCreate {
         })
     }
 
-    /// `config` and `context`, each mirrored into the other.
+    /// Returns `config` and `context`, each copied into the other.
     fn config_and_context(&mut self) -> Result<(Object, Object), ApiError> {
         let mut config = self.config.take().unwrap_or_default();
         check_config(&config)?;
@@ -243,7 +243,7 @@ impl RunCreate {
         }
     }
 
-    /// The fields that only the answer repeats.
+    /// The fields that are only repeated in the response.
     fn extra(&self) -> Result<Object, Invalid> {
         let given = word(
             "durability",
@@ -273,10 +273,10 @@ fn object(fields: &Object, name: &str) -> Option<Object> {
     fields.get(name).and_then(Value::as_object).cloned()
 }
 
-/// Checks the fields of a `config` that mean something here.
+/// Checks the fields of `config` that the server uses.
 ///
 /// # Errors
-/// Names the one that is wrong.
+/// Names the invalid field.
 pub(super) fn check_config(config: &Object) -> Result<(), Invalid> {
     for name in ["configurable", "metadata"] {
         if config
@@ -325,49 +325,49 @@ fn texts(field: &str, value: Option<&Value>) -> Result<Vec<String>, Invalid> {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Run")]
 pub struct RunView {
-    /// Identifies it.
+    /// The id of the run.
     pub run_id: Uuid,
-    /// The thread it works on.
+    /// The thread of the run.
     pub thread_id: Uuid,
-    /// The assistant it was asked of.
+    /// The assistant of the run.
     pub assistant_id: Uuid,
-    /// The requester's notes, with the platform's own.
+    /// The metadata of the run, including keys that the server adds.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// What it is doing. One that waits for a human is `success`; one that was cancelled is `interrupted`.
+    /// The status of the run. A run that waits for a human is `success`; a cancelled one is `interrupted`.
     pub status: RunStatusWord,
-    /// What it was asked to do.
+    /// The parameters of the run.
     #[schema(value_type = Object)]
     pub kwargs: Value,
-    /// What was to be done when the thread was busy.
+    /// The behaviour that was requested for a busy thread.
     pub multitask_strategy: String,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When it last changed.
+    /// The time of the last change.
     #[schema(format = DateTime)]
     pub updated_at: String,
-    /// The version of the assistant that was in use when the run was made; its settings are in `kwargs`.
+    /// The version of the assistant when the run was created; its settings are in `kwargs`.
     pub assistant_version: Option<i64>,
-    /// Always null.
+    /// Unused; always null.
     pub langsmith_session_name: Option<String>,
 }
 
-/// What a run is doing.
+/// The status of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStatusWord {
-    /// It waits for its turn.
+    /// The run is queued.
     Pending,
-    /// It is at work.
+    /// The run is active.
     Running,
-    /// It did what it could: it is done, or waits for a human.
+    /// The run has finished, or waits for a human.
     Success,
-    /// It failed.
+    /// The run failed.
     Error,
-    /// It took too long.
+    /// The run exceeded its time limit.
     Timeout,
-    /// It was cancelled.
+    /// The run was cancelled.
     Interrupted,
 }
 
@@ -418,8 +418,8 @@ impl From<Run> for RunView {
 }
 
 impl RunView {
-    /// A run as it was when it was made. It may be at work by the time the client reads this.
-    pub fn just_made(run: Run) -> Self {
+    /// The view of a run at its creation. The run may be active by the time the client reads it.
+    pub fn created(run: Run) -> Self {
         Self::from(Run {
             status: RunStatus::Pending,
             ..run
@@ -427,7 +427,7 @@ impl RunView {
     }
 }
 
-/// What the run was asked to do, in the platform's shape.
+/// The parameters of a run in the shape of the LangGraph Platform.
 fn kwargs(run: &Run) -> Value {
     let request = &run.request;
     let extra = |name: &str| request.extra.get(name).cloned().unwrap_or_default();
@@ -456,8 +456,8 @@ fn kwargs(run: &Run) -> Value {
         "config": config,
         "context": request.context,
         "stream_mode": request.stream_mode,
-        "interrupt_before": shown_nodes(&request.interrupt_before),
-        "interrupt_after": shown_nodes(&request.interrupt_after),
+        "interrupt_before": nodes_json(&request.interrupt_before),
+        "interrupt_after": nodes_json(&request.interrupt_after),
         "webhook": extra("webhook"),
         "feedback_keys": extra("feedback_keys"),
         "temporary": request.temporary,
@@ -468,7 +468,7 @@ fn kwargs(run: &Run) -> Value {
     })
 }
 
-fn shown_nodes(nodes: &[String]) -> Value {
+fn nodes_json(nodes: &[String]) -> Value {
     match nodes {
         [] => Value::Null,
         [all] if all == "*" => json!("*"),
@@ -476,10 +476,10 @@ fn shown_nodes(nodes: &[String]) -> Value {
     }
 }
 
-/// How many runs one batch may ask for.
+/// The maximum number of runs in a batch.
 pub const MAX_BATCH: usize = 500;
 
-/// Which runs to cancel: some of one thread, or all of a status.
+/// A request to cancel runs: some of one thread, or all of a status.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct RunsCancel {
     /// The thread of `run_ids`.
@@ -488,7 +488,7 @@ pub struct RunsCancel {
     /// The runs.
     #[schema(value_type = Option<Vec<Uuid>>)]
     pub run_ids: Option<Vec<String>>,
-    /// All runs of this status: pending, running or all.
+    /// The status of the runs to cancel: pending, running or all.
     pub status: Option<String>,
 }
 

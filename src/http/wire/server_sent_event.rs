@@ -1,15 +1,15 @@
-//! Events of streams, as the API document describes them.
+//! The schema of stream events in the API document.
 
 use utoipa::ToSchema;
 
-/// One event of a stream, by the fields of `text/event-stream`.
+/// A server-sent event with the fields of `text/event-stream`.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it stands in the document; events are written as text")]
 pub struct ServerSentEvent {
-    /// The kind of the event.
+    /// The event name.
     event: Option<String>,
-    /// The content, as JSON.
+    /// The data as JSON.
     data: Option<String>,
-    /// Where a client goes on that sends it as `Last-Event-ID`.
+    /// The id with which the stream can be resumed (`Last-Event-ID`).
     id: Option<String>,
 }

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::Object;
-use super::history::{HistoryEntry, HistoryFields, Taken};
+use super::history::{CompletedStep, HistoryEntry, HistoryFields};
 use super::interrupt::brief;
 use super::values::Values;
 use crate::db::checkpoints::CheckpointSummary;
@@ -23,63 +23,63 @@ use crate::domain::thread::Thread;
 use crate::http::error::ApiError;
 use crate::http::extract::Select;
 
-/// The state of a thread at a checkpoint, and what comes next.
+/// The state of a thread at a checkpoint, with its next tasks.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "ThreadState")]
 pub struct StateView {
-    /// The fields of the main agent's state.
+    /// The values of the state.
     #[schema(value_type = Object)]
     pub values: Values,
-    /// The nodes that come next; none when nothing remains to be done.
+    /// The next nodes; empty when the run has finished.
     pub next: Vec<String>,
-    /// The tasks that come next.
+    /// The next tasks.
     pub tasks: Vec<TaskView>,
-    /// How the checkpoint came to be: `source`, `step`, the run and its notes.
+    /// The metadata of the checkpoint: `source`, `step`, and the metadata of its run.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: Option<String>,
     /// The checkpoint.
     pub checkpoint: Option<CheckpointView>,
-    /// The one before it.
+    /// The parent checkpoint.
     pub parent_checkpoint: Option<CheckpointView>,
-    /// The questions of the tasks: `{id, value}`.
+    /// The interrupts of the tasks: `{id, value}`.
     #[schema(value_type = Vec<Object>)]
     pub interrupts: Vec<Value>,
-    /// The checkpoint's id.
+    /// The id of the checkpoint.
     pub checkpoint_id: Option<Uuid>,
-    /// The id of the one before it.
+    /// The id of the parent checkpoint.
     pub parent_checkpoint_id: Option<Uuid>,
 }
 
-/// A task that comes next, or that came next in its time.
+/// A task that follows a checkpoint.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "ThreadTask")]
 pub struct TaskView {
-    /// Identifies it; streams name it in their namespaces.
+    /// The id of the task; streams use it in namespaces.
     pub id: Uuid,
-    /// The node.
+    /// The node of the task.
     pub name: String,
-    /// `["__pregel_pull", node]`, or for the tool call of this number `["__pregel_push", number, false]`.
+    /// The path of the task: `["__pregel_pull", node]`, or for a tool call `["__pregel_push", index, false]`.
     #[schema(value_type = Vec<Value>)]
     pub path: Value,
-    /// Why it failed, when it did.
+    /// The error of a failed task.
     pub error: Option<String>,
-    /// Its questions: `{id, value}`.
+    /// The interrupts: `{id, value}`.
     #[schema(value_type = Vec<Object>)]
     pub interrupts: Vec<Value>,
-    /// With `subgraphs`: where the subagent stands that works on it.
+    /// The newest checkpoint of the task's subagent, with `subgraphs`.
     pub checkpoint: Option<CheckpointView>,
-    /// With `subgraphs`: the state of the subagent that works on it, in the shape of this one.
+    /// The state of the task's subagent in the shape of this object, with `subgraphs`.
     #[schema(value_type = Option<Object>)]
     pub state: Option<Box<StateView>>,
-    /// What it wrote, once it is done.
+    /// The writes of a completed task.
     #[schema(value_type = Option<Object>)]
     pub result: Option<Box<RawValue>>,
 }
 
-/// A checkpoint by its name.
+/// A reference to a checkpoint.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(title = "Checkpoint")]
 pub struct CheckpointView {
@@ -87,12 +87,12 @@ pub struct CheckpointView {
     pub checkpoint_id: Uuid,
     /// The thread.
     pub thread_id: Uuid,
-    /// The namespace of the subagent whose it is; empty for the main agent.
+    /// The namespace of the subagent; empty for the main agent.
     pub checkpoint_ns: String,
 }
 
 impl CheckpointView {
-    /// Names a checkpoint of the main agent.
+    /// Creates a reference to a checkpoint of the main agent.
     pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
         Self {
             checkpoint_id: id.0,
@@ -101,7 +101,7 @@ impl CheckpointView {
         }
     }
 
-    /// Names one of a subagent.
+    /// Creates a reference to a checkpoint of a subagent.
     pub fn within(thread: ThreadId, id: CheckpointId, namespace: &[TaskId]) -> Self {
         Self {
             checkpoint_ns: namespace_text(namespace),
@@ -110,37 +110,37 @@ impl CheckpointView {
     }
 }
 
-/// All that is known around the checkpoints of a thread that are to be shown.
+/// The data that all checkpoints of a history share.
 #[derive(Debug)]
 pub struct HistoryContext {
     /// The thread.
     pub thread: Thread,
-    /// The run of the subagent whose history it is; none for the main agent's.
+    /// The run of the subagent; `None` for the main agent.
     pub child: Option<Run>,
-    /// What the runs in whose course the checkpoints were made leave in their metadata.
-    pub notes: HashMap<RunId, Object>,
-    /// The thread's questions, by the agent's task that asks or whose subagent asks.
-    pub asked: Vec<(TaskId, InterruptRecord)>,
+    /// The metadata of the runs that created the checkpoints.
+    pub run_notes: HashMap<RunId, Object>,
+    /// The interrupts of the thread, each with the agent's task that raised it.
+    pub interrupts: Vec<(TaskId, InterruptRecord)>,
 }
 
 impl HistoryContext {
-    /// Shows a checkpoint. `plan` and `agent_name` are those of the thread's agent.
-    pub fn view(&self, moment: HistoryEntry, plan: Option<&Plan>, agent_name: &str) -> StateView {
-        let id = moment.origin.id;
+    /// Creates the view of a checkpoint. `plan` and `agent_name` are those of the thread's agent.
+    pub fn view(&self, entry: HistoryEntry, plan: Option<&Plan>, agent_name: &str) -> StateView {
+        let id = entry.origin.id;
         let thread = self.thread.id;
-        let parent = moment.origin.parent;
-        let tasks = match (moment.taken, &moment.position) {
+        let parent = entry.origin.parent;
+        let tasks = match (entry.completed, &entry.position) {
             (Some(step), _) => self.finished_tasks(id, step),
             (None, Some(position)) => self.open_tasks(position, id, plan),
             (None, None) => vec![],
         };
         StateView {
-            values: moment.values,
+            values: entry.values,
             next: tasks.iter().map(|task| task.name.clone()).collect(),
             interrupts: tasks.iter().flat_map(|task| task.interrupts.clone()).collect(),
             tasks,
-            metadata: Some(self.metadata(&moment.origin, agent_name)),
-            created_at: Some(moment.origin.created_at.to_string()),
+            metadata: Some(self.metadata(&entry.origin, agent_name)),
+            created_at: Some(entry.origin.created_at.to_string()),
             checkpoint: Some(CheckpointView::within(thread, id, self.namespace())),
             parent_checkpoint: parent.map(|parent| CheckpointView::within(thread, parent, self.namespace())),
             checkpoint_id: Some(id.0),
@@ -148,7 +148,7 @@ impl HistoryContext {
         }
     }
 
-    /// The tasks down to the agent whose history it is.
+    /// The tasks down to the agent.
     pub fn namespace(&self) -> &[TaskId] {
         self.child
             .as_ref()
@@ -156,62 +156,66 @@ impl HistoryContext {
             .unwrap_or_default()
     }
 
-    /// The tasks of a step that was taken.
-    fn finished_tasks(&self, head: CheckpointId, step: Taken) -> Vec<TaskView> {
+    /// The tasks of a completed step.
+    fn finished_tasks(&self, head: CheckpointId, step: CompletedStep) -> Vec<TaskView> {
         let node = step.node;
         let view = |(at, result): (usize, Option<Box<RawValue>>)| {
             let id = TaskId::of_step(Some(head), &node, at);
-            let asked = self
-                .asked
+            let interrupts = self
+                .interrupts
                 .iter()
                 .filter(|(task, _)| *task == id)
-                .map(|(_, asked)| brief(&asked.interrupt));
+                .map(|(_, record)| brief(&record.interrupt));
             TaskView {
                 result,
-                ..task_view(id, &node, at, asked.collect())
+                ..task_view(id, &node, at, interrupts.collect())
             }
         };
         step.results.into_iter().enumerate().map(view).collect()
     }
 
-    /// The tasks that are still to be done.
+    /// The tasks that are not completed.
     fn open_tasks(&self, position: &Position, head: CheckpointId, plan: Option<&Plan>) -> Vec<TaskView> {
         let view = |task: crate::domain::checkpoint::Task| {
-            let asked = self
-                .asked
+            let interrupts = self
+                .interrupts
                 .iter()
-                .filter(|(id, asked)| *id == task.id && asked.status == InterruptState::Pending);
-            let asked = asked.map(|(_, asked)| brief(&asked.interrupt)).collect();
+                .filter(|(id, record)| *id == task.id && record.status == InterruptState::Pending);
+            let interrupts = interrupts.map(|(_, record)| brief(&record.interrupt)).collect();
             TaskView {
                 error: task.error,
-                ..task_view(task.id, &task.node, task.call.unwrap_or(0), asked)
+                ..task_view(task.id, &task.node, task.call.unwrap_or(0), interrupts)
             }
         };
         position.tasks(plan, head).into_iter().map(view).collect()
     }
 
-    /// How a checkpoint came to be.
+    /// The metadata of a checkpoint.
     fn metadata(&self, origin: &CheckpointSummary, agent_name: &str) -> Object {
-        let notes = origin.run.and_then(|run| self.notes.get(&run));
+        let run_notes = origin.run.and_then(|run| self.run_notes.get(&run));
         metadata_of(
             &self.thread,
             origin,
-            notes,
+            run_notes,
             self.child.as_ref().map_or(agent_name, |child| child.lineage.agent()),
         )
     }
 }
 
-/// How a checkpoint of a thread came to be, in the course of a run with these notes if of any ([`run_metadata`]), and in
-/// the history of the agent of this name.
-pub fn metadata_of(thread: &Thread, origin: &CheckpointSummary, notes: Option<&Object>, agent_name: &str) -> Object {
+/// The metadata of a checkpoint that was created by a run with the metadata `run_notes`, if by any ([`run_metadata`]).
+pub fn metadata_of(
+    thread: &Thread,
+    origin: &CheckpointSummary,
+    run_notes: Option<&Object>,
+    agent_name: &str,
+) -> Object {
     let mut shown = Object::new();
     if let Some(graph) = thread.metadata.get("graph_id") {
         shown.insert("graph_id".to_owned(), graph.clone());
     }
-    if let Some(notes) = notes {
+    if let Some(run_notes) = run_notes {
         shown.extend(thread.metadata.clone());
-        shown.extend(notes.clone());
+        shown.extend(run_notes.clone());
     } else if let (CheckpointSource::Update, Some(from)) = (origin.source, origin.fork_of) {
         shown.insert("checkpoint_id".to_owned(), json!(from));
     }
@@ -225,7 +229,7 @@ pub fn metadata_of(thread: &Thread, origin: &CheckpointSummary, notes: Option<&O
     shown
 }
 
-/// What a run leaves in the metadata of its checkpoints: its own notes, and the simple settings of its config.
+/// The metadata that a run adds to its checkpoints: its own, and the scalar settings of its config.
 pub fn run_metadata(run: &Run) -> Object {
     let configurable = run.request.config.get("configurable").and_then(Value::as_object);
     let simple = |(name, value): &(&String, &Value)| !name.starts_with("__") && !value.is_object() && !value.is_array();
@@ -272,7 +276,7 @@ fn task_view(id: TaskId, node: &str, call: usize, interrupts: Vec<Value>) -> Tas
 }
 
 impl StateView {
-    /// The state of a thread on which nothing happened yet, or at a checkpoint that is not there.
+    /// The state of a thread without checkpoints, or at a checkpoint that does not exist.
     pub fn empty(checkpoint: Option<CheckpointView>) -> Self {
         Self {
             values: Values::default(),
@@ -289,35 +293,35 @@ impl StateView {
     }
 }
 
-/// A write into the state of a thread.
+/// A state update.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct StateUpdate {
-    /// What to write: an object, a list of objects, or null.
+    /// The values to write: an object, a list of objects, or null.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Value>,
-    /// The node that is to be taken for the writer; the last one when absent.
+    /// The node that the update is attributed to; the last one when absent.
     pub as_node: Option<String>,
-    /// The checkpoint to write onto, when not the newest: an object with `checkpoint_id`.
+    /// The checkpoint to update, if not the newest: an object with `checkpoint_id`.
     #[schema(value_type = Option<Object>)]
     pub checkpoint: Option<Object>,
-    /// The same by its id alone.
+    /// The id of the checkpoint, as an alternative to `checkpoint`.
     #[schema(format = Uuid)]
     pub checkpoint_id: Option<String>,
 }
 
-/// The checkpoint that a write left.
+/// The result of a state update.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct StateUpdated {
-    /// The checkpoint.
+    /// The new checkpoint.
     pub checkpoint: CheckpointView,
-    /// The same, as a run's `config.configurable` takes it.
+    /// The new checkpoint as a run's `config.configurable` expects it.
     pub configurable: CheckpointView,
-    /// Its id.
+    /// The id of the new checkpoint.
     pub checkpoint_id: Uuid,
 }
 
 impl StateUpdated {
-    /// Names the checkpoint that a write left.
+    /// Creates a reference to the new checkpoint.
     pub fn new(thread: ThreadId, id: CheckpointId) -> Self {
         let checkpoint = CheckpointView::new(thread, id);
         Self {
@@ -328,36 +332,36 @@ impl StateUpdated {
     }
 }
 
-/// Which checkpoint is wanted.
+/// A request for the state at a checkpoint.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct StateAt {
-    /// An object with `checkpoint_id`; with `checkpoint_ns` for one of a subagent, the newest when that is all.
+    /// An object with `checkpoint_id`, and for a subagent `checkpoint_ns`; without an id, the newest checkpoint.
     #[schema(value_type = Object)]
     pub checkpoint: Object,
-    /// Whether tasks show the states of the subagents that work on them.
+    /// Whether tasks include the states of their subagents.
     #[serde(default)]
     pub subgraphs: Option<bool>,
-    /// Only these fields; `values.<key>` for one field of the values.
+    /// The fields to return; `values.<key>` selects one field of the values.
     #[serde(default)]
     pub select: Option<Vec<String>>,
 }
 
-/// Which part of a history is wanted.
+/// A search in a history.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct HistorySearch {
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 1)]
     pub limit: Option<i64>,
-    /// Only those before this one: `{"configurable": {"checkpoint_id": "…"}}`.
+    /// The checkpoint before which the page starts: `{"configurable": {"checkpoint_id": "…"}}`.
     #[schema(value_type = Option<Object>)]
     pub before: Option<Object>,
-    /// Only those whose metadata contains this.
+    /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Whose history: `{"checkpoint_ns": "tools:<task>"}` for that of the subagent which works on a task.
+    /// The agent: `{"checkpoint_ns": "tools:<task>"}` for the subagent of a task.
     #[schema(value_type = Option<Object>)]
     pub checkpoint: Option<Object>,
-    /// Only these fields; `values.<key>` for one field of the values.
+    /// The fields to return; `values.<key>` selects one field of the values.
     pub select: Option<Vec<String>>,
 }
 
@@ -375,7 +379,7 @@ const FIELDS: [&str; 10] = [
     "parent_checkpoint_id",
 ];
 
-/// Which fields of states a client wants to see, and which of their values.
+/// The fields of states to return, and the keys of their values.
 #[derive(Debug, Clone, Default)]
 pub struct StateSelect {
     fields: Select,
@@ -383,7 +387,7 @@ pub struct StateSelect {
 }
 
 impl StateSelect {
-    /// Fields, and keys of the values as in `values.messages`; all when there are none.
+    /// Selects fields, and keys of the values as in `values.messages`; all if there are none.
     ///
     /// # Errors
     /// If a field is unknown.
@@ -403,8 +407,8 @@ impl StateSelect {
         })
     }
 
-    /// What has to be read of checkpoints.
-    pub fn parts(&self) -> HistoryFields {
+    /// The fields of checkpoints to load.
+    pub fn fields(&self) -> HistoryFields {
         let tasks = ["tasks", "next", "interrupts"]
             .into_iter()
             .any(|field| self.fields.has(field));
@@ -415,13 +419,13 @@ impl StateSelect {
         }
     }
 
-    /// Leaves only what is wanted of a state.
+    /// Selects the fields of a state.
     pub fn pick(&self, view: StateView) -> SelectedState<'_> {
         SelectedState { select: self, view }
     }
 }
 
-/// A state of which only some fields are shown.
+/// A state with selected fields.
 pub struct SelectedState<'a> {
     select: &'a StateSelect,
     view: StateView,

@@ -18,55 +18,55 @@ use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select};
 use crate::runtime::{NewThread, NodeWrite, Superstep};
 
-/// A wish for a new thread.
+/// A request to create a thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct ThreadCreate {
-    /// Its id; minted when absent.
+    /// The id of the thread; generated when absent.
     #[schema(format = Uuid)]
     pub thread_id: Option<String>,
-    /// The owner's own notes, searchable.
+    /// The owner's metadata, searchable.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// What to do if the thread exists.
+    /// The behaviour if the thread exists.
     pub if_exists: Option<IfExists>,
-    /// How long the thread is kept; as the server is configured, when absent.
+    /// The time to live; as configured when absent.
     pub ttl: Option<TtlRequest>,
-    /// History to begin with: steps, as nodes would have taken them.
+    /// The initial history: steps as nodes would have taken them.
     pub supersteps: Option<Vec<SuperstepRequest>>,
 }
 
-/// What to do if the thread exists.
+/// The behaviour if the resource exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IfExists {
-    /// Refuse.
+    /// Refuse the request.
     #[default]
     Raise,
-    /// Answer with the stored one.
+    /// Return the existing resource.
     DoNothing,
 }
 
-/// A step of a history that a thread begins with.
+/// A step of an initial history.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct SuperstepRequest {
-    /// What its nodes wrote.
+    /// The writes of the nodes.
     pub updates: Vec<NodeUpdate>,
 }
 
-/// What a node wrote.
+/// The writes of a node.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct NodeUpdate {
-    /// An object, a list of objects, or null.
+    /// The values: an object, a list of objects, or null.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Value>,
-    /// Instead of values, a command; only its `update` has a meaning here.
+    /// A command instead of values; only its `update` is used.
     #[schema(value_type = Option<Object>)]
     pub command: Option<Object>,
-    /// The node; `__input__` for the input of a turn. The last one, or at first the input, when absent.
+    /// The node; `__input__` for the input of a turn. By default the last node, or the input in the first step.
     pub as_node: Option<String>,
 }
 
-/// How many steps, and writes in all of them, a thread may begin with.
+/// The maximum number of steps, and of writes in all steps, of an initial history.
 const MAX_SUPERSTEPS: usize = 1000;
 
 impl SuperstepRequest {
@@ -78,7 +78,7 @@ impl SuperstepRequest {
                 .iter()
                 .find(|(name, value)| *name != "update" && !value.is_null())
             {
-                let reason = "has no meaning in a history: a command can only update";
+                let reason = "is not allowed in a superstep: only `update` is";
                 return Err(Invalid::new(field(&format!("command.{name}")), reason));
             }
             let values = update
@@ -101,11 +101,11 @@ impl SuperstepRequest {
 }
 
 impl ThreadCreate {
-    /// The thread that is wished for.
+    /// Validates the request.
     ///
     /// # Errors
-    /// If the id is none, or a field asks for what cannot be done.
-    pub fn into_wish(self) -> Result<NewThread, ApiError> {
+    /// If the id or a field is invalid.
+    pub fn into_new_thread(self) -> Result<NewThread, ApiError> {
         let metadata = self.metadata.unwrap_or_default();
         domain::metadata::check(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
@@ -133,54 +133,55 @@ pub(super) fn read_id(id: &str) -> Result<ThreadId, ApiError> {
 /// A change of a thread.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct ThreadPatch {
-    /// Keys to set in the metadata; the others stay.
+    /// The keys to set in the metadata; others are kept.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// How long the thread is kept from now on.
+    /// The new time to live.
     pub ttl: Option<TtlRequest>,
 }
 
-/// Which threads are wanted.
+/// A search for threads.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct ThreadSearch {
-    /// Only these.
+    /// The ids of the threads.
     #[schema(value_type = Option<Vec<Uuid>>)]
     pub ids: Option<Vec<String>>,
-    /// Only those whose metadata contains this.
+    /// A filter: the metadata contains these keys and values.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<Object>,
-    /// Only those whose values contain this. The search may look into 2,000 threads that meet the other conditions.
+    /// A filter: the values contain these keys and values. The search examines up to 2,000 threads that meet the other
+    /// conditions.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Object>,
-    /// Only those that are doing this.
+    /// The status of the threads.
     pub status: Option<ThreadStatusWord>,
-    /// How many at most.
+    /// The maximum number of items.
     #[schema(minimum = 1, maximum = 1000, default = 10)]
     pub limit: Option<i64>,
-    /// How many to pass over.
+    /// The number of items to skip.
     #[schema(minimum = 0, default = 0)]
     pub offset: Option<i64>,
-    /// By what to sort; those that changed last come first unless told otherwise.
+    /// The field to sort by; last changed first by default.
     pub sort_by: Option<ThreadSort>,
-    /// In which order.
+    /// The sort order.
     pub sort_order: Option<SortOrder>,
-    /// Only these columns.
+    /// The columns to return; all when absent.
     pub select: Option<Vec<String>>,
-    /// Parts of the thread to show under `extracted`, by name: `{"last": "values.messages[-1].content"}`.
+    /// The values to return under `extracted`, by name: `{"last": "values.messages[-1].content"}`.
     pub extract: Option<BTreeMap<String, String>>,
 }
 
-/// What a thread is doing.
+/// The status of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadStatusWord {
-    /// Nothing.
+    /// No run is active or queued.
     Idle,
-    /// A run works on it or waits for its turn.
+    /// A run is active or queued.
     Busy,
-    /// It waits for a human, or was stopped before its end.
+    /// The thread waits for a human, or its last run was cancelled.
     Interrupted,
-    /// Its last run failed.
+    /// The last run failed.
     Error,
 }
 
@@ -206,57 +207,57 @@ impl From<ThreadStatus> for ThreadStatusWord {
     }
 }
 
-/// By what threads are sorted.
+/// The sort fields of threads.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadSort {
-    /// By id.
+    /// Sort by id.
     ThreadId,
-    /// By status.
+    /// Sort by status.
     Status,
-    /// By age.
+    /// Sort by the time of creation.
     CreatedAt,
-    /// By the last change.
+    /// Sort by the time of the last change.
     #[default]
     UpdatedAt,
-    /// By the last change of the state.
+    /// Sort by the time of the last state change.
     StateUpdatedAt,
 }
 
-/// In which order.
+/// The sort order.
 #[derive(Debug, Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SortOrder {
-    /// The smallest first.
+    /// Smallest first.
     Asc,
-    /// The greatest first.
+    /// Greatest first.
     #[default]
     Desc,
 }
 
-/// A search that was checked.
+/// A validated search.
 #[derive(Debug)]
 pub struct CheckedThreadSearch {
-    /// Which threads, in which order.
-    pub wanted: rows::ThreadQuery,
-    /// Which of them.
+    /// The conditions and the order.
+    pub query: rows::ThreadQuery,
+    /// The page.
     pub page: Page,
-    /// Which columns.
+    /// The selected columns.
     pub select: Select,
-    /// What to show under `extracted`.
+    /// The values to return under `extracted`.
     pub extract: BTreeMap<String, String>,
 }
 
-/// How many parts of a thread a search may extract.
+/// The maximum number of extracted values.
 const MAX_EXTRACTS: usize = 10;
-/// How many threads a request may name.
+/// The maximum number of ids in a request.
 const MAX_IDS: usize = 1000;
 
 impl ThreadSearch {
-    /// Checks the search.
+    /// Validates the search.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Names the invalid field.
     pub fn check(self) -> Result<CheckedThreadSearch, ApiError> {
         let extract = self.extract.unwrap_or_default();
         if extract.len() > MAX_EXTRACTS {
@@ -277,7 +278,7 @@ impl ThreadSearch {
             ThreadSort::StateUpdatedAt => rows::ThreadOrder::StateUpdatedAt,
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
-        let wanted = rows::ThreadQuery {
+        let query = rows::ThreadQuery {
             ids,
             metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,
             values: MetadataFilter::new("values", self.values.unwrap_or_default())?,
@@ -289,7 +290,7 @@ impl ThreadSearch {
             ..rows::ThreadQuery::default()
         };
         Ok(CheckedThreadSearch {
-            wanted,
+            query,
             page,
             select: Select::checked(self.select.unwrap_or_default(), &COLUMNS)?,
             extract,
@@ -315,41 +316,41 @@ pub const COLUMNS: [&str; 10] = [
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(title = "Thread")]
 pub struct ThreadView {
-    /// Identifies it.
+    /// The id of the thread.
     pub thread_id: Uuid,
-    /// When it was made.
+    /// The time of creation.
     #[schema(format = DateTime)]
     pub created_at: String,
-    /// When anything about it last changed.
+    /// The time of the last change.
     #[schema(format = DateTime)]
     pub updated_at: String,
-    /// When its state last changed.
+    /// The time of the last state change.
     #[schema(format = DateTime)]
     pub state_updated_at: String,
-    /// The owner's own notes.
+    /// The owner's metadata.
     #[schema(value_type = Object)]
     pub metadata: Object,
-    /// What it is doing.
+    /// The status of the thread.
     pub status: ThreadStatusWord,
-    /// The settings of its last run.
+    /// The settings of the last run.
     #[schema(value_type = Object)]
     pub config: Object,
-    /// The main agent's state; null before the first step.
+    /// The state of the main agent; null before the first step.
     #[schema(value_type = Option<Object>)]
     pub values: Option<Object>,
-    /// Why its last run failed, when it did: `{error, message}`.
+    /// The error `{error, message}` of the last run, if it failed.
     #[schema(value_type = Option<Object>)]
     pub error: Option<Value>,
-    /// The open questions, by the id of the task that asks: lists of `{id, value}`.
+    /// The open interrupts by the id of the task that raised them: lists of `{id, value}`.
     #[schema(value_type = Object)]
     pub interrupts: Object,
-    /// How long it is kept, if it is not for good; only where it is asked for.
+    /// The time to live; only if it is requested and limited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<TtlView>,
 }
 
 impl ThreadView {
-    /// Shows `thread` with its state and its open questions.
+    /// Creates the view of `thread` with its state and open interrupts.
     pub fn new(thread: Thread, values: Option<Object>, interrupts: Object) -> Self {
         Self {
             thread_id: thread.id.0,
@@ -367,8 +368,8 @@ impl ThreadView {
     }
 }
 
-/// What stands in `value` under a path like `values.messages[-1].content`; null if nothing does.
-pub fn look_up(value: &Value, path: &str) -> Value {
+/// The value at a path like `values.messages[-1].content`; null if there is none.
+pub fn extract_path(value: &Value, path: &str) -> Value {
     let mut found = value;
     for segment in path.split('.') {
         let (name, indexes) = segment.split_once('[').unwrap_or((segment, ""));
@@ -386,7 +387,7 @@ pub fn look_up(value: &Value, path: &str) -> Value {
     found.clone()
 }
 
-/// The item at an index that may count from the end.
+/// The item at an index, which may count from the end.
 fn item_at<'a>(items: &'a [Value], index: &str) -> Option<&'a Value> {
     let index: isize = index.parse().ok()?;
     let from_end = || items.len().checked_sub(index.unsigned_abs());
@@ -416,11 +417,11 @@ mod tests {
 
     #[test]
     fn an_id_that_is_none_is_refused() {
-        let wish = ThreadCreate {
+        let request = ThreadCreate {
             thread_id: Some("nope".into()),
             ..ThreadCreate::default()
         };
-        let error = wish.into_wish().expect_err("nope is no id");
+        let error = request.into_new_thread().expect_err("nope is no id");
         assert_eq!(error.message(), "Invalid thread ID: must be a UUID");
     }
 
@@ -452,11 +453,11 @@ mod tests {
     #[test]
     fn a_path_leads_into_lists_from_both_ends() {
         let thread = json!({"values": {"messages": [{"content": "a"}, {"content": "b"}], "grid": [[1, 2]]}});
-        assert_eq!(look_up(&thread, "values.messages[-1].content"), "b");
-        assert_eq!(look_up(&thread, "values.messages[0].content"), "a");
-        assert_eq!(look_up(&thread, "values.grid[0][1]"), 2);
-        assert_eq!(look_up(&thread, "values.messages[7].content"), Value::Null);
-        assert_eq!(look_up(&thread, "values.messages[-7]"), Value::Null);
-        assert_eq!(look_up(&thread, "values.nothing[x]"), Value::Null);
+        assert_eq!(extract_path(&thread, "values.messages[-1].content"), "b");
+        assert_eq!(extract_path(&thread, "values.messages[0].content"), "a");
+        assert_eq!(extract_path(&thread, "values.grid[0][1]"), 2);
+        assert_eq!(extract_path(&thread, "values.messages[7].content"), Value::Null);
+        assert_eq!(extract_path(&thread, "values.messages[-7]"), Value::Null);
+        assert_eq!(extract_path(&thread, "values.nothing[x]"), Value::Null);
     }
 }

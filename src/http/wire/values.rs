@@ -1,8 +1,8 @@
-//! The values of states, as texts that neighbours in a history share.
+//! The values of states, encoded so that the checkpoints of a history share texts.
 //!
-//! A history of a thousand checkpoints holds nearly the same messages a thousand times. Each message, file and field is
-//! made text once; a checkpoint's values are pointers to such texts. So a history in memory is as large as what is
-//! different in it, and writing one checkpoint to a client copies bytes and nothing else.
+//! A history of a thousand checkpoints contains nearly the same messages a thousand times. Each message, file and field
+//! is encoded once, and the values of a checkpoint point to these texts. So a history takes as much memory as its
+//! differences, and sending a checkpoint only copies bytes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use crate::domain::message::Message;
 use crate::domain::state::{File, State};
 
-/// The values of one state: what clients read under `values`.
+/// The values of one state.
 #[derive(Debug, Clone, Default)]
 pub struct Values(Vec<(Arc<str>, Part)>);
 
@@ -33,7 +33,7 @@ enum Part {
 struct Text(Arc<RawValue>);
 
 impl Text {
-    /// A value that cannot be written as JSON is null. Messages, files and fields are records of JSON, so there is none.
+    /// Encodes a value. Messages, files and fields are JSON, so the fallback to null is never used.
     fn of(value: &impl Serialize) -> Self {
         Self(Arc::from(
             to_raw_value(value).unwrap_or_else(|_| RawValue::NULL.to_owned()),
@@ -84,7 +84,7 @@ impl Serialize for Part {
 }
 
 impl Values {
-    /// How many bytes their JSON has, roughly.
+    /// The approximate length of the JSON.
     pub fn bytes(&self) -> usize {
         let part = |part: &Part| match part {
             Part::Whole(text) => text.bytes(),
@@ -98,10 +98,10 @@ impl Values {
     }
 }
 
-/// Makes values of the states of a history, each of which is little different from the one before.
+/// Encodes the states of a history, which differ little from one to the next.
 #[derive(Default)]
 pub struct ValuesWriter {
-    /// The fields that are wanted; all when empty.
+    /// The fields to encode; all when empty.
     keys: Vec<String>,
     messages: Vec<(Arc<Message>, Text)>,
     files: BTreeMap<String, (Arc<File>, Arc<str>, Text)>,
@@ -109,7 +109,7 @@ pub struct ValuesWriter {
 }
 
 impl ValuesWriter {
-    /// One that writes only these fields; all when there are none.
+    /// Creates a writer for these fields; for all if there are none.
     pub fn new(keys: Vec<String>) -> Self {
         Self {
             keys,
@@ -117,7 +117,7 @@ impl ValuesWriter {
         }
     }
 
-    /// These fields were written since the last state, or may have been: all of them when none is named.
+    /// Marks fields as changed since the last state; all of them if `None`.
     pub fn fields_changed(&mut self, names: Option<&BTreeSet<&str>>) {
         match names {
             Some(names) => self.fields.retain(|name, _| !names.contains(name.as_str())),
@@ -125,7 +125,7 @@ impl ValuesWriter {
         }
     }
 
-    /// The values of a state.
+    /// Encodes the values of a state.
     pub fn write(&mut self, state: &State) -> Values {
         let mut parts = vec![];
         if self.wants("messages") {
@@ -155,7 +155,7 @@ impl ValuesWriter {
             .zip(messages)
             .take_while(|((known, _), message)| Arc::ptr_eq(known, message))
             .count();
-        // Behind the first that is different, the others may stand elsewhere now.
+        // After the first difference, the remaining messages may have moved.
         let behind: Vec<(Arc<Message>, Text)> = before.drain(same..).collect();
         let moved: HashMap<*const Message, &Text> =
             behind.iter().map(|(known, text)| (Arc::as_ptr(known), text)).collect();
@@ -176,7 +176,8 @@ impl ValuesWriter {
             let (path, text) = match known {
                 Some((_, path, text)) => (Arc::clone(path), text.clone()),
                 None => {
-                    let (name, text): (Arc<str>, Text) = (Arc::from(path.as_str()), Text::of(file.as_ref()));
+                    let name: Arc<str> = Arc::from(path.as_str());
+                    let text = Text::of(file.as_ref());
                     self.files
                         .insert(path.clone(), (Arc::clone(file), Arc::clone(&name), text.clone()));
                     (name, text)

@@ -363,7 +363,11 @@ async fn an_interrupt_of_a_deleted_assistant_cannot_be_answered(server: TestServ
     let refused = alice
         .resolves(&question, json!({"decisions": [{"type": "approve"}]}))
         .await;
-    assert!(refused.refused(409).starts_with("The assistant that asked was deleted"));
+    assert!(
+        refused
+            .refused(409)
+            .starts_with("The assistant of the interrupted run was deleted")
+    );
     assert_eq!(alice.question().await, question);
     // The assistant that the agent has by itself may still be asked to go on.
     alice.approves(&question).await.finishes().await;

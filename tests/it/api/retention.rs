@@ -344,7 +344,7 @@ async fn a_reader_of_a_pruned_log_is_refused(server: TestServer) {
             body["detail"]
                 .as_str()
                 .unwrap()
-                .starts_with("Last-Event-ID: the log does not reach back"),
+                .starts_with("Last-Event-ID: the log no longer contains the events after"),
             "{body}"
         );
         assert!(body["min_available_seq"].as_i64() > body["since"].as_i64(), "{body}");

@@ -9,7 +9,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition", "net"]),
-    ("net", &[]),
+    ("net", &["domain"]),
     ("peer", &["domain", "definition", "model", "net", "tool"]),
     ("tool", &["domain", "definition", "model", "net"]),
     ("middleware", &["domain", "definition", "model", "tool"]),

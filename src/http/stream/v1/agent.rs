@@ -1,4 +1,4 @@
-//! One agent as one reader is shown it.
+//! An agent of a run in the v1 protocol, for one reader.
 
 use std::sync::Arc;
 
@@ -12,35 +12,35 @@ use crate::events::AgentSnapshot;
 use crate::http::stream::fold::AgentFold;
 use crate::http::stream::frame::FrameName;
 
-/// One agent, with what was shown of it.
-pub(super) struct ShownAgent {
-    /// The agent as far as the log was read.
-    pub agent: AgentFold,
-    /// Its namespace as clients write it; none for the main agent.
+/// An agent and the frames that were sent about it.
+pub(super) struct PresentedAgent {
+    /// The agent after the events that were read.
+    pub fold: AgentFold,
+    /// The namespace as clients write it; `None` for the main agent.
     pub namespace: Option<Arc<str>>,
-    /// Whether the calls of the step under way were shown to begin.
-    pub calls_begun: bool,
-    /// A checkpoint of which it is not yet known what follows.
+    /// Whether the start of the current step's calls was sent.
+    pub calls_started: bool,
+    /// A checkpoint whose next tasks are not known yet.
     pub pending: Option<PendingCheckpoint>,
 }
 
-/// The newest checkpoint, to be shown as soon as it is known what follows it.
+/// The newest checkpoint, which is sent as soon as its next tasks are known.
 pub(super) struct PendingCheckpoint {
-    /// The step that left it; none when an agent goes on from an old one that was shown before.
+    /// The step that created the checkpoint; `None` when an agent resumes from a checkpoint that was already sent.
     pub entry: Option<Arc<Entry>>,
-    /// How the agent stood there, when it is an old one.
+    /// The agent at that checkpoint, if it resumes from it.
     pub resumed: Option<AgentSnapshot>,
-    /// When it was made.
+    /// The time of the checkpoint.
     pub at: Timestamp,
 }
 
-impl ShownAgent {
+impl PresentedAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         let is_main = origin.namespace.is_empty();
         Self {
-            agent: AgentFold::new(origin),
+            fold: AgentFold::new(origin),
             namespace: (!is_main).then(|| Arc::from(namespace_text(&origin.namespace))),
-            calls_begun: false,
+            calls_started: false,
             pending: None,
         }
     }
@@ -53,22 +53,22 @@ impl ShownAgent {
         }
     }
 
-    /// The source of what a task of this agent says.
+    /// The source of messages from a task of this agent.
     pub(super) fn source<'a>(&'a self, node: &'a str, call: usize) -> MessageSource<'a> {
-        let task = TaskId::of_step(self.agent.head, node, call);
+        let task = TaskId::of_step(self.fold.head, node, call);
         MessageSource {
-            origin: &self.agent.origin,
+            origin: &self.fold.origin,
             node,
             task,
-            step: self.agent.next_step(),
+            step: self.fold.next_step(),
             call,
             model: None,
         }
     }
 
-    /// Takes the second half of a step.
+    /// Applies the second half of a step.
     pub(super) fn advance(&mut self, entry: &Entry) {
-        self.agent.advance(entry);
-        self.calls_begun = false;
+        self.fold.advance(entry);
+        self.calls_started = false;
     }
 }

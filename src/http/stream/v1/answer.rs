@@ -1,4 +1,4 @@
-//! One answer of a model as one reader has seen it so far, and the frames that its pieces become.
+//! An answer of a model as one reader has received it, and the frames of its chunks.
 
 use std::sync::Arc;
 
@@ -13,47 +13,47 @@ use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::Update;
 use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
-/// Who speaks, encoded once for all pieces.
+/// The data that all chunks of an answer share.
 pub(super) struct AnswerHeader {
     /// The id of the message.
     pub message: String,
     /// The model's provider.
     pub provider: String,
-    /// The name of frames of the mode `messages-tuple`, when that is wanted.
+    /// The name of frames of the mode `messages-tuple`, if it is requested.
     pub tuple: Option<FrameName>,
-    /// Whether the mode `messages` is wanted.
+    /// Whether the mode `messages` is requested.
     pub whole: bool,
     /// The metadata object.
     pub metadata: Arc<str>,
-    /// How the mode `events` records it, when that is wanted.
+    /// The records of the mode `events`, if it is requested.
     pub records: Option<TracedModelCall>,
 }
 
-/// An answer as far as one reader has seen it.
+/// An answer as one reader has received it.
 pub(super) struct AnswerBuilder {
-    speaker: AnswerHeader,
-    /// What follows the text in a frame that brings nothing else.
+    header: AnswerHeader,
+    /// The encoded part after the text, for a frame that contains only text.
     after_text: Bytes,
-    begun: bool,
+    started: bool,
     ended: bool,
     text: String,
     reasoning: String,
-    calls: Vec<CallSoFar>,
+    calls: Vec<PartialCall>,
     response_metadata: Map<String, Value>,
     usage: Option<Value>,
-    /// The number of the piece that has to come next.
+    /// The number of the next chunk.
     next: u32,
-    /// Whether a piece was missed; the rest waits for the whole message then.
-    broken: bool,
+    /// Whether a chunk was missed. The rest then waits for the complete message.
+    has_gap: bool,
 }
 
-struct CallSoFar {
+struct PartialCall {
     index: usize,
     id: Option<String>,
     name: Option<String>,
     args: String,
-    /// How much of `args` it is without the blanks between its parts.
-    dense: CompactLength,
+    /// The length of `args` without blanks between its parts.
+    compact_length: CompactLength,
 }
 
 #[derive(Serialize)]
@@ -110,16 +110,16 @@ struct WholeJson<'a> {
 }
 
 const CONTENT: &[u8] = b"[{\"content\":";
-/// The length of the part of a chunk up to and with its empty text: `{"content":""`.
+/// The length of a chunk up to and including its empty text: `{"content":""`.
 const UP_TO_TEXT: usize = CONTENT.len() - 1 + 2;
 
 impl AnswerBuilder {
-    pub(super) fn new(speaker: AnswerHeader) -> Self {
-        let response_metadata = Map::from_iter([("model_provider".to_owned(), json!(speaker.provider))]);
+    pub(super) fn new(header: AnswerHeader) -> Self {
+        let response_metadata = Map::from_iter([("model_provider".to_owned(), json!(header.provider))]);
         let mut answer = Self {
-            speaker,
+            header,
             after_text: Bytes::new(),
-            begun: false,
+            started: false,
             ended: false,
             text: String::new(),
             reasoning: String::new(),
@@ -127,9 +127,9 @@ impl AnswerBuilder {
             response_metadata,
             usage: None,
             next: 0,
-            broken: false,
+            has_gap: false,
         };
-        if answer.speaker.tuple.is_some() {
+        if answer.header.tuple.is_some() {
             let empty = json(&answer.chunk());
             let mut after = BytesMut::from(&empty[UP_TO_TEXT..]);
             answer.close(&mut after);
@@ -138,41 +138,42 @@ impl AnswerBuilder {
         answer
     }
 
-    /// Takes the piece of number `ordinal`; shows it unless a piece before it was missed.
+    /// Adds the chunk of number `ordinal`, and sends it unless an earlier one was missed.
     pub(super) fn take(&mut self, ordinal: u32, chunk: &Chunk, out: &mut Vec<Frame>) {
-        self.broken |= ordinal != self.next;
-        if !self.broken {
+        self.has_gap |= ordinal != self.next;
+        if !self.has_gap {
             self.next += 1;
-            self.say(chunk, out);
+            self.push_chunk(chunk, out);
         }
     }
 
-    /// Stands for the id of the message.
+    /// A hash of the message id.
     pub(super) fn key(&self) -> u32 {
-        // FNV-1a: the same in every process, since clients bring it back.
-        self.speaker.message.bytes().fold(0x811c_9dc5, |hash, byte| {
+        // FNV-1a: the same in every process, since clients send it back.
+        self.header.message.bytes().fold(0x811c_9dc5, |hash, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         })
     }
 
-    /// How much was said; none if that is nothing yet.
-    pub(super) fn said(&self) -> Option<AnswerOffset> {
-        let calls: usize = self.calls.iter().map(|call| 1 + call.dense.length()).sum();
+    /// The part that was sent; `None` if nothing was.
+    pub(super) fn progress(&self) -> Option<AnswerOffset> {
+        let calls: usize = self.calls.iter().map(|call| 1 + call.compact_length.length()).sum();
         let offset = u32::try_from(1 + self.reasoning.len() + self.text.len() + calls).unwrap_or(AnswerOffset::END - 1);
         let offset = if self.ended { AnswerOffset::END } else { offset };
-        self.begun.then(|| AnswerOffset {
+        self.started.then(|| AnswerOffset {
             answer: self.key(),
             offset,
         })
     }
 
-    /// The reader heard `much` of the finished message when he was here before, which may be more than he heard now.
-    pub(super) fn recall(&mut self, message: &Message, offset: u32) {
-        if offset == 0 || self.said().is_some_and(|said| said.offset >= offset) {
+    /// Marks the first `offset` bytes of the finished message as sent, since the reader received them on an earlier
+    /// connection.
+    pub(super) fn resume(&mut self, message: &Message, offset: u32) {
+        if offset == 0 || self.progress().is_some_and(|progress| progress.offset >= offset) {
             return;
         }
         let mut left = usize::try_from(offset).unwrap_or(usize::MAX).saturating_sub(1);
-        let mut heard = |whole: &str| {
+        let mut take_prefix = |whole: &str| {
             let end = (0..=left.min(whole.len()))
                 .rev()
                 .find(|end| whole.is_char_boundary(*end))
@@ -180,13 +181,13 @@ impl AnswerBuilder {
             left -= end;
             whole[..end].to_owned()
         };
-        self.begun = true;
+        self.started = true;
         let reasoning = message
             .additional_kwargs
             .get("reasoning_content")
             .and_then(Value::as_str);
-        self.reasoning = heard(reasoning.unwrap_or_default());
-        self.text = heard(&message.content.text());
+        self.reasoning = take_prefix(reasoning.unwrap_or_default());
+        self.text = take_prefix(&message.content.text());
         self.calls.clear();
         let readable = message.tool_calls().iter().map(|call| {
             (
@@ -201,19 +202,19 @@ impl AnswerBuilder {
         });
         for (index, (id, name, args)) in readable.chain(unreadable).enumerate() {
             // Each call counts one more than its arguments.
-            if heard("+").is_empty() {
+            if take_prefix("+").is_empty() {
                 break;
             }
-            let args = heard(&args);
+            let args = take_prefix(&args);
             self.take_call(index, Some(&id), Some(&name), &args);
         }
         self.ended = offset == AnswerOffset::END;
     }
 
-    /// Says what is still missing of what the message says.
+    /// Sends the missing part of the message.
     pub(super) fn complete(&mut self, message: &Message, out: &mut Vec<Frame>) {
-        if !self.begun {
-            self.say(&Chunk::Begin, out);
+        if !self.started {
+            self.push_chunk(&Chunk::Begin, out);
         }
         if let Some(whole) = message
             .additional_kwargs
@@ -221,17 +222,17 @@ impl AnswerBuilder {
             .and_then(Value::as_str)
             && let Some(rest) = rest_of(&self.reasoning, whole)
         {
-            self.say(&Chunk::Reasoning(rest.to_owned()), out);
+            self.push_chunk(&Chunk::Reasoning(rest.to_owned()), out);
         }
         self.complete_text(message, out);
         self.complete_calls(message, out);
     }
 
-    /// Says how the finished message ended, unless that was said.
+    /// Sends the end of the message, unless it was sent.
     pub(super) fn end_with(&mut self, message: &Message, out: &mut Vec<Frame>) {
         if let (Role::Ai { usage_metadata, .. }, false) = (&message.role, self.ended) {
             let response_metadata = message.response_metadata.clone();
-            self.say(
+            self.push_chunk(
                 &Chunk::End {
                     response_metadata,
                     usage: usage_metadata.clone(),
@@ -245,18 +246,18 @@ impl AnswerBuilder {
         match &message.content {
             Content::Blocks(blocks) if self.text.is_empty() && !blocks.is_empty() => {
                 self.text = message.content.text();
-                self.tuple(
+                self.push_tuple(
                     &ChunkJson {
                         content: ContentJson::Blocks(blocks),
                         ..self.chunk()
                     },
                     out,
                 );
-                self.show_whole(out);
+                self.push_whole(out);
             }
             Content::Text(_) | Content::Blocks(_) => {
                 if let Some(rest) = rest_of(&self.text, &message.content.text()) {
-                    self.say(&Chunk::Text(rest.to_owned()), out);
+                    self.push_chunk(&Chunk::Text(rest.to_owned()), out);
                 }
             }
         }
@@ -265,21 +266,21 @@ impl AnswerBuilder {
     fn complete_calls(&mut self, message: &Message, out: &mut Vec<Frame>) {
         for call in message.tool_calls() {
             let whole = String::from_utf8(json(&call.args)).unwrap_or_default();
-            let said = self.args_of(&call.id);
-            if let Some(rest) = partial::remainder(said.unwrap_or_default(), &whole) {
-                let said = said.is_some();
+            let sent = self.args_of(&call.id);
+            if let Some(rest) = partial::remainder(sent.unwrap_or_default(), &whole) {
+                let sent = sent.is_some();
                 let rest = rest.to_owned();
-                self.complete_call(&call.id, &call.name, said, rest, out);
+                self.complete_call(&call.id, &call.name, sent, rest, out);
             }
         }
         for call in message.invalid_tool_calls() {
             let id = call.id.as_deref().unwrap_or_default();
-            let said = self.args_of(id);
+            let sent = self.args_of(id);
             let whole = call.args.as_deref().unwrap_or_default();
-            if let Some(rest) = whole.strip_prefix(said.unwrap_or_default()) {
-                let said = said.is_some();
+            if let Some(rest) = whole.strip_prefix(sent.unwrap_or_default()) {
+                let sent = sent.is_some();
                 let rest = rest.to_owned();
-                self.complete_call(id, call.name.as_deref().unwrap_or_default(), said, rest, out);
+                self.complete_call(id, call.name.as_deref().unwrap_or_default(), sent, rest, out);
             }
         }
     }
@@ -291,7 +292,7 @@ impl AnswerBuilder {
             .map(|call| call.args.as_str())
     }
 
-    fn complete_call(&mut self, id: &str, name: &str, said: bool, args: String, out: &mut Vec<Frame>) {
+    fn complete_call(&mut self, id: &str, name: &str, sent: bool, args: String, out: &mut Vec<Frame>) {
         let known = self
             .calls
             .iter()
@@ -299,8 +300,8 @@ impl AnswerBuilder {
             .map(|call| call.index);
         let free = self.calls.iter().map(|call| call.index + 1).max().unwrap_or(0);
         let index = known.unwrap_or(free);
-        if !said {
-            self.say(
+        if !sent {
+            self.push_chunk(
                 &Chunk::Call {
                     index,
                     id: Some(id.to_owned()),
@@ -310,7 +311,7 @@ impl AnswerBuilder {
                 out,
             );
         } else if !args.is_empty() {
-            self.say(
+            self.push_chunk(
                 &Chunk::Call {
                     index,
                     id: None,
@@ -322,39 +323,39 @@ impl AnswerBuilder {
         }
     }
 
-    /// Records that the message is complete, with what the step `wrote`.
-    pub(super) fn close_records(&self, message: &Message, wrote: &Update, out: &mut Vec<Frame>) {
-        if let Some(records) = &self.speaker.records {
-            records.end(message, wrote, out);
+    /// Records the end of the message with the writes of its step.
+    pub(super) fn end_records(&self, message: &Message, update: &Update, out: &mut Vec<Frame>) {
+        if let Some(records) = &self.header.records {
+            records.end(message, update, out);
         }
     }
 
-    /// Takes in a piece and shows it.
-    fn say(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
+    /// Adds a chunk and sends it.
+    fn push_chunk(&mut self, chunk: &Chunk, out: &mut Vec<Frame>) {
         let first = out.len();
         let before = AnswerOffset {
             answer: self.key(),
-            offset: self.said().map_or(0, |said| said.offset),
+            offset: self.progress().map_or(0, |progress| progress.offset),
         };
         match chunk {
             Chunk::Begin => {
-                self.begun = true;
-                if let Some(records) = &self.speaker.records {
+                self.started = true;
+                if let Some(records) = &self.header.records {
                     records.begin(out);
                 }
-                self.tuple_text("", out);
-                self.show_metadata(out);
+                self.push_text_tuple("", out);
+                self.push_metadata(out);
             }
             Chunk::Text(text) => {
                 self.text.push_str(text);
-                self.tuple_text(text, out);
+                self.push_text_tuple(text, out);
             }
             Chunk::Reasoning(text) => {
                 self.reasoning.push_str(text);
                 let additional_kwargs = Kwargs {
                     reasoning_content: text,
                 };
-                self.tuple(
+                self.push_tuple(
                     &ChunkJson {
                         additional_kwargs,
                         ..self.chunk()
@@ -373,7 +374,7 @@ impl AnswerBuilder {
                     index: *index,
                     kind: "tool_call_chunk",
                 }];
-                self.tuple(
+                self.push_tuple(
                     &ChunkJson {
                         tool_call_chunks: &chunks,
                         ..self.chunk()
@@ -387,14 +388,14 @@ impl AnswerBuilder {
             } => self.end(response_metadata, usage.as_ref(), out),
             Chunk::Void => return,
         }
-        self.show_whole(out);
-        // Only with the last of several frames all of the piece is said.
-        let after = self.said();
+        self.push_whole(out);
+        // The chunk counts as sent only with the last of its frames.
+        let after = self.progress();
         let mut frames = out[first..].iter_mut();
         if let Some(last) = frames.next_back() {
-            last.said = after;
+            last.progress = after;
         }
-        frames.for_each(|frame| frame.said = Some(before));
+        frames.for_each(|frame| frame.progress = Some(before));
     }
 
     fn take_call(&mut self, index: usize, id: Option<&String>, name: Option<&String>, args: &str) {
@@ -403,12 +404,12 @@ impl AnswerBuilder {
             .iter()
             .position(|call| call.index == index)
             .unwrap_or_else(|| {
-                self.calls.push(CallSoFar {
+                self.calls.push(PartialCall {
                     index,
                     id: None,
                     name: None,
                     args: String::new(),
-                    dense: CompactLength::default(),
+                    compact_length: CompactLength::default(),
                 });
                 self.calls.len() - 1
             });
@@ -416,7 +417,7 @@ impl AnswerBuilder {
         call.id = id.cloned().or(call.id.take());
         call.name = name.cloned().or(call.name.take());
         call.args.push_str(args);
-        call.dense.take(args);
+        call.compact_length.take(args);
     }
 
     fn end(&mut self, response_metadata: &Map<String, Value>, usage: Option<&Value>, out: &mut Vec<Frame>) {
@@ -425,7 +426,7 @@ impl AnswerBuilder {
         for (name, value) in response_metadata {
             self.response_metadata.insert(name.clone(), value.clone());
         }
-        self.tuple(&self.chunk(), out);
+        self.push_tuple(&self.chunk(), out);
         let nothing = Map::new();
         if usage.is_some() {
             let chunk = ChunkJson {
@@ -433,17 +434,17 @@ impl AnswerBuilder {
                 usage_metadata: usage,
                 ..self.chunk()
             };
-            self.tuple(&chunk, out);
+            self.push_tuple(&chunk, out);
         }
         let last = ChunkJson {
             response_metadata: &nothing,
             chunk_position: Some("last"),
             ..self.chunk()
         };
-        self.tuple(&last, out);
+        self.push_tuple(&last, out);
     }
 
-    /// A chunk that says nothing yet.
+    /// An empty chunk.
     fn chunk(&self) -> ChunkJson<'_> {
         ChunkJson {
             content: ContentJson::Text(""),
@@ -451,7 +452,7 @@ impl AnswerBuilder {
             response_metadata: &self.response_metadata,
             kind: "AIMessageChunk",
             name: None,
-            id: &self.speaker.message,
+            id: &self.header.message,
             tool_calls: [],
             invalid_tool_calls: [],
             usage_metadata: None,
@@ -460,31 +461,31 @@ impl AnswerBuilder {
         }
     }
 
-    /// Ends the pair of chunk and metadata.
+    /// Closes the pair of chunk and metadata.
     fn close(&self, data: &mut BytesMut) {
-        data.reserve(self.speaker.metadata.len() + 2);
+        data.reserve(self.header.metadata.len() + 2);
         data.put_u8(b',');
-        data.put_slice(self.speaker.metadata.as_bytes());
+        data.put_slice(self.header.metadata.as_bytes());
         data.put_u8(b']');
     }
 
-    fn tuple(&self, chunk: &ChunkJson<'_>, out: &mut Vec<Frame>) {
-        if let Some(name) = &self.speaker.tuple {
-            let mut data = BytesMut::with_capacity(512 + self.speaker.metadata.len());
+    fn push_tuple(&self, chunk: &ChunkJson<'_>, out: &mut Vec<Frame>) {
+        if let Some(name) = &self.header.tuple {
+            let mut data = BytesMut::with_capacity(512 + self.header.metadata.len());
             data.put_u8(b'[');
             data.put_slice(&json(chunk));
             self.close(&mut data);
             out.push(Frame::new(name.clone(), data.freeze()));
         }
-        if let Some(records) = &self.speaker.records {
-            out.push(records.say(chunk));
+        if let Some(records) = &self.header.records {
+            out.push(records.stream_chunk(chunk));
         }
     }
 
-    /// The same for a chunk that brings text only: all but the text is there already.
-    fn tuple_text(&self, text: &str, out: &mut Vec<Frame>) {
-        if self.speaker.records.is_some() {
-            return self.tuple(
+    /// Sends a chunk with text only, for which everything else is already encoded.
+    fn push_text_tuple(&self, text: &str, out: &mut Vec<Frame>) {
+        if self.header.records.is_some() {
+            return self.push_tuple(
                 &ChunkJson {
                     content: ContentJson::Text(text),
                     ..self.chunk()
@@ -492,7 +493,7 @@ impl AnswerBuilder {
                 out,
             );
         }
-        if let Some(name) = &self.speaker.tuple {
+        if let Some(name) = &self.header.tuple {
             let mut data = Vec::with_capacity(CONTENT.len() + text.len() + 16 + self.after_text.len());
             data.extend_from_slice(CONTENT);
             if let Err(error) = serde_json::to_writer(&mut data, text) {
@@ -504,15 +505,15 @@ impl AnswerBuilder {
         }
     }
 
-    fn show_metadata(&self, out: &mut Vec<Frame>) {
-        if self.speaker.whole {
-            out.push(metadata_frame(&self.speaker.message, &self.speaker.metadata));
+    fn push_metadata(&self, out: &mut Vec<Frame>) {
+        if self.header.whole {
+            out.push(metadata_frame(&self.header.message, &self.header.metadata));
         }
     }
 
-    /// The mode `messages`: everything said so far.
-    fn show_whole(&self, out: &mut Vec<Frame>) {
-        if !self.speaker.whole {
+    /// The mode `messages`: the answer so far.
+    fn push_whole(&self, out: &mut Vec<Frame>) {
+        if !self.header.whole {
             return;
         }
         let tool_calls = self.calls.iter().filter(|call| call.name.is_some()).map(|call| {
@@ -527,7 +528,7 @@ impl AnswerBuilder {
             response_metadata: &self.response_metadata,
             kind: "ai",
             name: None,
-            id: &self.speaker.message,
+            id: &self.header.message,
             tool_calls: tool_calls.collect(),
             invalid_tool_calls: [],
             usage_metadata: self.usage.as_ref(),
@@ -536,7 +537,7 @@ impl AnswerBuilder {
     }
 }
 
-/// `messages/metadata`: where the message `id` comes from.
+/// `messages/metadata`: the source of the message `id`.
 pub(super) fn metadata_frame(id: &str, metadata: &str) -> Frame {
     let mut data = b"{".to_vec();
     data.extend_from_slice(&json(&id));
@@ -546,7 +547,7 @@ pub(super) fn metadata_frame(id: &str, metadata: &str) -> Frame {
     Frame::new("messages/metadata", data)
 }
 
-/// What of `whole` comes after `said`; none if that is nothing, or if `said` is no beginning of it.
-fn rest_of<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
-    whole.strip_prefix(said).filter(|rest| !rest.is_empty())
+/// The part of `whole` after `sent`; `None` if it is empty, or if `whole` does not start with `sent`.
+fn rest_of<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
+    whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }

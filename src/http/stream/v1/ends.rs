@@ -1,4 +1,4 @@
-//! How the end of a run is told.
+//! The frames at the end of a run.
 
 use serde_json::{Value, json};
 
@@ -8,25 +8,25 @@ use crate::domain::limits::Totals;
 use crate::domain::machine::Failure;
 use crate::domain::run::RunStatus;
 
-/// `usage`: what was used.
+/// `usage`: the usage of the run.
 pub(super) fn usage(run: RunId, used: &Totals) -> Frame {
     Frame::of("usage", &with_totals(json!({"run_id": run}), Some(used)))
 }
 
-/// `error`: why the run failed, if it did.
+/// `error`: the error of a failed run.
 pub(super) fn error(status: RunStatus, error: Option<&Failure>, used: Option<&Totals>) -> Option<Frame> {
-    let told = |class: &str, message: &str| {
+    let frame = |class: &str, message: &str| {
         Frame::of("error", &with_totals(json!({"error": class, "message": message}), used))
     };
     match (error, status) {
-        (Some(failure), _) => Some(told(&failure.class, &failure.message)),
-        (None, RunStatus::Error) => Some(told("RuntimeError", "the run failed")),
-        (None, RunStatus::Timeout) => Some(told("TimeoutError", "the run took too long")),
+        (Some(failure), _) => Some(frame(&failure.class, &failure.message)),
+        (None, RunStatus::Error) => Some(frame("RuntimeError", "the run failed")),
+        (None, RunStatus::Timeout) => Some(frame("TimeoutError", "the run took too long")),
         (None, RunStatus::Pending | RunStatus::Running | RunStatus::Success | RunStatus::Interrupted) => None,
     }
 }
 
-/// `data` and what was used.
+/// Adds the usage to `data`.
 fn with_totals(mut data: Value, used: Option<&Totals>) -> Value {
     if let Some(Totals { own, tree }) = used {
         data["usage"] = json!(own);

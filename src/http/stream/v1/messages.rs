@@ -1,8 +1,8 @@
-//! The modes `messages` and `messages-tuple`: what is said, as it is said.
+//! The modes `messages` and `messages-tuple`: messages while they are generated.
 //!
-//! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. The finished message is not;
-//! when it comes, whatever the reader still lacks of it is said then. So the pieces that one reader got always add up to
-//! the message, and nothing is said twice. A message that broke off is remembered as far as it was said; it only has no end.
+//! Chunks of an answer are volatile: a reader that joins late, reads slowly or replays misses some. The finished
+//! message is stored; when it arrives, the missing part is sent. So the chunks of one reader always add up to the
+//! message, and nothing is sent twice. An interrupted answer is stored as far as it was generated; it only has no end.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use bytes::{BufMut, BytesMut};
 use serde_json::Value;
 
 use super::RunInfo;
-use super::agent::ShownAgent;
+use super::agent::PresentedAgent;
 use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
 use super::metadata::MessageSource;
 use super::mode::{Modes, StreamMode};
@@ -23,15 +23,15 @@ use crate::domain::run::namespace_text;
 use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{AnswerOffset, Frame, FrameName, json};
 
-/// What was said so far, for one reader.
+/// The messages that were sent to one reader.
 pub(super) struct Messages {
     modes: Modes,
-    /// Answers that are being given, by the id of the message.
+    /// The unfinished answers by message id.
     answers: HashMap<String, AnswerBuilder>,
-    /// The ids of messages that were shown as a whole.
-    told: HashSet<String>,
-    /// How much the reader heard of unfinished answers when he was here before.
-    heard: HashMap<u32, u32>,
+    /// The ids of messages that were sent completely.
+    finished: HashSet<String>,
+    /// The offsets of unfinished answers that the reader received on an earlier connection.
+    resume_offsets: HashMap<u32, u32>,
 }
 
 impl Messages {
@@ -39,27 +39,30 @@ impl Messages {
         Self {
             modes,
             answers: HashMap::new(),
-            told: HashSet::new(),
-            heard: HashMap::new(),
+            finished: HashSet::new(),
+            resume_offsets: HashMap::new(),
         }
     }
 
-    pub(super) fn recall(&mut self, said: Vec<AnswerOffset>) {
-        self.heard = said.into_iter().map(|said| (said.answer, said.offset)).collect();
+    pub(super) fn resume(&mut self, progress: Vec<AnswerOffset>) {
+        self.resume_offsets = progress
+            .into_iter()
+            .map(|progress| (progress.answer, progress.offset))
+            .collect();
     }
 
-    /// How much was said of the answers that are not finished.
+    /// The progress of unfinished answers.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = AnswerOffset> {
-        self.answers.values().filter_map(AnswerBuilder::said)
+        self.answers.values().filter_map(AnswerBuilder::progress)
     }
 
-    /// Takes a piece of an answer.
-    pub(super) fn piece(&mut self, info: &RunInfo, shown: &ShownAgent, delta: &Delta, out: &mut Vec<Frame>) {
+    /// Adds a chunk of an answer.
+    pub(super) fn delta(&mut self, info: &RunInfo, agent: &PresentedAgent, delta: &Delta, out: &mut Vec<Frame>) {
         let head = &delta.answer;
         match &delta.chunk {
-            Chunk::Begin if !self.knows(&head.message) => {
+            Chunk::Begin if !self.is_known(&head.message) => {
                 let model = Some((head.provider.as_str(), head.model.as_str()));
-                let origin = &*shown.agent.origin;
+                let origin = &*agent.fold.origin;
                 let source = MessageSource {
                     origin,
                     node: MODEL,
@@ -68,15 +71,15 @@ impl Messages {
                     call: 0,
                     model,
                 };
-                let speaker = self.speaker(info, &source, &head.message, shown.agent.state.as_ref());
-                let mut answer = AnswerBuilder::new(speaker);
+                let header = self.header(info, &source, &head.message, agent.fold.state.as_ref());
+                let mut answer = AnswerBuilder::new(header);
                 answer.take(delta.ordinal, &delta.chunk, out);
                 self.answers.insert(head.message.clone(), answer);
             }
-            // What was heard of it needs no telling again.
+            // The part that was sent is not completed.
             Chunk::Void => {
                 self.answers.remove(&head.message);
-                self.told.insert(head.message.clone());
+                self.finished.insert(head.message.clone());
             }
             Chunk::Begin | Chunk::Text(_) | Chunk::Reasoning(_) | Chunk::Call { .. } | Chunk::End { .. } => {
                 if let Some(answer) = self.answers.get_mut(&head.message) {
@@ -86,44 +89,51 @@ impl Messages {
         }
     }
 
-    fn knows(&self, message: &str) -> bool {
-        self.answers.contains_key(message) || self.told.contains(message)
+    fn is_known(&self, message: &str) -> bool {
+        self.answers.contains_key(message) || self.finished.contains(message)
     }
 
-    /// Takes what a task wrote: answers are completed, results of tools shown.
-    pub(super) fn written(
+    /// Adds the writes of a task: answers are completed, and tool results sent.
+    pub(super) fn task_done(
         &mut self,
         info: &RunInfo,
-        (shown, source): (&ShownAgent, &MessageSource<'_>),
+        agent: &PresentedAgent,
+        source: &MessageSource<'_>,
         update: &Update,
         out: &mut Vec<Frame>,
     ) {
         for message in &update.messages {
             match &message.role {
                 Role::Ai { .. } if source.is_model() => {
-                    let state = shown.agent.state.as_ref();
-                    if let Some(mut answer) = self.answer(info, source, message, state, out) {
+                    let state = agent.fold.state.as_ref();
+                    if let Some(mut answer) = self.complete(info, source, message, state, out) {
                         let before = out.len();
                         answer.end_with(message, out);
-                        out[before..].iter_mut().for_each(|frame| frame.belated = true);
-                        answer.close_records(message, update, out);
+                        out[before..].iter_mut().for_each(|frame| frame.is_late = true);
+                        answer.end_records(message, update, out);
                     }
                 }
-                // A program says what it says all at once.
-                Role::Ai { .. } if source.node == RUNNABLE => self.tell(info, source, message, out),
-                Role::Tool { .. } => self.tell(info, source, message, out),
+                // A program sends its message in one piece.
+                Role::Ai { .. } if source.node == RUNNABLE => self.push_message(info, source, message, out),
+                Role::Tool { .. } => self.push_message(info, source, message, out),
                 Role::Ai { .. } | Role::Human | Role::System | Role::Remove => {}
             }
         }
     }
 
-    /// Says what is missing of a message that broke off. It has no end.
-    pub(super) fn broken_off(&mut self, info: &RunInfo, shown: &ShownAgent, message: &Message, out: &mut Vec<Frame>) {
-        self.answer(info, &shown.source(MODEL, 0), message, shown.agent.state.as_ref(), out);
+    /// Sends the missing part of an interrupted message, which has no end.
+    pub(super) fn broken_off(
+        &mut self,
+        info: &RunInfo,
+        agent: &PresentedAgent,
+        message: &Message,
+        out: &mut Vec<Frame>,
+    ) {
+        self.complete(info, &agent.source(MODEL, 0), message, agent.fold.state.as_ref(), out);
     }
 
-    /// Says what is missing of what the message says; the answer that says it, unless that was complete before.
-    fn answer(
+    /// Sends the missing part of a message. Returns the answer, unless it was complete before.
+    fn complete(
         &mut self,
         info: &RunInfo,
         source: &MessageSource<'_>,
@@ -132,7 +142,7 @@ impl Messages {
         out: &mut Vec<Frame>,
     ) -> Option<AnswerBuilder> {
         let id = message.id.as_deref().unwrap_or_default();
-        if self.told.contains(id) {
+        if self.finished.contains(id) {
             return None;
         }
         let mut answer = self.answers.remove(id).unwrap_or_else(|| {
@@ -145,21 +155,21 @@ impl Messages {
             };
             let model = Some((word("model_provider"), word("model_name")));
             let source = MessageSource { model, ..*source };
-            AnswerBuilder::new(self.speaker(info, &source, id, state))
+            AnswerBuilder::new(self.header(info, &source, id, state))
         });
-        if let Some(offset) = self.heard.remove(&answer.key()) {
-            answer.recall(message, offset);
+        if let Some(offset) = self.resume_offsets.remove(&answer.key()) {
+            answer.resume(message, offset);
         }
         let before = out.len();
         answer.complete(message, out);
-        out[before..].iter_mut().for_each(|frame| frame.belated = true);
-        self.told.insert(id.to_owned());
+        out[before..].iter_mut().for_each(|frame| frame.is_late = true);
+        self.finished.insert(id.to_owned());
         Some(answer)
     }
 
-    fn tell(&mut self, info: &RunInfo, source: &MessageSource<'_>, message: &Message, out: &mut Vec<Frame>) {
+    fn push_message(&mut self, info: &RunInfo, source: &MessageSource<'_>, message: &Message, out: &mut Vec<Frame>) {
         let id = message.id.as_deref().unwrap_or_default();
-        if !self.told.insert(id.to_owned()) {
+        if !self.finished.insert(id.to_owned()) {
             return;
         }
         let metadata = source.encode(info);
@@ -183,13 +193,7 @@ impl Messages {
         }
     }
 
-    fn speaker(
-        &self,
-        info: &RunInfo,
-        source: &MessageSource<'_>,
-        message: &str,
-        state: Option<&State>,
-    ) -> AnswerHeader {
+    fn header(&self, info: &RunInfo, source: &MessageSource<'_>, message: &str, state: Option<&State>) -> AnswerHeader {
         let is_recorded = self.modes.has(StreamMode::Events);
         AnswerHeader {
             message: message.to_owned(),
@@ -203,8 +207,8 @@ impl Messages {
         }
     }
 
-    /// From now on only these modes are wanted.
-    pub(super) fn see(&mut self, modes: Modes) {
+    /// Restricts the modes.
+    pub(super) fn restrict_modes(&mut self, modes: Modes) {
         self.modes = modes;
     }
 

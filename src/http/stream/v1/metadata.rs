@@ -1,4 +1,4 @@
-//! The object that accompanies every streamed message and says where it comes from.
+//! The metadata of streamed messages: their source.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::domain::machine::{MODEL, TOOLS};
 use crate::domain::run::namespace_text;
 use crate::http::stream::frame::json;
 
-/// Where a message comes from.
+/// The source of a message.
 pub(super) struct MessageSource<'a> {
     /// The agent.
     pub origin: &'a Origin,
     /// The node: `model`, `tools`, or a hook.
     pub node: &'a str,
-    /// The task that made it.
+    /// The task.
     pub task: TaskId,
-    /// The number of the step, when it is known.
+    /// The number of the step, if it is known.
     pub step: Option<i64>,
-    /// Which call of the step, for results of tools.
+    /// The index of the call, for tool results.
     pub call: usize,
-    /// The provider and the name of the model that said it.
+    /// The provider and name of the model.
     pub model: Option<(&'a str, &'a str)>,
 }
 
@@ -61,7 +61,7 @@ struct ModelMetadata<'a> {
 }
 
 impl MessageSource<'_> {
-    /// The object, encoded. It is the same for all pieces of a message.
+    /// Encodes the metadata. It is the same for all chunks of a message.
     pub(super) fn encode(&self, info: &RunInfo) -> Arc<str> {
         let inside = namespace_text(&self.origin.namespace);
         let own = format!("{}:{}", self.node, self.task);
@@ -107,13 +107,13 @@ impl MessageSource<'_> {
         Arc::from(String::from_utf8(json(&metadata)).unwrap_or_default())
     }
 
-    /// Whether the model itself speaks.
+    /// Whether the message comes from the model node.
     pub(super) fn is_model(&self) -> bool {
         self.node == MODEL
     }
 }
 
-/// What is told of an agent wherever it does something.
+/// The metadata of an agent, for tasks and records.
 pub(super) fn of_agent(info: &RunInfo, origin: &Origin) -> Map<String, Value> {
     let own = json!({
         "lc_agent_name": origin.agent,
@@ -132,7 +132,7 @@ pub(super) fn of_agent(info: &RunInfo, origin: &Origin) -> Map<String, Value> {
     metadata
 }
 
-/// Takes away what the requester may not overwrite.
+/// Removes the keys that a request must not overwrite.
 pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
     const OWN: [&str; 9] = [
         "lc_agent_name",
@@ -150,7 +150,7 @@ pub(super) fn without_own(mut extra: Map<String, Value>) -> Map<String, Value> {
     extra
 }
 
-/// What clients are told started a task of `node`.
+/// The trigger of a task of `node`, as clients expect it.
 pub(super) fn triggers(node: &str) -> String {
     if node == TOOLS {
         "__pregel_push".to_owned()

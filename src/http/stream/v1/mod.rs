@@ -1,7 +1,7 @@
-//! The stream modes of the first protocol: events of the log become frames.
+//! The v1 protocol: events of the log become frames of the stream modes.
 //!
-//! A [`V1Presenter`] is pure: it waits for nothing and looks at nothing but the events. There is one for each reader, for it
-//! remembers what this reader has seen.
+//! A [`V1Presenter`] is pure: it depends only on the events. Each reader has its own, because it records what was sent
+//! to the reader.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::domain::run::{Run, RunStatus};
 use crate::domain::state::{State, Update};
 use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
-use agent::{PendingCheckpoint, ShownAgent};
+use agent::{PendingCheckpoint, PresentedAgent};
 use messages::Messages;
 pub use mode::{Modes, StreamMode};
 use records::TracedRun;
@@ -42,29 +42,29 @@ mod steps;
 mod tests;
 mod values;
 
-/// What frames tell about the run besides what happens in it.
+/// The data of a run that frames contain.
 #[derive(Debug, Clone)]
 pub struct RunInfo {
     /// The run.
     pub run: RunId,
-    /// Its thread.
+    /// The thread.
     pub thread: ThreadId,
-    /// The definition of its agent.
+    /// The `graph_id` of the agent.
     pub graph_id: String,
-    /// The assistant it was asked of.
+    /// The assistant.
     pub assistant: AssistantId,
-    /// Which attempt it is.
+    /// The number of the attempt.
     pub attempt: u32,
-    /// When it was asked for.
+    /// The time of creation.
     pub created_at: Timestamp,
-    /// What it was given.
+    /// The input.
     pub input: Option<Value>,
-    /// What else goes into the metadata of messages and tasks: the `metadata` of the request's `config`.
+    /// Further metadata of messages and tasks: the `metadata` of the request's `config`.
     pub metadata: Map<String, Value>,
 }
 
 impl RunInfo {
-    /// The facts of a stored run.
+    /// Reads the data from a stored run.
     pub fn of(run: &Run, graph_id: impl Into<String>) -> Self {
         let metadata = run.request.config.get("metadata").and_then(Value::as_object).cloned();
         Self {
@@ -80,42 +80,42 @@ impl RunInfo {
     }
 }
 
-/// What has to be read before an event can be presented.
+/// The data that an event needs before it can be presented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// The checkpoint whose state is needed.
     pub state: Option<CheckpointId>,
-    /// The checkpoint from which an agent goes on that this reader has not seen before.
+    /// The checkpoint from which an agent resumes that this reader has not seen before.
     pub resumed: Option<CheckpointId>,
 }
 
-/// What was read for an event, as [`Needs`] says.
+/// The data for an event, as [`Needs`] named it.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// The state at the checkpoint.
     pub state: Option<Arc<State>>,
-    /// How the agent stood that goes on.
+    /// The resumed agent at its checkpoint.
     pub resumed: Option<AgentSnapshot>,
 }
 
-/// Turns the events of one run into the frames of one reader.
+/// Creates the frames of a run's events for one reader.
 pub struct V1Presenter {
     info: RunInfo,
     modes: Modes,
     subgraphs: bool,
-    /// Whether the reader wants the frame that names the run.
-    opens: bool,
-    agents: HashMap<Lane, ShownAgent>,
+    /// Whether the reader gets the frame that names the run.
+    has_metadata_frame: bool,
+    agents: HashMap<Lane, PresentedAgent>,
     /// The newest checkpoints by namespace.
     heads: BTreeMap<String, CheckpointId>,
     messages: Messages,
     starts: SeenStarts,
-    /// Who first asked a question; callers repeat it.
-    askers: HashMap<InterruptId, Arc<Origin>>,
+    /// The agent that raised each interrupt; its callers repeat it.
+    interrupt_origins: HashMap<InterruptId, Arc<Origin>>,
 }
 
 impl V1Presenter {
-    /// A presenter for a reader who has seen nothing yet. With `subgraphs`, subagents are shown under their namespace.
+    /// Creates a presenter for a new reader. With `subgraphs`, events of subagents are included under their namespace.
     pub fn new(info: RunInfo, modes: Modes, subgraphs: bool) -> Self {
         Self {
             info: RunInfo {
@@ -124,44 +124,44 @@ impl V1Presenter {
             },
             modes,
             subgraphs,
-            opens: true,
+            has_metadata_frame: true,
             agents: HashMap::new(),
             heads: BTreeMap::new(),
             messages: Messages::new(modes),
             starts: SeenStarts::default(),
-            askers: HashMap::new(),
+            interrupt_origins: HashMap::new(),
         }
     }
 
-    /// The reader was here before and heard this much of answers that were not finished then.
-    pub fn recall(&mut self, said: Vec<AnswerOffset>) {
-        self.starts.recall(&said);
-        self.messages.recall(said);
+    /// Restores the progress of answers that the reader received on an earlier connection.
+    pub fn resume(&mut self, answers: Vec<AnswerOffset>) {
+        self.starts.resume(&answers);
+        self.messages.resume(answers);
     }
 
-    /// How much was said of what is not finished, for the reader of a frame with which `this` was said.
+    /// The progress of unfinished answers for a reader that has received a frame with the progress `this`.
     pub fn unfinished(&self, this: Option<AnswerOffset>) -> Vec<AnswerOffset> {
         let is_other = |other: &AnswerOffset| this.is_none_or(|this| this.answer != other.answer);
         let others = self.messages.unfinished().chain(self.starts.open()).filter(is_other);
-        let mut said: Vec<AnswerOffset> = others.chain(this).collect();
-        said.sort_unstable_by_key(|said| said.answer);
-        said
+        let mut answers: Vec<AnswerOffset> = others.chain(this).collect();
+        answers.sort_unstable_by_key(|answers| answers.answer);
+        answers
     }
 
-    /// Leaves out the frame that names the run, for readers who asked for certain modes only.
-    pub fn without_opening(mut self) -> Self {
-        self.opens = false;
+    /// Leaves out the frame that names the run, for readers of certain modes only.
+    pub fn without_metadata_frame(mut self) -> Self {
+        self.has_metadata_frame = false;
         self
     }
 
-    /// What [`V1Presenter::present`] needs to know together with `event`.
+    /// The data that [`V1Presenter::present`] needs for `event`.
     pub fn needs(&self, event: &Event) -> Needs {
         let known = self.agents.get(&event.origin.lane);
-        let needs_state = self.modes_for(&event.origin).need_state();
-        let shows_steps = self.modes.tell_steps() && self.shows(&event.origin);
+        let needs_state = self.modes_for(&event.origin).require_state();
+        let shows_steps = self.modes.include_steps() && self.shows(&event.origin);
         Needs {
-            state: AgentFold::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| needs_state),
-            // Of an agent that this reader has seen, the checkpoint from which it goes on was shown.
+            state: AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| needs_state),
+            // A known agent resumes from a checkpoint that was already sent.
             resumed: match &event.body {
                 EventBody::Fact(Fact::Started {
                     base, resumed: true, ..
@@ -175,7 +175,7 @@ impl V1Presenter {
         }
     }
 
-    /// The frames that `event` becomes. `loaded` is what [`V1Presenter::needs`] asked for.
+    /// The frames of `event`. `loaded` is the data that [`V1Presenter::needs`] named.
     pub fn present(&mut self, event: &Event, loaded: Loaded) -> Vec<Frame> {
         let mut out = Vec::new();
         let Some(event) = event.origin.visibility.visible_part(event) else {
@@ -183,83 +183,86 @@ impl V1Presenter {
             return out;
         };
         let event = &*event;
-        if self.modes.tell_steps() {
-            self.begin_tasks(event, &mut out);
+        if self.modes.include_steps() {
+            self.start_tasks(event, &mut out);
         }
-        let asked = self.modes;
+        let requested = self.modes;
         let modes = self.modes_for(&event.origin);
         if modes == Modes::default() {
-            self.note_askers(event);
+            self.note_interrupt_origins(event);
             return out;
         }
         if modes.has(StreamMode::Events) {
-            self.begin_calls(event, &mut out);
+            self.start_calls(event, &mut out);
         }
-        self.see(modes);
+        self.restrict_modes(modes);
         self.take(event, loaded, &mut out);
-        self.see(asked);
+        self.restrict_modes(requested);
         out
     }
 
-    fn see(&mut self, modes: Modes) {
+    fn restrict_modes(&mut self, modes: Modes) {
         self.modes = modes;
-        self.messages.see(modes);
+        self.messages.restrict_modes(modes);
     }
 
     fn take(&mut self, event: &Event, loaded: Loaded, out: &mut Vec<Frame>) {
         let lane = event.origin.lane;
         if let EventBody::Delta(delta) = &event.body {
-            if self.modes.tell_messages() {
-                let shown = self
+            if self.modes.include_messages() {
+                let agent = self
                     .agents
                     .entry(lane)
-                    .or_insert_with(|| ShownAgent::new(&event.origin));
-                self.messages.piece(&self.info, shown, delta, out);
+                    .or_insert_with(|| PresentedAgent::new(&event.origin));
+                self.messages.delta(&self.info, agent, delta, out);
             }
             return;
         }
-        let mut shown = self
+        let mut agent = self
             .agents
             .remove(&lane)
-            .unwrap_or_else(|| ShownAgent::new(&event.origin));
-        shown.agent.enter(&event.body, loaded.state, self.modes.need_state());
+            .unwrap_or_else(|| PresentedAgent::new(&event.origin));
+        agent
+            .fold
+            .begin_event(&event.body, loaded.state, self.modes.require_state());
         match &event.body {
-            EventBody::Entry(entry) => self.entry(&mut shown, entry, event.at, out),
-            EventBody::Fact(fact) => self.fact(&mut shown, fact, loaded.resumed, event.at, out),
+            EventBody::Entry(entry) => self.entry(&mut agent, entry, event.at, out),
+            EventBody::Fact(fact) => self.fact(&mut agent, fact, loaded.resumed, event.at, out),
             EventBody::Delta(_) | EventBody::Begun(_) | EventBody::Output { .. } => {}
         }
-        self.agents.insert(lane, shown);
+        self.agents.insert(lane, agent);
     }
 
-    /// Remembers who asks, when nothing else is shown of him: his callers will repeat the questions.
-    fn note_askers(&mut self, event: &Event) {
+    /// Records the agents that raise interrupts, even if nothing else about them is sent: their callers repeat the
+    /// interrupts.
+    fn note_interrupt_origins(&mut self, event: &Event) {
         if let EventBody::Fact(Fact::Asked { interrupts, .. }) = &event.body {
             for interrupt in interrupts {
-                self.askers
+                self.interrupt_origins
                     .entry(interrupt.id.clone())
                     .or_insert_with(|| Arc::clone(&event.origin));
             }
         }
     }
 
-    /// Whether the reader sees this agent.
+    /// Whether events of this agent are sent to the reader.
     fn shows(&self, origin: &Origin) -> bool {
         self.subgraphs || origin.namespace.is_empty()
     }
 
-    /// In which modes the reader sees this agent: records are shown of everybody.
+    /// The modes in which this agent is sent to the reader. Records (`events`) include every agent.
     fn modes_for(&self, origin: &Origin) -> Modes {
-        let seen = self.modes.and(Modes::seen(origin.visibility));
+        let visible = self.modes.and(Modes::visible(origin.visibility));
         if self.shows(origin) {
-            seen
+            visible
         } else {
-            seen.and([StreamMode::Events].into_iter().collect())
+            visible.and([StreamMode::Events].into_iter().collect())
         }
     }
 
     fn fact(
         &mut self,
-        shown: &mut ShownAgent,
+        agent: &mut PresentedAgent,
         fact: &Fact,
         resumed_at: Option<AgentSnapshot>,
         at: Timestamp,
@@ -267,34 +270,36 @@ impl V1Presenter {
     ) {
         match fact {
             Fact::Started { attempt, resumed, .. } => {
-                self.started(shown, *attempt, *resumed, out);
-                shown.pending = (*resumed && self.modes.tell_steps()).then(|| {
-                    let entry = resumed_at.as_ref().map(|standing| Arc::clone(&standing.entry));
+                self.started(agent, *attempt, *resumed, out);
+                agent.pending = (*resumed && self.modes.include_steps()).then(|| {
+                    let entry = resumed_at.as_ref().map(|snapshot| Arc::clone(&snapshot.entry));
                     PendingCheckpoint {
                         entry,
                         resumed: resumed_at,
                         at,
                     }
                 });
-                if let Some(entry) = shown.pending.as_ref().and_then(|pending| pending.entry.as_ref()) {
-                    shown.agent.step = Some(entry.step);
+                if let Some(entry) = agent.pending.as_ref().and_then(|pending| pending.entry.as_ref()) {
+                    agent.fold.step = Some(entry.step);
                 }
             }
-            Fact::Answered { call, writes, .. } => self.call_written(shown, *call, writes, at, out),
-            Fact::Asked { interrupts, .. } => self.asked(shown, interrupts, at, out),
-            Fact::BrokenOff { message, .. } if self.modes.tell_messages() => {
-                self.messages.broken_off(&self.info, shown, message, out);
+            Fact::Answered { call, writes, .. } => self.call_done(agent, *call, writes, at, out),
+            Fact::Asked { interrupts, .. } => self.interrupted(agent, interrupts, at, out),
+            Fact::BrokenOff { message, .. } if self.modes.include_messages() => {
+                self.messages.broken_off(&self.info, agent, message, out);
             }
-            Fact::Paused if self.modes.has(StreamMode::Updates) => out.push(values::updates_asking(shown, &[])),
-            Fact::Custom { value } if self.modes.has(StreamMode::Custom) => out.push(values::custom(shown, value)),
+            Fact::Paused if self.modes.has(StreamMode::Updates) => {
+                out.push(values::updates_with_interrupts(agent, &[]))
+            }
+            Fact::Custom { value } if self.modes.has(StreamMode::Custom) => out.push(values::custom(agent, value)),
             Fact::Ended {
                 status, error, used, ..
             } => {
-                if let (RunStatus::Success, Some(state)) = (status, self.recorded(shown)) {
-                    let agent = TracedRun::agent(&self.info, &shown.agent.origin);
-                    out.push(agent.ended("on_chain_end", state, &Value::Null));
+                if let (RunStatus::Success, Some(state)) = (status, self.recorded(agent)) {
+                    let agent = TracedRun::agent(&self.info, &agent.fold.origin);
+                    out.push(agent.end_record("on_chain_end", state, &Value::Null));
                 }
-                if shown.agent.is_main() {
+                if agent.fold.is_main() {
                     let used = used.as_deref();
                     out.extend(
                         used.filter(|_| self.modes.has(StreamMode::Usage))
@@ -307,47 +312,47 @@ impl V1Presenter {
         }
     }
 
-    fn started(&mut self, shown: &mut ShownAgent, attempt: u32, resumed: bool, out: &mut Vec<Frame>) {
-        shown.calls_begun = false;
-        self.note_head(shown);
-        self.starts.finish(shown.agent.origin.lane);
-        if shown.agent.is_main() {
+    fn started(&mut self, agent: &mut PresentedAgent, attempt: u32, resumed: bool, out: &mut Vec<Frame>) {
+        agent.calls_started = false;
+        self.note_head(agent);
+        self.starts.finish(agent.fold.origin.lane);
+        if agent.fold.is_main() {
             self.info.attempt = attempt;
-            if self.opens {
+            if self.has_metadata_frame {
                 out.push(Frame::of(
                     "metadata",
                     &json!({"run_id": self.info.run, "attempt": attempt}),
                 ));
             }
         }
-        if self.modes.has(StreamMode::Events) && (shown.agent.is_main() || resumed) {
-            let input = self.info.input.as_ref().filter(|_| shown.agent.is_main());
-            out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
+        if self.modes.has(StreamMode::Events) && (agent.fold.is_main() || resumed) {
+            let input = self.info.input.as_ref().filter(|_| agent.fold.is_main());
+            out.push(TracedRun::agent(&self.info, &agent.fold.origin).start("on_chain_start", &input));
         }
         if resumed && self.modes.has(StreamMode::Values) {
-            out.extend(values::values(shown));
+            out.extend(values::values(agent));
         }
     }
 
-    fn entry(&mut self, shown: &mut ShownAgent, entry: &Arc<Entry>, at: Timestamp, out: &mut Vec<Frame>) {
-        self.starts.finish(shown.agent.origin.lane);
+    fn entry(&mut self, agent: &mut PresentedAgent, entry: &Arc<Entry>, at: Timestamp, out: &mut Vec<Frame>) {
+        self.starts.finish(agent.fold.origin.lane);
         if entry.source == CheckpointSource::Loop && entry.node == TOOLS {
-            self.calls_written(shown, entry, at, out);
+            self.calls_done(agent, entry, at, out);
         } else if entry.source == CheckpointSource::Loop && entry.node != START {
-            self.node_written(shown, entry, at, out);
-        } else if entry.source == CheckpointSource::Loop && self.modes.has(StreamMode::Events) && !shown.agent.is_main()
+            self.node_done(agent, entry, at, out);
+        } else if entry.source == CheckpointSource::Loop && self.modes.has(StreamMode::Events) && !agent.fold.is_main()
         {
             let input = entry.writes.first().map(UpdateOrEmpty);
-            out.push(TracedRun::agent(&self.info, &shown.agent.origin).began("on_chain_start", &input));
+            out.push(TracedRun::agent(&self.info, &agent.fold.origin).start("on_chain_start", &input));
         }
-        shown.advance(entry);
-        self.note_head(shown);
+        agent.advance(entry);
+        self.note_head(agent);
         let changed = entry.writes.iter().any(|update| !UpdateOrNull(update).is_empty());
         if changed && self.modes.has(StreamMode::Values) {
-            out.extend(values::values(shown));
+            out.extend(values::values(agent));
         }
-        if self.modes.tell_steps() {
-            shown.pending = Some(PendingCheckpoint {
+        if self.modes.include_steps() {
+            agent.pending = Some(PendingCheckpoint {
                 entry: Some(Arc::clone(entry)),
                 resumed: None,
                 at,
@@ -355,65 +360,71 @@ impl V1Presenter {
         }
     }
 
-    fn node_written(&mut self, shown: &ShownAgent, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
+    fn node_done(&mut self, agent: &PresentedAgent, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
         let nothing = Update::none();
         let update = entry.writes.first().unwrap_or(&nothing);
-        if self.modes.tell_messages() {
+        if self.modes.include_messages() {
             self.messages
-                .written(&self.info, (shown, &shown.source(&entry.node, 0)), update, out);
+                .task_done(&self.info, agent, &agent.source(&entry.node, 0), update, out);
         }
         if self.modes.has(StreamMode::Events) && entry.node != MODEL {
-            records::hook(&self.info, shown, &entry.node, update, out);
+            records::hook(&self.info, agent, &entry.node, update, out);
         }
         if self.modes.has(StreamMode::Updates) {
-            out.push(values::updates(shown, &entry.node, update, false));
+            out.push(values::updates(agent, &entry.node, update, false));
         }
-        self.steps(at).end(shown, &entry.node, 0, update, out);
+        self.steps(at).end(agent, &entry.node, 0, update, out);
     }
 
-    fn calls_written(&mut self, shown: &ShownAgent, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
+    fn calls_done(&mut self, agent: &PresentedAgent, entry: &Entry, at: Timestamp, out: &mut Vec<Frame>) {
         for (call, update) in entry.writes.iter().enumerate() {
-            if shown.agent.answered.contains(&call) {
+            if agent.fold.answered.contains(&call) {
                 continue;
             }
             // Announced before this reader came, or by an earlier run.
             let cached = shown.agent.is_whole && entry.logged_writes.contains(&call);
             if !cached {
-                self.call_written(shown, call, update, at, out);
+                self.call_done(agent, call, update, at, out);
             } else if self.modes.has(StreamMode::Updates) {
-                out.push(values::updates(shown, TOOLS, update, true));
+                out.push(values::updates(agent, TOOLS, update, true));
             }
         }
     }
 
-    fn call_written(&mut self, shown: &ShownAgent, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
-        if self.modes.tell_messages() {
+    fn call_done(&mut self, agent: &PresentedAgent, call: usize, update: &Update, at: Timestamp, out: &mut Vec<Frame>) {
+        if self.modes.include_messages() {
             self.messages
-                .written(&self.info, (shown, &shown.source(TOOLS, call)), update, out);
+                .task_done(&self.info, agent, &agent.source(TOOLS, call), update, out);
         }
         if self.modes.has(StreamMode::Events) {
-            records::end_call(&self.info, shown, call, update, out);
+            records::end_call(&self.info, agent, call, update, out);
         }
         if self.modes.has(StreamMode::Updates) {
-            out.push(values::updates(shown, TOOLS, update, false));
+            out.push(values::updates(agent, TOOLS, update, false));
         }
-        self.steps(at).end(shown, TOOLS, call, update, out);
+        self.steps(at).end(agent, TOOLS, call, update, out);
     }
 
-    fn asked(&mut self, shown: &mut ShownAgent, interrupts: &[Interrupt], at: Timestamp, out: &mut Vec<Frame>) {
+    fn interrupted(
+        &mut self,
+        agent: &mut PresentedAgent,
+        interrupts: &[Interrupt],
+        at: Timestamp,
+        out: &mut Vec<Frame>,
+    ) {
         let mut by_task: Vec<(TaskId, String, Vec<Value>)> = vec![];
-        for interrupt in shown.agent.ask(interrupts) {
+        for interrupt in agent.fold.add_interrupts(interrupts) {
             let asker = self
-                .askers
+                .interrupt_origins
                 .entry(interrupt.id.clone())
-                .or_insert_with(|| Arc::clone(&shown.agent.origin));
+                .or_insert_with(|| Arc::clone(&agent.fold.origin));
             let question = values::interrupt(interrupt, asker);
-            let (task, node) = task_of(shown, asker, interrupt);
+            let (task, node) = task_of(agent, asker, interrupt);
             if self.modes.has(StreamMode::Updates) {
-                out.push(values::updates_asking(shown, std::slice::from_ref(&question)));
+                out.push(values::updates_with_interrupts(agent, std::slice::from_ref(&question)));
             }
             if self.modes.has(StreamMode::Values) {
-                out.extend(values::values_asking(shown, std::slice::from_ref(&question)));
+                out.extend(values::values_with_interrupts(agent, std::slice::from_ref(&question)));
             }
             match by_task.iter_mut().find(|(known, ..)| *known == task) {
                 Some((.., questions)) => questions.push(question),
@@ -421,7 +432,7 @@ impl V1Presenter {
             }
         }
         for (task, node, questions) in by_task {
-            self.steps(at).end_asking(shown, &node, task, &questions, out);
+            self.steps(at).end_with_interrupts(agent, &node, task, &questions, out);
         }
     }
 
@@ -434,30 +445,23 @@ impl V1Presenter {
         }
     }
 
-    fn note_head(&mut self, shown: &ShownAgent) {
-        if let (true, Some(head)) = (self.modes.tell_steps(), shown.agent.head) {
+    fn note_head(&mut self, agent: &PresentedAgent) {
+        if let (true, Some(head)) = (self.modes.include_steps(), agent.fold.head) {
             self.heads
-                .insert(shown.namespace.as_deref().unwrap_or_default().to_owned(), head);
+                .insert(agent.namespace.as_deref().unwrap_or_default().to_owned(), head);
         }
     }
 
-    /// The state of an agent, if it is to be recorded.
-    fn recorded<'a>(&self, shown: &'a ShownAgent) -> Option<&'a State> {
-        shown
-            .agent
-            .state
-            .as_ref()
-            .filter(|_| self.modes.has(StreamMode::Events))
+    /// The state of an agent, if the mode `events` records it.
+    fn recorded<'a>(&self, agent: &'a PresentedAgent) -> Option<&'a State> {
+        agent.fold.state.as_ref().filter(|_| self.modes.has(StreamMode::Events))
     }
 }
 
-/// The task of `shown`'s agent under which a question is filed, and its node. For a question that a subagent asked this is
-/// the call that the subagent works on.
-fn task_of(shown: &ShownAgent, asker: &Origin, interrupt: &Interrupt) -> (TaskId, String) {
-    match (
-        asker.namespace.get(shown.agent.origin.namespace.len()),
-        &interrupt.asker,
-    ) {
+/// The task of `agent` that an interrupt belongs to, and its node. For an interrupt of a subagent, it is the call that
+/// started the subagent.
+fn task_of(agent: &PresentedAgent, asker: &Origin, interrupt: &Interrupt) -> (TaskId, String) {
+    match (asker.namespace.get(agent.fold.origin.namespace.len()), &interrupt.asker) {
         (Some(call), _) => (*call, TOOLS.to_owned()),
         (None, InterruptSource::Call(_)) => (interrupt.task, TOOLS.to_owned()),
         (None, InterruptSource::Hook(name)) => (interrupt.task, name.clone()),

@@ -1,34 +1,34 @@
-//! The stream modes of the first protocol, and sets of them.
+//! The stream modes of the v1 protocol, and sets of them.
 
 use crate::domain::visibility::Visibility;
 
-/// What a client wants to see of a run.
+/// A stream mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamMode {
     /// The whole state after each step that changed it.
     Values,
-    /// What each step wrote.
+    /// The writes of each step.
     Updates,
-    /// Messages as they grow, each time as a whole.
+    /// Messages while they are generated, each time as a whole.
     Messages,
-    /// Messages as they grow, piece by piece.
+    /// Messages while they are generated, in chunks.
     MessagesTuple,
-    /// What tools and policies tell.
+    /// Custom events of tools and middleware.
     Custom,
-    /// Tasks as they begin and end.
+    /// The start and end of tasks.
     Tasks,
-    /// Checkpoints as they are made.
+    /// Checkpoints.
     Checkpoints,
     /// Tasks and checkpoints in one stream.
     Debug,
-    /// Records of what begins, is said and ends, as tracers of the field know them.
+    /// Tracing records of starts, chunks and ends, as LangChain tracers define them.
     Events,
-    /// What was used, at the end.
+    /// The usage at the end.
     Usage,
 }
 
 impl StreamMode {
-    /// All of them.
+    /// All modes.
     pub const ALL: [Self; 10] = [
         Self::Values,
         Self::Updates,
@@ -42,7 +42,7 @@ impl StreamMode {
         Self::Usage,
     ];
 
-    /// The word for it in requests.
+    /// The word in requests.
     pub fn word(self) -> &'static str {
         match self {
             Self::Values => "values",
@@ -79,8 +79,8 @@ impl Modes {
         Self(self.0 & other.0)
     }
 
-    /// Those in which an agent is shown that clients see like this. The others tell its state, or what it says.
-    pub(super) fn seen(visibility: Visibility) -> Self {
+    /// The modes in which an agent of this visibility is sent. The others reveal its state or its messages.
+    pub(super) fn visible(visibility: Visibility) -> Self {
         match visibility {
             Visibility::Full => StreamMode::ALL.into_iter().collect(),
             Visibility::ToolsOnly => [StreamMode::Updates, StreamMode::Messages, StreamMode::MessagesTuple]
@@ -91,19 +91,19 @@ impl Modes {
         }
     }
 
-    /// Whether messages are wanted, in any form.
-    pub(super) fn tell_messages(self) -> bool {
+    /// Whether messages are requested in any form.
+    pub(super) fn include_messages(self) -> bool {
         self.has(StreamMode::Messages) || self.has(StreamMode::MessagesTuple) || self.has(StreamMode::Events)
     }
 
-    /// Whether tasks or checkpoints are wanted, in any form.
-    pub(super) fn tell_steps(self) -> bool {
+    /// Whether tasks or checkpoints are requested in any form.
+    pub(super) fn include_steps(self) -> bool {
         self.has(StreamMode::Tasks) || self.has(StreamMode::Checkpoints) || self.has(StreamMode::Debug)
     }
 
-    /// Whether the state has to be followed.
-    pub(super) fn need_state(self) -> bool {
-        self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.tell_steps()
+    /// Whether a mode needs the state.
+    pub(super) fn require_state(self) -> bool {
+        self.has(StreamMode::Values) || self.has(StreamMode::Events) || self.include_steps()
     }
 }
 

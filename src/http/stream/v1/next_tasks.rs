@@ -1,7 +1,8 @@
-//! Which tasks begin after a checkpoint.
+//! The tasks that start after a checkpoint.
 //!
-//! The log says what was done, and not what comes next: a hook that writes nothing is not in it, and that a model is asked
-//! is not stored. So what began after a checkpoint is known once the next event of the agent is there, or one of a subagent.
+//! The log contains what was done, not what comes next: a hook without writes is not in it, and the start of a model
+//! call is not stored. So the tasks after a checkpoint are inferred from the next event of the agent or of one of its
+//! subagents.
 
 use serde_json::Map;
 
@@ -14,25 +15,24 @@ use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::State;
 use crate::http::stream::fold::AgentFold;
 
-/// What the tasks after a checkpoint are.
+/// The tasks after a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum NextTasks {
-    /// The task of this node.
+    /// The task of a node.
     Node(String),
-    /// The calls of the last answer.
+    /// The tool calls of the last answer.
     Calls,
-    /// What the state says, as nothing else tells.
+    /// The tasks that the state implies, since no event determines them.
     Unknown,
-    /// What the state says, but it did not begin.
+    /// The tasks that the state implies, but they did not start.
     Stopped,
-    /// Something else altogether: a new turn begins.
+    /// A new turn; the checkpoint has no next tasks.
     NewTurn,
 }
 
 impl NextTasks {
-    /// What an event tells about the tasks that began after the newest checkpoint of its agent, where `head` is that
-    /// checkpoint.
-    pub(super) fn shown_by(event: &EventBody, head: Option<CheckpointId>) -> Self {
+    /// Infers the tasks that started after checkpoint `head` from the next event of its agent.
+    pub(super) fn inferred_from(event: &EventBody, head: Option<CheckpointId>) -> Self {
         match event {
             EventBody::Delta(_) | EventBody::Begun(AgentWork::Model) | EventBody::Fact(Fact::BrokenOff { .. }) => {
                 Self::Node(MODEL.to_owned())
@@ -61,12 +61,13 @@ impl NextTasks {
         }
     }
 
-    /// Whether an event tells that its agent makes the calls of the last answer. A question does not: it may come before.
+    /// Whether an event implies that the calls of the last answer have started. An interrupt does not: it may come
+    /// before.
     pub(super) fn are_calls(event: &EventBody) -> bool {
-        !matches!(event, EventBody::Fact(Fact::Asked { .. })) && Self::shown_by(event, None) == Self::Calls
+        !matches!(event, EventBody::Fact(Fact::Asked { .. })) && Self::inferred_from(event, None) == Self::Calls
     }
 
-    /// The tasks, of an agent that stands at its newest checkpoint with this `state`.
+    /// The tasks of an agent with this `state` at its newest checkpoint.
     pub(super) fn tasks(&self, agent: &AgentFold, state: &State) -> Vec<StartedTask<'_>> {
         let task = |node, index, call| StartedTask {
             id: TaskId::of_step(agent.head, node, index),
@@ -90,15 +91,15 @@ impl NextTasks {
     }
 }
 
-/// A task that begins.
+/// A task that starts.
 pub(super) struct StartedTask<'a> {
     pub id: TaskId,
     pub node: &'a str,
-    /// The call, of a task that makes one.
+    /// The tool call, for a task of the tools node.
     pub call: Option<ToolCall>,
 }
 
-/// The calls of the last answer that have no result, in the order of their tasks.
+/// The calls of the last answer without a result, in the order of their tasks.
 pub(super) fn open_calls(state: &State) -> Vec<ToolCall> {
     let Some(at) = state.messages.iter().rposition(|message| message.is_ai()) else {
         return vec![];

@@ -1,10 +1,10 @@
-//! JSON texts that are still growing.
+//! Incomplete JSON texts.
 
 use serde_json::{Map, Value};
 
-/// The arguments that can be read from the beginning of their text; what is cut off at the end is left out.
+/// Reads arguments from an incomplete text. An incomplete part at the end is left out.
 pub(super) fn arguments(text: &str) -> Map<String, Value> {
-    let whole = Growth::of(text);
+    let whole = JsonPrefix::of(text);
     let candidates = [whole.closed(text, text.len()), whole.closed(text, whole.safe)];
     candidates
         .iter()
@@ -15,8 +15,8 @@ pub(super) fn arguments(text: &str) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// How far a text has grown: what is open at its end, and the last place at which it could be closed at once.
-struct Growth {
+/// The prefix of a JSON text: its open brackets, and the last position at which it could be closed.
+struct JsonPrefix {
     open: Vec<u8>,
     in_text: bool,
     escaped: bool,
@@ -24,9 +24,9 @@ struct Growth {
     open_at_safe: Vec<u8>,
 }
 
-impl Growth {
+impl JsonPrefix {
     fn of(text: &str) -> Self {
-        let mut it = Self {
+        let mut prefix = Self {
             open: vec![],
             in_text: false,
             escaped: false,
@@ -34,9 +34,9 @@ impl Growth {
             open_at_safe: vec![],
         };
         for (at, byte) in text.bytes().enumerate() {
-            it.take(at, byte);
+            prefix.take(at, byte);
         }
-        it
+        prefix
     }
 
     fn take(&mut self, at: usize, byte: u8) {
@@ -69,7 +69,7 @@ impl Growth {
         self.open_at_safe.clone_from(&self.open);
     }
 
-    /// The text up to `end`, closed.
+    /// The text up to `end`, with all brackets closed.
     fn closed(&self, text: &str, end: usize) -> String {
         let mut closed = text[..end].to_owned();
         let open = if end == self.safe {
@@ -117,19 +117,19 @@ impl CompactLength {
     }
 }
 
-/// What remains to be said of the JSON text `whole` after `said`, which may be spaced differently. None if `said` is no
-/// beginning of it.
-pub(super) fn remainder<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
-    if said.is_empty() {
+/// The part of the JSON text `whole` after `prefix`, whose blanks may differ. `None` if `whole` does not start with
+/// `prefix`.
+pub(super) fn remainder<'a>(prefix: &str, whole: &'a str) -> Option<&'a str> {
+    if prefix.is_empty() {
         return Some(whole);
     }
-    if serde_json::from_str::<Value>(said).is_ok() {
+    if serde_json::from_str::<Value>(prefix).is_ok() {
         return Some("");
     }
     let mut rest = whole;
     let mut in_text = false;
     let mut escaped = false;
-    for letter in said.chars() {
+    for letter in prefix.chars() {
         if !in_text && letter.is_ascii_whitespace() {
             continue;
         }
@@ -187,8 +187,8 @@ mod tests {
             ("{\"a\": \"x y\", \"b\": [1, 2]}", Some("")),
             ("{\"c", None),
         ];
-        for (said, expected) in cases {
-            assert_eq!(remainder(said, whole), expected, "{said}");
+        for (prefix, expected) in cases {
+            assert_eq!(remainder(prefix, whole), expected, "{prefix}");
         }
     }
 }

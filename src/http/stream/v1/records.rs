@@ -1,8 +1,8 @@
-//! The mode `events`: what begins, is said and ends, as records of runs within runs.
+//! The mode `events`: tracing records of starts, chunks and ends, as a tree of runs.
 //!
-//! Tracers of the field see a tree: the agent, below it a task for each step, below that a model or a tool, below a tool
-//! that delegates the subagent, and so on. Every record names its run and those above it. All of them are shown, those of
-//! subagents too. The records of the agent's own output are left out: the other modes are that output.
+//! LangChain tracers expect a tree: the agent, below it a task for each step, below that a model or a tool, and below a
+//! delegating tool the subagent. Every record names its run and the runs above it. Records of subagents are always
+//! included. The records of the agent's own output are left out: the other modes contain it.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::RunInfo;
-use super::agent::ShownAgent;
+use super::agent::PresentedAgent;
 use super::metadata::{MessageSource, of_agent};
 use super::next_tasks::open_calls;
 use super::values::{UpdateOrEmpty, UpdateOrNull};
@@ -21,7 +21,7 @@ use crate::domain::message::{Message, ToolCall};
 use crate::domain::state::{State, Update};
 use crate::http::stream::frame::{Frame, json as encoded};
 
-/// A run within the run, with what all its records have in common.
+/// A run in the tracing tree, with the data that its records share.
 pub(super) struct TracedRun {
     run_id: String,
     name: String,
@@ -41,23 +41,23 @@ struct Record<'a, T> {
     parent_ids: &'a [String],
 }
 
-/// What went in.
+/// The data of a start record.
 #[derive(Serialize)]
-struct Began<'a, I> {
+struct StartData<'a, I> {
     input: &'a I,
 }
 
-/// What came out.
+/// The data of an end record.
 #[derive(Serialize)]
-struct Ended<'a, I, O> {
+struct EndData<'a, I, O> {
     output: &'a O,
     input: &'a I,
 }
 
 impl TracedRun {
-    /// An agent: the main one is the run that the client knows.
+    /// The tracing run of an agent. The main agent's is the run that the client knows.
     pub(super) fn agent(info: &RunInfo, origin: &Origin) -> Self {
-        let mut parent_ids = above(info, &origin.namespace);
+        let mut parent_ids = parent_ids_of(info, &origin.namespace);
         let run_id = parent_ids.pop().unwrap_or_default();
         let mut metadata = of_agent(info, origin);
         metadata.insert("thread_id".to_owned(), json!(info.thread));
@@ -71,7 +71,7 @@ impl TracedRun {
         }
     }
 
-    /// A task of an agent's step.
+    /// The tracing run of a task.
     fn task(info: &RunInfo, source: &MessageSource<'_>) -> Self {
         let step = source.step.map(|step| format!("graph:step:{step}"));
         Self {
@@ -79,13 +79,13 @@ impl TracedRun {
             name: source.node.to_owned(),
             tags: step.into_iter().collect(),
             metadata: raw(MessageSource { model: None, ..*source }.encode(info).to_string()),
-            parent_ids: above(info, &source.origin.namespace),
+            parent_ids: parent_ids_of(info, &source.origin.namespace),
         }
     }
 
-    /// What a task calls: the model, or a tool.
-    fn called(info: &RunInfo, source: &MessageSource<'_>, run_id: String, name: String) -> Self {
-        let mut parent_ids = above(info, &source.origin.namespace);
+    /// The tracing run of the model or tool that a task calls.
+    fn callee(info: &RunInfo, source: &MessageSource<'_>, run_id: String, name: String) -> Self {
+        let mut parent_ids = parent_ids_of(info, &source.origin.namespace);
         parent_ids.push(source.task.to_string());
         let metadata = raw(source.encode(info).to_string());
         Self {
@@ -119,35 +119,35 @@ impl TracedRun {
         )
     }
 
-    /// It begins.
-    pub(super) fn began(&self, event: &'static str, input: &impl Serialize) -> Frame {
-        self.record(event, Began { input })
+    /// A start record.
+    pub(super) fn start(&self, event: &'static str, input: &impl Serialize) -> Frame {
+        self.record(event, StartData { input })
     }
 
-    /// Some of its output.
-    pub(super) fn said(&self, event: &'static str, chunk: &impl Serialize) -> Frame {
+    /// A chunk record.
+    pub(super) fn stream(&self, event: &'static str, chunk: &impl Serialize) -> Frame {
         #[derive(Serialize)]
-        struct Said<'a, T> {
+        struct Chunk<'a, T> {
             chunk: &'a T,
         }
-        self.record(event, Said { chunk })
+        self.record(event, Chunk { chunk })
     }
 
-    /// It ends.
-    pub(super) fn ended(&self, event: &'static str, output: &impl Serialize, input: &impl Serialize) -> Frame {
-        self.record(event, Ended { output, input })
+    /// An end record.
+    pub(super) fn end_record(&self, event: &'static str, output: &impl Serialize, input: &impl Serialize) -> Frame {
+        self.record(event, EndData { output, input })
     }
 }
 
-/// The runs above the tasks of an agent, outermost first; the last one is the agent itself.
-fn above(info: &RunInfo, namespace: &[TaskId]) -> Vec<String> {
+/// The ids of the runs above an agent's tasks, outermost first; the last one is the agent's.
+fn parent_ids_of(info: &RunInfo, namespace: &[TaskId]) -> Vec<String> {
     let below = namespace
         .iter()
         .flat_map(|task| [task.to_string(), tool_run(*task), RunId::of_child(*task).to_string()]);
     [info.run.to_string()].into_iter().chain(below).collect()
 }
 
-/// The run of the tool that a task calls.
+/// The id of the tracing run of a task's tool.
 fn tool_run(task: TaskId) -> String {
     Uuid::new_v5(&task.0, b"tool").to_string()
 }
@@ -156,7 +156,7 @@ fn raw(text: String) -> Box<RawValue> {
     RawValue::from_string(text).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
-/// A question to a model: the task, and the model below it.
+/// A model call: its task, and the model below it.
 pub(super) struct TracedModelCall {
     task: TracedRun,
     model: TracedRun,
@@ -169,26 +169,26 @@ impl TracedModelCall {
         let run_id = message.trim_start_matches("lc_run--").to_owned();
         Self {
             task: TracedRun::task(info, source),
-            model: TracedRun::called(info, source, run_id, class_of(provider)),
+            model: TracedRun::callee(info, source, run_id, class_of(provider)),
             state: state.cloned().unwrap_or_default(),
         }
     }
 
     pub(super) fn begin(&self, out: &mut Vec<Frame>) {
-        out.push(self.task.began("on_chain_start", &self.state));
-        out.push(self.model.began("on_chat_model_start", &self.messages()));
+        out.push(self.task.start("on_chain_start", &self.state));
+        out.push(self.model.start("on_chat_model_start", &self.messages()));
     }
 
-    pub(super) fn say(&self, chunk: &impl Serialize) -> Frame {
-        self.model.said("on_chat_model_stream", chunk)
+    pub(super) fn stream_chunk(&self, chunk: &impl Serialize) -> Frame {
+        self.model.stream("on_chat_model_stream", chunk)
     }
 
     pub(super) fn end(&self, message: &Message, update: &Update, out: &mut Vec<Frame>) {
-        out.push(self.model.ended("on_chat_model_end", message, &self.messages()));
-        // The form in which the field's agents hand on what a model said.
+        out.push(self.model.end_record("on_chat_model_end", message, &self.messages()));
+        // LangGraph agents return their model's message in this form.
         let commands = json!([{"graph": null, "update": UpdateOrNull(update), "resume": null, "goto": []}]);
-        out.push(self.task.said("on_chain_stream", &commands));
-        out.push(self.task.ended("on_chain_end", &commands, &self.state));
+        out.push(self.task.stream("on_chain_stream", &commands));
+        out.push(self.task.end_record("on_chain_end", &commands, &self.state));
     }
 
     fn messages(&self) -> Value {
@@ -196,7 +196,7 @@ impl TracedModelCall {
     }
 }
 
-/// The name by which clients of the field know the models of a provider.
+/// The class name of a provider's models in LangChain.
 fn class_of(provider: &str) -> String {
     match provider {
         "openai" => "ChatOpenAI".to_owned(),
@@ -207,33 +207,33 @@ fn class_of(provider: &str) -> String {
     }
 }
 
-/// A task that wrote something all at once.
-pub(super) fn hook(info: &RunInfo, shown: &ShownAgent, node: &str, update: &Update, out: &mut Vec<Frame>) {
-    let task = TracedRun::task(info, &shown.source(node, 0));
-    let input = shown.agent.state.clone().unwrap_or_default();
+/// Records a task that made its writes at once.
+pub(super) fn hook(info: &RunInfo, agent: &PresentedAgent, node: &str, update: &Update, out: &mut Vec<Frame>) {
+    let task = TracedRun::task(info, &agent.source(node, 0));
+    let input = agent.fold.state.clone().unwrap_or_default();
     let output = UpdateOrNull(update);
-    out.push(task.began("on_chain_start", &input));
-    out.push(task.said("on_chain_stream", &output));
-    out.push(task.ended("on_chain_end", &output, &input));
+    out.push(task.start("on_chain_start", &input));
+    out.push(task.stream("on_chain_stream", &output));
+    out.push(task.end_record("on_chain_end", &output, &input));
 }
 
-/// The calls of the last answer begin; those that `skip` names were made before.
-pub(super) fn begin_calls(info: &RunInfo, shown: &ShownAgent, skip: &[usize], out: &mut Vec<Frame>) {
-    let calls = shown.agent.state.as_ref().map(open_calls).unwrap_or_default();
+/// Records the start of the last answer's calls, except those in `skip`, which were made before.
+pub(super) fn start_calls(info: &RunInfo, agent: &PresentedAgent, skip: &[usize], out: &mut Vec<Frame>) {
+    let calls = agent.fold.state.as_ref().map(open_calls).unwrap_or_default();
     for (at, call) in calls.into_iter().enumerate().filter(|(at, _)| !skip.contains(at)) {
-        let source = shown.source(TOOLS, at);
-        out.push(TracedRun::task(info, &source).began("on_chain_start", &[&call]));
-        let tool = TracedRun::called(info, &source, tool_run(source.task), call.name.clone());
-        out.push(tool.began("on_tool_start", &call.args));
+        let source = agent.source(TOOLS, at);
+        out.push(TracedRun::task(info, &source).start("on_chain_start", &[&call]));
+        let tool = TracedRun::callee(info, &source, tool_run(source.task), call.name.clone());
+        out.push(tool.start("on_tool_start", &call.args));
     }
 }
 
-/// A call is answered.
-pub(super) fn end_call(info: &RunInfo, shown: &ShownAgent, at: usize, update: &Update, out: &mut Vec<Frame>) {
-    let source = shown.source(TOOLS, at);
+/// Records the end of a call.
+pub(super) fn end_call(info: &RunInfo, agent: &PresentedAgent, at: usize, update: &Update, out: &mut Vec<Frame>) {
+    let source = agent.source(TOOLS, at);
     let message = update.messages.iter().find(|message| message.answers().is_some());
-    let call = shown
-        .agent
+    let call = agent
+        .fold
         .state
         .as_ref()
         .and_then(|state| open_calls(state).into_iter().nth(at))
@@ -245,9 +245,9 @@ pub(super) fn end_call(info: &RunInfo, shown: &ShownAgent, at: usize, update: &U
                 Map::new(),
             )
         });
-    let tool = TracedRun::called(info, &source, tool_run(source.task), call.name.clone());
-    out.push(tool.ended("on_tool_end", &message, &call.args));
+    let tool = TracedRun::callee(info, &source, tool_run(source.task), call.name.clone());
+    out.push(tool.end_record("on_tool_end", &message, &call.args));
     let task = TracedRun::task(info, &source);
-    out.push(task.said("on_chain_stream", &UpdateOrEmpty(update)));
-    out.push(task.ended("on_chain_end", &UpdateOrEmpty(update), &[&call]));
+    out.push(task.stream("on_chain_stream", &UpdateOrEmpty(update)));
+    out.push(task.end_record("on_chain_end", &UpdateOrEmpty(update), &[&call]));
 }

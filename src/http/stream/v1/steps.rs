@@ -1,7 +1,7 @@
-//! The modes `tasks`, `checkpoints` and `debug`: how the loop steps.
+//! The modes `tasks`, `checkpoints` and `debug`: the steps of the loop.
 //!
-//! A checkpoint is shown together with the tasks that begin after it, once it is known which those are (`next_tasks`).
-//! Hooks that wrote nothing leave no trace in the log and none here.
+//! A checkpoint is sent together with its next tasks, once these are known (`next_tasks`). Hooks without writes are
+//! neither in the log nor in these modes.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::RunInfo;
-use super::agent::{PendingCheckpoint, ShownAgent};
+use super::agent::{PendingCheckpoint, PresentedAgent};
 use super::metadata::{of_agent, triggers};
 use super::mode::{Modes, StreamMode};
 use super::next_tasks::{NextTasks, StartedTask};
@@ -24,13 +24,13 @@ use crate::domain::time::Timestamp;
 use crate::events::AgentSnapshot;
 use crate::http::stream::frame::Frame;
 
-/// The projection, for one reader.
+/// Creates the frames of steps for one reader.
 pub(super) struct Steps<'a> {
     pub info: &'a RunInfo,
     pub modes: Modes,
-    /// The newest checkpoints of the agents that are at work, by namespace.
+    /// The newest checkpoints of active agents by namespace.
     pub heads: &'a BTreeMap<String, CheckpointId>,
-    /// When the event happened.
+    /// The time of the event.
     pub at: Timestamp,
 }
 
@@ -53,11 +53,11 @@ struct CheckpointJson<'a> {
     next: Vec<&'a str>,
     tasks: Vec<Value>,
     #[serde(flatten)]
-    places: Option<Places>,
+    checkpoints: Option<CheckpointConfigs>,
 }
 
 #[derive(Serialize)]
-struct Places {
+struct CheckpointConfigs {
     checkpoint: Value,
     parent_checkpoint: Option<Value>,
 }
@@ -88,28 +88,28 @@ struct ResultJson<'a> {
 }
 
 impl Steps<'_> {
-    /// Shows the checkpoint that waits in `pending` and the tasks that begin after it.
+    /// Sends the pending checkpoint and the tasks that start after it.
     pub(super) fn begin(
         &self,
-        shown: &ShownAgent,
+        agent: &PresentedAgent,
         pending: &PendingCheckpoint,
         next: &NextTasks,
         out: &mut Vec<Frame>,
     ) {
-        let Some(state) = &shown.agent.state else {
+        let Some(state) = &agent.fold.state else {
             return;
         };
         if *next == NextTasks::NewTurn {
             return;
         }
-        let begun = next.tasks(&shown.agent, state);
+        let started = next.tasks(&agent.fold, state);
         if let Some(entry) = &pending.entry {
-            self.checkpoint(shown, (entry, pending), &begun, out);
+            self.checkpoint(agent, entry, pending, &started, out);
         }
         if *next == NextTasks::Stopped {
             return;
         }
-        for task in begun.iter().filter(|task| task.node != START) {
+        for task in started.iter().filter(|task| task.node != START) {
             let payload = TaskJson {
                 id: task.id,
                 name: task.node,
@@ -118,17 +118,17 @@ impl Steps<'_> {
                     .as_ref()
                     .map_or(Input::State(state), |call| Input::Call([call])),
                 triggers: [triggers(task.node)],
-                metadata: self.metadata(shown),
+                metadata: self.metadata(agent),
             };
-            self.show(shown, "task", &payload, out);
+            self.push_record(agent, "task", &payload, out);
         }
     }
 
-    /// Shows that a task of `node` ended.
-    pub(super) fn end(&self, shown: &ShownAgent, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
-        let id = TaskId::of_step(shown.agent.head, node, call);
+    /// Sends the end of a task.
+    pub(super) fn end(&self, agent: &PresentedAgent, node: &str, call: usize, update: &Update, out: &mut Vec<Frame>) {
+        let id = TaskId::of_step(agent.fold.head, node, call);
         self.result(
-            shown,
+            agent,
             ResultJson {
                 id,
                 name: node,
@@ -140,10 +140,10 @@ impl Steps<'_> {
         );
     }
 
-    /// Shows that a task ended with questions.
-    pub(super) fn end_asking(
+    /// Sends the end of a task that raised interrupts.
+    pub(super) fn end_with_interrupts(
         &self,
-        shown: &ShownAgent,
+        agent: &PresentedAgent,
         node: &str,
         id: TaskId,
         interrupts: &[Value],
@@ -151,7 +151,7 @@ impl Steps<'_> {
     ) {
         let nothing = Update::none();
         self.result(
-            shown,
+            agent,
             ResultJson {
                 id,
                 name: node,
@@ -163,41 +163,42 @@ impl Steps<'_> {
         );
     }
 
-    fn result(&self, shown: &ShownAgent, payload: ResultJson<'_>, out: &mut Vec<Frame>) {
-        self.show(shown, "task_result", &payload, out);
+    fn result(&self, agent: &PresentedAgent, payload: ResultJson<'_>, out: &mut Vec<Frame>) {
+        self.push_record(agent, "task_result", &payload, out);
     }
 
     fn checkpoint(
         &self,
-        shown: &ShownAgent,
-        (entry, pending): (&Entry, &PendingCheckpoint),
-        begun: &[StartedTask<'_>],
+        agent: &PresentedAgent,
+        entry: &Entry,
+        pending: &PendingCheckpoint,
+        started: &[StartedTask<'_>],
         out: &mut Vec<Frame>,
     ) {
-        let Some(values) = &shown.agent.state else {
+        let Some(values) = &agent.fold.state else {
             return;
         };
-        let asked = pending
+        let interrupts = pending
             .resumed
             .as_ref()
-            .map(|before| before.asked.as_slice())
+            .map(|before| before.interrupts.as_slice())
             .unwrap_or_default();
         let mut payload = CheckpointJson {
-            config: self.config(shown, entry.id),
-            parent_config: entry.parent.map(|parent| self.config(shown, parent)),
+            config: self.config(agent, entry.id),
+            parent_config: entry.parent.map(|parent| self.config(agent, parent)),
             values,
-            metadata: self.history_metadata(shown, entry, pending.resumed.as_ref()),
-            next: begun.iter().map(|task| task.node).collect(),
-            tasks: begun.iter().map(|task| task_of(shown, task, asked)).collect(),
-            places: None,
+            metadata: self.history_metadata(agent, entry, pending.resumed.as_ref()),
+            next: started.iter().map(|task| task.node).collect(),
+            tasks: started.iter().map(|task| task_of(agent, task, interrupts)).collect(),
+            checkpoints: None,
         };
         if self.modes.has(StreamMode::Checkpoints) {
-            out.push(Frame::of(shown.name("checkpoints"), &payload));
+            out.push(Frame::of(agent.name("checkpoints"), &payload));
         }
         if self.modes.has(StreamMode::Debug) {
-            payload.places = Some(Places {
-                checkpoint: self.place(shown, entry.id),
-                parent_checkpoint: entry.parent.map(|parent| self.place(shown, parent)),
+            payload.checkpoints = Some(CheckpointConfigs {
+                checkpoint: self.checkpoint_config(agent, entry.id),
+                parent_checkpoint: entry.parent.map(|parent| self.checkpoint_config(agent, parent)),
             });
             let record = Record {
                 step: Some(entry.step),
@@ -205,19 +206,19 @@ impl Steps<'_> {
                 kind: "checkpoint",
                 payload: &payload,
             };
-            out.push(Frame::of(shown.name("debug"), &record));
+            out.push(Frame::of(agent.name("debug"), &record));
         }
     }
 
-    /// Shows a task, or what came of it, to those who follow tasks.
-    fn show<T: Serialize>(&self, shown: &ShownAgent, kind: &str, payload: &T, out: &mut Vec<Frame>) {
+    /// Sends a record of a task.
+    fn push_record<T: Serialize>(&self, agent: &PresentedAgent, kind: &str, payload: &T, out: &mut Vec<Frame>) {
         if self.modes.has(StreamMode::Tasks) {
-            out.push(Frame::of(shown.name(StreamMode::Tasks.word()), payload));
+            out.push(Frame::of(agent.name(StreamMode::Tasks.word()), payload));
         }
         if self.modes.has(StreamMode::Debug) {
-            let step = shown.agent.next_step();
+            let step = agent.fold.next_step();
             out.push(Frame::of(
-                shown.name("debug"),
+                agent.name("debug"),
                 &Record {
                     step,
                     timestamp: self.at.to_string(),
@@ -228,28 +229,29 @@ impl Steps<'_> {
         }
     }
 
-    fn metadata(&self, shown: &ShownAgent) -> Value {
-        of_agent(self.info, &shown.agent.origin).into()
+    fn metadata(&self, agent: &PresentedAgent) -> Value {
+        of_agent(self.info, &agent.fold.origin).into()
     }
 
-    /// How a checkpoint came to be. One that was made before is told apart by the run that made it.
-    fn history_metadata(&self, shown: &ShownAgent, entry: &Entry, before: Option<&AgentSnapshot>) -> Value {
-        let place = json!({"source": entry.source.word(), "step": entry.step, "parents": self.parents(shown)});
-        let (Some(before), Value::Object(place)) = (before, &place) else {
-            return place;
+    /// The metadata of a checkpoint. An older checkpoint also names the run that created it.
+    fn history_metadata(&self, agent: &PresentedAgent, entry: &Entry, before: Option<&AgentSnapshot>) -> Value {
+        let checkpoint_config =
+            json!({"source": entry.source.word(), "step": entry.step, "parents": self.parents(agent)});
+        let (Some(before), Value::Object(checkpoint_config)) = (before, &checkpoint_config) else {
+            return checkpoint_config;
         };
-        let mut metadata = self.metadata(shown);
+        let mut metadata = self.metadata(agent);
         if let Value::Object(metadata) = &mut metadata {
-            metadata.extend(place.clone());
+            metadata.extend(checkpoint_config.clone());
             metadata.insert("thread_id".to_owned(), json!(self.info.thread));
             metadata.insert("run_id".to_owned(), json!(before.run));
         }
         metadata
     }
 
-    /// The checkpoints of the callers, by namespace.
-    fn parents(&self, shown: &ShownAgent) -> Map<String, Value> {
-        let own = shown.namespace.as_deref().unwrap_or_default();
+    /// The checkpoints of the agents above, by namespace.
+    fn parents(&self, agent: &PresentedAgent) -> Map<String, Value> {
+        let own = agent.namespace.as_deref().unwrap_or_default();
         let is_above = |namespace: &str| {
             namespace.len() < own.len()
                 && own.starts_with(namespace)
@@ -262,20 +264,21 @@ impl Steps<'_> {
             .collect()
     }
 
-    fn place(&self, shown: &ShownAgent, checkpoint: CheckpointId) -> Value {
-        let namespace = shown.namespace.as_deref().unwrap_or_default();
-        let mut place = json!({"checkpoint_id": checkpoint, "thread_id": self.info.thread, "checkpoint_ns": namespace});
-        if !shown.agent.is_main() {
-            let mut map = self.parents(shown);
+    fn checkpoint_config(&self, agent: &PresentedAgent, checkpoint: CheckpointId) -> Value {
+        let namespace = agent.namespace.as_deref().unwrap_or_default();
+        let mut checkpoint_config =
+            json!({"checkpoint_id": checkpoint, "thread_id": self.info.thread, "checkpoint_ns": namespace});
+        if !agent.fold.is_main() {
+            let mut map = self.parents(agent);
             map.insert(namespace.to_owned(), json!(checkpoint));
-            place["checkpoint_map"] = Value::Object(map);
+            checkpoint_config["checkpoint_map"] = Value::Object(map);
         }
-        place
+        checkpoint_config
     }
 
-    fn config(&self, shown: &ShownAgent, checkpoint: CheckpointId) -> Value {
+    fn config(&self, agent: &PresentedAgent, checkpoint: CheckpointId) -> Value {
         let info = self.info;
-        let Value::Object(mut configurable) = self.place(shown, checkpoint) else {
+        let Value::Object(mut configurable) = self.checkpoint_config(agent, checkpoint) else {
             return Value::Null;
         };
         let more = [
@@ -289,16 +292,18 @@ impl Steps<'_> {
             ("user_id", json!("")),
         ];
         configurable.extend(more.map(|(name, value)| (name.to_owned(), value)));
-        if !shown.agent.is_main() {
+        if !agent.fold.is_main() {
             configurable.insert("ls_agent_type".to_owned(), json!("subagent"));
         }
         json!({ "configurable": configurable })
     }
 }
 
-/// A task as checkpoints show it, with what it had asked before it went on.
-fn task_of(shown: &ShownAgent, task: &StartedTask<'_>, asked: &[Interrupt]) -> Value {
-    let asked = asked.iter().filter(|asked| asked.task == task.id);
-    let interrupts: Vec<Value> = asked.map(|asked| interrupt(asked, &shown.agent.origin)).collect();
+/// A task of a checkpoint with the interrupts that it had raised.
+fn task_of(agent: &PresentedAgent, task: &StartedTask<'_>, interrupts: &[Interrupt]) -> Value {
+    let interrupts = interrupts.iter().filter(|question| question.task == task.id);
+    let interrupts: Vec<Value> = interrupts
+        .map(|question| interrupt(question, &agent.fold.origin))
+        .collect();
     json!({"id": task.id, "name": task.node, "interrupts": interrupts, "state": null})
 }

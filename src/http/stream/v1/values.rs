@@ -1,23 +1,23 @@
-//! The modes `values`, `updates` and `custom`: states, and what steps wrote.
+//! The modes `values`, `updates` and `custom`: states and writes.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::agent::ShownAgent;
+use super::agent::PresentedAgent;
 use crate::domain::event::Origin;
 use crate::domain::interrupt::Interrupt;
 use crate::domain::state::Update;
 use crate::http::stream::frame::{Frame, json};
 
-/// The key under which clients look for questions.
+/// The key of interrupts.
 const INTERRUPT: &str = "__interrupt__";
 
 /// The public part of an update; `null` when there is none.
 pub(super) struct UpdateOrNull<'a>(pub &'a Update);
 
 impl UpdateOrNull<'_> {
-    /// Whether the update holds nothing that clients see.
+    /// Whether clients see nothing of the update.
     pub(super) fn is_empty(&self) -> bool {
         self.0.messages.is_empty() && self.0.files.is_empty() && self.0.fields.keys().all(|name| self.0.hides(name))
     }
@@ -62,7 +62,7 @@ impl Serialize for UpdateOrEmpty<'_> {
     }
 }
 
-/// What one node wrote.
+/// The writes of a node.
 struct NodeUpdate<'a> {
     node: &'a str,
     update: &'a Update,
@@ -80,42 +80,42 @@ impl Serialize for NodeUpdate<'_> {
     }
 }
 
-/// `updates`: what `node` wrote. `cached` when an earlier run did the work.
-pub(super) fn updates(shown: &ShownAgent, node: &str, update: &Update, cached: bool) -> Frame {
-    Frame::of(shown.name("updates"), &NodeUpdate { node, update, cached })
+/// `updates`: the writes of `node`. `cached` when an earlier run did the work.
+pub(super) fn updates(agent: &PresentedAgent, node: &str, update: &Update, cached: bool) -> Frame {
+    Frame::of(agent.name("updates"), &NodeUpdate { node, update, cached })
 }
 
-/// `updates`: questions, or none for a breakpoint.
-pub(super) fn updates_asking(shown: &ShownAgent, interrupts: &[Value]) -> Frame {
-    Frame::of(shown.name("updates"), &json!({ INTERRUPT: interrupts }))
+/// `updates`: interrupts, or none for a breakpoint.
+pub(super) fn updates_with_interrupts(agent: &PresentedAgent, interrupts: &[Value]) -> Frame {
+    Frame::of(agent.name("updates"), &json!({ INTERRUPT: interrupts }))
 }
 
 /// `values`: the state, if it is known.
-pub(super) fn values(shown: &ShownAgent) -> Option<Frame> {
-    shown
-        .agent
+pub(super) fn values(agent: &PresentedAgent) -> Option<Frame> {
+    agent
+        .fold
         .state
         .as_ref()
-        .map(|state| Frame::of(shown.name("values"), state))
+        .map(|state| Frame::of(agent.name("values"), state))
 }
 
-/// `values`: the state and a question.
-pub(super) fn values_asking(shown: &ShownAgent, interrupts: &[Value]) -> Option<Frame> {
-    let mut data = json(shown.agent.state.as_ref()?);
+/// `values`: the state with interrupts.
+pub(super) fn values_with_interrupts(agent: &PresentedAgent, interrupts: &[Value]) -> Option<Frame> {
+    let mut data = json(agent.fold.state.as_ref()?);
     // The state is an object with at least two keys.
     data.pop();
     data.extend_from_slice(b",\"__interrupt__\":");
     data.extend_from_slice(&json(&interrupts));
     data.push(b'}');
-    Some(Frame::new(shown.name("values"), data))
+    Some(Frame::new(agent.name("values"), data))
 }
 
-/// `custom`: a word of a tool or policy.
-pub(super) fn custom(shown: &ShownAgent, value: &Value) -> Frame {
-    Frame::of(shown.name("custom"), value)
+/// `custom`: a custom event of a tool or middleware.
+pub(super) fn custom(agent: &PresentedAgent, value: &Value) -> Frame {
+    Frame::of(agent.name("custom"), value)
 }
 
-/// A question as streams show it, with who asks and about which calls.
+/// An interrupt as streams show it, with its agent and its tool calls.
 pub(super) fn interrupt(interrupt: &Interrupt, asker: &Origin) -> Value {
     json!({
         "value": interrupt.question.value,

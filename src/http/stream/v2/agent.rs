@@ -1,4 +1,4 @@
-//! One agent as one reader of a thread is shown it.
+//! An agent of a thread in the v2 protocol, for one reader.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,31 +9,31 @@ use crate::domain::event::Origin;
 use crate::domain::id::InterruptId;
 use crate::http::stream::fold::AgentFold;
 
-/// One agent, with what was shown of it.
+/// An agent and the frames that were sent about it.
 pub(super) struct TrackedAgent {
-    /// The agent as far as the log was read.
-    pub agent: AgentFold,
-    /// How frames name it.
-    pub place: FrameSource,
-    /// Whether it is at work, as far as clients were told.
-    pub open: bool,
-    /// The calls that were made, with the index in their step, and have no result yet.
-    pub made: BTreeMap<String, usize>,
-    /// The questions in this run that were shown as the reason why a task does not end. A crash does not repeat them.
-    pub parked: HashSet<InterruptId>,
-    /// The answers of its model.
-    pub speech: MessageStream,
+    /// The agent after the events that were read.
+    pub fold: AgentFold,
+    /// The agent's name and namespace in frames.
+    pub source: FrameSource,
+    /// Whether clients were told that the agent is running.
+    pub is_running: bool,
+    /// The calls without a result, with their index in the step.
+    pub open_calls: BTreeMap<String, usize>,
+    /// The interrupts of this run that were sent as the reason why a task is open. They are not repeated after a crash.
+    pub parked_on: HashSet<InterruptId>,
+    /// The messages of the agent's model.
+    pub messages: MessageStream,
 }
 
 impl TrackedAgent {
     pub(super) fn new(origin: &Arc<Origin>) -> Self {
         Self {
-            agent: AgentFold::new(origin),
-            place: FrameSource::of(origin),
-            open: false,
-            made: BTreeMap::new(),
-            parked: HashSet::new(),
-            speech: MessageStream::default(),
+            fold: AgentFold::new(origin),
+            source: FrameSource::of(origin),
+            is_running: false,
+            open_calls: BTreeMap::new(),
+            parked_on: HashSet::new(),
+            messages: MessageStream::default(),
         }
     }
 }

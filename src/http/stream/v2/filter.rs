@@ -1,10 +1,10 @@
-//! What a reader of a thread wants to see: channels, and which agents.
+//! The filter of a subscription: channels and agents.
 
 use serde_json::Value;
 
 use crate::domain::visibility::Visibility;
 
-/// The channels, in the order in which refusals list them.
+/// The channels in the order in which errors list them.
 const CHANNELS: [&str; 9] = [
     "values",
     "updates",
@@ -16,37 +16,37 @@ const CHANNELS: [&str; 9] = [
     "tasks",
     "custom",
 ];
-/// How a channel for custom events of one name begins.
-const NAMED: &str = "custom:";
+/// The prefix of a channel for custom events of one name.
+const CUSTOM_PREFIX: &str = "custom:";
 
-/// How many entries the lists of a filter may have.
-const LONGEST_LIST: usize = 256;
+/// The maximum length of a filter's lists.
+const MAX_LIST: usize = 256;
 
 /// A channel of the thread's stream. All but `input` are also the `method` of their events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channel {
-    /// The state after each step that changed it.
+    /// The whole state after each step that changed it.
     Values,
-    /// What each step wrote.
+    /// The writes of each step.
     Updates,
     /// Messages, block by block.
     Messages,
-    /// Tool calls as they begin and end.
+    /// The start and end of tool calls.
     Tools,
-    /// Runs and subagents as they begin and end.
+    /// The start and end of runs and subagents.
     Lifecycle,
-    /// Questions to a human.
+    /// Interrupts.
     Input,
-    /// Checkpoints as they are made.
+    /// Checkpoints.
     Checkpoints,
-    /// Tasks as they begin and end.
+    /// The start and end of tasks.
     Tasks,
-    /// What tools and policies tell.
+    /// Custom events of tools and middleware.
     Custom,
 }
 
 impl Channel {
-    /// Whether it shows an agent that clients see like this. The others tell its state, or what it says.
+    /// Whether the channel includes an agent of this visibility. The other channels reveal its state or its messages.
     pub fn shows(self, visibility: Visibility) -> bool {
         match self {
             Self::Lifecycle | Self::Input => visibility >= Visibility::Status,
@@ -77,34 +77,34 @@ impl Channel {
     }
 }
 
-/// What one subscription wants to see.
+/// The filter of one subscription.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Filter {
     channels: u16,
-    /// Custom events of these names, when not all are wanted.
-    named: Vec<String>,
-    /// Agents at or below one of these places; everybody when there are none.
+    /// The names of custom events, if not all are included.
+    custom_names: Vec<String>,
+    /// The namespaces whose agents, and those below them, are included; all agents when empty.
     namespaces: Vec<Vec<String>>,
-    /// How far below.
+    /// The maximum depth below the namespaces.
     depth: Option<usize>,
 }
 
 impl Filter {
-    /// Reads the `channels`, `namespaces` and `depth` of a request.
+    /// Reads `channels`, `namespaces` and `depth` of a request.
     ///
     /// # Errors
-    /// Says which channels there are. A malformed place or depth is as good as none, as clients of the field expect.
+    /// Names the allowed channels. A malformed namespace or depth is ignored, as in the LangGraph Platform.
     pub fn read(params: &Value) -> Result<Self, String> {
         let channels = params
             .get("channels")
             .and_then(Value::as_array)
             .filter(|channels| !channels.is_empty());
         let channels = channels.ok_or("channels is required and must be a non-empty array")?;
-        if channels.len() > LONGEST_LIST {
-            return Err(format!("channels has more than {LONGEST_LIST} entries"));
+        if channels.len() > MAX_LIST {
+            return Err(format!("channels has more than {MAX_LIST} entries"));
         }
         let mut filter = Self {
-            namespaces: places(params),
+            namespaces: namespaces(params),
             depth: depth(params),
             ..Self::default()
         };
@@ -123,10 +123,10 @@ impl Filter {
         ))
     }
 
-    /// False if there is no such channel.
+    /// Adds a channel. False if it does not exist.
     fn add(&mut self, word: &str) -> bool {
-        if let Some(name) = word.strip_prefix(NAMED).filter(|name| !name.is_empty()) {
-            self.named.push(name.to_owned());
+        if let Some(name) = word.strip_prefix(CUSTOM_PREFIX).filter(|name| !name.is_empty()) {
+            self.custom_names.push(name.to_owned());
             return true;
         }
         let at = CHANNELS.iter().position(|channel| *channel == word);
@@ -134,56 +134,58 @@ impl Filter {
         at.is_some()
     }
 
-    /// Whether an event of `channel` about the agent at `namespace` is wanted; `name` is that of a custom event.
+    /// Whether the filter includes an event of `channel` about the agent at `namespace`; `name` is the name of a custom
+    /// event.
     pub fn wants(&self, channel: Channel, namespace: &[String], name: Option<&str>) -> bool {
-        let is_named = || channel == Channel::Custom && name.is_some_and(|name| self.named.iter().any(|n| n == name));
+        let is_named =
+            || channel == Channel::Custom && name.is_some_and(|name| self.custom_names.iter().any(|n| n == name));
         (self.has(channel) || is_named()) && self.covers(namespace)
     }
 
-    /// Whether the channel is wanted of anybody.
+    /// Whether the filter includes the channel for any agent.
     pub fn has(&self, channel: Channel) -> bool {
         self.channels & channel.bit() != 0
     }
 
     fn covers(&self, namespace: &[String]) -> bool {
-        self.namespaces.is_empty() || self.namespaces.iter().any(|place| self.is_below(place, namespace))
+        self.namespaces.is_empty() || self.namespaces.iter().any(|source| self.is_below(source, namespace))
     }
 
-    fn is_below(&self, place: &[String], namespace: &[String]) -> bool {
-        namespace.len() >= place.len()
-            && place
+    fn is_below(&self, source: &[String], namespace: &[String]) -> bool {
+        namespace.len() >= source.len()
+            && source
                 .iter()
                 .zip(namespace)
                 .all(|(wanted, segment)| is_segment(wanted, segment))
-            && self.depth.is_none_or(|depth| namespace.len() - place.len() <= depth)
+            && self.depth.is_none_or(|depth| namespace.len() - source.len() <= depth)
     }
 }
 
-/// Whether a segment is meant: itself, or all of that name.
+/// Whether a segment matches: the same segment, or any of that name.
 fn is_segment(wanted: &str, segment: &str) -> bool {
     wanted == segment || !wanted.contains(':') && segment.split(':').next() == Some(wanted)
 }
 
-fn places(params: &Value) -> Vec<Vec<String>> {
+fn namespaces(params: &Value) -> Vec<Vec<String>> {
     let list = params.get("namespaces").and_then(Value::as_array);
-    let place = |place: &Value| -> Option<Vec<String>> {
-        let segments = place.as_array()?;
+    let source = |source: &Value| -> Option<Vec<String>> {
+        let segments = source.as_array()?;
         segments
             .iter()
             .map(|segment| segment.as_str().map(str::to_owned))
             .collect()
     };
-    let places = list
-        .filter(|list| list.len() <= LONGEST_LIST)
-        .map(|list| list.iter().map(place).collect());
-    places.unwrap_or_else(|| Some(vec![])).unwrap_or_default()
+    let namespaces = list
+        .filter(|list| list.len() <= MAX_LIST)
+        .map(|list| list.iter().map(source).collect());
+    namespaces.unwrap_or_else(|| Some(vec![])).unwrap_or_default()
 }
 
 fn depth(params: &Value) -> Option<usize> {
     usize::try_from(whole_number(params, "depth")?).ok()
 }
 
-/// A whole number, 0 or more, if that is what the field holds.
+/// The value of a field if it is a whole number, 0 or more.
 pub fn whole_number(params: &Value, field: &str) -> Option<i64> {
     params.get(field)?.as_i64().filter(|number| *number >= 0)
 }
@@ -239,7 +241,7 @@ mod tests {
         let filter = |namespaces: Value, depth: Value| {
             Filter::read(&json!({"channels": ["values"], "namespaces": namespaces, "depth": depth})).unwrap()
         };
-        let wants = |filter: &Filter, place: &[&str]| filter.wants(Channel::Values, &at(place), None);
+        let wants = |filter: &Filter, source: &[&str]| filter.wants(Channel::Values, &at(source), None);
         let by_name = filter(json!([["tools"]]), Value::Null);
         assert!(wants(&by_name, &["tools:1"]) && wants(&by_name, &["tools:1", "tools:2"]) && !wants(&by_name, &[]));
         let literal = filter(json!([["tools:1"]]), json!(0));

@@ -1,4 +1,4 @@
-//! Where frames come out: numbered, named, and only those that the reader wants.
+//! Numbers and encodes frames, and filters them for one reader.
 
 use std::sync::Arc;
 
@@ -10,26 +10,26 @@ use crate::domain::event::Origin;
 use crate::domain::time::Timestamp;
 use crate::http::stream::frame;
 
-/// How many frames one entry of the log can become: the number of a frame is that of its entry times this, plus its place
-/// among the frames of the entry. 2^16 leaves 2^37 entries below the largest whole number that JavaScript tells apart.
+/// The number of frame numbers per entry of the log: a frame's number is its entry's number times this, plus its
+/// position among the entry's frames. 2^16 leaves 2^37 entries below the largest safe integer of JavaScript.
 pub const FRAMES: i64 = 1 << 16;
-/// The place of the first frame that every reader gets. The places before are for those that make up for pieces of an
-/// answer: who was there in time does not get them, and yet the others have the same numbers for everybody.
+/// The position of the first frame that every reader gets. The positions before it are for frames about answers: only
+/// readers that missed chunks get them, and the numbers of the others stay the same for everyone.
 const FIRST: i64 = FRAMES / 2;
 
-/// One frame.
+/// A frame of the v2 protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct V2Frame {
-    /// Its number: strictly increasing within the thread.
+    /// The number: strictly increasing within the thread.
     pub seq: i64,
-    /// What it is.
+    /// The method of the frame.
     pub method: &'static str,
-    /// All of it, as JSON.
+    /// The whole frame as JSON.
     pub data: Bytes,
 }
 
 impl V2Frame {
-    /// Appends the frame's bytes to `buffer`, in the form of server-sent events.
+    /// Appends the frame as a server-sent event to `buffer`.
     pub fn write(&self, buffer: &mut BytesMut) {
         buffer.reserve(64 + self.data.len());
         buffer.put_slice(b"event: ");
@@ -42,27 +42,27 @@ impl V2Frame {
     }
 }
 
-/// What a reader wants.
+/// The filter of a reader.
 #[derive(Debug, Clone, Default)]
 pub struct StreamFilter {
-    /// Frames that one of these wants.
+    /// The subscriptions; a frame is sent if one of them includes it.
     pub filters: Vec<Filter>,
-    /// Frames with a higher number.
+    /// The number of the last frame that the reader has.
     pub since: i64,
 }
 
 impl StreamFilter {
-    /// Whether a channel is wanted of anybody.
+    /// Whether a subscription includes the channel.
     pub fn has(&self, channel: Channel) -> bool {
         self.filters.iter().any(|filter| filter.has(channel))
     }
 }
 
-/// An agent as frames name it.
+/// The agent of a frame.
 #[derive(Debug, Clone)]
 pub(super) struct FrameSource {
     pub origin: Arc<Origin>,
-    /// `tools:<task>` for each caller.
+    /// The segments of the namespace, `tools:<task>` for each caller.
     pub segments: Arc<[String]>,
 }
 
@@ -75,7 +75,7 @@ impl FrameSource {
         }
     }
 
-    /// Where clients look for the result of one of the agent's calls.
+    /// The namespace under which clients look for the result of one of the agent's calls.
     pub(super) fn of_call(&self, call: &str) -> Self {
         let segments = self.segments.iter().cloned().chain([format!("tools:{call}")]).collect();
         Self {
@@ -85,11 +85,11 @@ impl FrameSource {
     }
 }
 
-/// What a frame is called, so that clients which meet it twice know it again.
+/// The id of a frame, by which clients recognize a repeated one.
 pub(super) enum FrameId {
-    /// By its place in the log.
+    /// The position in the log.
     Numbered,
-    /// By this.
+    /// A fixed id.
     Fixed(String),
 }
 
@@ -115,26 +115,26 @@ struct Params<'a, T> {
     tool_call_id: Option<&'a str>,
 }
 
-/// The frames of one event.
+/// Collects the frames of one event.
 pub(super) struct FrameWriter<'a> {
-    wanted: &'a StreamFilter,
+    filter: &'a StreamFilter,
     /// The number of the event.
     entry: i64,
     at: Timestamp,
-    /// The place of the next frame that every reader gets, and of the next that only some do.
+    /// The next position for frames that every reader gets, and for those about answers.
     next: i64,
-    next_belated: i64,
+    next_late: i64,
     frames: Vec<V2Frame>,
 }
 
 impl<'a> FrameWriter<'a> {
-    pub(super) fn new(wanted: &'a StreamFilter, entry: i64, at: Timestamp) -> Self {
+    pub(super) fn new(filter: &'a StreamFilter, entry: i64, at: Timestamp) -> Self {
         Self {
-            wanted,
+            filter,
             entry,
             at,
             next: FIRST,
-            next_belated: 0,
+            next_late: 0,
             frames: vec![],
         }
     }
@@ -143,11 +143,11 @@ impl<'a> FrameWriter<'a> {
         self.frames
     }
 
-    /// A frame that every reader gets.
+    /// Adds a frame that every reader gets.
     pub(super) fn put<T: Serialize>(
         &mut self,
         channel: Channel,
-        place: &FrameSource,
+        source: &FrameSource,
         name: FrameId,
         data: impl FnOnce() -> T,
     ) {
@@ -156,7 +156,7 @@ impl<'a> FrameWriter<'a> {
         self.emit(
             Draft {
                 channel,
-                place,
+                source,
                 name,
                 at,
                 node: None,
@@ -166,11 +166,11 @@ impl<'a> FrameWriter<'a> {
         );
     }
 
-    /// The same, of a node.
+    /// Adds a frame about a node.
     pub(super) fn put_of_node<T: Serialize>(
         &mut self,
         channel: Channel,
-        place: &FrameSource,
+        source: &FrameSource,
         node: &str,
         data: impl FnOnce() -> T,
     ) {
@@ -179,7 +179,7 @@ impl<'a> FrameWriter<'a> {
         self.emit(
             Draft {
                 channel,
-                place,
+                source,
                 name: FrameId::Numbered,
                 at,
                 node: Some(node),
@@ -189,10 +189,10 @@ impl<'a> FrameWriter<'a> {
         );
     }
 
-    /// A custom event, perhaps under a name of its own.
+    /// Adds a custom event, which may have a name.
     pub(super) fn put_custom<T: Serialize>(
         &mut self,
-        place: &FrameSource,
+        source: &FrameSource,
         topic: Option<&str>,
         data: impl FnOnce() -> T,
     ) {
@@ -201,7 +201,7 @@ impl<'a> FrameWriter<'a> {
         self.emit(
             Draft {
                 channel: Channel::Custom,
-                place,
+                source,
                 name: FrameId::Numbered,
                 at,
                 node: None,
@@ -211,13 +211,13 @@ impl<'a> FrameWriter<'a> {
         );
     }
 
-    /// A frame about an answer of a model: live, or making up for what this reader has not heard.
-    pub(super) fn put_spoken<T: Serialize>(&mut self, place: &FrameSource, name: String, data: impl FnOnce() -> T) {
-        let at = self.next_belated;
-        self.next_belated = (at + 1).min(FIRST - 1);
+    /// Adds a frame about an answer: live, or to replace missed chunks.
+    pub(super) fn put_message<T: Serialize>(&mut self, source: &FrameSource, name: String, data: impl FnOnce() -> T) {
+        let at = self.next_late;
+        self.next_late = (at + 1).min(FIRST - 1);
         let draft = Draft {
             channel: Channel::Messages,
-            place,
+            source,
             name: FrameId::Fixed(name),
             at,
             node: None,
@@ -229,25 +229,25 @@ impl<'a> FrameWriter<'a> {
     fn emit<T: Serialize>(&mut self, draft: Draft<'_>, data: impl FnOnce() -> T) {
         let Draft {
             channel,
-            place,
+            source,
             name,
             at,
             node,
             topic,
         } = draft;
         let seq = self.entry * FRAMES + at;
-        let is_wanted = |filter: &Filter| filter.wants(channel, &place.segments, topic);
-        let is_seen = channel.shows(place.origin.visibility);
-        if !is_seen || seq <= self.wanted.since || !self.wanted.filters.iter().any(is_wanted) {
+        let is_wanted = |filter: &Filter| filter.wants(channel, &source.segments, topic);
+        let is_visible = channel.shows(source.origin.visibility);
+        if !is_visible || seq <= self.filter.since || !self.filter.filters.iter().any(is_wanted) {
             return;
         }
         let name = match name {
             FrameId::Numbered => format!("{}-{}", self.entry, at - FIRST),
             FrameId::Fixed(name) => name,
         };
-        let origin = &place.origin;
+        let origin = &source.origin;
         let params = Params {
-            namespace: &place.segments,
+            namespace: &source.segments,
             timestamp: self.at.millis(),
             data: data(),
             node,
@@ -271,10 +271,10 @@ impl<'a> FrameWriter<'a> {
     }
 }
 
-/// A frame that is about to be made.
+/// A frame before it is encoded.
 struct Draft<'a> {
     channel: Channel,
-    place: &'a FrameSource,
+    source: &'a FrameSource,
     name: FrameId,
     at: i64,
     node: Option<&'a str>,

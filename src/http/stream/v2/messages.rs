@@ -1,10 +1,10 @@
-//! The channel `messages`: what models say, block by block.
+//! The channel `messages`: messages of models, block by block.
 //!
-//! Pieces of an answer are volatile: whoever joins late, reads slowly or replays lacks some. When the finished message
-//! comes, whatever the reader still lacks of it is said then. A frame about a message is called by the message and by what
-//! it says of it, so a client that hears a message twice, once live and once replayed, knows every frame again: the whole
-//! text of a replay has the name of the first piece. An answer that was stopped is made up for in the same way, and its blocks
-//! are finished; only the message has no end.
+//! Chunks of an answer are volatile: a reader that joins late, reads slowly or replays misses some. When the finished
+//! message arrives, the missing part is sent. The id of a frame consists of the message's id and its content, so a
+//! client that receives a message twice, live and replayed, recognizes every frame: the whole text of a replay has the
+//! id of the first chunk. An interrupted answer is completed in the same way, and its blocks are finished; only the
+//! message has no end.
 
 use std::collections::HashSet;
 
@@ -16,30 +16,30 @@ use super::values::{reasoning, without_id};
 use crate::domain::event::{Chunk, Delta};
 use crate::domain::message::{Content, Message, Role};
 
-/// What a model is saying, and said, as one reader has heard it.
+/// The messages of a model that were sent to one reader.
 #[derive(Default)]
 pub(super) struct MessageStream {
     current: Option<Answer>,
-    /// The ids of messages that were said to their end.
-    told: HashSet<String>,
+    /// The ids of messages that were sent completely.
+    finished: HashSet<String>,
 }
 
-/// An answer as far as one reader has heard it.
+/// An answer as one reader has received it.
 struct Answer {
     id: String,
     blocks: Vec<Block>,
-    begun: bool,
+    started: bool,
     ended: bool,
-    /// The number of the piece that has to come next.
+    /// The number of the next chunk.
     next: u32,
-    /// Whether a piece was missed; the rest waits for the whole message then.
-    broken: bool,
+    /// Whether a chunk was missed. The rest then waits for the complete message.
+    has_gap: bool,
 }
 
 struct Block {
     kind: Kind,
-    said: String,
-    /// In how many pieces.
+    sent: String,
+    /// The number of chunks.
     pieces: u32,
 }
 
@@ -52,7 +52,7 @@ enum Kind {
         id: String,
         name: String,
     },
-    /// Anything else, which comes as a whole.
+    /// Any other block, sent as a whole.
     Whole(Value),
 }
 
@@ -60,15 +60,15 @@ enum Kind {
 struct Piece<'a> {
     event: &'static str,
     index: usize,
-    delta: Added<'a>,
-    /// The same in the older form, which some clients know alone.
+    delta: DeltaContent<'a>,
+    /// The same delta in the older form, for older clients.
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Added<'a>>,
+    content: Option<DeltaContent<'a>>,
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type")]
-enum Added<'a> {
+enum DeltaContent<'a> {
     #[serde(rename = "text-delta")]
     Text { text: &'a str },
     #[serde(rename = "reasoning-delta")]
@@ -80,16 +80,16 @@ enum Added<'a> {
 }
 
 impl MessageStream {
-    /// Takes a piece of an answer.
-    pub(super) fn piece(&mut self, place: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
+    /// Adds a chunk of an answer.
+    pub(super) fn delta(&mut self, source: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
         let head = &delta.answer;
-        if self.told.contains(&head.message) {
+        if self.finished.contains(&head.message) {
             return;
         }
         if delta.chunk == Chunk::Begin && !self.is_about(&head.message) {
-            self.break_off(place, out);
+            self.break_off(source, out);
             let mut answer = Answer::new(&head.message);
-            answer.begin(place, &head.provider, out);
+            answer.begin(source, &head.provider, out);
             answer.next = delta.ordinal + 1;
             self.current = Some(answer);
             return;
@@ -98,10 +98,10 @@ impl MessageStream {
             return;
         }
         if delta.chunk == Chunk::Void {
-            return self.break_off(place, out);
+            return self.break_off(source, out);
         }
         if let Some(answer) = &mut self.current {
-            answer.take(place, delta, out);
+            answer.take(source, delta, out);
         }
     }
 
@@ -109,60 +109,60 @@ impl MessageStream {
         self.current.as_ref().is_some_and(|answer| answer.id == message)
     }
 
-    /// What was being said will not be said to its end, unless it was already.
-    fn break_off(&mut self, place: &FrameSource, out: &mut FrameWriter<'_>) {
-        let Some(answer) = self.current.take().filter(|answer| answer.begun) else {
+    /// Ends the current answer as interrupted, unless it is finished.
+    fn break_off(&mut self, source: &FrameSource, out: &mut FrameWriter<'_>) {
+        let Some(answer) = self.current.take().filter(|answer| answer.started) else {
             return;
         };
         if !answer.ended {
             let name = format!("{}:error", answer.id);
-            out.put_spoken(
-                place,
+            out.put_message(
+                source,
                 name,
                 || json!({"event": "error", "message": "The answer broke off."}),
             );
         }
-        self.told.insert(answer.id);
+        self.finished.insert(answer.id);
     }
 
-    /// Says what this reader still lacks of a message that broke off: it has no end, and is an error if the model failed.
+    /// Sends the missing part of an interrupted message. It has no end, and is an error if the model failed.
     pub(super) fn broken_off(
         &mut self,
-        place: &FrameSource,
+        source: &FrameSource,
         message: &Message,
         failed: bool,
         out: &mut FrameWriter<'_>,
     ) {
         let id = message.id.as_deref().unwrap_or_default();
-        if self.told.contains(id) {
+        if self.finished.contains(id) {
             return;
         }
         if !self.is_about(id) {
-            self.break_off(place, out);
+            self.break_off(source, out);
         }
         let answer = self.current.get_or_insert_with(|| Answer::new(id));
-        let finals = answer.catch_up(place, message, out);
+        let finals = answer.catch_up(source, message, out);
         if failed {
-            return self.break_off(place, out);
+            return self.break_off(source, out);
         }
-        // Who has seen the beginning of a block takes what a replay says of it for the same: its end tells the whole.
+        // A client that has the beginning of a block ignores its replay, so the end of the block contains all of it.
         for (index, content) in finals {
-            answer.close(place, index, &content, out);
+            answer.close(source, index, &content, out);
         }
     }
 
-    /// Says what this reader still lacks of a finished message.
-    pub(super) fn complete(&mut self, place: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
+    /// Sends the missing part of a finished message.
+    pub(super) fn complete(&mut self, source: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
         let id = message.id.as_deref().unwrap_or_default();
-        if !message.is_ai() || self.told.contains(id) {
+        if !message.is_ai() || self.finished.contains(id) {
             return;
         }
         if !self.is_about(id) {
-            self.break_off(place, out);
+            self.break_off(source, out);
         }
         let mut answer = self.current.take().unwrap_or_else(|| Answer::new(id));
-        answer.complete(place, message, out);
-        self.told.insert(id.to_owned());
+        answer.complete(source, message, out);
+        self.finished.insert(id.to_owned());
     }
 }
 
@@ -171,31 +171,31 @@ impl Answer {
         Self {
             id: id.to_owned(),
             blocks: vec![],
-            begun: false,
+            started: false,
             ended: false,
             next: 0,
-            broken: false,
+            has_gap: false,
         }
     }
 
-    fn begin(&mut self, place: &FrameSource, provider: &str, out: &mut FrameWriter<'_>) {
-        self.begun = true;
-        out.put_spoken(
-            place,
+    fn begin(&mut self, source: &FrameSource, provider: &str, out: &mut FrameWriter<'_>) {
+        self.started = true;
+        out.put_message(
+            source,
             format!("{}:start", self.id),
             || json!({"event": "message-start", "role": "ai", "id": self.id, "metadata": {"provider": provider}}),
         );
     }
 
-    fn take(&mut self, place: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
-        self.broken |= delta.ordinal != self.next;
-        if self.broken || self.ended {
+    fn take(&mut self, source: &FrameSource, delta: &Delta, out: &mut FrameWriter<'_>) {
+        self.has_gap |= delta.ordinal != self.next;
+        if self.has_gap || self.ended {
             return;
         }
         self.next += 1;
         match &delta.chunk {
-            Chunk::Text(text) => self.say(place, &Kind::Text, text, out),
-            Chunk::Reasoning(text) => self.say(place, &Kind::Reasoning, text, out),
+            Chunk::Text(text) => self.push_text(source, &Kind::Text, text, out),
+            Chunk::Reasoning(text) => self.push_text(source, &Kind::Reasoning, text, out),
             Chunk::Call { index, id, name, args } => {
                 let known = self
                     .blocks
@@ -207,36 +207,39 @@ impl Answer {
                     name: name.clone().unwrap_or_default(),
                 };
                 let kind = known.map_or_else(new, |block| block.kind.clone());
-                self.say(place, &kind, args, out);
+                self.push_text(source, &kind, args, out);
             }
             Chunk::End {
                 response_metadata,
                 usage,
             } => {
-                // What cannot be read yet is for the finished message to show.
+                // Incomplete arguments are left to the finished message.
                 if let Some(contents) = self.blocks.iter().map(Block::content).collect::<Option<Vec<_>>>() {
-                    self.end(place, &contents, (response_metadata, usage.as_ref()), out);
+                    self.end(source, &contents, response_metadata, usage.as_ref(), out);
                 }
             }
             Chunk::Begin | Chunk::Void => {}
         }
     }
 
-    /// Says more of a block, which begins if it is new.
-    fn say(&mut self, place: &FrameSource, kind: &Kind, more: &str, out: &mut FrameWriter<'_>) {
-        let index = self.open(place, kind, out);
+    /// Adds text to a block, which is created if it is new.
+    fn push_text(&mut self, source: &FrameSource, kind: &Kind, more: &str, out: &mut FrameWriter<'_>) {
+        let index = self.open(source, kind, out);
         if more.is_empty() {
             return;
         }
         let block = &mut self.blocks[index];
         let name = format!("{}:{}:{}", self.id, kind.word(), block.pieces);
         block.pieces += 1;
-        block.said.push_str(more);
-        out.put_spoken(place, name, || {
+        block.sent.push_str(more);
+        out.put_message(source, name, || {
             let (delta, content) = match kind {
-                Kind::Reasoning => (Added::Reasoning { reasoning: more }, None),
-                Kind::Text | Kind::Whole(_) => (Added::Text { text: more }, None),
-                Kind::Call { .. } => (Added::Args { args: more }, Some(Added::Chunk { args: more })),
+                Kind::Reasoning => (DeltaContent::Reasoning { reasoning: more }, None),
+                Kind::Text | Kind::Whole(_) => (DeltaContent::Text { text: more }, None),
+                Kind::Call { .. } => (
+                    DeltaContent::Args { args: more },
+                    Some(DeltaContent::Chunk { args: more }),
+                ),
             };
             Piece {
                 event: "content-block-delta",
@@ -247,19 +250,19 @@ impl Answer {
         });
     }
 
-    /// The place of a block among the blocks.
-    fn open(&mut self, place: &FrameSource, kind: &Kind, out: &mut FrameWriter<'_>) -> usize {
+    /// The index of a block, which is created if it is new.
+    fn open(&mut self, source: &FrameSource, kind: &Kind, out: &mut FrameWriter<'_>) -> usize {
         if let Some(known) = self.blocks.iter().position(|block| block.kind == *kind) {
             return known;
         }
         let index = self.blocks.len();
         self.blocks.push(Block {
             kind: kind.clone(),
-            said: String::new(),
+            sent: String::new(),
             pieces: 0,
         });
-        out.put_spoken(
-            place,
+        out.put_message(
+            source,
             format!("{}:{}:start", self.id, kind.word()),
             || json!({"event": "content-block-start", "index": index, "content": kind.empty()}),
         );
@@ -268,21 +271,22 @@ impl Answer {
 
     fn end(
         &mut self,
-        place: &FrameSource,
+        source: &FrameSource,
         contents: &[Value],
-        (metadata, usage): (&Map<String, Value>, Option<&Value>),
+        metadata: &Map<String, Value>,
+        usage: Option<&Value>,
         out: &mut FrameWriter<'_>,
     ) {
         self.ended = true;
         for (index, content) in contents.iter().enumerate() {
-            self.close(place, index, content, out);
+            self.close(source, index, content, out);
         }
-        out.put_spoken(place, format!("{}:finish", self.id), || {
+        out.put_message(source, format!("{}:finish", self.id), || {
             let mut finish = json!({"event": "message-finish", "metadata": without_id(metadata)});
             if let Some(Value::Object(usage)) = usage {
                 let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
-                let told = usage.iter().filter(|(_, value)| !is_empty(value));
-                finish["usage"] = told
+                let finished = usage.iter().filter(|(_, value)| !is_empty(value));
+                finish["usage"] = finished
                     .map(|(name, value)| (name.clone(), value.clone()))
                     .collect::<Map<_, _>>()
                     .into();
@@ -291,24 +295,24 @@ impl Answer {
         });
     }
 
-    /// Says what a block is as a whole.
-    fn close(&self, place: &FrameSource, index: usize, content: &Value, out: &mut FrameWriter<'_>) {
+    /// Sends the end of a block with its complete content.
+    fn close(&self, source: &FrameSource, index: usize, content: &Value, out: &mut FrameWriter<'_>) {
         let Some(block) = self.blocks.get(index) else { return };
-        out.put_spoken(
-            place,
+        out.put_message(
+            source,
             format!("{}:{}:finish", self.id, block.kind.word()),
             || json!({"event": "content-block-finish", "index": index, "content": content}),
         );
     }
 
-    fn complete(&mut self, place: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
+    fn complete(&mut self, source: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) {
         let Role::Ai { usage_metadata, .. } = &message.role else {
             return;
         };
         if self.ended {
             return;
         }
-        let finals = self.catch_up(place, message, out);
+        let finals = self.catch_up(source, message, out);
         let contents = self.blocks.iter().enumerate().map(|(at, block)| {
             let known = finals
                 .iter()
@@ -318,33 +322,34 @@ impl Answer {
         });
         let contents: Vec<Value> = contents.collect();
         self.end(
-            place,
+            source,
             &contents,
-            (&message.response_metadata, usage_metadata.as_ref()),
+            &message.response_metadata,
+            usage_metadata.as_ref(),
             out,
         );
     }
 
-    /// Says what is lacking of what the message says; how its blocks look at the end, with their places.
-    fn catch_up(&mut self, place: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) -> Vec<(usize, Value)> {
-        if !self.begun {
+    /// Sends the missing parts of a message. Returns the final content of its blocks with their indexes.
+    fn catch_up(&mut self, source: &FrameSource, message: &Message, out: &mut FrameWriter<'_>) -> Vec<(usize, Value)> {
+        if !self.started {
             let provider = message.response_metadata.get("model_provider").and_then(Value::as_str);
-            self.begin(place, provider.unwrap_or_default(), out);
+            self.begin(source, provider.unwrap_or_default(), out);
         }
         let mut finals = vec![];
         for (kind, text, content) in parts(message) {
-            let kind = self.known(kind);
-            let index = self.open(place, &kind, out);
-            if let Some(rest) = rest_of(&self.blocks[index].said, &text).map(str::to_owned) {
-                self.say(place, &kind, &rest, out);
+            let kind = self.known_kind(kind);
+            let index = self.open(source, &kind, out);
+            if let Some(rest) = rest_of(&self.blocks[index].sent, &text).map(str::to_owned) {
+                self.push_text(source, &kind, &rest, out);
             }
             finals.push((index, content));
         }
         finals
     }
 
-    /// A call that was heard of is the same block, wherever it stands in the finished message.
-    fn known(&self, kind: Kind) -> Kind {
+    /// A call keeps its block, even if its index in the finished message differs.
+    fn known_kind(&self, kind: Kind) -> Kind {
         let Kind::Call { id, .. } = &kind else { return kind };
         let same = |block: &&Block| matches!(&block.kind, Kind::Call { id: known, .. } if known == id);
         self.blocks
@@ -355,7 +360,7 @@ impl Answer {
 }
 
 impl Kind {
-    /// What names of frames call it.
+    /// The name of the block in frame ids.
     fn word(&self) -> String {
         match self {
             Self::Reasoning => "reasoning".to_owned(),
@@ -365,7 +370,7 @@ impl Kind {
         }
     }
 
-    /// The block before anything is said in it.
+    /// The empty block.
     fn empty(&self) -> Value {
         match self {
             Self::Reasoning => json!({"type": "reasoning", "reasoning": ""}),
@@ -379,13 +384,13 @@ impl Kind {
 }
 
 impl Block {
-    /// What was said in it; none if that cannot be told before the message is finished.
+    /// The content that was sent; `None` if it is incomplete JSON.
     fn content(&self) -> Option<Value> {
         match &self.kind {
-            Kind::Reasoning => Some(json!({"type": "reasoning", "reasoning": self.said})),
-            Kind::Text => Some(json!({"type": "text", "text": self.said})),
+            Kind::Reasoning => Some(json!({"type": "reasoning", "reasoning": self.sent})),
+            Kind::Text => Some(json!({"type": "text", "text": self.sent})),
             Kind::Call { id, name, .. } => {
-                let text = if self.said.trim().is_empty() { "{}" } else { &self.said };
+                let text = if self.sent.trim().is_empty() { "{}" } else { &self.sent };
                 let args: Map<String, Value> = serde_json::from_str(text).ok()?;
                 Some(json!({"type": "tool_call", "id": id, "name": name, "args": args}))
             }
@@ -394,14 +399,14 @@ impl Block {
     }
 }
 
-/// The blocks of a finished message: what they are, the text said in them, and how they look at the end.
+/// The blocks of a finished message: their kind, their text, and their final content.
 fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
     let mut parts = vec![];
-    if let Some(thought) = reasoning(message) {
+    if let Some(reasoning_text) = reasoning(message) {
         parts.push((
             Kind::Reasoning,
-            thought.to_owned(),
-            json!({"type": "reasoning", "reasoning": thought}),
+            reasoning_text.to_owned(),
+            json!({"type": "reasoning", "reasoning": reasoning_text}),
         ));
     }
     let text = message.content.text();
@@ -410,7 +415,7 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
         parts.push((Kind::Text, text, content));
     }
     if let Content::Blocks(blocks) = &message.content {
-        const SAID_ELSEWHERE: [&str; 8] = [
+        const HANDLED_KINDS: [&str; 8] = [
             "text",
             "input_text",
             "output_text",
@@ -423,7 +428,7 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
         let is_other = |block: &&Value| {
             block["type"]
                 .as_str()
-                .is_some_and(|kind| !SAID_ELSEWHERE.contains(&kind))
+                .is_some_and(|kind| !HANDLED_KINDS.contains(&kind))
         };
         parts.extend(
             blocks
@@ -454,9 +459,10 @@ fn parts(message: &Message) -> Vec<(Kind, String, Value)> {
     parts
 }
 
-/// What of `whole` is to be said after `said`: nothing if that was no beginning of it, for the end of the block tells all.
-fn rest_of<'a>(said: &str, whole: &'a str) -> Option<&'a str> {
-    whole.strip_prefix(said).filter(|rest| !rest.is_empty())
+/// The part of `whole` after `sent`. `None` if it does not start with `sent`: the end of the block then contains all of
+/// it.
+fn rest_of<'a>(sent: &str, whole: &'a str) -> Option<&'a str> {
+    whole.strip_prefix(sent).filter(|rest| !rest.is_empty())
 }
 
 /// FNV-1a: the same in every process.

@@ -1,8 +1,8 @@
-//! The stream of a thread in the second protocol: events of the log become frames.
+//! The v2 protocol: events of a thread's log become numbered frames.
 //!
-//! A [`V2Presenter`] is pure: it waits for nothing and looks at nothing but the events. What it makes of an entry of the log
-//! depends only on the entries since the beginning of the run, never on what a reader wants to see or when it came, so
-//! that the same frame has the same number and the same name on every connection, in every process, for ever.
+//! A [`V2Presenter`] is pure. The frames of a log entry depend only on the entries since the beginning of the run,
+//! never on the filter of a reader or the time when it joined. So the same frame has the same number and id on every
+//! connection and in every process.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -32,16 +32,16 @@ mod messages;
 mod tools;
 mod values;
 
-/// What frames tell about a run besides what happens in it.
+/// The data of a run that frames contain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CurrentRun {
     /// The run.
     pub id: RunId,
-    /// The definition of its agent.
+    /// The `graph_id` of the agent.
     pub graph: String,
 }
 
-/// How an agent stopped.
+/// The end of an agent's work as the log contains it.
 struct End<'a> {
     status: RunStatus,
     error: Option<&'a Failure>,
@@ -49,112 +49,116 @@ struct End<'a> {
     used: Option<&'a Totals>,
 }
 
-/// The word for how an agent stopped, why it failed, and what was used.
-type Stopped<'a> = (&'static str, Option<&'a Failure>, Option<&'a Totals>);
+/// The end of an agent's work as the channel `lifecycle` shows it.
+struct EndSummary<'a> {
+    word: &'static str,
+    error: Option<&'a Failure>,
+    used: Option<&'a Totals>,
+}
 
-/// Turns the events of a thread into the frames of one reader.
+/// Creates the frames of a thread's events for one reader.
 #[derive(Default)]
 pub struct V2Presenter {
-    /// What the reader wants; it may change while the presenter is at work.
-    pub wanted: StreamFilter,
+    /// The filter of the reader; it may change at any time.
+    pub filter: StreamFilter,
     run: Option<CurrentRun>,
-    /// Whether clients were told that the run began, and that it ended.
+    /// Whether clients were told that the run is running.
     running: bool,
     agents: BTreeMap<Lane, TrackedAgent>,
-    /// The questions that were shown in this run. Callers repeat those of their subagents.
-    asked: HashSet<InterruptId>,
+    /// The interrupts that were sent in this run. Callers repeat those of their subagents.
+    announced_interrupts: HashSet<InterruptId>,
 }
 
 impl V2Presenter {
-    /// A presenter for a reader who wants this.
-    pub fn new(wanted: StreamFilter) -> Self {
+    /// Creates a presenter with this filter.
+    pub fn new(filter: StreamFilter) -> Self {
         Self {
-            wanted,
+            filter,
             ..Self::default()
         }
     }
 
-    /// The run about which the presenter has to [`V2Presenter::learn`] before `event`.
-    pub fn wants_run(&self, event: &Event) -> Option<RunId> {
+    /// The run that must be given to [`V2Presenter::start_run`] before `event`, if it is a new one.
+    pub fn required_run(&self, event: &Event) -> Option<RunId> {
         self.run
             .as_ref()
             .is_none_or(|run| run.id != event.run)
             .then_some(event.run)
     }
 
-    /// Takes note of the run that [`V2Presenter::wants_run`] named.
-    pub fn learn(&mut self, run: CurrentRun) {
-        // The state of the main agent stays known; it is checked against the run's beginning.
+    /// Starts a run that [`V2Presenter::required_run`] named.
+    pub fn start_run(&mut self, run: CurrentRun) {
+        // The state of the main agent is kept; the start of the run is checked against it.
         let main = self.agents.remove(&Lane::Main);
         self.agents.clear();
-        if let Some(TrackedAgent { agent, .. }) = main {
-            let mut fresh = TrackedAgent::new(&agent.origin);
-            fresh.agent.state = agent.state;
-            fresh.agent.head = agent.head;
+        if let Some(TrackedAgent { fold, .. }) = main {
+            let mut fresh = TrackedAgent::new(&fold.origin);
+            fresh.fold.state = fold.state;
+            fresh.fold.head = fold.head;
             self.agents.insert(Lane::Main, fresh);
         }
-        self.asked.clear();
+        self.announced_interrupts.clear();
         self.running = false;
         self.run = Some(run);
     }
 
-    /// The checkpoint whose state [`V2Presenter::present`] needs together with `event`, if it needs one.
-    pub fn wants_state(&self, event: &Event) -> Option<CheckpointId> {
+    /// The checkpoint whose state [`V2Presenter::present`] needs for `event`.
+    pub fn required_state(&self, event: &Event) -> Option<CheckpointId> {
         let known = self.agents.get(&event.origin.lane);
         let with_state = [Channel::Values, Channel::Tools, Channel::Tasks];
-        let is_wanted = with_state.into_iter().any(|channel| self.wanted.has(channel));
-        AgentFold::missing_state(known.map(|known| &known.agent), &event.body).filter(|_| is_wanted)
+        let is_wanted = with_state.into_iter().any(|channel| self.filter.has(channel));
+        AgentFold::required_state(known.map(|known| &known.fold), &event.body).filter(|_| is_wanted)
     }
 
-    /// Forgets what can be read again. For readers who wait while nothing happens.
-    pub fn rest(&mut self) {
+    /// Frees data that can be read again, while nothing happens on the thread.
+    pub fn clear_caches(&mut self) {
         if !self.running {
             self.agents = BTreeMap::new();
-            self.asked = HashSet::new();
+            self.announced_interrupts = HashSet::new();
         }
     }
 
-    /// The frames that `event` becomes. `base` is the state at the checkpoint that [`V2Presenter::wants_state`] named.
+    /// The frames of `event`. `base` is the state of the checkpoint that [`V2Presenter::required_state`] named.
     pub fn present(&mut self, event: &Event, base: Option<Arc<State>>) -> Vec<V2Frame> {
         let Some(event) = event.origin.visibility.visible_part(event) else {
             return vec![];
         };
         let event = &*event;
         let lane = event.origin.lane;
-        let wanted = std::mem::take(&mut self.wanted);
-        let mut out = FrameWriter::new(&wanted, event.seq, event.at);
-        let mut shown = self
+        let filter = std::mem::take(&mut self.filter);
+        let mut out = FrameWriter::new(&filter, event.seq, event.at);
+        let mut agent = self
             .agents
             .remove(&lane)
             .unwrap_or_else(|| TrackedAgent::new(&event.origin));
-        if !Arc::ptr_eq(&shown.place.origin, &event.origin) {
-            shown.place = FrameSource::of(&event.origin);
+        if !Arc::ptr_eq(&agent.source.origin, &event.origin) {
+            agent.source = FrameSource::of(&event.origin);
         }
-        shown.agent.enter(&event.body, base, true);
+        agent.fold.begin_event(&event.body, base, true);
         match &event.body {
-            EventBody::Entry(entry) => self.entry(&mut shown, entry, &mut out),
-            EventBody::Fact(fact) => self.fact(&mut shown, fact, &mut out),
-            EventBody::Delta(delta) => shown.speech.piece(&shown.place, delta, &mut out),
-            EventBody::Output { call, text } => tools::piece(&shown, call, text, &mut out),
+            EventBody::Entry(entry) => self.entry(&mut agent, entry, &mut out),
+            EventBody::Fact(fact) => self.fact(&mut agent, fact, &mut out),
+            EventBody::Delta(delta) => agent.messages.delta(&agent.source, delta, &mut out),
+            EventBody::Output { call, text } => tools::delta(&agent, call, text, &mut out),
             EventBody::Begun(_) => {}
         }
-        self.agents.insert(lane, shown);
+        self.agents.insert(lane, agent);
         let frames = out.into_frames();
-        self.wanted = wanted;
+        self.filter = filter;
         frames
     }
 
-    fn fact(&mut self, shown: &mut TrackedAgent, fact: &Fact, out: &mut FrameWriter<'_>) {
+    fn fact(&mut self, agent: &mut TrackedAgent, fact: &Fact, out: &mut FrameWriter<'_>) {
         match fact {
-            Fact::Started { resumed, .. } => self.started(shown, *resumed, out),
-            Fact::Calling { calls, .. } => tools::begin(shown, calls, out),
+            Fact::Started { resumed, .. } => self.started(agent, *resumed, out),
+            Fact::Calling { calls, .. } => tools::begin(agent, calls, out),
             Fact::Answered { call, writes, .. } => {
-                let delegated = self.is_delegated(shown, writes.messages.iter().find_map(|message| message.answers()));
-                tools::end(shown, *call, writes, delegated, out);
+                let delegated = self.is_delegated(agent, writes.messages.iter().find_map(|message| message.answers()));
+                tools::end(agent, *call, writes, delegated, out);
             }
-            Fact::Asked { interrupts, .. } => self.ask(shown, interrupts, out),
-            Fact::BrokenOff { message, failed } => shown.speech.broken_off(&shown.place, message, *failed, out),
-            Fact::Custom { value } => custom(shown, value, out),
+            Fact::Asked { interrupts, .. } => self.interrupted(agent, interrupts, out),
+            Fact::BrokenOff { message, failed } => agent.messages.broken_off(&agent.source, message, *failed, out),
+            Fact::Custom { value } => custom(agent, value, out),
             Fact::Ended {
                 status,
                 error,
@@ -167,40 +171,40 @@ impl V2Presenter {
                     waits: *waits,
                     used: used.as_deref(),
                 };
-                self.ended(shown, end, out);
+                self.ended(agent, end, out);
             }
             Fact::Paused | Fact::Undone => {}
         }
     }
 
-    fn started(&mut self, shown: &mut TrackedAgent, resumed: bool, out: &mut FrameWriter<'_>) {
-        // A run that a crash interrupted goes on, and has told already that it is at work.
-        if !shown.open {
-            shown.open = true;
-            self.tell_begin(shown, out);
+    fn started(&mut self, agent: &mut TrackedAgent, resumed: bool, out: &mut FrameWriter<'_>) {
+        // After a crash the run continues, and its start was already sent.
+        if !agent.is_running {
+            agent.is_running = true;
+            self.announce_start(agent, out);
         }
         if resumed {
-            show_values(shown, out);
+            show_values(agent, out);
         }
     }
 
-    fn tell_begin(&mut self, shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
-        if shown.agent.is_main() {
-            return self.tell_running(shown, out);
+    fn announce_start(&mut self, agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
+        if agent.fold.is_main() {
+            return self.announce_running(agent, out);
         }
-        let name = self.lifecycle_name(shown, "started");
-        out.put(Channel::Lifecycle, &shown.place, name, || {
+        let name = self.lifecycle_id(agent, "started");
+        out.put(Channel::Lifecycle, &agent.source, name, || {
             let Origin {
                 namespace,
-                agent,
+                agent: name,
                 cause,
                 display_text,
                 ..
-            } = &*shown.place.origin;
+            } = &*agent.source.origin;
             let mut data = json!({
                 "event": "started",
-                "namespace": shown.place.segments,
-                "graph_name": agent,
+                "namespace": agent.source.segments,
+                "graph_name": name,
                 "trigger_call_id": namespace.last(),
                 "cause": {"type": "toolCall", "tool_call_id": cause},
             });
@@ -211,22 +215,22 @@ impl V2Presenter {
         });
     }
 
-    fn tell_running(&mut self, shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
+    fn announce_running(&mut self, agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
         if !std::mem::replace(&mut self.running, true) {
-            let name = self.lifecycle_name(shown, "running");
+            let name = self.lifecycle_id(agent, "running");
             let data = || json!({"event": "running", "graph_name": self.graph()});
-            out.put(Channel::Lifecycle, &shown.place, name, data);
+            out.put(Channel::Lifecycle, &agent.source, name, data);
         }
     }
 
-    fn entry(&mut self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
+    fn entry(&mut self, agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         if entry.source == CheckpointSource::Loop && entry.node == TOOLS {
-            self.calls_done(shown, entry, out);
+            self.calls_done(agent, entry, out);
         } else if entry.source == CheckpointSource::Loop && entry.node != START {
-            node_done(shown, entry, out);
+            node_done(agent, entry, out);
         }
-        shown.agent.advance(entry);
-        out.put(Channel::Checkpoints, &shown.place, FrameId::Numbered, || {
+        agent.fold.advance(entry);
+        out.put(Channel::Checkpoints, &agent.source, FrameId::Numbered, || {
             let mut checkpoint = json!({"id": entry.id, "step": entry.step, "source": entry.source.word()});
             if let Some(parent) = entry.parent {
                 checkpoint["parent_id"] = json!(parent);
@@ -234,11 +238,11 @@ impl V2Presenter {
             checkpoint
         });
         if entry.writes.iter().any(|update| !Writes(update).is_empty()) {
-            show_values(shown, out);
+            show_values(agent, out);
         }
     }
 
-    fn calls_done(&self, shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
+    fn calls_done(&self, agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
         for (call, update) in entry.writes.iter().enumerate() {
             // The others were shown one by one, here or in an earlier run.
             if !shown.agent.answered.contains(&call) && !entry.logged_writes.contains(&call) {
@@ -246,27 +250,27 @@ impl V2Presenter {
                 tools::end(shown, call, update, delegated, out);
             }
         }
-        shown.made.clear();
+        agent.open_calls.clear();
     }
 
-    /// Whether a subagent works, or worked, on this call of `shown`'s agent.
-    fn is_delegated(&self, shown: &TrackedAgent, call: Option<&str>) -> bool {
-        let depth = shown.place.segments.len();
+    /// Whether a subagent works, or has worked, on this call of the agent.
+    fn is_delegated(&self, agent: &TrackedAgent, call: Option<&str>) -> bool {
+        let depth = agent.source.segments.len();
         call.is_some()
             && self.agents.values().any(|other| {
-                let FrameSource { origin, segments } = &other.place;
+                let FrameSource { origin, segments } = &other.source;
                 origin.cause.as_deref() == call
                     && segments.len() == depth + 1
-                    && segments.starts_with(&shown.place.segments)
+                    && segments.starts_with(&agent.source.segments)
             })
     }
 
-    fn ask(&mut self, shown: &mut TrackedAgent, interrupts: &[Interrupt], out: &mut FrameWriter<'_>) {
+    fn interrupted(&mut self, agent: &mut TrackedAgent, interrupts: &[Interrupt], out: &mut FrameWriter<'_>) {
         for interrupt in interrupts {
-            if self.asked.insert(interrupt.id.clone()) {
-                let segments = shown.place.segments.join("|");
+            if self.announced_interrupts.insert(interrupt.id.clone()) {
+                let segments = agent.source.segments.join("|");
                 let name = FrameId::Fixed(format!("synth:{}:input|{segments}|{}", self.run_id(), interrupt.id));
-                out.put(Channel::Input, &shown.place, name, || {
+                out.put(Channel::Input, &agent.source, name, || {
                     let value = &interrupt.question.value;
                     json!({"interrupt_id": interrupt.id, "payload": value, "value": value})
                 });
@@ -274,28 +278,29 @@ impl V2Presenter {
         }
         let mut by_task: Vec<((TaskId, &str), Vec<&Interrupt>)> = vec![];
         for interrupt in interrupts {
-            if !shown.parked.insert(interrupt.id.clone()) {
+            if !agent.parked_on.insert(interrupt.id.clone()) {
                 continue;
             }
-            let task = self.task_of(shown, interrupt);
+            let task = self.task_of(agent, interrupt);
             match by_task.iter_mut().find(|(known, _)| *known == task) {
-                Some((_, asked)) => asked.push(interrupt),
+                Some((_, known)) => known.push(interrupt),
                 None => by_task.push((task, vec![interrupt])),
             }
         }
-        by_task
-            .into_iter()
-            .for_each(|(task, asked)| tools::park(shown, task, &asked, out));
+        for ((task, node), interrupts) in by_task {
+            tools::park(agent, task, node, &interrupts, out);
+        }
     }
 
-    /// The task of `shown`'s agent that a question keeps from ending: the asker's own, or the call that leads to the asker.
-    fn task_of<'a>(&self, shown: &TrackedAgent, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
-        let depth = shown.place.segments.len();
+    /// The task of the agent that an interrupt keeps open: the task that raised it, or the call that leads to the
+    /// subagent.
+    fn task_of<'a>(&self, agent: &TrackedAgent, interrupt: &'a Interrupt) -> (TaskId, &'a str) {
+        let depth = agent.source.segments.len();
         let below = self
             .agents
             .values()
-            .find(|other| other.parked.contains(&interrupt.id) && other.place.segments.len() > depth);
-        let call = below.and_then(|other| other.place.origin.namespace.get(depth));
+            .find(|other| other.parked_on.contains(&interrupt.id) && other.source.segments.len() > depth);
+        let call = below.and_then(|other| other.source.origin.namespace.get(depth));
         match (call, &interrupt.asker) {
             (Some(call), _) => (*call, TOOLS),
             (None, InterruptSource::Call(_)) => (interrupt.task, TOOLS),
@@ -303,45 +308,46 @@ impl V2Presenter {
         }
     }
 
-    fn ended(&mut self, shown: &mut TrackedAgent, end: End<'_>, out: &mut FrameWriter<'_>) {
+    fn ended(&mut self, agent: &mut TrackedAgent, end: End<'_>, out: &mut FrameWriter<'_>) {
         let End {
             status,
             error,
             waits,
             used,
         } = end;
-        let word = if waits { "interrupted" } else { ending(status) };
+        let word = if waits { "interrupted" } else { lifecycle_word(status) };
         if word == "failed" {
-            tools::give_up(shown, error.map_or("the run failed", |failure| &failure.message), out);
+            tools::fail_open_calls(agent, error.map_or("the run failed", |failure| &failure.message), out);
         }
-        if !shown.agent.is_main() {
+        if !agent.fold.is_main() {
             if status == RunStatus::Interrupted {
-                show_values(shown, out);
+                show_values(agent, out);
             }
-            return self.close(shown, (word, error, used), out);
+            return self.close(agent, EndSummary { word, error, used }, out);
         }
-        self.tell_running(shown, out);
+        self.announce_running(agent, out);
         self.close_children(out);
-        self.close(shown, (word, error, used), out);
+        self.close(agent, EndSummary { word, error, used }, out);
         if waits {
-            show_values(shown, out);
+            show_values(agent, out);
         }
         self.running = false;
     }
 
-    /// Tells that an agent stopped.
-    fn close(&self, shown: &mut TrackedAgent, (word, error, used): Stopped<'_>, out: &mut FrameWriter<'_>) {
-        shown.open = false;
-        shown.made.clear();
+    /// Sends the end of an agent.
+    fn close(&self, agent: &mut TrackedAgent, summary: EndSummary<'_>, out: &mut FrameWriter<'_>) {
+        let EndSummary { word, error, used } = summary;
+        agent.is_running = false;
+        agent.open_calls.clear();
         out.put(
             Channel::Lifecycle,
-            &shown.place,
-            self.lifecycle_name(shown, word),
+            &agent.source,
+            self.lifecycle_id(agent, word),
             || {
-                let graph = if shown.agent.is_main() {
+                let graph = if agent.fold.is_main() {
                     self.graph()
                 } else {
-                    &shown.place.origin.agent
+                    &agent.source.origin.agent
                 };
                 let mut data = json!({"event": word, "graph_name": graph});
                 if word == "failed" {
@@ -356,16 +362,22 @@ impl V2Presenter {
         );
     }
 
-    /// Nobody below goes on when the main agent has stopped; the deepest are told of first.
+    /// Ends all subagents with the main agent, deepest first.
     fn close_children(&mut self, out: &mut FrameWriter<'_>) {
         let mut lanes = std::mem::take(&mut self.agents);
         let mut open: Vec<&mut TrackedAgent> = lanes
             .values_mut()
-            .filter(|shown| shown.open && !shown.agent.is_main())
+            .filter(|agent| agent.is_running && !agent.fold.is_main())
             .collect();
-        open.sort_by_key(|shown| std::cmp::Reverse(shown.place.segments.len()));
-        open.into_iter()
-            .for_each(|shown| self.close(shown, ("interrupted", None, None), out));
+        open.sort_by_key(|agent| std::cmp::Reverse(agent.source.segments.len()));
+        for agent in open {
+            let summary = EndSummary {
+                word: "interrupted",
+                error: None,
+                used: None,
+            };
+            self.close(agent, summary, out);
+        }
         self.agents = lanes;
     }
 
@@ -377,51 +389,51 @@ impl V2Presenter {
         self.run.as_ref().map_or("", |run| &run.graph)
     }
 
-    /// Clients read the id of the run out of this.
-    fn lifecycle_name(&self, shown: &TrackedAgent, word: &str) -> FrameId {
+    /// The id of a lifecycle frame. Clients parse the run's id out of it.
+    fn lifecycle_id(&self, agent: &TrackedAgent, word: &str) -> FrameId {
         FrameId::Fixed(format!(
             "synth:{}:lc|{}|{word}",
             self.run_id(),
-            shown.place.segments.join("|")
+            agent.source.segments.join("|")
         ))
     }
 }
 
-fn node_done(shown: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
+fn node_done(agent: &mut TrackedAgent, entry: &Entry, out: &mut FrameWriter<'_>) {
     for update in &entry.writes {
         if [MODEL, RUNNABLE].contains(&entry.node.as_str()) {
             update
                 .messages
                 .iter()
-                .for_each(|message| shown.speech.complete(&shown.place, message, out));
+                .for_each(|message| agent.messages.complete(&agent.source, message, out));
         }
-        tools::node(shown, &entry.node, update, out);
+        tools::node(agent, &entry.node, update, out);
     }
 }
 
-fn show_values(shown: &TrackedAgent, out: &mut FrameWriter<'_>) {
-    out.put(Channel::Values, &shown.place, FrameId::Numbered, || {
-        shown.agent.state.as_ref().map(StreamedValues)
+fn show_values(agent: &TrackedAgent, out: &mut FrameWriter<'_>) {
+    out.put(Channel::Values, &agent.source, FrameId::Numbered, || {
+        agent.fold.state.as_ref().map(StreamedValues)
     });
 }
 
-/// What a tool or policy tells: under the `name` that it has, if it has one. Of an object of `name` and `payload` alone, the
-/// payload is what is told; anything else is told as it is.
-fn custom(shown: &TrackedAgent, value: &Value, out: &mut FrameWriter<'_>) {
+/// A custom event of a tool or middleware, with its `name` if it has one. For an object of only `name` and `payload`,
+/// the payload is sent; anything else is sent unchanged.
+fn custom(agent: &TrackedAgent, value: &Value, out: &mut FrameWriter<'_>) {
     let Some(name) = value
         .get("name")
         .and_then(Value::as_str)
         .filter(|name| !name.is_empty())
     else {
-        return out.put_custom(&shown.place, None, || json!({"payload": value}));
+        return out.put_custom(&agent.source, None, || json!({"payload": value}));
     };
     let is_envelope = value.as_object().is_some_and(|fields| fields.len() == 2);
     let payload = value.get("payload").filter(|_| is_envelope).unwrap_or(value);
-    out.put_custom(&shown.place, Some(name), || json!({"name": name, "payload": payload}));
+    out.put_custom(&agent.source, Some(name), || json!({"name": name, "payload": payload}));
 }
 
-/// How clients call the way in which a run came to its end.
-pub fn ending(status: RunStatus) -> &'static str {
+/// The word for the end of a run in the channel `lifecycle`.
+pub fn lifecycle_word(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Error | RunStatus::Timeout => "failed",
         RunStatus::Interrupted => "interrupted",

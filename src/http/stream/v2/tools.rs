@@ -1,4 +1,4 @@
-//! The channels `tools` and `tasks`: calls as they begin and end.
+//! The channels `tools` and `tasks`: the start and end of calls.
 
 use serde_json::{Map, Value, json};
 
@@ -13,37 +13,37 @@ use crate::domain::machine::TOOLS;
 use crate::domain::message::{Message, Role, ToolCall, ToolStatus};
 use crate::domain::state::{State, Update};
 
-/// Shows that calls begin. One that was begun before a crash is not shown twice.
-pub(super) fn begin(shown: &mut TrackedAgent, calls: &[(usize, String)], out: &mut FrameWriter<'_>) {
+/// Sends the start of calls. After a crash it is not repeated.
+pub(super) fn begin(agent: &mut TrackedAgent, calls: &[(usize, String)], out: &mut FrameWriter<'_>) {
     for (at, id) in calls {
-        if shown.made.insert(id.clone(), *at).is_some() {
+        if agent.open_calls.insert(id.clone(), *at).is_some() {
             continue;
         }
-        let call = || shown.agent.state.as_ref().and_then(|state| call_of(state, id));
-        out.put(Channel::Tools, &shown.place, FrameId::Numbered, || {
+        let call = || agent.fold.state.as_ref().and_then(|state| call_of(state, id));
+        out.put(Channel::Tools, &agent.source, FrameId::Numbered, || {
             let (name, args) = call().map_or_else(Default::default, |call| (call.name, call.args));
             json!({"event": "tool-started", "tool_call_id": id, "tool_name": name, "input": args})
         });
-        out.put(Channel::Tasks, &shown.place, FrameId::Numbered, || {
-            let task = TaskId::of_step(shown.agent.head, TOOLS, *at);
+        out.put(Channel::Tasks, &agent.source, FrameId::Numbered, || {
+            let task = TaskId::of_step(agent.fold.head, TOOLS, *at);
             json!({"id": task, "name": TOOLS, "input": call().map(|call| [call])})
         });
     }
 }
 
-/// Shows a piece of what a call will come to.
-pub(super) fn piece(shown: &TrackedAgent, call: &str, text: &str, out: &mut FrameWriter<'_>) {
-    if shown.made.contains_key(call) {
+/// Sends a piece of a call's output.
+pub(super) fn delta(agent: &TrackedAgent, call: &str, text: &str, out: &mut FrameWriter<'_>) {
+    if agent.open_calls.contains_key(call) {
         out.put(
             Channel::Tools,
-            &shown.place,
+            &agent.source,
             FrameId::Numbered,
             || json!({"event": "tool-output-delta", "tool_call_id": call, "delta": text}),
         );
     }
 }
 
-/// The call of this id as it runs: the model's, or the reviewer's in its place.
+/// The call of this id as it is executed: the model's, or the version that a reviewer edited.
 fn call_of(state: &State, id: &str) -> Option<ToolCall> {
     let edited = state.fields.get(EDITED_CALLS).and_then(|edited| edited.get(id));
     if let Some(Ok(action)) = edited.map(|action| serde_json::from_value::<Action>(action.clone())) {
@@ -52,21 +52,21 @@ fn call_of(state: &State, id: &str) -> Option<ToolCall> {
     state.last_ai()?.tool_calls().iter().find(|call| call.id == id).cloned()
 }
 
-/// Shows what came of the call at `at`. `delegated` when a subagent worked on it.
-pub(super) fn end(shown: &mut TrackedAgent, at: usize, writes: &Update, delegated: bool, out: &mut FrameWriter<'_>) {
+/// Sends the end of the call at `at`. `delegated` when a subagent worked on it.
+pub(super) fn end(agent: &mut TrackedAgent, at: usize, writes: &Update, delegated: bool, out: &mut FrameWriter<'_>) {
     let result = writes.messages.iter().find(|message| message.answers().is_some());
     let failed = result
         .filter(|message| is_error(message))
         .map(|message| message.content.text());
-    let made = result
-        .and_then(|message| shown.made.remove(message.answers()?))
+    let was_open = result
+        .and_then(|message| agent.open_calls.remove(message.answers()?))
         .is_some();
-    if let Some(message) = result.filter(|_| made) {
+    if let Some(message) = result.filter(|_| was_open) {
         let id = message.answers().unwrap_or_default();
         match &failed {
-            Some(text) => tell_error(shown, id, text, out),
+            Some(text) => put_error(agent, id, text, out),
             None => {
-                out.put(Channel::Tools, &shown.place, FrameId::Numbered, || {
+                out.put(Channel::Tools, &agent.source, FrameId::Numbered, || {
                     let output = if delegated {
                         command(writes, message)
                     } else {
@@ -74,70 +74,71 @@ pub(super) fn end(shown: &mut TrackedAgent, at: usize, writes: &Update, delegate
                     };
                     json!({"event": "tool-finished", "tool_call_id": id, "output": output})
                 });
-                mirror(shown, message, delegated, out);
+                put_result_message(agent, message, delegated, out);
             }
         }
     }
-    out.put(Channel::Tasks, &shown.place, FrameId::Numbered, || {
-        let task = TaskId::of_step(shown.agent.head, TOOLS, at);
+    out.put(Channel::Tasks, &agent.source, FrameId::Numbered, || {
+        let task = TaskId::of_step(agent.fold.head, TOOLS, at);
         json!({"id": task, "name": TOOLS, "result": Writes(writes), "error": failed, "interrupts": []})
     });
     out.put_of_node(
         Channel::Updates,
-        &shown.place,
+        &agent.source,
         TOOLS,
         || json!({"node": TOOLS, "values": Writes(writes)}),
     );
 }
 
-/// Shows that the calls which have no result yet will have none.
-pub(super) fn give_up(shown: &mut TrackedAgent, reason: &str, out: &mut FrameWriter<'_>) {
-    for id in std::mem::take(&mut shown.made).into_keys() {
-        tell_error(shown, &id, reason, out);
+/// Sends an error for each call without a result.
+pub(super) fn fail_open_calls(agent: &mut TrackedAgent, reason: &str, out: &mut FrameWriter<'_>) {
+    for id in std::mem::take(&mut agent.open_calls).into_keys() {
+        put_error(agent, &id, reason, out);
     }
 }
 
-/// Shows that a task waits for the answer to these questions.
+/// Sends a task that waits for the answer to interrupts.
 pub(super) fn park(
-    shown: &TrackedAgent,
-    (task, node): (TaskId, &str),
-    asked: &[&Interrupt],
+    agent: &TrackedAgent,
+    task: TaskId,
+    node: &str,
+    interrupts: &[&Interrupt],
     out: &mut FrameWriter<'_>,
 ) {
-    out.put(Channel::Tasks, &shown.place, FrameId::Numbered, || {
-        let value = |asked: &&Interrupt| json!({"id": asked.id, "value": asked.question.value});
-        let interrupts: Vec<Value> = asked.iter().map(value).collect();
+    out.put(Channel::Tasks, &agent.source, FrameId::Numbered, || {
+        let value = |interrupt: &&Interrupt| json!({"id": interrupt.id, "value": interrupt.question.value});
+        let interrupts: Vec<Value> = interrupts.iter().map(value).collect();
         json!({"id": task, "name": node, "result": {}, "error": null, "interrupts": interrupts})
     });
 }
 
-/// Shows what a node other than the calls did.
-pub(super) fn node(shown: &TrackedAgent, node: &str, writes: &Update, out: &mut FrameWriter<'_>) {
-    let task = TaskId::of_step(shown.agent.head, node, 0);
+/// Sends a node other than the tools, which is finished at once.
+pub(super) fn node(agent: &TrackedAgent, node: &str, writes: &Update, out: &mut FrameWriter<'_>) {
+    let task = TaskId::of_step(agent.fold.head, node, 0);
     out.put(
         Channel::Tasks,
-        &shown.place,
+        &agent.source,
         FrameId::Numbered,
         || json!({"id": task, "name": node, "input": null}),
     );
     out.put(
         Channel::Tasks,
-        &shown.place,
+        &agent.source,
         FrameId::Numbered,
         || json!({"id": task, "name": node, "result": Writes(writes), "error": null, "interrupts": []}),
     );
     out.put_of_node(
         Channel::Updates,
-        &shown.place,
+        &agent.source,
         node,
         || json!({"node": node, "values": Writes(writes)}),
     );
 }
 
-fn tell_error(shown: &TrackedAgent, id: &str, text: &str, out: &mut FrameWriter<'_>) {
+fn put_error(agent: &TrackedAgent, id: &str, text: &str, out: &mut FrameWriter<'_>) {
     out.put(
         Channel::Tools,
-        &shown.place,
+        &agent.source,
         FrameId::Numbered,
         || json!({"event": "tool-error", "tool_call_id": id, "message": text}),
     );
@@ -153,13 +154,13 @@ fn is_error(message: &Message) -> bool {
     )
 }
 
-/// What a delegation comes to: not a message, but writes into the state of who delegated.
+/// The output of a delegation: a state update of the caller instead of a message.
 fn command(writes: &Update, message: &Message) -> Value {
     let mut update = match json!(Writes(writes)) {
         Value::Object(update) => update,
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => Map::new(),
     };
-    // As the delegation wrote it: the message gets its name and its id only in the state.
+    // The delegation wrote the message without name and id; it gets them in the state.
     let message = Message {
         name: None,
         id: None,
@@ -169,12 +170,13 @@ fn command(writes: &Update, message: &Message) -> Value {
     json!({"graph": null, "update": update, "resume": null, "goto": []})
 }
 
-/// Shows a result as a message at a place of its own. That of a delegation is no text but a write into the state.
-fn mirror(shown: &TrackedAgent, message: &Message, delegated: bool, out: &mut FrameWriter<'_>) {
+/// Sends a result as a message under the namespace of its call. The text of a delegation is empty, since its result is
+/// a state update.
+fn put_result_message(agent: &TrackedAgent, message: &Message, delegated: bool, out: &mut FrameWriter<'_>) {
     let call = message.answers().unwrap_or_default();
-    let place = shown.place.of_call(call);
+    let source = agent.source.of_call(call);
     let text = || json!({"type": "text", "text": if delegated { String::new() } else { message.content.text() }});
-    let mut put = |data: &dyn Fn() -> Value| out.put(Channel::Messages, &place, FrameId::Numbered, data);
+    let mut put = |data: &dyn Fn() -> Value| out.put(Channel::Messages, &source, FrameId::Numbered, data);
     put(&|| json!({"event": "message-start", "role": "tool", "id": message.id, "tool_call_id": call}));
     put(&|| json!({"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}}));
     put(&|| json!({"event": "content-block-delta", "index": 0, "content": text()}));

@@ -1,4 +1,4 @@
-//! States and writes in the form in which the thread's stream shows them: messages without what only providers need.
+//! States and writes in the v2 protocol: messages without provider data.
 
 use std::sync::Arc;
 
@@ -30,11 +30,11 @@ impl Serialize for StreamedValues<'_> {
     }
 }
 
-/// What a step wrote.
+/// The writes of a step.
 pub(super) struct Writes<'a>(pub &'a Update);
 
 impl Writes<'_> {
-    /// Whether clients see any of it.
+    /// Whether clients see nothing of the writes.
     pub(super) fn is_empty(&self) -> bool {
         let Update {
             messages,
@@ -144,7 +144,7 @@ fn some_metadata<M: SerializeMap>(map: &mut M, metadata: &Map<String, Value>) ->
     }
 }
 
-/// What a model said, as blocks: reasoning, text, calls.
+/// The content of a model's message as blocks: reasoning, text, calls.
 fn blocks(message: &Message) -> Vec<Value> {
     let mut blocks = vec![];
     if let Some(reasoning) = reasoning(message) {
@@ -165,7 +165,7 @@ fn blocks(message: &Message) -> Vec<Value> {
     blocks
 }
 
-/// What the provider told about an answer, without its own id for it, which is not that of the message.
+/// The provider's metadata without its own id of the answer, which is not that of the message.
 pub(super) fn without_id(metadata: &Map<String, Value>) -> Map<String, Value> {
     metadata
         .iter()
@@ -174,7 +174,7 @@ pub(super) fn without_id(metadata: &Map<String, Value>) -> Map<String, Value> {
         .collect()
 }
 
-/// What a model thought before it answered.
+/// The reasoning of a model's message.
 pub(super) fn reasoning(message: &Message) -> Option<&str> {
     let said = message
         .additional_kwargs

@@ -1,4 +1,4 @@
-//! Commands on the wire.
+//! Commands of runs on the wire.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -8,33 +8,34 @@ use crate::domain::Invalid;
 use crate::domain::goto::{Goto, MAX_TARGETS};
 use crate::domain::run::Command;
 
-/// What a client may send instead of input.
+/// A command that a client may send instead of input.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub struct CommandBody {
-    /// The answer to the open question, or an object of answers by interrupt id.
+    /// The answer to the open interrupt, or an object of answers by interrupt id.
     #[schema(value_type = Option<Object>)]
     pub resume: Option<Value>,
-    /// Writes into the state: an object, or a list of pairs `[field, value]`.
+    /// A state update: an object, or a list of pairs `[field, value]`.
     #[schema(value_type = Option<Object>)]
     pub update: Option<Value>,
-    /// A node to go to, or a list; `{"node": …, "input": …}` gives it an input of its own: `model` the messages to answer
-    /// instead of the conversation, `tools` the calls to make.
+    /// The next node, or a list of nodes. `{"node": …, "input": …}` gives a node its own input: for `model` the
+    /// messages to answer instead of the conversation, for `tools` the calls to make.
     #[schema(value_type = Option<Vec<String>>)]
     pub goto: Option<Value>,
 }
 
 impl CommandBody {
-    /// Refuses input that would be lost beside this command. An empty object, which some clients always send, is none.
+    /// Refuses input that would be lost beside this command. An empty object, which some clients always send, is
+    /// allowed.
     pub(super) fn check_beside(&self, input: &Value) -> Result<(), Invalid> {
         let is_empty = input.as_object().is_some_and(Map::is_empty);
         if self.update.is_none() || is_empty {
             return Ok(());
         }
-        let reason = "cannot be given together with `command.update`: put everything into one of them";
+        let reason = "cannot be given together with `command.update`: use one of them";
         Err(Invalid::new("input", reason))
     }
 
-    /// The command without its answers, which are still to be checked.
+    /// Reads the command without the answers, which admission checks.
     pub(super) fn read(&self) -> Result<Command, Invalid> {
         let goto = match &self.goto {
             Some(Value::Array(targets)) => targets.iter().collect(),
@@ -60,7 +61,7 @@ impl CommandBody {
     }
 }
 
-/// A node to go to: its name, or an object `{"node": name, "input": …}`.
+/// Reads a target of `goto`: the name of a node, or an object `{"node": name, "input": …}`.
 fn read_target(at: usize, target: &Value) -> Result<Goto, Invalid> {
     if let Some(name) = target.as_str() {
         return Ok(Goto::Node(name.to_owned()));

@@ -12,7 +12,7 @@ fn read(body: Value) -> Result<CheckedRun, String> {
 }
 
 fn good(body: Value) -> NewRun {
-    read(body).expect("the body is good").wish
+    read(body).expect("the body is good").new_run
 }
 
 #[test]
@@ -66,10 +66,10 @@ fn words_are_checked() {
 
 #[test]
 fn configurable_and_context_mirror_each_other() {
-    let wish = good(json!({"assistant_id": "a", "context": {"user": 7}}));
-    assert_eq!(wish.request.config["configurable"], json!({"user": 7}));
-    let wish = good(json!({"assistant_id": "a", "config": {"configurable": {"user": 7}}}));
-    assert_eq!(Value::from(wish.request.context), json!({"user": 7}));
+    let new_run = good(json!({"assistant_id": "a", "context": {"user": 7}}));
+    assert_eq!(new_run.request.config["configurable"], json!({"user": 7}));
+    let new_run = good(json!({"assistant_id": "a", "config": {"configurable": {"user": 7}}}));
+    assert_eq!(Value::from(new_run.request.context), json!({"user": 7}));
     let both = json!({"assistant_id": "a", "config": {"configurable": {"a": 1}}, "context": {"b": 2}});
     assert!(read(both).is_err_and(|error| error.starts_with("Cannot specify both")));
 }
@@ -100,7 +100,7 @@ fn input_beside_an_update_is_refused_unless_it_is_empty() {
 #[test]
 fn goto_names_one_node_or_several() {
     let goto = |goto: Value| read(json!({"assistant_id": "a", "command": {"goto": goto}}));
-    let nodes = |value| goto(value).map(|run| run.wish.request.command.unwrap_or_default().goto);
+    let nodes = |value| goto(value).map(|run| run.new_run.request.command.unwrap_or_default().goto);
     let node = |name: &str| Goto::Node(name.to_owned());
     assert_eq!(nodes(json!("model")), Ok(vec![node("model")]));
     assert_eq!(
@@ -121,9 +121,9 @@ fn goto_names_one_node_or_several() {
 
 #[test]
 fn notes_of_the_run_and_of_its_config_are_one() {
-    let wish =
+    let new_run =
         good(json!({"assistant_id": "a", "config": {"metadata": {"cm": 1, "x": 1}}, "metadata": {"rm": 2, "x": 2}}));
-    assert_eq!(Value::from(wish.metadata), json!({"cm": 1, "x": 2, "rm": 2}));
+    assert_eq!(Value::from(new_run.metadata), json!({"cm": 1, "x": 2, "rm": 2}));
 }
 
 #[test]

@@ -148,8 +148,8 @@ fn run() -> Run {
 }
 
 fn view(page: &Page, at: usize) -> Value {
-    let moment = page.moments(usize::MAX).0.swap_remove(at);
-    super::super::json(&page.scene.view(moment, Some(&Plan::default()), "main-agent"))
+    let entry = page.moments(usize::MAX).0.swap_remove(at);
+    super::super::json(&page.scene.view(entry, Some(&Plan::default()), "main-agent"))
 }
 
 fn with_call() -> Message {
@@ -243,7 +243,7 @@ fn a_page_keeps_the_newest_that_fit_and_at_least_one() {
     assert_eq!(whole.len(), 3);
     assert!(!is_cut);
     let newest = whole[0].origin.id;
-    let sizes: Vec<usize> = whole.iter().map(|moment| moment.bytes).collect();
+    let sizes: Vec<usize> = whole.iter().map(|entry| entry.bytes).collect();
     let (two, is_cut) = page.moments(sizes[0] + sizes[1]);
     assert_eq!(two.len(), 2);
     assert!(is_cut);

@@ -1,7 +1,8 @@
-//! Where requests may go that a client caused: which addresses it may name, and which a name may lead to.
+//! The SSRF guard: the addresses that requests caused by clients may go to.
 //!
-//! Whoever may start runs, or define agents, could otherwise make the server knock at doors that only the server can see. A name is judged
-//! by the addresses it leads to at the moment of the connection, and these very addresses are connected to.
+//! A client that may start runs or define agents could otherwise make the server call addresses that only the server
+//! can reach. A name is checked by the addresses that it resolves to at the time of the connection, and the connection
+//! uses exactly these addresses.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,27 +13,27 @@ use url::{Host, Url};
 
 use crate::domain::Invalid;
 
-/// The longest address that is kept, in bytes.
+/// The longest accepted URL in bytes.
 const LONGEST: usize = 2048;
 
-/// Where requests may go that a client caused.
+/// The rules for addresses that clients name.
 #[derive(Debug, Clone, Default)]
 pub struct AddressRules {
-    /// Anywhere, inside too.
+    /// Whether all private addresses are allowed.
     pub allow_private: bool,
-    /// Names and addresses that may be inside.
+    /// The names and addresses that may be private.
     pub private_hosts: Vec<String>,
-    /// When not empty, only to these names and addresses; `*.example.org` means all below it.
+    /// The only allowed names and addresses, if not empty; `*.example.org` covers all names below it.
     pub allowed_hosts: Vec<String>,
-    /// Only where nobody listens in.
+    /// Whether only https is allowed.
     pub require_https: bool,
 }
 
 impl AddressRules {
-    /// The address that `field` holds, if requests may go there.
+    /// Checks the URL in `field`.
     ///
     /// # Errors
-    /// Says what is wrong, without repeating the address: it may hold a secret.
+    /// Describes the problem without repeating the URL, which may contain a secret.
     pub fn check(&self, field: &str, text: &str) -> Result<Url, Invalid> {
         let wrong = |reason: &str| Invalid::new(field, reason);
         if text.len() > LONGEST {
@@ -61,13 +62,13 @@ impl AddressRules {
         Ok(url)
     }
 
-    /// Whether this host may have an address inside.
+    /// Whether this host may resolve to a private address.
     fn may_be_inside(&self, host: &str) -> bool {
         self.allow_private || self.private_hosts.iter().any(|inside| plain(inside) == plain(host))
     }
 }
 
-/// A name or address in the one way of writing it.
+/// The canonical form of a name or address.
 fn plain(host: &str) -> String {
     host.trim_end_matches('.')
         .trim_start_matches('[')
@@ -84,7 +85,7 @@ fn is_covered(host: &str, allowed: &str) -> bool {
     }
 }
 
-/// Leads names to addresses that the rules allow, and to no others.
+/// A DNS resolver that returns only allowed addresses.
 pub struct SsrfGuard(pub Arc<AddressRules>);
 
 impl Resolve for SsrfGuard {
@@ -104,7 +105,7 @@ impl Resolve for SsrfGuard {
 
 const FORBIDDEN: &str = "the name leads to loopback, private or otherwise special addresses only";
 
-/// Whether an address is not one of the public internet.
+/// Whether an address is not part of the public internet.
 fn is_special(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_special_v4(address),
@@ -124,7 +125,7 @@ fn is_special_v4(address: Ipv4Addr) -> bool {
     )
 }
 
-/// All but the unicast addresses given out so far, without those that only carry an address of version 4 along.
+/// All addresses outside of the allocated unicast range; an embedded IPv4 address is checked by the IPv4 rules.
 fn is_special_v6(address: Ipv6Addr) -> bool {
     let parts = address.segments();
     let v4_of = |high: u16, low: u16| {
