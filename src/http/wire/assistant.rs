@@ -29,7 +29,8 @@ pub struct AssistantCreate {
     /// Settings of every run: `tags`, `recursion_limit`, `configurable`. At most 128 KiB, like `context`.
     #[schema(value_type = Option<Object>)]
     pub config: Option<Object>,
-    /// The context that tools can read. It is the same as `config.configurable`, and only one of the two may be given.
+    /// The context that tools can read. The server keeps it equal to `config.configurable`; if both are given, they must
+    /// not differ.
     #[schema(value_type = Option<Object>)]
     pub context: Option<Object>,
     /// The owner's metadata, searchable, at most 64 KiB. It is copied to every run.
