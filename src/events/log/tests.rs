@@ -27,7 +27,7 @@ fn publish(log: &ThreadLog, seqs: impl IntoIterator<Item = i64>) {
     log.publish(seqs.into_iter().map(|seq| Arc::new(event(seq))));
 }
 
-/// The numbers that are visible after `after`; none if stored events have to be read first.
+/// The visible numbers after `after`; `None` if stored events have to be read first.
 fn seen(log: &ThreadLog, after: i64) -> Option<Vec<i64>> {
     match log.buffered(RunId::mint(), after) {
         Buffered::Events(events) => Some(events.iter().map(|event| event.seq).collect()),
@@ -147,7 +147,7 @@ fn readers_wake_on_new_events_and_when_a_run_starts_or_ends() {
     rang("close", &|| log.close(0));
 }
 
-/// As [`seen`], by a reader of this run.
+/// The numbers of [`seen`] for a reader of this run.
 fn here(log: &ThreadLog, run: RunId, after: i64) -> Option<Vec<i64>> {
     match log.buffered(run, after) {
         Buffered::Events(events) => Some(events.iter().map(|event| event.seq).collect()),

@@ -1,4 +1,4 @@
-//! Readers over a database in memory and a log that the test writes.
+//! Readers of a database in memory and a log that the test writes.
 
 use serde_json::Map;
 
@@ -13,7 +13,7 @@ use crate::domain::thread::Thread;
 use crate::domain::time::Timestamp;
 use crate::events::Events;
 
-/// How long a test waits for what must come at once.
+/// The time limit for events that must arrive at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A thread with its log.
@@ -102,7 +102,7 @@ impl Scene {
         job.await.unwrap();
     }
 
-    /// Stores facts under the next numbers and shows them, as a journal does.
+    /// Stores facts under the next numbers and publishes them, as a journal does.
     async fn commits(&self, run: &Run, facts: &[Fact]) {
         let first = self.log.reserve(facts.len());
         let numbered: Vec<_> = (first..).zip(facts.iter().cloned()).collect();

@@ -1,4 +1,4 @@
-//! Over real sockets; the clock is moved where time passes.
+//! Tests over real sockets, with a paused clock where time passes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 
-/// A server that is under way.
+/// A running server.
 struct Served {
     address: SocketAddr,
     shutdown: CancellationToken,
@@ -45,7 +45,7 @@ async fn send(stream: &mut TcpStream, what: &[u8]) {
     stream.write_all(what).await.expect("the server listens");
 }
 
-/// Everything until the server closes the connection.
+/// Reads until the server closes the connection.
 async fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = vec![];
     stream.read_to_end(&mut bytes).await.expect("closed in good order");
@@ -151,7 +151,7 @@ fn streaming<B: Into<Body>>(body: impl Fn() -> B + Clone + Send + Sync + 'static
     get(move || async move { Response::new(body().into()) })
 }
 
-/// A body in these pieces. Like a stream it is pending once before it fails, so that what came before is sent.
+/// A body of these pieces. Like a stream it is pending once before it fails, so that earlier pieces are sent.
 fn in_pieces(pieces: &[Result<&'static str, io::ErrorKind>]) -> Body {
     let pieces: Vec<io::Result<Bytes>> = pieces
         .iter()

@@ -1,4 +1,4 @@
-//! The answer as a client reads it, over a log that the test writes.
+//! The response of a stream as a client reads it, over a log that the test writes.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use crate::domain::id::{AssistantId, CheckpointId, RunId};
 use crate::domain::run::RunStatus;
 use crate::domain::time::Timestamp;
 
-/// A log that a test writes; it ends when the sender is dropped, because the server leaves if so said.
+/// A log that a test writes. It ends when the sender is dropped.
 struct Written(mpsc::UnboundedReceiver<Arc<Event>>, bool);
 
 impl Log for Written {
@@ -103,7 +103,7 @@ fn request(modes: &[StreamMode]) -> StreamRequest {
     }
 }
 
-/// All that a client gets of `facts`, which are written before it comes; one text per write.
+/// The writes that a client receives for `facts`, which are logged before it connects.
 async fn answer(facts: &[Fact], request: StreamRequest) -> Vec<String> {
     let (sender, log) = mpsc::unbounded_channel();
     for (seq, fact) in (1..).zip(facts) {

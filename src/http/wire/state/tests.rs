@@ -12,7 +12,7 @@ use crate::domain::state::{State, Update};
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
-/// Takes a machine along and keeps each checkpoint as it would be stored.
+/// Drives a machine and keeps each checkpoint as it would be stored.
 struct History {
     machine: Machine,
     plan: Plan,
@@ -73,7 +73,7 @@ impl History {
     }
 }
 
-/// Checkpoints that are to be shown, the newest first, and the step after them.
+/// A page of checkpoints, newest first, and the step after it.
 struct Page {
     scene: HistoryContext,
     checkpoints: Vec<Checkpoint>,
@@ -81,7 +81,7 @@ struct Page {
 }
 
 impl Page {
-    /// The page as it is read: the oldest first.
+    /// The page as it is read: oldest first.
     fn moments(&self, budget: usize) -> (Vec<HistoryEntry>, bool) {
         let parts = HistoryFields {
             values: true,

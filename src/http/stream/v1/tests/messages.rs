@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// What a client holds when it has put together the pieces of one message.
+/// The message that a client assembles from its chunks.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     text: String,
@@ -15,7 +15,7 @@ struct Heard {
     node: String,
 }
 
-/// Puts the pieces together as clients do.
+/// Assembles chunks as clients do.
 fn heard(frames: &[Frame]) -> BTreeMap<String, Heard> {
     let mut all: BTreeMap<String, Heard> = BTreeMap::new();
     for frame in frames.iter().filter(|frame| frame.event.word == "messages") {
@@ -130,7 +130,7 @@ fn a_chunk_has_all_the_keys_that_clients_expect() {
     assert_eq!(metadata["ls_provider"], "openai");
 }
 
-/// Lets two metadata objects of different answers be compared.
+/// Makes the metadata of different answers comparable.
 trait Patch {
     fn patch(self, other: &Value) -> Value;
 }

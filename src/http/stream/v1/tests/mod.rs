@@ -1,4 +1,4 @@
-//! Runs as the loop writes them into the log, and what readers make of them.
+//! Runs as the loop logs them, and the frames that readers get.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ mod messages;
 mod runs;
 mod steps;
 
-/// An agent at work.
+/// An agent that a test drives.
 pub(super) struct Agent {
     pub origin: Arc<Origin>,
     pub machine: Machine,
@@ -52,7 +52,7 @@ impl Play {
         }
     }
 
-    /// A thread whose agents ask before they call tools.
+    /// A thread whose agents require approval of tool calls.
     pub(super) fn asking() -> Self {
         Self {
             asking: true,
@@ -155,7 +155,7 @@ impl Play {
         self.entry(agent, second);
     }
 
-    /// The model answers: piece by piece, then as a whole.
+    /// Logs an answer of the model: its chunks, then the message.
     pub(super) fn say(&mut self, agent: &mut Agent, id: &str, text: &str, calls: &[ToolCall]) {
         let head = Arc::new(AnswerHead {
             message: id.to_owned(),
@@ -181,7 +181,7 @@ impl Play {
         self.entry(agent, entry);
     }
 
-    /// A call is answered; `alone` while others still run.
+    /// Logs the result of a call; `alone` while others still run.
     pub(super) fn answer(&mut self, agent: &mut Agent, at: usize, text: &str, alone: bool) {
         let Some(call) = agent.machine.call(at) else {
             panic!("there is no call {at}")
@@ -213,14 +213,14 @@ impl Play {
         self.entry(agent, entry);
     }
 
-    /// A hook writes, or passes in silence.
+    /// Logs a hook, with or without writes.
     pub(super) fn hook(&mut self, agent: &mut Agent, update: Update) {
         if let Some(entry) = agent.machine.hook_done(&agent.plan, update, None, CheckpointId::mint()) {
             self.entry(agent, entry);
         }
     }
 
-    /// The hook after the model asks.
+    /// Logs an interrupt of the hook after the model.
     pub(super) fn ask(&mut self, agent: &mut Agent) -> Interrupt {
         let question = Question {
             kind: QuestionKind::ToolApproval,
@@ -356,7 +356,7 @@ pub(super) fn data(frame: &Frame) -> Value {
     serde_json::from_slice(&frame.data).unwrap_or_else(|error| panic!("{error} in {frame:?}"))
 }
 
-/// Frames in short: the word, `@depth` inside a subagent, and what it is about.
+/// A short form of frames: the word, `@depth` inside a subagent, and the content.
 pub(super) fn lines(frames: &[Frame]) -> Vec<String> {
     frames.iter().map(line).collect()
 }

@@ -109,7 +109,7 @@ fn a_subagent_is_shown_under_its_namespace_when_asked_for() {
     assert_eq!(lines(&play.all(&BOTH, false)), without);
 }
 
-/// A run in which a subagent asks, and the run that goes on with the answer.
+/// A run in which a subagent raises an interrupt, and the run that resumes it.
 fn asking_child() -> (Play, Play) {
     let mut play = Play::asking();
     let mut main = play.main();
