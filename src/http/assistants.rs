@@ -40,7 +40,7 @@ pub(super) async fn create(
     let made = |made: &Assistant| idempotency::kept(&AssistantView::from(made.clone()));
     let once = api
         .assistants
-        .create_assistant(id, settings, or_take_it, (key, made))
+        .create_assistant(id, settings, or_take_it, key, made)
         .await?;
     idempotency::answer(once, |assistant| idempotency::shown(made(&assistant)))
 }

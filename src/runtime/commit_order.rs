@@ -1,8 +1,8 @@
-//! In which order the commits of one run are stored.
+//! The order in which the commits of one run are stored.
 //!
-//! Lanes of a run that work side by side number what they commit in one line, and a database with several writers may
-//! finish the later of two commits first. Who reads in another process takes everything below the highest number that it
-//! finds to be there, so each commit holds the run's row before the next one asks for it.
+//! Agents of a run that work side by side take the numbers of their events from one sequence, and Postgres may finish
+//! the later of two commits first. Readers in other processes take everything below the highest number that they find.
+//! So each commit locks the row of the run before the next commit may ask for that lock.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! Definitions of agents that change while the server runs: brought by clients, or read again from files.
+//! The handle for definitions of agents, which change while the server runs: clients put them, and files are read
+//! again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -192,8 +193,8 @@ async fn keep(
     Ok(version)
 }
 
-/// Stores what a client brings as the version in use, with the assistant that belongs to it. Returns it with the number of
-/// the change; nothing when it is in use already.
+/// Stores what a client brings as the version in use, with the assistant that belongs to it. Returns it with the number
+/// of the change; nothing when it is in use already.
 async fn store(
     tx: &mut Tx<'_>,
     graph_id: &str,
@@ -309,11 +310,11 @@ impl Definitions {
 
     /// Says what is wrong with a definition, or odd, as if it were to be used.
     pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut judgement = judge(graph_id, body, &self.core.registry.around());
+        let mut validated = judge(graph_id, body, &self.core.registry.around());
         let peers = &self.core.registry.workshop.peers;
         let webhooks = &self.core.webhooks;
         let mut forbidden: Vec<Diagnostic> = vec![];
-        let subagents = judgement
+        let subagents = validated
             .definition
             .iter()
             .flat_map(|definition| definition.subagents.iter().enumerate());
@@ -330,10 +331,10 @@ impl Definitions {
             }
         }
         if !forbidden.is_empty() {
-            judgement.definition = None;
-            judgement.findings.extend(forbidden);
+            validated.definition = None;
+            validated.findings.extend(forbidden);
         }
-        judgement
+        validated
     }
 
     /// The agent of this name, as it is defined now.
@@ -362,8 +363,8 @@ impl Definitions {
 
     /// Takes over what files define now. Runs that began keep to what they began with.
     ///
-    /// MCP servers are started, replaced and stopped. When a part of it does not fit this server, which has the other tools
-    /// and the providers with which it began, nothing of it is taken over, and the former definitions say why.
+    /// MCP servers are started, replaced and stopped. When a part of it does not fit this server, which has the other
+    /// tools and the providers with which it began, nothing of it is taken over, and the former definitions say why.
     ///
     /// # Errors
     /// Returns an error when the database fails.

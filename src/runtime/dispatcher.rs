@@ -33,7 +33,7 @@ use crate::domain::time::Timestamp;
 mod scope;
 
 /// The pause between two looks at the queue without a wakeup: another process may have left runs.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 
 /// The most crashes in a row without progress, after which a run is not retried.
 const MAX_CRASHES: u32 = 8;
@@ -123,14 +123,14 @@ impl Dispatcher {
         while !self.core.shutdown.soft().is_cancelled() {
             let mut looked = Ok(());
             // There is no wakeup for what another process has left behind.
-            if adopted.is_none_or(|last| last.elapsed() >= LOOK) {
+            if adopted.is_none_or(|last| last.elapsed() >= POLL) {
                 adopted = Some(Instant::now());
                 looked = self.begin_orphans().await;
             }
             if let Err(error) = looked.and(self.begin_due().await) {
                 tracing::warn!(%error, "could not look for runs that are due");
             }
-            let rang = timeout(LOOK, self.wakeup.notified());
+            let rang = timeout(POLL, self.wakeup.notified());
             self.core.shutdown.soft().run_until_cancelled(rang).await;
         }
     }
@@ -169,7 +169,7 @@ impl Dispatcher {
         let worker = self.core.id;
         while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
             let now = self.core.clock.now();
-            // Set again by whoever queues one while we look.
+            // A run that is queued meanwhile sets it again.
             self.queued.store(false, Ordering::Release);
             let looked = self
                 .core
@@ -232,8 +232,8 @@ impl Dispatcher {
         });
     }
 
-    /// Notes that a run is at work here. Given back if it still is under an earlier claim, which another process took
-    /// and lost again before the loop here heard of it; that loop is told to leave.
+    /// Registers a run that is at work in this process. Returns it if it still is under an earlier claim, which another
+    /// process took and lost again before the loop in this process noticed; that loop is cancelled.
     fn enter(&self, run: RunId, new: Active) -> Option<Active> {
         let mut active = self.active();
         if let Some(old) = active.get(&run) {
@@ -316,7 +316,7 @@ impl Dispatcher {
             agent: &agent,
             plan,
             lineage: &run.lineage,
-            scope: self.scope(run, &known, (stop, budget)),
+            scope: self.scope(run, &known, stop, budget),
             journal: &journal,
             breakpoints: Breakpoints {
                 before: run.request.interrupt_before.clone(),
@@ -378,7 +378,7 @@ impl Dispatcher {
         }
     }
 
-    /// A loop was told to stop: by a client, or because the server goes down.
+    /// Ends a run whose loop was cancelled: by a client, or because the server stops.
     async fn cancelled(&self, run_context: &Arc<RunContext>, machine: &Machine, journal: &LaneJournal) {
         let wanted = self.active().get(&run_context.run.id).and_then(|active| active.wanted);
         let done = match wanted {
@@ -395,19 +395,19 @@ impl Dispatcher {
         };
         if let Err(error) = done {
             tracing::error!(run = %run_context.run.id, %error, "could not store that a run was cancelled");
-            // Or nobody would ever go on with it, or cancel it.
+            // Otherwise no process would continue or cancel it.
             self.give_back(run_context).await;
         }
     }
 
-    /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run
-    /// belongs to its worker for as long as that lives.
+    /// Releases a run that cannot continue for the moment, as soon as the database accepts that. A run belongs to its
+    /// process for as long as that lives, so no other process would.
     async fn give_back(&self, run_context: &Arc<RunContext>) {
         while self
             .core
             .shutdown
             .soft()
-            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .run_until_cancelled(tokio::time::sleep(POLL))
             .await
             .is_some()
         {
@@ -449,7 +449,7 @@ impl Dispatcher {
     pub(super) async fn at_rest(&self, concerns: impl Fn(RunId, ThreadId) -> bool) {
         loop {
             let mut left = std::pin::pin!(self.left.notified());
-            // Enlisted before the look, or a run that leaves right after it would not be heard.
+            // Registered before the check: a run that ends right after the check would be missed otherwise.
             left.as_mut().enable();
             if !self.active().iter().any(|(run, active)| concerns(*run, active.thread)) {
                 return;

@@ -32,7 +32,7 @@ mod child;
 mod commit;
 
 use child::ChildAdmission;
-use commit::{CommitBatch, CommitOutcome, PlacedStep, write_batch};
+use commit::{CommitBatch, CommitOutcome, PlacedStep, RunEnd, write_batch};
 
 /// The journal of one lane.
 pub(super) struct LaneJournal {
@@ -213,7 +213,11 @@ impl LaneJournal {
                 status, error, used, ..
             } => {
                 *used = batch.rest.and_then(|rest| self.totals(rest, batch.at)).map(Box::new);
-                batch.ended = Some((*status, error.clone(), machine.position.phase != Phase::Ended));
+                batch.ended = Some(RunEnd {
+                    status: *status,
+                    error: error.clone(),
+                    waits: machine.position.phase != Phase::Ended,
+                });
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
@@ -290,7 +294,7 @@ impl LaneJournal {
         }
     }
 
-    /// What is to be told to others when the run of the main agent ends like this.
+    /// Returns the report for webhooks when the run of the main agent ends like this.
     fn report(
         &self,
         machine: &Machine,
@@ -337,7 +341,7 @@ impl LaneJournal {
         let turn = self.run_context.turns.take();
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
-                let written = write_batch(tx, &run_context, (run, lane), &batch, turn, &before).await?;
+                let written = write_batch(tx, &run_context, run, lane, &batch, turn, &before).await?;
                 if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
                     db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                 }
@@ -350,9 +354,9 @@ impl LaneJournal {
     /// Stores a batch and tries again for as long as the database does not take it: what was done cannot be done anew.
     /// Returns what is stored in the end; none if the lease is lost.
     ///
-    /// Each try has numbers of its own. Other lanes store theirs in the meantime, and who reads in another process takes
-    /// everything below the highest number for what there is. A try whose outcome nobody told us may have succeeded, so the
-    /// next one looks for it first.
+    /// Each try has numbers of its own. Other lanes store theirs in the meantime, and who reads in another process
+    /// takes everything below the highest number for what there is. A try whose outcome nobody told us may have
+    /// succeeded, so the next one looks for it first.
     async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
         let mut pauses = pauses().build();
@@ -520,7 +524,7 @@ impl Journal for LaneJournal {
                     if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let admission = child::admit(tx, (&run_context.run, &run_context.core.registry), wish, now).await?;
+                    let admission = child::admit(tx, &run_context.run, &run_context.core.registry, wish, now).await?;
                     if let (ChildAdmission::Admitted(_), Some((head, position))) = (&admission, head) {
                         db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
                             .await?;
@@ -593,7 +597,7 @@ impl Journal for LaneJournal {
             None => None,
         };
         Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
-            // One that failed has told its parent, or is about to: it is not tried again.
+            // A failed one has notified its caller, or is about to: it is not retried.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
                 machine.reopen();
@@ -626,7 +630,7 @@ impl Journal for LaneJournal {
     }
 
     async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
-        // Enlisted before the look, or who gives it up right after it would not be heard.
+        // Registered before the read: a cancellation right after the read would be missed otherwise.
         let waits = self.run_context.parked.enter(child, CancellationToken::new());
         let read = || {
             self.run_context

@@ -1,8 +1,9 @@
-//! The books of trees of runs whose limits reach beyond one thread: those of a conversation with its background tasks.
+//! The shared budgets of trees of runs whose limits reach beyond one thread: those of a conversation with its
+//! background tasks.
 //!
-//! Each run of the main agent that works for such a tree, on whatever server, charges what it is about to use before it uses
-//! it, in one short transaction whose cost depends on nothing that happened before. Its share is kept beside the sum: after a
-//! crash it is set to what is stored of its work, so that nothing counts twice, and nothing is forgotten.
+//! Each run of the main agent in such a tree, on any server, charges what it is about to use before it uses it, in one
+//! short transaction with constant cost. Its share is stored beside the sum. After a crash the share is set to the
+//! stored usage of the run, so that nothing counts twice and nothing is lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -258,7 +259,7 @@ pub(super) async fn charge(
     Ok(left)
 }
 
-/// Begins the books of whoever's share is called `share`, for these trees.
+/// Opens the ledger of the share `share` in these trees.
 pub(super) async fn enter(
     tx: &mut Tx<'_>,
     trees: &[BudgetScope],
@@ -308,7 +309,7 @@ fn usage_of(used: &TreeUsed) -> Usage {
     }
 }
 
-/// Sets the share of a run to what is stored of its work. Nobody is under way yet.
+/// Sets the share of a run to its stored usage. No subagent is at work yet.
 async fn set_share(tx: &mut Tx<'_>, tree: &BudgetScope, share: RunId, used: &UsageChange) -> DbResult<()> {
     let (Some(mut whole), Some(before)) = (
         trees::lock(tx, tree.top).await?,

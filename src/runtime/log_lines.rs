@@ -1,5 +1,5 @@
-//! What the log of the process says of every run: that it ended, and that questions were asked and answered. Ids, names
-//! and figures only; what was said is in the thread.
+//! The log lines about runs: that one ended, and that interrupts were raised and answered. They have ids, names and
+//! numbers, and no content of the thread.
 
 use std::time::Duration;
 

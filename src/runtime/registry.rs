@@ -1,7 +1,9 @@
-//! The registry of agents: the current set and earlier definitions. The set is replaced as a whole while the server runs.
+//! The registry of agents: the current set and earlier definitions. The set is replaced as a whole while the server
+//! runs.
 //!
-//! A reader takes the set as it is and keeps to it; nobody waits for a change. A run keeps to the definition that it was
-//! admitted with: it names the content, and when that is not in use any more, it is found in the database.
+//! A reader takes the current set and keeps it; there are no locks to wait for. A run keeps the definition with which
+//! it was admitted: it has the hash of the content, by which a definition that is not in use any more is found in the
+//! database.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -96,7 +98,7 @@ pub(super) struct Registry {
     current: RwLock<Current>,
     /// Agents of definitions that are not in use any more, those asked for last at the end.
     past: Mutex<VecDeque<Arc<RegisteredAgent>>>,
-    /// Held by whoever changes the set.
+    /// Locked while the set is changed.
     pub(super) sources: tokio::sync::Mutex<Sources>,
 }
 
@@ -214,7 +216,7 @@ impl Registry {
             .values()
             .filter(|version| !sources.files.contains_key(&version.graph_id));
         for version in sources.files.values().chain(clients) {
-            let mut remarks = self.remarks_on(version, sources);
+            let mut remarks = self.diagnostics_of(version, sources);
             match self.usable(version, &old, &remarks) {
                 Ok(known) => agents.extend(known),
                 Err(remark) => remarks.push(remark),
@@ -238,7 +240,7 @@ impl Registry {
     }
 
     /// What is to be said about a definition.
-    fn remarks_on(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
+    fn diagnostics_of(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let graph_id = &version.graph_id;
         if version.provenance.file().is_none() {
             return self.remarks_on_client(version, sources);
@@ -392,8 +394,8 @@ impl Registry {
         }
     }
 
-    /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on its
-    /// thread, the one that began it.
+    /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on
+    /// its thread, the one that began it.
     pub(super) async fn bound(
         &self,
         tx: &mut Tx<'_>,

@@ -23,7 +23,8 @@ pub(super) async fn write(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     write: CheckedWrite,
-    (registry, now): (&Registry, Timestamp),
+    registry: &Registry,
+    now: Timestamp,
 ) -> Result<CheckpointId, StateWriteError> {
     let Some(found) = db::threads::lock(tx, thread).await? else {
         return Err(StateWriteError::NoThread(thread));
@@ -62,7 +63,7 @@ pub(super) async fn write(
         return Err(StateWriteError::NoNode(node));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
-    // Nobody is named and nobody was at work: then nobody goes on because of it.
+    // Without `as_node` on a finished thread, no node follows.
     let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
     let entry = if is_aside {
         machine.noted(&plan, update, CheckpointId::mint())
@@ -136,8 +137,8 @@ fn knows(plan: &Plan, node: &str) -> bool {
 /// The node under which clients write the input of a turn.
 const INPUT: &str = "__input__";
 
-/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written. What is
-/// written is what the second one says.
+/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written.
+/// What is written is what the second one says.
 fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
     is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
 }

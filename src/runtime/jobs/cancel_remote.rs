@@ -1,7 +1,7 @@
-//! Cancels the work on other servers that was begun for subagents whose runs were stopped, or failed.
+//! Cancels the work on other servers of subagents whose runs were stopped, or failed.
 //!
-//! Whoever stops waiting has it stopped at once; this is for what could not be told then, since the other server was out of
-//! reach, or this one died. So nobody schedules it: it is looked for which runs are over.
+//! Usually the run does that itself. This job is for cases in which the other server could not be reached, or this one
+//! crashed. So nothing schedules it; it looks for runs that are over.
 
 use std::time::Duration;
 

@@ -34,14 +34,23 @@ pub(super) struct CommitBatch {
     pub(super) items: Vec<ItemChange>,
     pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
-    pub(super) ended: Option<(RunStatus, Option<Failure>, bool)>,
+    pub(super) ended: Option<RunEnd>,
     /// The report for webhooks.
     pub(super) report: Option<Delivery>,
     /// The usage of the run, if it is to be stored.
     pub(super) used: Option<Usage>,
-    /// For who ends: what else was used.
+    /// The usage besides that of the meter, when a run ends.
     pub(super) rest: Option<Rest>,
     pub(super) events: Vec<Arc<Event>>,
+}
+
+/// The end of a run.
+#[derive(Clone)]
+pub(super) struct RunEnd {
+    pub(super) status: RunStatus,
+    pub(super) error: Option<Failure>,
+    /// True when it ends waiting, for answers or at a breakpoint.
+    pub(super) waits: bool,
 }
 
 impl CommitBatch {
@@ -106,7 +115,8 @@ pub(super) struct PlacedStep {
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
-    (run, lane): (RunId, Lane),
+    run: RunId,
+    lane: Lane,
     batch: &CommitBatch,
     mut turn: Turn,
     before: &[i64],
@@ -115,7 +125,8 @@ pub(super) async fn write_batch(
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let at = batch.at;
-    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
+    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it
+    // used.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
     let trace = RunRowUpdate {
@@ -125,8 +136,8 @@ pub(super) async fn write_batch(
         at,
     };
     let held = match &batch.ended {
-        Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, run_context.holder(), (*status, error.as_ref()), trace).await?
+        Some(end) if lane == Lane::Main => {
+            db::runs::end_fenced(tx, run_context.holder(), (end.status, end.error.as_ref()), trace).await?
         }
         Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };
@@ -135,7 +146,7 @@ pub(super) async fn write_batch(
     if !held {
         return Ok(CommitOutcome::Lost);
     }
-    // Whoever began to store it before is done with the row by now, one way or the other.
+    // An earlier try has released the row by now, whatever its outcome.
     for first in before {
         if db::events::is_stored(tx, thread, *first).await? {
             return Ok(CommitOutcome::Before(*first));
@@ -163,15 +174,15 @@ pub(super) async fn write_batch(
     for change in &batch.items {
         db::items::change(tx, change, at).await?;
     }
-    if let Some((status, error, waits)) = &batch.ended {
+    if let Some(end) = &batch.ended {
         if lane != Lane::Main {
-            end_child(tx, run_context, run, (*status, error.as_ref()), at).await?;
+            end_child(tx, run_context, run, end, at).await?;
         } else {
             if let Some(ledger) = run_context.ledger.get() {
-                let waiting = batch.rest.filter(|_| *waits).map_or(0, |rest| rest.under_way);
+                let waiting = batch.rest.filter(|_| end.waits).map_or(0, |rest| rest.under_way);
                 ledger.close(tx, at, waiting).await?;
             }
-            end_main(tx, run_context, (*status, error.as_ref(), *waits), at).await?;
+            end_main(tx, run_context, end, at).await?;
             if let Some(report) = &batch.report {
                 db::deliveries::insert(tx, report).await?;
             }
@@ -199,26 +210,24 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBa
         .map(drop)
 }
 
-/// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.
-async fn end_main(
-    tx: &mut Tx<'_>,
-    run_context: &RunContext,
-    (status, error, waits): (RunStatus, Option<&Failure>, bool),
-    at: Timestamp,
-) -> DbResult<()> {
-    if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
+/// Stores the end of a run of the main agent. One that did not succeed leaves nothing at work below it.
+async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: Timestamp) -> DbResult<()> {
+    if matches!(
+        end.status,
+        RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout
+    ) {
         db::runs::stop_children(tx, run_context.run.thread, run_context.run.id, at).await?;
     }
-    let status = match status {
+    let status = match end.status {
         RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
-        RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
+        RunStatus::Success | RunStatus::Pending | RunStatus::Running if !end.waits => ThreadStatus::Idle,
         RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
             ThreadStatus::Interrupted
         }
     };
-    admission::leave_thread(tx, &run_context.run, status, error.cloned(), at).await?;
-    // Behind the write to the thread, under whose lock subagents are given up.
-    if waits {
+    admission::leave_thread(tx, &run_context.run, status, end.error.clone(), at).await?;
+    // After the write to the thread: its lock is held when subagents are cancelled.
+    if end.waits {
         interrupts::report_cancelled(tx, run_context, at).await
     } else {
         Ok(())
@@ -226,17 +235,11 @@ async fn end_main(
 }
 
 /// Stores the end of a subagent run. One that was cancelled leaves nothing at work or waiting below it.
-async fn end_child(
-    tx: &mut Tx<'_>,
-    run_context: &RunContext,
-    run: RunId,
-    (status, error): (RunStatus, Option<&Failure>),
-    at: Timestamp,
-) -> DbResult<()> {
+async fn end_child(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     let thread = run_context.run.thread;
     let root = run_context.run.id;
-    db::runs::set_child_status(tx, run, (status, error), root, at).await?;
-    if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+    db::runs::set_child_status(tx, run, (end.status, end.error.as_ref()), root, at).await?;
+    if end.status == RunStatus::Interrupted && end.error.is_some() {
         db::runs::mark_reported(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;
         interrupts::drop_of_subagents(tx, thread, run, root, at).await?;
