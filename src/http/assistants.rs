@@ -192,7 +192,7 @@ pub(super) async fn graph(
     let graph_id = graph_of(&api, path.assistant).await?;
     let drawing = api
         .assistants
-        .drawing(&graph_id, levels)
+        .graph(&graph_id, levels)
         .ok_or_else(|| ApiError::no_agent(&graph_id))?;
     Ok(Json(drawing.into()))
 }

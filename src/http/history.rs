@@ -67,7 +67,7 @@ pub(super) async fn load(
     budget: usize,
 ) -> Result<HistoryPage, ApiError> {
     let HistoryOf { thread, namespace } = whose;
-    let cards = api.assistants.automatic();
+    let cards = api.assistants.default_assistants();
     let name_of = move |graph: &str| {
         let card = cards.iter().find(|card| card.graph_id == graph);
         card.map_or_else(|| graph.to_owned(), |card| card.name.clone())

@@ -112,7 +112,7 @@ impl Assistants {
     ) -> Result<Once<Assistant>, AssistantError> {
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
-        self.graph_is_known(&settings.graph_id)?;
+        self.check_graph(&settings.graph_id)?;
         let now = self.core.clock.now();
         let assistant = Assistant::new(id, settings, now);
         let write = self.core.db.write_once(key, now, shown, move |tx| {
@@ -141,7 +141,7 @@ impl Assistants {
         change: AssistantChange,
     ) -> Result<Assistant, AssistantError> {
         if let Some(graph_id) = &change.graph_id {
-            self.graph_is_known(graph_id)?;
+            self.check_graph(graph_id)?;
         }
         let now = self.core.clock.now();
         let write = self.core.db.write(move |tx| {
@@ -234,7 +234,7 @@ impl Assistants {
         }
     }
 
-    fn graph_is_known(&self, graph_id: &str) -> Result<(), AssistantError> {
+    fn check_graph(&self, graph_id: &str) -> Result<(), AssistantError> {
         if self.core.registry.agents().of_graph(graph_id).is_some() {
             return Ok(());
         }
@@ -252,7 +252,7 @@ impl Assistants {
     }
 
     /// The assistants that the definitions have by themselves.
-    pub fn automatic(&self) -> Vec<DefaultAssistant> {
+    pub fn default_assistants(&self) -> Vec<DefaultAssistant> {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
             graph_id: known.graph_id.clone(),
@@ -263,7 +263,7 @@ impl Assistants {
 
     /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a
     /// definition.
-    pub fn drawing(&self, graph_id: &str, levels: u32) -> Option<Graph> {
+    pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
         self.core
             .registry
             .agents()

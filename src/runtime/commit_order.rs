@@ -20,7 +20,7 @@ pub(super) struct Turn {
 
 impl CommitOrder {
     /// The next place.
-    pub(super) fn take(&self) -> Turn {
+    pub(super) fn next_turn(&self) -> Turn {
         let (next, after) = oneshot::channel();
         let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(after);
         Turn { before, _next: next }
@@ -29,7 +29,7 @@ impl CommitOrder {
 
 impl Turn {
     /// Waits until all before are stored, or hold what keeps others from being stored first, or gave up.
-    pub(super) async fn comes(&mut self) {
+    pub(super) async fn wait(&mut self) {
         if let Some(before) = &mut self.before {
             // Nothing is ever sent: the other end is dropped.
             let _ = before.await;
@@ -47,14 +47,14 @@ mod tests {
     #[test]
     fn a_turn_comes_when_the_one_before_is_over_however_that_happens() {
         let turns = CommitOrder::default();
-        let mut first = turns.take();
-        let mut second = turns.take();
-        let mut third = turns.take();
-        assert!(first.comes().now_or_never().is_some());
-        assert!(second.comes().now_or_never().is_none());
+        let mut first = turns.next_turn();
+        let mut second = turns.next_turn();
+        let mut third = turns.next_turn();
+        assert!(first.wait().now_or_never().is_some());
+        assert!(second.wait().now_or_never().is_none());
         drop(first);
-        assert!(second.comes().now_or_never().is_some() && third.comes().now_or_never().is_none());
+        assert!(second.wait().now_or_never().is_some() && third.wait().now_or_never().is_none());
         drop(second);
-        assert!(third.comes().now_or_never().is_some() && third.comes().now_or_never().is_some());
+        assert!(third.wait().now_or_never().is_some() && third.wait().now_or_never().is_some());
     }
 }

@@ -131,7 +131,7 @@ impl Registry {
     }
 
     /// Returns whether clients may define agents.
-    fn are_clients_allowed(&self) -> Result<(), DefinitionError> {
+    fn check_clients_allowed(&self) -> Result<(), DefinitionError> {
         if self.around().clients.enabled {
             Ok(())
         } else {
@@ -140,7 +140,7 @@ impl Registry {
     }
 
     /// Takes over what clients of other servers have changed.
-    async fn catch_up(&self) -> DbResult<()> {
+    async fn reload_changes(&self) -> DbResult<()> {
         let read = self.db.read(move |tx| Box::pin(db::definitions::last_change(tx)));
         let last = read.await?;
         let mut sources = self.sources.lock().await;
@@ -158,7 +158,7 @@ impl Registry {
     /// Takes over what clients of other servers have changed, as it happens. Ends with the server.
     pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
         while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
-            if let Err(error) = self.catch_up().await {
+            if let Err(error) = self.reload_changes().await {
                 tracing::warn!(%error, "could not look for agents that clients have defined");
             }
         }
@@ -234,7 +234,7 @@ impl Definitions {
     /// See [`DefinitionError`]; nothing is stored then.
     pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
         let registry = &self.core.registry;
-        registry.are_clients_allowed()?;
+        registry.check_clients_allowed()?;
         let Validated { definition, findings } = self.validate_agent(graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(
@@ -242,7 +242,7 @@ impl Definitions {
             ));
         };
         let mut sources = registry.sources.lock().await;
-        may_be_changed(&sources, graph_id)?;
+        check_changeable(&sources, graph_id)?;
         let known = registry
             .workshop
             .known(graph_id, &definition, &Provenance::Client)
@@ -285,9 +285,9 @@ impl Definitions {
     /// See [`DefinitionError`].
     pub async fn remove_agent(&self, graph_id: &str) -> Result<(), DefinitionError> {
         let registry = &self.core.registry;
-        registry.are_clients_allowed()?;
+        registry.check_clients_allowed()?;
         let mut sources = registry.sources.lock().await;
-        may_be_changed(&sources, graph_id)?;
+        check_changeable(&sources, graph_id)?;
         let key = graph_id.to_owned();
         let now = registry.clock.now();
         let write = registry.db.write(move |tx| {
@@ -388,7 +388,7 @@ impl Definitions {
             return Ok(());
         }
         let mut sources = registry.sources.lock().await;
-        let is_known = sources.are_of(&files);
+        let is_known = sources.is_same(&files);
         if !is_known {
             self.core.metrics.work().knows(files.labels());
             registry.store_files(&mut sources, files).await?;
@@ -451,7 +451,7 @@ fn misfit(invalid: Invalid) -> StoredDiagnostic {
     }
 }
 
-fn may_be_changed(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {
+fn check_changeable(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {
     match sources
         .files
         .get(graph_id)

@@ -58,7 +58,7 @@ pub(super) struct LaneJournal {
 
 impl LaneJournal {
     /// Shows what is not to be stored to those who are there.
-    fn show(&self, body: EventBody) {
+    fn publish(&self, body: EventBody) {
         let at = self.run_context.core.clock.now();
         let run = self.run_context.run.id;
         let origin = Arc::clone(&self.origin);
@@ -116,7 +116,7 @@ impl LaneJournal {
     }
 
     /// Notes that a child is about to work, before its row is written or read: who cancels it looks at the row first.
-    fn enters(&self, child: RunId) -> AtWork {
+    fn register_child(&self, child: RunId) -> AtWork {
         self.run_context.children.enter(child, self.stop.child_token())
     }
 
@@ -132,7 +132,7 @@ impl LaneJournal {
     /// Numbers the notes and lays out what is to be written.
     fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
         let at = self.run_context.core.clock.now();
-        let (notes, items) = split(notes);
+        let (notes, items) = split_items(notes);
         let count = notes.len();
         let first = self.run_context.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
@@ -207,7 +207,9 @@ impl LaneJournal {
                 let at = batch.at;
                 let open = &machine.position.asked;
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
-                batch.asked.extend(own.map(|interrupt| self.asked(interrupt, at, seq)));
+                batch
+                    .asked
+                    .extend(own.map(|interrupt| self.interrupt_record(interrupt, at, seq)));
             }
             Fact::Ended {
                 status, error, used, ..
@@ -276,7 +278,7 @@ impl LaneJournal {
         })
     }
 
-    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
+    fn interrupt_record(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
         InterruptRecord {
             seq,
             interrupt: interrupt.clone(),
@@ -327,7 +329,7 @@ impl LaneJournal {
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.happened(event, age));
         if self.origin.lane == Lane::Main {
-            let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
+            let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
             ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
         }
     }
@@ -338,7 +340,7 @@ impl LaneJournal {
         let run = self.run;
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
-        let turn = self.run_context.turns.take();
+        let turn = self.run_context.turns.next_turn();
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
                 let written = write_batch(tx, &run_context, run, lane, &batch, turn, &before).await?;
@@ -436,7 +438,7 @@ struct Rest {
 }
 
 /// The events among the notes, and what is to be remembered without being one.
-fn split(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
+fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
     let mut events = Vec::with_capacity(notes.len());
     let mut items = vec![];
     for note in notes {
@@ -474,7 +476,7 @@ impl Journal for LaneJournal {
             return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
-        stored.asked.iter().for_each(log_lines::asked);
+        stored.asked.iter().for_each(log_lines::interrupt_raised);
         self.count(&stored.events, begun);
         let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
         if let (true, Some(head)) = (main_ended, machine.head) {
@@ -493,15 +495,15 @@ impl Journal for LaneJournal {
 
     fn say(&self, delta: Delta) {
         self.run_context.core.metrics.work().said(&self.origin, &delta);
-        self.show(EventBody::Delta(delta));
+        self.publish(EventBody::Delta(delta));
     }
 
     fn begin(&self, work: AgentWork) {
-        self.show(EventBody::Begun(work));
+        self.publish(EventBody::Begun(work));
     }
 
     fn put_out(&self, call: String, text: String) {
-        self.show(EventBody::Output { call, text });
+        self.publish(EventBody::Output { call, text });
     }
 
     async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildVerdict, ExitReason> {
@@ -510,7 +512,7 @@ impl Journal for LaneJournal {
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let id = wish.id;
         let order = wish.order.clone();
-        let at_work = self.enters(id);
+        let at_work = self.register_child(id);
         let lane = self.run;
         let used = self.used(now);
         let asked = Arc::new((wish, head, used));
@@ -573,7 +575,7 @@ impl Journal for LaneJournal {
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
         let thread = self.run_context.run.thread;
-        let at_work = self.enters(child);
+        let at_work = self.register_child(child);
         let find = || {
             self.run_context.core.db.read(move |tx| {
                 Box::pin(async move {

@@ -96,7 +96,7 @@ impl BudgetLedger {
     pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
         // Not taken: the transaction may have to be tried again, and nothing comes after it.
         let (noted, since) = {
-            let page = self.page();
+            let page = self.tally();
             (page.noted, page.since)
         };
         for tree in &self.trees {
@@ -117,12 +117,12 @@ impl BudgetLedger {
     }
 
     /// What was noted, which is taken, and up to when time is in the books.
-    fn turn(&self) -> (UsageChange, Timestamp) {
-        let mut page = self.page();
+    fn take_noted(&self) -> (UsageChange, Timestamp) {
+        let mut page = self.tally();
         (std::mem::take(&mut page.noted), page.since)
     }
 
-    fn page(&self) -> MutexGuard<'_, Page> {
+    fn tally(&self) -> MutexGuard<'_, Page> {
         self.page.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -139,7 +139,7 @@ impl std::fmt::Debug for BudgetLedger {
 #[async_trait]
 impl SharedBudget for BudgetLedger {
     async fn charge(&self, spending: Option<Spending>, now: Timestamp) -> Result<(), Refused> {
-        let (noted, since) = self.turn();
+        let (noted, since) = self.take_noted();
         if spending.is_none() && noted == UsageChange::default() {
             return Ok(());
         }
@@ -155,25 +155,25 @@ impl SharedBudget for BudgetLedger {
             .write(move |tx| Box::pin(async move { self::charge(tx, (&trees, share), charge, (since, now)).await }));
         let refused = match write.await {
             Ok(left) => {
-                let mut page = self.page();
+                let mut page = self.tally();
                 page.since = page.since.max(now);
                 page.left = left;
                 return Ok(());
             }
             Err(ChargeError::Exceeded(exceeded)) => exceeded.into(),
-            Err(ChargeError::Fault(error)) => away(self.share, &error),
+            Err(ChargeError::Fault(error)) => unavailable(self.share, &error),
         };
         self.note(noted);
         Err(refused)
     }
 
     fn note(&self, change: UsageChange) {
-        let mut page = self.page();
+        let mut page = self.tally();
         page.noted = page.noted.plus(change);
     }
 
     fn time_left(&self, now: Timestamp) -> Option<(Duration, LimitReached)> {
-        let RemainingTime { at, seconds, limit } = self.page().left?;
+        let RemainingTime { at, seconds, limit } = self.tally().left?;
         let left = (seconds - now.since(at).as_secs_f64()).max(0.0);
         Some((
             Duration::try_from_secs_f64(left).ok()?,
@@ -273,7 +273,7 @@ pub(super) async fn enter(
 }
 
 /// Writes down for these trees what a task of another server has used, as far as is known.
-pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, used: &Usage) -> DbResult<()> {
+pub(super) async fn set_usage(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, used: &Usage) -> DbResult<()> {
     for tree in trees {
         set_share(tx, tree, share, &UsageChange::from(used)).await?;
     }
@@ -281,7 +281,7 @@ pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, u
 }
 
 /// The limit that one more task would break that goes on.
-pub(super) async fn room(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Option<LimitReached>> {
+pub(super) async fn exceeded_limit(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Option<LimitReached>> {
     for tree in trees {
         let (Some(used), Some(limit)) = (trees::lock(tx, tree.top).await?, tree.limits.children_at_once) else {
             continue;
@@ -334,7 +334,7 @@ fn exceeded(limit: &'static str, value: String) -> LimitReached {
     }
 }
 
-fn away(run: RunId, error: &DbError) -> Refused {
+fn unavailable(run: RunId, error: &DbError) -> Refused {
     tracing::warn!(%run, %error, "could not look up what a tree of runs has used");
     Refused::Away
 }

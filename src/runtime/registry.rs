@@ -125,7 +125,7 @@ pub(super) struct Sources {
 
 impl Sources {
     /// Whether just this is in use of files already.
-    pub(super) fn are_of(&self, files: &FileAgents) -> bool {
+    pub(super) fn is_same(&self, files: &FileAgents) -> bool {
         let is_known = |agent: &FileAgent| {
             self.files.get(&agent.graph_id).is_some_and(|version| {
                 version.definition == agent.definition.without_servers()
@@ -243,7 +243,7 @@ impl Registry {
     fn diagnostics_of(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let graph_id = &version.graph_id;
         if version.provenance.file().is_none() {
-            return self.remarks_on_client(version, sources);
+            return self.client_diagnostics(version, sources);
         }
         let said = sources.refusals.iter().chain(&sources.oddities);
         let concerns = |about: &Option<String>| about.as_ref().is_none_or(|about| about == graph_id);
@@ -260,7 +260,7 @@ impl Registry {
 
     /// What is to be said about a definition that a client brought. An agent that it refers to and that went away since
     /// makes its other abilities no worse.
-    fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
+    fn client_diagnostics(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let DefinitionVersion {
             graph_id, definition, ..
         } = version;
@@ -335,7 +335,7 @@ impl Registry {
         else {
             return Ok(agents.of_run(run).cloned());
         };
-        if let Some(known) = self.at_hand(&graph_id, &digest) {
+        if let Some(known) = self.cached(&graph_id, &digest) {
             return Ok(Some(known));
         }
         let this = Arc::clone(self);
@@ -352,7 +352,7 @@ impl Registry {
         graph_id: &str,
         digest: &Digest,
     ) -> DbResult<Option<Arc<RegisteredAgent>>> {
-        if let Some(known) = self.at_hand(graph_id, digest) {
+        if let Some(known) = self.cached(graph_id, digest) {
             return Ok(Some(known));
         }
         let Some(definition) = db::definitions::find(tx, digest).await? else {
@@ -363,7 +363,7 @@ impl Registry {
             Ok(known) => {
                 // It may be stored in the words of an earlier release; it is asked for by its stored name.
                 let known = Arc::new(known.stored_as(digest));
-                self.remember(Arc::clone(&known));
+                self.cache(Arc::clone(&known));
                 Ok(Some(known))
             }
             Err(error) => {
@@ -373,7 +373,7 @@ impl Registry {
         }
     }
 
-    fn at_hand(&self, graph_id: &str, digest: &Digest) -> Option<Arc<RegisteredAgent>> {
+    fn cached(&self, graph_id: &str, digest: &Digest) -> Option<Arc<RegisteredAgent>> {
         let is_it = |known: &&Arc<RegisteredAgent>| known.graph_id == graph_id && known.digest == *digest;
         if let Some(known) = self.agents().of_graph(graph_id).filter(is_it) {
             return Some(Arc::clone(known));
@@ -386,7 +386,7 @@ impl Registry {
             .cloned()
     }
 
-    fn remember(&self, known: Arc<RegisteredAgent>) {
+    fn cache(&self, known: Arc<RegisteredAgent>) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         past.push_back(known);
         if past.len() > PAST {
@@ -396,7 +396,7 @@ impl Registry {
 
     /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on
     /// its thread, the one that began it.
-    pub(super) async fn bound(
+    pub(super) async fn pinned_definition(
         &self,
         tx: &mut Tx<'_>,
         new_run: &NewRun,
@@ -404,7 +404,7 @@ impl Registry {
     ) -> DbResult<Arc<RegisteredAgent>> {
         let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
         match new_run.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_begun(tx, (thread, new_run.request.checkpoint), known).await,
+            Some(thread) => self.as_admitted(tx, (thread, new_run.request.checkpoint), known).await,
             None => Ok(known),
         }
     }
@@ -444,14 +444,14 @@ impl Registry {
     /// The agent that worked on a thread last, by the definition with which it began what is under way there.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
-            Some(known) => self.as_begun(tx, (thread.id, None), known).await.map(Some),
+            Some(known) => self.as_admitted(tx, (thread.id, None), known).await.map(Some),
             None => Ok(None),
         }
     }
 
     /// The agent by the definition with which it began what is under way at a checkpoint, the newest when none is named;
     /// by the one in use when nothing is.
-    async fn as_begun(
+    async fn as_admitted(
         &self,
         tx: &mut Tx<'_>,
         (thread, checkpoint): (ThreadId, Option<CheckpointId>),

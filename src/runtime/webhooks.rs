@@ -206,7 +206,11 @@ impl Webhooks {
         if let Some(key) = &self.key {
             request = request.header("webhook-signature", key.sign(&id, second, &body));
         }
-        let response = request.body(body).send().await.map_err(|error| told(&error))?;
+        let response = request
+            .body(body)
+            .send()
+            .await
+            .map_err(|error| describe_error(&error))?;
         // What it says besides is of no interest, and is not read.
         Ok(response.status())
     }
@@ -223,7 +227,7 @@ impl Webhooks {
 }
 
 /// Why a report could not be sent, without the address, which may hold a secret.
-fn told(error: &reqwest::Error) -> String {
+fn describe_error(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "it took too long".to_owned();
     }

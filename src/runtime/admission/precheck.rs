@@ -165,7 +165,7 @@ async fn resolve_agent(
         Err(StartError::Fault(error)) => return Err(error),
         Err(_) => return Ok(None),
     };
-    resolved.known = registry.bound(tx, new_run, resolved.known).await?;
+    resolved.known = registry.pinned_definition(tx, new_run, resolved.known).await?;
     let thread = match new_run.target.thread() {
         Some(thread) => db::threads::find(tx, thread).await?,
         None => None,

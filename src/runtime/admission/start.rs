@@ -85,7 +85,11 @@ pub(in crate::runtime) async fn start_as(
 ) -> Result<Admitted, StartError> {
     let now = context.now;
     let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
-    resolved.known = context.core.registry.bound(tx, new_run, resolved.known).await?;
+    resolved.known = context
+        .core
+        .registry
+        .pinned_definition(tx, new_run, resolved.known)
+        .await?;
     if !context.has_checked(number, &resolved.known.digest) {
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }

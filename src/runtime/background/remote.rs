@@ -385,7 +385,7 @@ pub(in crate::runtime) async fn store_polled(
         let used = before.at_least(told);
         if used != before {
             // Trees are locked before tasks, as when a task is started.
-            ledger::tell(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            ledger::set_usage(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }

@@ -121,7 +121,7 @@ pub(super) async fn write_batch(
     mut turn: Turn,
     before: &[i64],
 ) -> DbResult<CommitOutcome> {
-    turn.comes().await;
+    turn.wait().await;
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let at = batch.at;
