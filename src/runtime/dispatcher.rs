@@ -117,7 +117,7 @@ impl Dispatcher {
         }
     }
 
-    /// Begins runs as they become due. Ends with the server.
+    /// Starts runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut adopted: Option<Instant> = None;
         while !self.core.shutdown.soft().is_cancelled() {
@@ -141,7 +141,8 @@ impl Dispatcher {
         self.wakeup.notify_one();
     }
 
-    /// Looks for a run that may begin in place of one that has ended. Other processes may have queued one here, too.
+    /// Wakes the dispatch loop after the end of a run, if another one may be queued. On Postgres, other processes may
+    /// have queued one.
     fn look_for_next(&self) {
         if self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres {
             self.wakeup.notify_one();
@@ -185,12 +186,12 @@ impl Dispatcher {
             };
             self.begin(claim, true, Some(permit));
         }
-        // All slots are taken, and there may be more.
+        // All slots are taken, and more runs may be queued.
         self.queued.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Begins to drive a claimed run; `fresh` when no process has done so before.
+    /// Starts to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let run = &claim.run;
         let stop = self.core.shutdown.hard().child_token();
@@ -262,7 +263,7 @@ impl Dispatcher {
     /// Drives a run to its end and stores the end, unless the loop itself did.
     async fn work(self: &Arc<Self>, run_context: &Arc<RunContext>, stop: CancellationToken) {
         let run = &run_context.run;
-        // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
+        // Checked before anything is loaded, since loading may be what crashes the server.
         if run_context.crashes >= MAX_CRASHES {
             let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
             return self
@@ -339,7 +340,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a run for which something cannot be read, or gives it back when the database did not answer.
+    /// Ends a run that cannot be read, or releases it when the database did not answer.
     async fn not_loaded(&self, run_context: &Arc<RunContext>, error: &DbError) {
         if error.is_corrupt() {
             return self
@@ -463,14 +464,14 @@ impl Dispatcher {
     }
 }
 
-/// Claims the next run that is due. None if there is none; then also whether one waits that is not due yet.
+/// Claims the next run that is due. If there is none, returns also whether one is queued for later.
 async fn claim_next(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
     let mut passed = None;
     while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
         if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
             return Ok((Some(claim), true));
         }
-        // It cannot be read and was ended, or its thread is not free any more.
+        // The run could not be read and was ended, or its thread is busy again.
         passed = Some(run);
     }
     Ok((None, db::runs::any_pending(tx).await?))

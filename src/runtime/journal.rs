@@ -34,15 +34,15 @@ mod commit;
 use child::ChildAdmission;
 use commit::{CommitBatch, CommitOutcome, PlacedStep, RunEnd, write_batch};
 
-/// The journal of one lane.
+/// The journal of one agent of a run.
 pub(super) struct LaneJournal {
     run_context: Arc<RunContext>,
-    /// The run of this lane: the main agent's, or a child's.
+    /// The run of the agent: the main agent's, or a child's.
     run: RunId,
     origin: Arc<Origin>,
     /// The segment of history that the next checkpoint continues; none begins a new one.
     segment: Mutex<Option<i64>>,
-    /// Since when it is at work in this process.
+    /// The time at which it began in this process.
     began: Timestamp,
     /// The usage of the run; none for a journal that only stores its end.
     meter: Option<Arc<Meter>>,
@@ -50,14 +50,14 @@ pub(super) struct LaneJournal {
     budget: Option<Budget>,
     /// The usage that is stored, without time.
     stored: Mutex<Usage>,
-    /// Tells the loop that writes here to stop.
+    /// Cancels the loop that writes here.
     stop: CancellationToken,
-    /// Its place among the subagents at work; the main agent has none.
+    /// Its entry among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
 }
 
 impl LaneJournal {
-    /// Shows what is not to be stored to those who are there.
+    /// Streams an event that is not stored.
     fn publish(&self, body: EventBody) {
         let at = self.run_context.core.clock.now();
         let run = self.run_context.run.id;
@@ -115,12 +115,12 @@ impl LaneJournal {
         })
     }
 
-    /// Notes that a child is about to work, before its row is written or read: who cancels it looks at the row first.
+    /// Registers a child before its row is written or read, since a cancellation reads the row first.
     fn register_child(&self, child: RunId) -> AtWork {
         self.run_context.children.enter(child, self.stop.child_token())
     }
 
-    /// The agent of this server that a child is, if it is one.
+    /// Returns the registered agent of a child, if it has one.
     async fn known(&self, child: &Run) -> Result<Option<Arc<RegisteredAgent>>, ExitReason> {
         if child.request.agent.is_none() {
             return Ok(None);
@@ -129,7 +129,7 @@ impl LaneJournal {
         known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
-    /// Numbers the notes and lays out what is to be written.
+    /// Numbers the pending writes and builds the batch.
     fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
         let at = self.run_context.core.clock.now();
         let (notes, items) = split_items(notes);
@@ -171,7 +171,7 @@ impl LaneJournal {
         batch
     }
 
-    /// What the run has used by `at`, unless it is stored already. Time alone is stored when the run ends.
+    /// Returns the usage at `at`, unless it is stored already. A change of time alone is stored when the run ends.
     fn used(&self, at: Timestamp) -> Option<Usage> {
         let used = self.meter.as_ref()?.usage(at);
         let counted = Usage { seconds: 0.0, ..used };
@@ -235,7 +235,7 @@ impl LaneJournal {
         EventBody::Fact(fact)
     }
 
-    /// What was used by `at`, if `rest` is what is not in the meter.
+    /// Returns the usage at `at`; `rest` is the part that is not in the meter.
     fn totals(
         &self,
         Rest {
@@ -252,7 +252,7 @@ impl LaneJournal {
         })
     }
 
-    /// What is to be known of what was used when the run ends, besides what its meter says.
+    /// Reads the usage that is not in the meter, when the run ends.
     async fn rest(&self) -> DbResult<Rest> {
         let run = self.run;
         let now = self.run_context.core.clock.now();
@@ -322,7 +322,7 @@ impl LaneJournal {
         })
     }
 
-    /// Counts what is stored now.
+    /// Counts the stored events in the metrics and the log.
     fn count(&self, events: &[Arc<Event>], begun: Instant) {
         let work = self.run_context.core.metrics.work();
         work.committed(begun.elapsed());
@@ -353,12 +353,12 @@ impl LaneJournal {
         write.await
     }
 
-    /// Stores a batch and tries again for as long as the database does not take it: what was done cannot be done anew.
-    /// Returns what is stored in the end; none if the lease is lost.
+    /// Stores a batch, and retries while the database is unavailable, since the work cannot be repeated. Returns the
+    /// stored batch, or none if the lease is lost.
     ///
-    /// Each try has numbers of its own. Other lanes store theirs in the meantime, and who reads in another process
-    /// takes everything below the highest number for what there is. A try whose outcome nobody told us may have
-    /// succeeded, so the next one looks for it first.
+    /// Each try has new numbers. Other agents store theirs in the meantime, and readers in other processes take
+    /// everything below the highest number as complete. A try without a known outcome may have succeeded, so the next
+    /// one looks for it first.
     async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
         let mut pauses = pauses().build();
@@ -397,7 +397,7 @@ impl LaneJournal {
         outcome
     }
 
-    /// The history goes on in the segment that was stored.
+    /// Continues the history in the segment that was stored.
     fn settle_segment(&self, first: i64, stored: &CommitBatch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         let count = stored.numbers().end - stored.first;
@@ -410,7 +410,7 @@ impl LaneJournal {
     }
 }
 
-/// How long to wait before what the database did not take is tried again: a twentieth of a second at first, at most two.
+/// Returns the pauses between tries: from 50 milliseconds to two seconds.
 fn pauses() -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(50))
@@ -419,7 +419,7 @@ fn pauses() -> ExponentialBuilder {
         .without_max_times()
 }
 
-/// Tries again for as long as the database is out of reach. To be tried twice must be the same as to be tried once.
+/// Retries while the database is unavailable. The attempt must be idempotent.
 pub(super) async fn patiently<T, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> DbResult<T>
 where
     F: Future<Output = DbResult<T>> + Send,
@@ -428,16 +428,16 @@ where
     attempt.retry(pauses()).when(DbError::is_transient).notify(said).await
 }
 
-/// What a run and those below it have used, by what is stored.
+/// The stored usage of a run and of those below it.
 #[derive(Clone, Copy, Default)]
 struct Rest {
     own: Option<Usage>,
     others: Usage,
-    /// Subagents that are under way still, waiting.
+    /// The subagents that wait.
     under_way: u64,
 }
 
-/// The events among the notes, and what is to be remembered without being one.
+/// Separates the changes of items from the other pending writes.
 fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
     let mut events = Vec::with_capacity(notes.len());
     let mut items = vec![];
@@ -516,7 +516,7 @@ impl Journal for LaneJournal {
         let lane = self.run;
         let used = self.used(now);
         let asked = Arc::new((wish, head, used));
-        // Who asks again finds the child that was admitted before, as of the same instant.
+        // A repeated call finds the child that was admitted before, with the same time.
         let admit = || {
             let run_context = Arc::clone(&run_context);
             let asked = Arc::clone(&asked);

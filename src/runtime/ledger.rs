@@ -19,7 +19,7 @@ use crate::domain::limits::{Spending, Usage, UsageChange};
 use crate::domain::time::Timestamp;
 use crate::tool::budget::{LimitReached, Refused, SharedBudget};
 
-/// The books as one run of the main agent writes them.
+/// The ledger of one run of the main agent.
 pub(super) struct BudgetLedger {
     db: Db,
     trees: Vec<BudgetScope>,
@@ -27,16 +27,16 @@ pub(super) struct BudgetLedger {
     page: Mutex<Page>,
 }
 
-/// What is not in the books yet, and what they said last.
+/// The usage that is not stored yet, and the last stored state.
 #[derive(Debug, Default)]
 struct Page {
     noted: UsageChange,
-    /// Up to when the time of this run is in the books.
+    /// The time up to which the time of this run is charged.
     since: Timestamp,
     left: Option<RemainingTime>,
 }
 
-/// How much time there was.
+/// The remaining time at an instant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RemainingTime {
     at: Timestamp,
@@ -47,16 +47,16 @@ pub(super) struct RemainingTime {
 /// A charge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BudgetCharge {
-    /// What has changed before.
+    /// The usage since the last charge.
     pub(super) noted: UsageChange,
-    /// What is about to be done, if anything is.
+    /// The expense that is about to be made, if any.
     pub(super) spending: Option<Spending>,
-    /// Whether it goes on by itself.
+    /// True for a background task.
     pub(super) in_background: bool,
 }
 
 impl BudgetLedger {
-    /// Opens the books for a run whose share is called `share`, and which has used this much by what is stored.
+    /// Opens the ledger of a run with the share `share` and this stored usage.
     pub(super) async fn open(
         run_context: &RunContext,
         trees: Vec<BudgetScope>,
@@ -92,9 +92,9 @@ impl BudgetLedger {
         })))
     }
 
-    /// Writes down that the run is over, but for so many subagents that wait.
+    /// Stores the end of the run, except for so many subagents that wait.
     pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
-        // Not taken: the transaction may have to be tried again, and nothing comes after it.
+        // Not reset: the transaction may be retried, and nothing follows it.
         let (noted, since) = {
             let page = self.tally();
             (page.noted, page.since)
@@ -116,7 +116,7 @@ impl BudgetLedger {
         Ok(())
     }
 
-    /// What was noted, which is taken, and up to when time is in the books.
+    /// Takes the noted usage, and returns it with the time of the last charge.
     fn take_noted(&self) -> (UsageChange, Timestamp) {
         let mut page = self.tally();
         (std::mem::take(&mut page.noted), page.since)
@@ -201,7 +201,7 @@ pub(super) enum ChargeError {
     Fault(#[from] DbError),
 }
 
-/// Charges all of these trees, or none if a limit of one of them forbids it; how much time there is then.
+/// Charges all of these trees, or none if a limit of one of them forbids it. Returns the remaining time.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
     (trees, share): (&[BudgetScope], RunId),
@@ -272,7 +272,7 @@ pub(super) async fn enter(
     Ok(())
 }
 
-/// Writes down for these trees what a task of another server has used, as far as is known.
+/// Sets the known usage of a remote task in these trees.
 pub(super) async fn set_usage(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, used: &Usage) -> DbResult<()> {
     for tree in trees {
         set_share(tx, tree, share, &UsageChange::from(used)).await?;
@@ -280,7 +280,7 @@ pub(super) async fn set_usage(tx: &mut Tx<'_>, trees: &[BudgetScope], share: Run
     Ok(())
 }
 
-/// The limit that one more task would break that goes on.
+/// Returns the limit that one more running task would exceed.
 pub(super) async fn exceeded_limit(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Option<LimitReached>> {
     for tree in trees {
         let (Some(used), Some(limit)) = (trees::lock(tx, tree.top).await?, tree.limits.children_at_once) else {
@@ -293,7 +293,7 @@ pub(super) async fn exceeded_limit(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> Db
     Ok(None)
 }
 
-/// How many work for a tree at the moment: subagents, and background tasks that are not over.
+/// Counts the unfinished subagents and background tasks of a tree.
 async fn under_way(tx: &mut Tx<'_>, tree: &BudgetScope, used: &TreeUsed) -> DbResult<u64> {
     if tree.limits.children_at_once.is_none() {
         return Ok(0);

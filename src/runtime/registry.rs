@@ -43,14 +43,14 @@ pub struct AgentSources {
 pub struct FileAgents {
     /// The agents.
     pub agents: Vec<FileAgent>,
-    /// What is odd about them, each with its `graph_id`; without one it is about all of them.
+    /// The diagnostics, each with its `graph_id`; one without it concerns all agents.
     pub remarks: Vec<(Option<String>, StoredDiagnostic)>,
     /// The MCP servers that the configuration has for all agents.
     pub servers: BTreeMap<String, McpServerDefinition>,
 }
 
 impl FileAgents {
-    /// All MCP servers of files: those for all agents, and those that agents have for themselves.
+    /// Returns all MCP servers of files: the shared ones, and those of single agents.
     pub fn all_servers(&self) -> OwnedServers {
         let common = self
             .servers
@@ -67,36 +67,36 @@ impl FileAgents {
 /// An agent that a file defines.
 #[derive(Debug, Clone)]
 pub struct FileAgent {
-    /// Its key.
+    /// The key.
     pub graph_id: String,
     /// The file or folder.
     pub place: String,
-    /// What it says.
+    /// The definition.
     pub definition: AgentDefinition,
 }
 
-/// An agent, as it is defined now.
+/// The current definition of an agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentRecord {
     /// The version in use.
     pub version: DefinitionVersion,
-    /// What is wrong with it, or odd; for a file also why its last change is not in use.
+    /// The diagnostics; for a file also why its last change is not in use.
     pub remarks: Vec<StoredDiagnostic>,
-    /// Whether it can run.
+    /// True when it can run.
     pub is_usable: bool,
 }
 
-/// The agents as they are now, by `graph_id`.
+/// The current agents, by `graph_id`.
 pub(super) type Records = BTreeMap<String, AgentRecord>;
 
-/// The agents, and where they are remembered.
+/// The registry of agents.
 pub(super) struct Registry {
     pub(super) db: Db,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) workshop: AgentFactory,
     around: ValidationContext,
     current: RwLock<Current>,
-    /// Agents of definitions that are not in use any more, those asked for last at the end.
+    /// A cache of agents of earlier definitions, most recently used last.
     past: Mutex<VecDeque<Arc<RegisteredAgent>>>,
     /// Locked while the set is changed.
     pub(super) sources: tokio::sync::Mutex<Sources>,
@@ -108,23 +108,23 @@ struct Current {
     records: Arc<Records>,
 }
 
-/// What the set is made of.
+/// The sources of the current set.
 #[derive(Default)]
 pub(super) struct Sources {
     /// Those of files.
     pub(super) files: BTreeMap<String, DefinitionVersion>,
-    /// What is odd about them.
+    /// The diagnostics of files.
     pub(super) oddities: Vec<(Option<String>, StoredDiagnostic)>,
-    /// Why the last change of the files is not in use; nothing if it is.
+    /// The errors for which the last change of the files is not in use.
     pub(super) refusals: Vec<(Option<String>, StoredDiagnostic)>,
     /// Those that clients defined.
     pub(super) clients: BTreeMap<String, DefinitionVersion>,
-    /// The number of the last change by clients that is known here.
+    /// The number of the last change by clients that this process has read.
     pub(super) seen: i64,
 }
 
 impl Sources {
-    /// Whether just this is in use of files already.
+    /// Returns whether these files are in use already.
     pub(super) fn is_same(&self, files: &FileAgents) -> bool {
         let is_known = |agent: &FileAgent| {
             self.files.get(&agent.graph_id).is_some_and(|version| {
@@ -140,7 +140,7 @@ impl Sources {
 }
 
 impl FileAgents {
-    /// The names that metrics may have as labels: what is written in files, and never what clients choose.
+    /// Returns the names that metrics may have as labels: those of files, and never those that clients choose.
     pub(super) fn labels(&self) -> ConfiguredNames {
         let mut known = ConfiguredNames::default();
         for FileAgent {
@@ -170,14 +170,14 @@ impl FileAgents {
     }
 }
 
-/// An assistant with the agent behind it.
+/// An assistant with its agent.
 pub(super) struct ResolvedAssistant {
     pub(super) assistant: Assistant,
     pub(super) known: Arc<RegisteredAgent>,
 }
 
 impl Registry {
-    /// A registry of no agents.
+    /// Returns a registry without agents.
     pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: AgentFactory, around: ValidationContext) -> Self {
         Self {
             db,
@@ -194,19 +194,19 @@ impl Registry {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The agents that can run now.
+    /// Returns the agents that can run.
     pub(super) fn agents(&self) -> Arc<Agents> {
         self.current().agents
     }
 
-    /// All agents that are defined now.
+    /// Returns all defined agents.
     pub(super) fn records(&self) -> Arc<Records> {
         self.current().records
     }
 
-    /// Puts the set that `sources` make in the place of the present one. Agents that stay the same are not made again.
+    /// Replaces the current set. Agents that stay the same are not assembled again.
     ///
-    /// A file precedes a client that has defined an agent of the same name.
+    /// A file takes precedence over a client that has defined an agent of the same name.
     pub(super) fn replace(&self, sources: &Sources) {
         let old = self.agents();
         let mut records = Records::new();
@@ -239,7 +239,7 @@ impl Registry {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    /// What is to be said about a definition.
+    /// Returns the diagnostics of a definition.
     fn diagnostics_of(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let graph_id = &version.graph_id;
         if version.provenance.file().is_none() {
@@ -258,8 +258,8 @@ impl Registry {
         remarks
     }
 
-    /// What is to be said about a definition that a client brought. An agent that it refers to and that went away since
-    /// makes its other abilities no worse.
+    /// Returns the diagnostics of a definition from a client. A missing agent that it refers to does not disable the
+    /// rest.
     fn client_diagnostics(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let DefinitionVersion {
             graph_id, definition, ..
@@ -288,7 +288,7 @@ impl Registry {
             .collect()
     }
 
-    /// What a definition may refer to now.
+    /// Returns the names that a definition may refer to.
     pub(super) fn around(&self) -> ValidationContext {
         let agents = self.records().keys().cloned().collect();
         let mcp_servers = self.workshop.servers.common();
@@ -299,7 +299,7 @@ impl Registry {
         }
     }
 
-    /// The agent of a definition; none if its remarks forbid it.
+    /// Returns the agent of a definition, unless its diagnostics forbid it.
     fn usable(
         &self,
         version: &DefinitionVersion,
@@ -324,7 +324,7 @@ impl Registry {
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
     }
 
-    /// The agent that a run was admitted for, as it was defined then.
+    /// Returns the agent of a run, as it was defined when the run was admitted.
     pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<RegisteredAgent>>> {
         let agents = self.agents();
         let Some(AssignedAgent {
@@ -345,7 +345,7 @@ impl Registry {
         Ok(found.await?.or_else(|| agents.of_run(run).cloned()))
     }
 
-    /// The agent with this definition, in use or not. None if the definition is not remembered.
+    /// Returns the agent with this definition, in use or not, or none if the definition was deleted.
     pub(super) async fn of_digest(
         &self,
         tx: &mut Tx<'_>,
@@ -361,7 +361,7 @@ impl Registry {
         let provenance = db::definitions::origin(tx, graph_id, digest).await?;
         match self.workshop.known(graph_id, &definition, &provenance) {
             Ok(known) => {
-                // It may be stored in the words of an earlier release; it is asked for by its stored name.
+                // It may be stored in the form of an earlier release; its key is the stored digest.
                 let known = Arc::new(known.stored_as(digest));
                 self.cache(Arc::clone(&known));
                 Ok(Some(known))
@@ -394,8 +394,8 @@ impl Registry {
         }
     }
 
-    /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on
-    /// its thread, the one that began it.
+    /// Returns the agent for a request: the current one, or, when the request continues what is in progress on its
+    /// thread, the one with which that began.
     pub(super) async fn pinned_definition(
         &self,
         tx: &mut Tx<'_>,
@@ -409,10 +409,10 @@ impl Registry {
         }
     }
 
-    /// The assistant that a request names, as it stands now, and the agent behind it.
+    /// Returns the assistant that a request names, with its agent.
     ///
     /// # Errors
-    /// When there is none, and when the database fails.
+    /// Returns an error when there is none, or the database fails.
     pub(super) async fn resolve(
         &self,
         tx: &mut Tx<'_>,
@@ -441,7 +441,7 @@ impl Registry {
         }
     }
 
-    /// The agent that worked on a thread last, by the definition with which it began what is under way there.
+    /// Returns the last agent of a thread, with the definition with which it began what is in progress there.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
             Some(known) => self.as_admitted(tx, (thread.id, None), known).await.map(Some),
@@ -449,8 +449,8 @@ impl Registry {
         }
     }
 
-    /// The agent by the definition with which it began what is under way at a checkpoint, the newest when none is named;
-    /// by the one in use when nothing is.
+    /// Returns the agent with the definition with which it began what is in progress at a checkpoint, or at the newest
+    /// one; the current definition when nothing is in progress.
     async fn as_admitted(
         &self,
         tx: &mut Tx<'_>,

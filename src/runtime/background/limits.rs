@@ -115,7 +115,7 @@ fn lineage_below(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Re
     let levels = parent.budget.levels_below(parent.depth);
     if levels.is_none() && nesting > MAX_NESTING {
         return Err(format!(
-            "Background tasks nest at most {DEEPEST} deep, and this one would be number {nesting}. Nothing was started; \
+            "Background tasks nest at most {MAX_NESTING} deep, and this one would be number {nesting}. Nothing was started; \
              do the work yourself."
         ));
     }

@@ -13,7 +13,7 @@ use crate::db::{self, DbResult};
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
-use crate::runtime::background::remote::{LOOKS_FOR, stop};
+use crate::runtime::background::remote::{POLL_TIMEOUT, stop};
 use crate::runtime::{BackgroundTasks, RuntimeHandles};
 
 /// The most jobs that one transaction schedules.
@@ -104,7 +104,7 @@ impl JobHandler for CancelRemoteHandler {
 impl BackgroundTasks {
     async fn stop_remote_run(&self, work: &RemoteRun) -> Result<(), String> {
         let (place, agent) = self.remote_thread_of_run(work).await?;
-        stop(&place, &agent, LOOKS_FOR)
+        stop(&place, &agent, POLL_TIMEOUT)
             .await
             .map(drop)
             .map_err(|error| error.to_string())

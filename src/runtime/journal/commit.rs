@@ -23,7 +23,7 @@ use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::{admission, interrupts};
 
-/// A transaction's worth of writing.
+/// The writes of one transaction.
 #[derive(Clone)]
 pub(super) struct CommitBatch {
     pub(super) first: i64,
@@ -54,12 +54,12 @@ pub(super) struct RunEnd {
 }
 
 impl CommitBatch {
-    /// The numbers of its events.
+    /// Returns the numbers of its events.
     pub(super) fn numbers(&self) -> Range<i64> {
         self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
     }
 
-    /// The same under the numbers from `first` on.
+    /// Returns the same batch with numbers from `first` on.
     pub(super) fn renumbered(&self, first: i64) -> Self {
         let own = self.numbers();
         let moved = |seq: i64| {
@@ -85,7 +85,7 @@ impl CommitBatch {
         new
     }
 
-    /// Whether the run gets on by it: a step was made, or a call answered. That it was begun again is no progress.
+    /// Returns whether it is progress: a step was made, or a call answered. A restart is no progress.
     fn gets_on(&self) -> bool {
         !self.entries.is_empty() || self.facts.iter().any(|(_, fact)| matches!(fact, Fact::Answered { .. }))
     }
@@ -95,7 +95,7 @@ impl CommitBatch {
 pub(super) enum CommitOutcome {
     /// The batch was stored now.
     Now,
-    /// It was stored before, under the numbers from this one on: only the answer of the database was lost.
+    /// The batch was stored before, with numbers from this one on; only the response of the database was lost.
     Before(i64),
     /// Another process holds the lease. Nothing is stored.
     Lost,
@@ -110,8 +110,8 @@ pub(super) struct PlacedStep {
     pub(super) position: Position,
 }
 
-/// Writes a batch when its `turn` comes, if we still hold the lease on the run, and if it is not stored already under one
-/// of the numbers that it had `before`.
+/// Stores a batch in its `turn`, if this process still holds the lease of the run, and if the batch is not stored
+/// already under one of the numbers that it had `before`.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
@@ -125,8 +125,7 @@ pub(super) async fn write_batch(
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let at = batch.at;
-    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it
-    // used.
+    // The row of the main agent's run has the lease, the end of the run and its usage, so one statement does for all.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
     let trace = RunRowUpdate {
@@ -141,7 +140,7 @@ pub(super) async fn write_batch(
         }
         Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };
-    // The row is ours now until the end of the transaction.
+    // The row is locked now until the end of the transaction.
     drop(turn);
     if !held {
         return Ok(CommitOutcome::Lost);
@@ -193,7 +192,7 @@ pub(super) async fn write_batch(
     Ok(CommitOutcome::Now)
 }
 
-/// Writes the steps of a batch as checkpoints of the history `lane`.
+/// Stores the steps of a batch as checkpoints of the history `lane`.
 async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch) -> DbResult<()> {
     let placed = batch.entries.iter().map(|laid| NewCheckpoint {
         thread: root.thread,
