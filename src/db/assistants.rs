@@ -283,7 +283,7 @@ pub struct AssistantQuery {
     pub metadata: MetadataFilter,
     /// The sort key.
     pub sort: AssistantOrder,
-    /// Whether the order is ascending.
+    /// True for ascending order.
     pub ascending: bool,
     /// The maximum number of assistants.
     pub limit: i64,

@@ -1,4 +1,4 @@
-//! Background tasks: who asked for which, and whether something may come of them that nobody was told.
+//! The table of background tasks: the run that started each, and whether its agent is still to be notified.
 
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
@@ -82,7 +82,7 @@ impl TryFrom<TaskRow> for TaskRecord {
     }
 }
 
-/// Stores a new task, and what is to be known of it when another server does it.
+/// Stores a new task; for one on another server, also its remote run.
 pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
     const SQL: &str = "insert into background_tasks (task_id, parent_thread, parent_run, parent_assistant, call_id, \
         agent_name, graph_id, top_run, ancestry, notify, watched, told_run, created_at) \
@@ -111,15 +111,15 @@ pub async fn insert(tx: &mut Tx<'_>, task: &TaskRecord) -> DbResult<()> {
     }
 }
 
-/// The task of this id.
+/// Returns the task with this id.
 pub async fn find(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Option<TaskRecord>> {
     const SQL: &str = concat!(select!(), " where t.task_id = $1");
     let row: Option<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(task.0).fetch_optional(conn).await)?;
     row.map(TaskRecord::try_from).transpose()
 }
 
-/// How much clients see of what is done on a thread: all of it, unless it is that of a task. Of a task of which that cannot
-/// be read nothing is seen.
+/// Returns the visibility of the events of a thread for clients: all, unless it is the thread of a task. A task whose
+/// record cannot be read is hidden.
 pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibility> {
     const SQL: &str = "select ancestry from background_tasks where task_id = $1";
     let found: Option<String> = on_engine!(tx, |conn| query_scalar(SQL).bind(thread.0).fetch_optional(conn).await)?;
@@ -135,7 +135,7 @@ pub async fn visibility(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Visibilit
     Ok(ancestry.map_or(Visibility::Hidden, |ancestry| ancestry.visibility))
 }
 
-/// The tasks that were begun in the course of a run, the oldest first, up to `limit`.
+/// Returns the tasks that a run has started, oldest first, up to `limit`.
 pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
@@ -145,7 +145,7 @@ pub async fn of_run(tx: &mut Tx<'_>, run: RunId, limit: i64) -> DbResult<Vec<Tas
     readable(rows)
 }
 
-/// The tasks of a thread of which something may come that its agent does not know, the oldest first.
+/// Returns the tasks of a thread whose outcome its agent may not know, oldest first.
 pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
@@ -155,7 +155,7 @@ pub async fn watched(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<Vec<TaskReco
     readable(rows)
 }
 
-/// Whether a task, which the row `t` names, is not over; of one on another server it is said what is known here.
+/// The SQL condition that the task of row `t` is not over, as far as this server knows.
 macro_rules! is_not_over {
     () => {
         "(exists (select 1 from runs r where r.thread_id = t.task_id and r.depth = 0 \
@@ -165,7 +165,7 @@ macro_rules! is_not_over {
     };
 }
 
-/// How many tasks of a thread are not over; those that wait for a human are not.
+/// Counts the unfinished tasks of a thread, including those that wait for an answer.
 pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
     const SQL: &str = concat!(
         "select count(*) from background_tasks t where t.parent_thread = $1 and ",
@@ -177,7 +177,7 @@ pub async fn not_over(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<i64> {
         .await)?)
 }
 
-/// How many of the tasks that work for a tree are not over.
+/// Counts the unfinished tasks of a tree.
 pub async fn not_over_in_tree(tx: &mut Tx<'_>, tree: RunId) -> DbResult<i64> {
     const SQL: &str = concat!(
         "select count(*) from background_tasks t where t.task_id in (select thread_id from tree_shares where tree_id = $1) and ",
@@ -189,15 +189,15 @@ pub async fn not_over_in_tree(tx: &mut Tx<'_>, tree: RunId) -> DbResult<i64> {
         .await)?)
 }
 
-/// Notes that something may come of a task that its parent does not know.
+/// Marks a task whose outcome its parent may not know.
 pub async fn watch(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
     const SQL: &str = "update background_tasks set watched = true where task_id = $1";
     on_engine!(tx, |conn| query(SQL).bind(task.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 
-/// Notes for which run of a task its parent was woken, or knew already, and whether more may come of it.
-pub async fn told(tx: &mut Tx<'_>, task: ThreadId, run: Option<RunId>, watched: bool) -> DbResult<()> {
+/// Stores the run of a task of which the parent was notified, or knew, and whether another outcome may follow.
+pub async fn set_notified(tx: &mut Tx<'_>, task: ThreadId, run: Option<RunId>, watched: bool) -> DbResult<()> {
     const SQL: &str = "update background_tasks set told_run = $2, watched = $3 where task_id = $1";
     on_engine!(tx, |conn| query(SQL)
         .bind(task.0)
@@ -209,20 +209,20 @@ pub async fn told(tx: &mut Tx<'_>, task: ThreadId, run: Option<RunId>, watched: 
     Ok(())
 }
 
-/// Notes that the agent of a thread is told nothing more of its tasks: what is stored of the thread cannot be read.
+/// Ends the notifications to the agent of a thread whose state cannot be read.
 pub async fn unwatch_all(tx: &mut Tx<'_>, parent: ThreadId) -> DbResult<()> {
     const SQL: &str = "update background_tasks set watched = false where parent_thread = $1";
     on_engine!(tx, |conn| query(SQL).bind(parent.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 
-/// Whether there is any task of which something may come that its parent does not know.
+/// Returns whether there is a task whose outcome its parent may not know.
 pub async fn any_watched(tx: &mut Tx<'_>) -> DbResult<bool> {
     const SQL: &str = "select exists (select 1 from background_tasks where watched)";
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Threads on which nothing is at work, and of whose tasks something has come that their agent may not know.
+/// Returns idle threads whose agent may not know the outcome of a task.
 pub async fn parents_to_wake(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<ThreadId>> {
     const SQL: &str = "select distinct t.parent_thread from background_tasks t \
         join threads p on p.thread_id = t.parent_thread left join remote_runs w on w.remote_run_id = t.task_id \

@@ -37,7 +37,7 @@ pub struct Copy {
     until: i64,
     /// The number of the last checkpoint copied so far.
     last: i64,
-    /// Whether the agent has pending tasks after that checkpoint.
+    /// True when the agent has pending tasks after that checkpoint.
     remains: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Crons: what is to be started by the clock, and when next.
+//! The table of crons: runs that start at scheduled times.
 
 use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
@@ -108,7 +108,7 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     reschedule(tx, cron).await
 }
 
-/// Gives a cron the job that starts its run when it is due, in place of the one that it had.
+/// Schedules the job that starts the next run of a cron, in place of the one that it had.
 async fn reschedule(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     let owner = JobOwner {
         thread: cron.thread,
@@ -120,13 +120,13 @@ async fn reschedule(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     }
 }
 
-/// The cron of this id.
+/// Returns the cron with this id.
 pub async fn find(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<Cron>> {
     const SQL: &str = concat!(select!(), " where cron_id = $1");
     one(tx, SQL, id).await
 }
 
-/// The cron of this id, kept from changing under us until the end of the transaction.
+/// Returns the cron with this id, locked until the end of the transaction.
 pub async fn lock(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<Cron>> {
     const SQLITE: &str = concat!(select!(), " where cron_id = $1");
     const POSTGRES: &str = concat!(select!(), " where cron_id = $1 for update");
@@ -139,8 +139,8 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<
     row.map(Cron::try_from).transpose()
 }
 
-/// Writes all that can change about a cron: everything but its id, its thread and when it was made. Returns whether there
-/// is one of this id. Whoever has claimed its job has lost it.
+/// Updates a cron: everything except its id, its thread and its creation time. Returns whether it exists. A worker that
+/// has claimed its job loses the claim.
 pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
         keep_threads = $7, due_at = $8, request = $9, payload = $10, metadata = $11, updated_at = $12 where cron_id = $1";
@@ -180,8 +180,8 @@ pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
     Ok(deleted == 1)
 }
 
-/// Sets when a cron is due next, and moves its job there: what `job` was for is done. False if somebody else has the job now,
-/// or the cron was changed: then nothing is done.
+/// Sets the next due time of a cron and moves its job there. Returns false, and changes nothing, if another worker has
+/// claimed `job`, or the cron was changed.
 pub async fn move_on(tx: &mut Tx<'_>, id: CronId, job: &ClaimedJob, due: Option<Timestamp>) -> DbResult<bool> {
     const SQL: &str = "update crons set due_at = $2 where cron_id = $1";
     let is_ours = match due {
@@ -199,7 +199,7 @@ pub async fn move_on(tx: &mut Tx<'_>, id: CronId, job: &ClaimedJob, due: Option<
     Ok(is_ours)
 }
 
-/// By what crons are sorted; what is missing counts as smallest.
+/// The sort key of crons. Missing values sort as the smallest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CronOrder {
     /// By id.
@@ -208,18 +208,18 @@ pub enum CronOrder {
     Assistant,
     /// By thread.
     Thread,
-    /// By when they were made.
+    /// By creation time.
     #[default]
     CreatedAt,
-    /// By when they were last changed.
+    /// By the time of the last change.
     UpdatedAt,
-    /// By when they are due next.
+    /// By the next due time.
     Due,
-    /// By when they end.
+    /// By the end.
     End,
 }
 
-/// Which crons are wanted, and in which order. The default wants none.
+/// A query for crons. The default returns none.
 #[derive(Debug, Clone, Default)]
 pub struct CronQuery {
     /// Only those of this assistant.
@@ -230,13 +230,13 @@ pub struct CronQuery {
     pub enabled: Option<bool>,
     /// Only those whose metadata contains this.
     pub metadata: MetadataFilter,
-    /// In which order.
+    /// The sort key.
     pub sort: CronOrder,
-    /// Whether the smallest come first.
+    /// True for ascending order.
     pub ascending: bool,
-    /// How many at most.
+    /// The maximum number of results.
     pub limit: i64,
-    /// How many to pass over before.
+    /// The number of results to skip.
     pub offset: i64,
 }
 
@@ -283,7 +283,7 @@ impl CronQuery {
     }
 }
 
-/// The crons that are wanted, as many as take about so many `bytes` of memory.
+/// Returns the crons of a query, up to about `bytes` of memory.
 pub async fn search(tx: &mut Tx<'_>, wanted: &CronQuery, bytes: usize) -> DbResult<ListPart<Cron>> {
     let weigh = |row: &CronRow| parsed_bytes(&row.request) + parsed_bytes(&row.payload) + parsed_bytes(&row.metadata);
     let mut filling = ListBuilder::new(wanted.limit, bytes);
@@ -304,7 +304,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &CronQuery, bytes: usize) -> DbResu
     Ok(filling.finish())
 }
 
-/// How many crons meet the conditions; order, limit and offset are none.
+/// Counts the crons of a query, without order, limit and offset.
 pub async fn count(tx: &mut Tx<'_>, wanted: &CronQuery) -> DbResult<i64> {
     let count = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from crons");

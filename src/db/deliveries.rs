@@ -1,4 +1,4 @@
-//! Deliveries: reports of runs that ended, on their way to those who asked for them.
+//! The table of deliveries: reports of webhooks about runs that ended.
 
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
@@ -95,7 +95,7 @@ pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
     }
 }
 
-/// The delivery of this id.
+/// Returns the delivery with this id.
 pub async fn find(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<Delivery>> {
     const SQL: &str = concat!(select!(), " where d.delivery_id = $1");
     let row: Option<DeliveryRow> = on_engine!(tx, |conn| query_as(SQL).bind(id.0).fetch_optional(conn).await)?;
@@ -109,13 +109,13 @@ pub struct Attempt {
     pub status: DeliveryStatus,
     /// The status with which the address answered, if it did.
     pub answer: Option<u16>,
-    /// Why it failed, if it did.
+    /// The error, if it failed.
     pub error: Option<String>,
-    /// When it may be tried again, if it is still pending.
+    /// The time of the next attempt, if it is still pending.
     pub due_at: Timestamp,
 }
 
-/// Writes the result of the attempt that `job` was. False if somebody else has the delivery now.
+/// Stores the result of the attempt of `job`. Returns false if another worker has claimed the job.
 pub async fn settle(tx: &mut Tx<'_>, job: &ClaimedJob, attempt: &Attempt, now: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update deliveries set status = $2, attempts = $3, answer = $4, error = $5, finished_at = $6 \
         where delivery_id = $1";
@@ -140,7 +140,7 @@ pub async fn settle(tx: &mut Tx<'_>, job: &ClaimedJob, attempt: &Attempt, now: T
     Ok(true)
 }
 
-/// Makes a delivery due at once, whatever its status, with all its attempts before it. Returns it as it is then.
+/// Makes a delivery due at once, whatever its status, and resets its attempts. Returns it as it is then.
 pub async fn renew(tx: &mut Tx<'_>, id: DeliveryId, now: Timestamp) -> DbResult<Option<Delivery>> {
     const SQL: &str =
         "update deliveries set status = 'pending', attempts = 0, finished_at = null where delivery_id = $1";
@@ -153,7 +153,7 @@ pub async fn renew(tx: &mut Tx<'_>, id: DeliveryId, now: Timestamp) -> DbResult<
     find(tx, id).await
 }
 
-/// Forgets some deliveries that arrived or were given up before `before`. Returns how many.
+/// Deletes some deliveries that ended before `before`. Returns their number.
 pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> DbResult<u64> {
     const SQL: &str = "delete from deliveries where delivery_id in (select delivery_id from deliveries \
         where finished_at is not null and finished_at < $1 order by finished_at, delivery_id limit $2)";
@@ -165,25 +165,25 @@ pub async fn sweep(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> DbResult<u
         .map(|done| done.rows_affected()))?)
 }
 
-/// Forgets the deliveries of a thread that arrived or were given up.
+/// Deletes the ended deliveries of a thread.
 pub async fn forget_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
     const SQL: &str = "delete from deliveries where thread_id = $1 and finished_at is not null";
     on_engine!(tx, |conn| query(SQL).bind(thread.0).execute(conn).await.map(drop))?;
     Ok(())
 }
 
-/// Which deliveries are wanted; the newest come first.
+/// A query for deliveries, newest first.
 #[derive(Debug, Clone, Default)]
 pub struct DeliverySearch {
     /// Only those of this run.
     pub run: Option<RunId>,
     /// Only those of this thread.
     pub thread: Option<ThreadId>,
-    /// Only those that stand so.
+    /// Only those with this status.
     pub status: Option<DeliveryStatus>,
-    /// How many at most.
+    /// The maximum number of results.
     pub limit: i64,
-    /// How many to pass over before.
+    /// The number of results to skip.
     pub offset: i64,
 }
 
@@ -207,7 +207,7 @@ impl DeliverySearch {
     }
 }
 
-/// The deliveries that are wanted.
+/// Returns the deliveries of a query.
 pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> DbResult<ListPart<Delivery>> {
     let weigh = |row: &DeliveryRow| parsed_bytes(&row.body);
     let mut filling = ListBuilder::new(wanted.limit, bytes);
@@ -226,7 +226,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> D
     Ok(filling.finish())
 }
 
-/// How many deliveries meet the conditions; limit and offset are none.
+/// Counts the deliveries of a query, without limit and offset.
 pub async fn count(tx: &mut Tx<'_>, wanted: &DeliverySearch) -> DbResult<i64> {
     let count = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from deliveries d");

@@ -42,7 +42,7 @@ pub enum Engine {
     Postgres,
 }
 
-/// A transaction under way. Only [`super::Db::read`] and [`super::Db::write`] begin and end one.
+/// A transaction. Only [`super::Db::read`] and [`super::Db::write`] begin and end one.
 pub struct Tx<'c> {
     pub(super) conn: Conn<'c>,
     pub(super) states: &'c StateCache,
@@ -69,7 +69,7 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Which engine this is.
+    /// Returns the engine.
     pub fn engine(&self) -> Engine {
         match self.conn {
             Conn::Sqlite(_) => Engine::Sqlite,
@@ -86,8 +86,8 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// Begins a part of the transaction that may be undone without the rest. It ends with [`Tx::release_savepoint`] or
-    /// [`Tx::roll_back_to_savepoint`]; parts do not overlap.
+    /// Sets a savepoint. It ends with [`Tx::release_savepoint`] or [`Tx::roll_back_to_savepoint`]; there is one at a
+    /// time.
     ///
     /// # Errors
     /// When the database fails.
@@ -95,7 +95,7 @@ impl<'c> Tx<'c> {
         self.control("savepoint inner").await
     }
 
-    /// Ends the part that was begun last and keeps what it wrote.
+    /// Ends the savepoint and keeps the writes since.
     ///
     /// # Errors
     /// When the database fails.
@@ -103,7 +103,7 @@ impl<'c> Tx<'c> {
         self.control("release savepoint inner").await
     }
 
-    /// Ends the part that was begun last and undoes what it wrote.
+    /// Ends the savepoint and undoes the writes since.
     ///
     /// # Errors
     /// When the database fails.
@@ -138,7 +138,7 @@ macro_rules! on_engine {
 }
 pub(super) use on_engine;
 
-/// Where reads go.
+/// The target of reads.
 pub(super) enum Readers {
     /// To the writer: a database in memory has a single connection.
     Writer,
@@ -150,17 +150,18 @@ const SQLITE_READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// Fewer than the connections, so that reads find one.
 const POSTGRES_WRITERS: usize = 8;
-/// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs over.
+/// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs
+/// over.
 const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
 /// Every search of ours has its index. Left to itself, the planner reads a whole table where it expects many matches,
-/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow. What
-/// has no index after all then looks so dear to it that it would compile a program first: that is not worth it.
+/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow.
+/// What has no index after all then looks so dear to it that it would compile a program first: that is not worth it.
 const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the first connection to Postgres may take.
+/// The timeout of the first connection to Postgres.
 const TO_CONNECT: Duration = Duration::from_secs(5);
-/// A connection that was idle for longer than this is tried before it is used.
+/// The idle time after which a connection is checked before it is used.
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
@@ -293,7 +294,7 @@ fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
         })
 }
 
-/// What an error of the driver means to us.
+/// Returns the error of this module for one of the driver.
 pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
     if matches!(error, sqlx::Error::PoolClosed) {
         return DbError::Closed;
@@ -315,9 +316,10 @@ pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
     }
 }
 
-/// Whether what a driver could not do may succeed later, without a change of what was asked for.
+/// Returns whether a statement that failed may succeed later, unchanged.
 pub(super) fn is_transient(error: &sqlx::Error) -> bool {
-    // SQLite: error, too big, constraint, mismatch, misuse, range. Postgres, by class: cardinality, data, integrity, limits.
+    // SQLite: error, too big, constraint, mismatch, misuse, range. Postgres, by class: cardinality, data, integrity,
+    // limits.
     const SQLITE: [u32; 6] = [1, 18, 19, 20, 21, 25];
     const POSTGRES: [&str; 4] = ["21", "22", "23", "54"];
     if let Some(told) = error.as_database_error() {
@@ -379,7 +381,7 @@ fn push_keys(query: &mut QueryBuilder<Sqlite>, json: &str, filter: &Map<String, 
     Ok(())
 }
 
-/// What `json_each` of SQLite is to be given of a column: nothing where it holds no JSON.
+/// Returns the argument of `json_each` of SQLite for a column: nothing where it holds no JSON.
 fn valid_json(column: &str) -> String {
     format!("case when json_valid({column}) then {column} end")
 }

@@ -1,4 +1,4 @@
-//! Jobs: what is to be done later, who does it, and since when.
+//! The table of jobs: what is due later, and the worker that has claimed it.
 
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
@@ -41,7 +41,7 @@ impl TryFrom<JobRow> for ClaimedJob {
     }
 }
 
-/// What a job is for: it is deleted with these.
+/// The owner of a job. The job is deleted with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JobOwner {
     /// The thread.
@@ -50,8 +50,8 @@ pub struct JobOwner {
     pub assistant: Option<AssistantId>,
 }
 
-/// Makes a job due at `due_at`, with all its attempts before it. One that is there already is moved, and whoever has claimed
-/// it has lost it.
+/// Schedules a job at `due_at` and resets its attempts. An existing one is rescheduled; a worker that has claimed it
+/// loses the claim.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when its owner is gone.
@@ -72,8 +72,8 @@ pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner
     Ok(())
 }
 
-/// Makes sure that there is a job that is due at `due_at` or before. One that is there already is left alone, unless it is due
-/// later and nobody is at it.
+/// Schedules a job at `due_at`, unless there is one. An existing one is only moved to an earlier time, and only if no
+/// worker has claimed it.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when its owner is gone.
@@ -94,7 +94,7 @@ pub async fn ensure(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, 
     Ok(())
 }
 
-/// Deletes the job of this kind for this key. Whoever has claimed it has lost it.
+/// Deletes the job of this kind for this key. A worker that has claimed it loses the claim.
 pub async fn delete(tx: &mut Tx<'_>, kind: JobKind, key: Uuid) -> DbResult<()> {
     const SQL: &str = "delete from jobs where kind = $1 and key = $2";
     on_engine!(tx, |conn| query(SQL)
@@ -106,9 +106,8 @@ pub async fn delete(tx: &mut Tx<'_>, kind: JobKind, key: Uuid) -> DbResult<()> {
     Ok(())
 }
 
-/// Gives jobs of a kind that are due to `worker`, those first that have been so for longest. Nobody else is given them unless
-/// the worker dies or is at them beyond `until`, and it is not given them again itself before. On Postgres those that somebody
-/// else is about to take are passed over.
+/// Claims due jobs of a kind for `worker`, longest due first, until `until`. Another worker may claim them then, or
+/// when this one dies. On Postgres, jobs that another transaction is claiming are skipped.
 pub async fn claim(
     tx: &mut Tx<'_>,
     worker: WorkerId,
@@ -153,8 +152,7 @@ pub async fn claim(
     readable(rows)
 }
 
-/// Makes those jobs due that are with a worker who broke its promise to be alive, and is not `worker`. Returns how many there
-/// were.
+/// Makes the jobs due again whose worker, other than `worker`, let its lease expire. Returns their number.
 pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<u64> {
     macro_rules! free {
         ($engine:ident) => {
@@ -173,7 +171,7 @@ pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> 
         .map(|done| done.rows_affected()))?)
 }
 
-/// Deletes a job that is done. False if somebody else has it now, or it was scheduled anew.
+/// Deletes a job that is done. Returns false if another worker has claimed it, or it was rescheduled.
 pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
     const SQL: &str = "delete from jobs where job_id = $1 and fence = $2";
     let changed = on_engine!(tx, |conn| query(SQL)
@@ -185,7 +183,7 @@ pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
     Ok(changed == 1)
 }
 
-/// Puts a job off until `due_at`. False if somebody else has it now, or it was scheduled anew.
+/// Postpones a job until `due_at`. Returns false if another worker has claimed it, or it was rescheduled.
 pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update jobs set due_at = $3, worker = null where job_id = $1 and fence = $2";
     let changed = on_engine!(tx, |conn| query(SQL)
@@ -198,7 +196,7 @@ pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> Db
     Ok(changed == 1)
 }
 
-/// When the next job of each kind is due, or is to be claimed again; nothing of kinds without jobs.
+/// Returns the time at which the next job of each kind is due or its claim expires; nothing for kinds without jobs.
 pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
     let rows: Vec<(String, Option<i64>)> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("");
@@ -214,7 +212,7 @@ pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
     Ok(rows.into_iter().filter_map(known).collect())
 }
 
-/// Whether there are jobs with a worker who broke its promise to be alive, and is not `worker`.
+/// Returns whether there are jobs whose worker, other than `worker`, let its lease expire.
 pub async fn any_orphans(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
     macro_rules! any {
         ($engine:ident) => {
@@ -233,7 +231,7 @@ pub async fn any_orphans(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
         .map(|row: (bool,)| row.0))?)
 }
 
-/// How many jobs of each kind there are, those at work included. Kinds that a newer server knows are left out.
+/// Counts the jobs of each kind, claimed ones included. Kinds of newer releases are left out.
 pub async fn count(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, u64)>> {
     const SQL: &str = "select kind, count(*) from jobs group by kind";
     let rows: Vec<(String, i64)> = on_engine!(tx, |conn| query_as(SQL).fetch_all(conn).await)?;

@@ -1,8 +1,8 @@
-//! What is remembered: threads, runs, checkpoints, events, questions to humans, items. One file per table.
+//! The database: threads, runs, checkpoints, events, interrupts, items. One file per table.
 //!
-//! This is not where anything is decided: the functions say what is in the tables and change it. They take a [`Tx`], so
-//! any number of them make one transaction; only [`Db::read`] and [`Db::write`] open one. Rows never leave this module;
-//! what comes out are values of [`crate::domain`].
+//! Nothing is decided here: the functions read the tables and change them. They take a [`Tx`], so any number of them
+//! make one transaction; only [`Db::read`] and [`Db::write`] begin one. Rows never leave this module; the results are
+//! values of [`crate::domain`].
 //!
 //! Every step is stored as what it *wrote*, never as the state that results; the state at a checkpoint is the sum of the
 //! writes of its ancestors, see [`checkpoints`].
@@ -74,10 +74,10 @@ struct Inner {
     limits: DbLimits,
 }
 
-/// How long the database may take.
+/// The timeouts of the database.
 #[derive(Debug, Clone, Copy)]
 pub struct DbLimits {
-    /// One statement, and its waiting for the locks of others.
+    /// One statement, including its wait for locks.
     pub statement: Duration,
 }
 
@@ -90,14 +90,13 @@ impl Default for DbLimits {
 }
 
 impl DbLimits {
-    /// How long a whole transaction may take, the way to the database and back included. A database that does not even say
-    /// that it is too slow is found out by this.
+    /// A whole transaction, including the network. It detects a database that does not answer at all.
     fn transaction(self) -> Duration {
         self.statement * 3
     }
 }
 
-/// How the database starts the tasks that write: the name of the task, and the task.
+/// Starts a task of the database, given its name.
 pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 impl Db {
@@ -110,7 +109,7 @@ impl Db {
         Self::open_within(url, DbLimits::default(), spawn).await
     }
 
-    /// The same with other limits than the usual ones.
+    /// Does the same with other timeouts.
     ///
     /// # Errors
     /// As [`Db::open`].
@@ -143,17 +142,17 @@ impl Db {
         Ok(db)
     }
 
-    /// Which engine this is.
+    /// Returns the engine.
     pub fn engine(&self) -> Engine {
         self.0.engine
     }
 
-    /// The states that were lately folded or written.
+    /// Returns the cache of states.
     pub fn states(&self) -> &StateCache {
         &self.0.states
     }
 
-    /// What other processes on the same database ring from now on, and this one too. Silence with SQLite.
+    /// Returns the notifications of all processes on the same database, this one included. SQLite has none.
     pub fn notifications(&self) -> broadcast::Receiver<Notification> {
         self.0.notifications.subscribe()
     }
@@ -195,8 +194,8 @@ impl Db {
         }
     }
 
-    /// As [`Db::read`], for a job whose statements may take long by what a client asked for: they are broken off at the
-    /// limit of time, and when nobody waits any more.
+    /// Does the same as [`Db::read`] for a job whose statements may be slow because of the request of a client. They
+    /// are cancelled at the timeout, and when the caller is gone.
     ///
     /// # Errors
     /// Those of the job, and [`DbError::Unavailable`], also when it took too long.
@@ -227,11 +226,10 @@ impl Db {
 
     /// Runs `job` as one transaction, and returns what it returns once that is durable.
     ///
-    /// A job that returns an error is rolled back, whatever the error says: a refusal leaves no trace, wherever it was
-    /// noticed. What shall be kept beside a refusal is kept by returning the refusal as a value, or by
-    /// [`Tx::savepoint`]. A job that met an error of the database must err: only one of the two engines would let it go
-    /// on. A job waits for nothing but the database, for others wait behind it, and it never calls
-    /// [`Db::write`] itself. Once taken up it runs to its end, even when nobody waits for it any more.
+    /// A job that returns an error is rolled back, whatever the error is. To keep writes beside a refusal, return the
+    /// refusal as a value, or use [`Tx::savepoint`]. After an error of the database the job must return an error: only
+    /// one of the two engines could continue. A job must wait for nothing but the database, since other jobs wait
+    /// behind it, and must never call [`Db::write`] itself. Once begun it runs to its end, even if the caller is gone.
     ///
     /// # Errors
     /// Those of the job; [`DbError::Busy`] when it lost a race and may be tried again; [`DbError::Unavailable`].

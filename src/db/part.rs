@@ -11,7 +11,7 @@ const FIRST_BATCH: i64 = 16;
 pub struct ListPart<T> {
     /// The rows in order; none for a row that cannot be read.
     pub rows: Vec<Option<T>>,
-    /// Whether the page ended early, at its limit of memory.
+    /// True when the page ended early, at its limit of memory.
     pub is_cut: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Work that other servers do for subagents whose runs wait for it, until it is known that nothing is left of it there. That of
-//! background tasks: [`background`](super::background).
+//! The table of remote runs: work of subagents on other servers, kept until nothing is left of it there. For background
+//! tasks see [`background`](super::background).
 
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
@@ -36,8 +36,8 @@ impl From<RemoteRunRow> for RemoteRun {
     }
 }
 
-/// Whether the run of the row `e` is over, and will not go on: it waits for nobody, and nothing is at work on its thread that
-/// may take it up. A run that is gone is over.
+/// The SQL condition that the run of row `e` is over: it waits for nothing, and no run is at work on its thread that
+/// may continue it. A deleted run is over.
 macro_rules! is_over {
     ($statuses:literal) => {
         concat!(
@@ -50,7 +50,7 @@ macro_rules! is_over {
     };
 }
 
-/// Whether the run of the row `e` came to a good end.
+/// The SQL condition that the run of row `e` has succeeded.
 macro_rules! has_succeeded {
     () => {
         concat!(
@@ -60,14 +60,14 @@ macro_rules! has_succeeded {
     };
 }
 
-/// Whether nobody wants the work of the row `e` any more.
+/// The SQL condition that the work of row `e` is to be cancelled.
 macro_rules! is_unwanted {
     () => {
         is_over!("('error', 'timeout', 'interrupted')")
     };
 }
 
-/// Whether the run of the row `e` waits for the answer to a question of its server, and nothing is at work on its thread.
+/// The SQL condition that the run of row `e` waits for an answer, and no run is at work on its thread.
 macro_rules! waits {
     () => {
         "exists (select 1 from runs r join interrupts i on i.thread_id = r.thread_id and i.lane = e.remote_run_id \
@@ -76,7 +76,7 @@ macro_rules! waits {
     };
 }
 
-/// Whether the row `e` has no job of this kind.
+/// The SQL condition that row `e` has no job of this kind.
 macro_rules! has_no_job {
     ($kind:literal) => {
         concat!(
@@ -87,7 +87,7 @@ macro_rules! has_no_job {
     };
 }
 
-/// Stores work that is about to begin.
+/// Stores a remote run before it begins.
 pub async fn insert(tx: &mut Tx<'_>, work: &RemoteRun) -> DbResult<()> {
     const SQL: &str = "insert into remote_runs (remote_run_id, url, agent_name, parent_graph_id, parent_definition, \
         unwanted, attempts, version) values ($1, $2, $3, $4, $5, false, 0, 0) on conflict (remote_run_id) do nothing";
@@ -103,7 +103,7 @@ pub async fn insert(tx: &mut Tx<'_>, work: &RemoteRun) -> DbResult<()> {
     Ok(())
 }
 
-/// The work that is done for the run of a subagent.
+/// Returns the remote run of a subagent run.
 pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
     const SQL: &str = "select remote_run_id, parent_graph_id, parent_definition, agent_name, url, lost_since \
         from remote_runs where remote_run_id = $1 and task_id is null";
@@ -111,7 +111,7 @@ pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
     Ok(row.map(RemoteRun::from))
 }
 
-/// Whether there is work that is done, or that nobody wants any more and that has no job which cancels it.
+/// Returns whether there are remote runs that are done, or that are to be cancelled and have no job for it.
 pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {
     const SQL: &str = concat!(
         "select exists (select 1 from remote_runs e where e.task_id is null and ",
@@ -123,7 +123,7 @@ pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Deletes some of the work whose runs came to a good end.
+/// Deletes some remote runs that have succeeded.
 pub async fn delete_done(tx: &mut Tx<'_>, limit: i64) -> DbResult<()> {
     const SQL: &str = concat!(
         "delete from remote_runs where remote_run_id in (select e.remote_run_id from remote_runs e where e.task_id is null and ",
@@ -134,7 +134,7 @@ pub async fn delete_done(tx: &mut Tx<'_>, limit: i64) -> DbResult<()> {
     Ok(())
 }
 
-/// Gives some of the work that nobody wants any more a job that cancels it.
+/// Schedules the cancellation of some remote runs.
 pub async fn schedule_cancelling(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<()> {
     const SQL: &str = concat!(
         "select e.remote_run_id from remote_runs e where e.task_id is null and ",
@@ -146,7 +146,7 @@ pub async fn schedule_cancelling(tx: &mut Tx<'_>, now: Timestamp, limit: i64) ->
     schedule(tx, SQL, JobKind::CancelRemote, now, limit).await
 }
 
-/// Whether nobody wants this work any more.
+/// Returns whether a remote run is to be cancelled.
 pub async fn is_unwanted(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
     const SQL: &str = concat!(
         "select exists (select 1 from remote_runs e where e.remote_run_id = $1 and e.task_id is null and ",
@@ -159,7 +159,7 @@ pub async fn is_unwanted(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         .await)?)
 }
 
-/// Whether there is work that waits for the answer to a question and that no job watches.
+/// Returns whether there are remote runs that wait for an answer and have no job that polls them.
 pub async fn any_unwatched(tx: &mut Tx<'_>) -> DbResult<bool> {
     const SQL: &str = concat!(
         "select exists (select 1 from remote_runs e where e.task_id is null and ",
@@ -171,7 +171,7 @@ pub async fn any_unwatched(tx: &mut Tx<'_>) -> DbResult<bool> {
     Ok(on_engine!(tx, |conn| query_scalar(SQL).fetch_one(conn).await)?)
 }
 
-/// Gives some of the work that waits for the answer to a question a job that watches it.
+/// Schedules polling of some remote runs that wait for an answer.
 pub async fn schedule_watching(tx: &mut Tx<'_>, now: Timestamp, limit: i64) -> DbResult<()> {
     const SQL: &str = concat!(
         "select e.remote_run_id from remote_runs e where e.task_id is null and ",
@@ -191,7 +191,7 @@ async fn schedule(tx: &mut Tx<'_>, sql: &'static str, kind: JobKind, now: Timest
     Ok(())
 }
 
-/// Whether this work waits for the answer to a question, and nothing is at work on the thread of its run.
+/// Returns whether a remote run waits for an answer, and no run is at work on its thread.
 pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
     const SQL: &str = concat!(
         "select exists (select 1 from remote_runs e where e.remote_run_id = $1 and e.task_id is null and ",
@@ -204,7 +204,7 @@ pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         .await)?)
 }
 
-/// Notes since when the server of some work is out of reach.
+/// Stores since when the server of a remote run is out of reach.
 pub async fn set_lost(tx: &mut Tx<'_>, run: RunId, since: Timestamp) -> DbResult<()> {
     const SQL: &str = "update remote_runs set lost_since = $2 where remote_run_id = $1";
     on_engine!(tx, |conn| query(SQL)
@@ -216,7 +216,7 @@ pub async fn set_lost(tx: &mut Tx<'_>, run: RunId, since: Timestamp) -> DbResult
     Ok(())
 }
 
-/// Deletes work of which nothing is left.
+/// Deletes a remote run.
 pub async fn delete(tx: &mut Tx<'_>, run: RunId) -> DbResult<()> {
     const SQL: &str = "delete from remote_runs where remote_run_id = $1";
     on_engine!(tx, |conn| query(SQL).bind(run.0).execute(conn).await.map(drop))?;

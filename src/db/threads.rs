@@ -185,7 +185,7 @@ pub struct ThreadChange {
     pub error: Option<Option<Failure>>,
     /// The whole new metadata. The caller has read and locked the thread.
     pub metadata: Option<Map<String, Value>>,
-    /// Whether `state_updated_at` is set, too.
+    /// True to set `state_updated_at`, too.
     pub state_changed: bool,
 }
 
@@ -262,7 +262,7 @@ pub struct ThreadVersion {
     pub thread: ThreadId,
     /// A token of the row that differs after every change. It says nothing about the order of versions.
     pub version: i64,
-    /// Whether a run of the main agent is running on it.
+    /// True when a run of the main agent is running on it.
     pub is_at_work: bool,
 }
 

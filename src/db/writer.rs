@@ -1,7 +1,7 @@
-//! The tasks that write. Jobs wait in one queue.
+//! The writer tasks. Write jobs wait in one queue.
 //!
-//! SQLite has one writer, so all jobs that wait are made one transaction: making that durable costs the same for one
-//! job as for sixty. On Postgres several tasks take one job each.
+//! SQLite has one writer, so all waiting jobs share one transaction: a commit costs the same for one job as for sixty.
+//! On Postgres several tasks take one job each.
 
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -23,47 +23,47 @@ use super::notifications::Notification;
 use super::reader::give_back;
 use super::states::StateCache;
 
-/// How many jobs may wait before those who bring more have to wait as well.
+/// The capacity of the queue; beyond it, callers wait.
 const WAITING: usize = 1024;
-/// How many jobs share a transaction at most.
+/// The most jobs that share a transaction.
 const GROUP: usize = 64;
 
-/// Where jobs are handed in.
+/// The sender of the queue.
 pub(super) struct WriteQueue(mpsc::Sender<Box<dyn Job>>);
 
-/// Where jobs come out.
+/// The receiver of the queue.
 pub(super) type JobReceiver = mpsc::Receiver<Box<dyn Job>>;
 
-/// What a writer needs beside its connection.
+/// The parts of a writer besides its connection.
 pub(super) struct WriterParts {
     pub(super) inbox: JobReceiver,
     pub(super) states: Arc<StateCache>,
-    /// Where the listener of Postgres passes on what it hears.
+    /// The sender of the notifications that the listener of Postgres receives.
     pub(super) notifications: broadcast::Sender<Notification>,
     pub(super) closing: CancellationToken,
     pub(super) limits: DbLimits,
 }
 
-/// A queue and its other end.
+/// Returns a queue and its receiver.
 pub(super) fn queue() -> (WriteQueue, JobReceiver) {
     let (sender, inbox) = mpsc::channel(WAITING);
     (WriteQueue(sender), inbox)
 }
 
-/// Something to be done in a transaction.
+/// A write job.
 pub(super) trait Job: Send {
-    /// Does it, without ending the transaction.
+    /// Runs the job, without ending the transaction.
     fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob>;
 
-    /// Does not do it, and says why.
+    /// Refuses the job with this error.
     fn refuse(self: Box<Self>, error: DbError);
 }
 
 /// A job that ran and now waits for the end of its transaction.
 pub(super) struct CompletedJob {
-    /// Whether what it did shall be kept: it did not err.
+    /// True when its writes are kept: it did not return an error.
     keep: bool,
-    /// Tells the one who brought it, given how the transaction ended.
+    /// Sends the result to the caller, given the end of the transaction.
     tell: Box<dyn FnOnce(DbResult<()>) + Send>,
 }
 
@@ -108,7 +108,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 impl WriteQueue {
-    /// Hands in a job and waits until it is durable, or undone.
+    /// Queues a job and waits until it is durable, or undone.
     pub(super) async fn run<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
@@ -131,8 +131,8 @@ impl WriteQueue {
     }
 }
 
-/// The writer of SQLite. It ends before it is asked to when its connection is lost, which cannot be had anew: transactions may
-/// be half done on it. `lock` is held until it has ended.
+/// The writer of SQLite. It ends early when its connection is lost; a new one is not opened, since a transaction may be
+/// half done on the old one. `lock` is held until it has ended.
 pub(super) fn on_sqlite(
     outfit: WriterParts,
     mut conn: SqliteConnection,
@@ -192,8 +192,8 @@ async fn write_group(
     }
 }
 
-/// A savepoint around each job lets one fail alone. It is put up together with the statement before it, since each trip
-/// to the connection costs more than most statements; a job that has the transaction for itself needs none.
+/// A savepoint around each job lets one fail alone. It is sent together with the statement before it, since each trip
+/// to the connection costs more than most statements. A job that has the transaction for itself needs none.
 async fn run_group(
     conn: &mut SqliteConnection,
     states: &StateCache,
@@ -283,7 +283,7 @@ async fn write_one(pool: &PgPool, states: &StateCache, job: Box<dyn Job>, limit:
     (done.tell)(ended.map_err(DbError::from));
 }
 
-/// A connection that goes back to its pool only when its transaction has come to an end.
+/// A connection that returns to its pool only when its transaction has ended.
 struct Writer {
     conn: PoolConnection<Postgres>,
     has_ended: bool,

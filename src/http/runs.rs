@@ -165,7 +165,7 @@ pub(super) fn check_graph(api: &Api, assistant: &AssistantRef) -> Result<(), Api
     let AssistantRef::Graph(graph) = assistant else {
         return Ok(());
     };
-    let known = api.assistants.automatic();
+    let known = api.assistants.default_assistants();
     if known.iter().any(|card| card.graph_id == *graph) {
         return Ok(());
     }

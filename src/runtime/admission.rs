@@ -170,7 +170,7 @@ impl Admission {
             claimed,
             displaced,
         } = admitted;
-        log_lines::answered(&run);
+        log_lines::interrupts_answered(&run);
         if claimed {
             let claim = Claim {
                 run: run.clone(),

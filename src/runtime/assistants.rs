@@ -1,4 +1,4 @@
-//! Assistants: made, changed, deleted; and who it is that runs when one is asked.
+//! The handle for assistants: create, change and delete them.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp)
     )
 }
 
-/// Stores an assistant that a definition has by itself. One that is stored stays as it is, except that one that nobody ever
-/// changed takes the name and the description of its definition.
+/// Stores an assistant that a definition has by itself. One that is stored stays as it is, except that one that nobody
+/// ever changed takes the name and the description of its definition.
 pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
     if assistants::insert(tx, assistant).await? {
         Ok(())
@@ -48,7 +48,8 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         Ok(None) => return Ok(()),
         Err(error) if error.is_corrupt() => {
             tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
-            // What nobody ever changed is known. Otherwise the agent runs again when somebody has deleted the assistant.
+            // An assistant that was never changed is known. Otherwise it is created again after a client has deleted
+            // it.
             return if is_untouched {
                 assistants::update(tx, ours).await
             } else {
@@ -106,11 +107,12 @@ impl Assistants {
         id: AssistantId,
         settings: AssistantSettings,
         or_take_it: bool,
-        (key, shown): (Option<IdempotencyKey>, fn(&Assistant) -> StoredResponse),
+        key: Option<IdempotencyKey>,
+        shown: fn(&Assistant) -> StoredResponse,
     ) -> Result<Once<Assistant>, AssistantError> {
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
-        self.graph_is_known(&settings.graph_id)?;
+        self.check_graph(&settings.graph_id)?;
         let now = self.core.clock.now();
         let assistant = Assistant::new(id, settings, now);
         let write = self.core.db.write_once(key, now, shown, move |tx| {
@@ -139,7 +141,7 @@ impl Assistants {
         change: AssistantChange,
     ) -> Result<Assistant, AssistantError> {
         if let Some(graph_id) = &change.graph_id {
-            self.graph_is_known(graph_id)?;
+            self.check_graph(graph_id)?;
         }
         let now = self.core.clock.now();
         let write = self.core.db.write(move |tx| {
@@ -232,7 +234,7 @@ impl Assistants {
         }
     }
 
-    fn graph_is_known(&self, graph_id: &str) -> Result<(), AssistantError> {
+    fn check_graph(&self, graph_id: &str) -> Result<(), AssistantError> {
         if self.core.registry.agents().of_graph(graph_id).is_some() {
             return Ok(());
         }
@@ -250,7 +252,7 @@ impl Assistants {
     }
 
     /// The assistants that the definitions have by themselves.
-    pub fn automatic(&self) -> Vec<DefaultAssistant> {
+    pub fn default_assistants(&self) -> Vec<DefaultAssistant> {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
             graph_id: known.graph_id.clone(),
@@ -259,7 +261,8 @@ impl Assistants {
         self.core.registry.agents().all().map(card).collect()
     }
 
-    /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a definition.
+    /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a
+    /// definition.
     pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
         self.core
             .registry

@@ -41,8 +41,9 @@ impl CancelAction {
 }
 
 impl Runs {
-    /// Stops a run: the main agent's with all below it, or a subagent's with all below that, of which its caller then gets
-    /// an error result and goes on; one that waits for a human is over at once. Returns when it has been told, not when it has stopped: follow its events for that.
+    /// Stops a run: the main agent's with all below it, or a subagent's with all below that, of which its caller then
+    /// gets an error result and goes on; one that waits for a human is over at once. Returns when it has been told, not
+    /// when it has stopped: follow its events for that.
     ///
     /// # Errors
     /// See [`CancelError`].
@@ -71,7 +72,7 @@ impl Runs {
     /// Stops a run without waiting for anything, for a client that has left. What it did stays.
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
-        // Nobody is left who could be told how it went.
+        // No client is left for the result.
         drop(self.core.shutdown.spawn("cancel", async move {
             runs.cancel(thread, run, CancelAction::Interrupt).await.err()
         }));
@@ -169,7 +170,8 @@ impl Dispatcher {
     }
 }
 
-/// Requests that a run stops. For a subagent that waits, returns also which run notifies its caller, and that run if it was started for it.
+/// Requests that a run stops. For a subagent that waits, returns also which run notifies its caller, and that run if it
+/// was started for it.
 async fn request(
     tx: &mut Tx<'_>,
     run: &Run,
@@ -179,7 +181,7 @@ async fn request(
     let is_child = run.lineage.depth > 0;
     match run.status {
         RunStatus::Pending => {
-            admission::withdraw(tx, run, action, (&context.core.webhooks, context.now)).await?;
+            admission::withdraw(tx, run, action, &context.core.webhooks, context.now).await?;
             Ok((None, None))
         }
         RunStatus::Running if is_child && action == CancelAction::Rollback => Err(CancelError::NoUndo),
@@ -220,7 +222,7 @@ async fn some_pending(
 ) -> DbResult<bool> {
     let page = db::runs::some_pending(tx, now, AT_ONCE).await?;
     for run in &page {
-        admission::withdraw(tx, run, action, (&*webhooks, now)).await?;
+        admission::withdraw(tx, run, action, &webhooks, now).await?;
     }
     Ok(!page.is_empty())
 }

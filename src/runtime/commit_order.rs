@@ -1,8 +1,8 @@
-//! In which order the commits of one run are stored.
+//! The order in which the commits of one run are stored.
 //!
-//! Lanes of a run that work side by side number what they commit in one line, and a database with several writers may
-//! finish the later of two commits first. Who reads in another process takes everything below the highest number that it
-//! finds to be there, so each commit holds the run's row before the next one asks for it.
+//! Agents of a run that work side by side take the numbers of their events from one sequence, and Postgres may finish
+//! the later of two commits first. Readers in other processes take everything below the highest number that they find.
+//! So each commit locks the row of the run before the next commit may ask for that lock.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,7 +20,7 @@ pub(super) struct Turn {
 
 impl CommitOrder {
     /// The next place.
-    pub(super) fn take(&self) -> Turn {
+    pub(super) fn next_turn(&self) -> Turn {
         let (next, after) = oneshot::channel();
         let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(after);
         Turn { before, _next: next }
@@ -29,7 +29,7 @@ impl CommitOrder {
 
 impl Turn {
     /// Waits until all before are stored, or hold what keeps others from being stored first, or gave up.
-    pub(super) async fn comes(&mut self) {
+    pub(super) async fn wait(&mut self) {
         if let Some(before) = &mut self.before {
             // Nothing is ever sent: the other end is dropped.
             let _ = before.await;
@@ -47,14 +47,14 @@ mod tests {
     #[test]
     fn a_turn_comes_when_the_one_before_is_over_however_that_happens() {
         let turns = CommitOrder::default();
-        let mut first = turns.take();
-        let mut second = turns.take();
-        let mut third = turns.take();
-        assert!(first.comes().now_or_never().is_some());
-        assert!(second.comes().now_or_never().is_none());
+        let mut first = turns.next_turn();
+        let mut second = turns.next_turn();
+        let mut third = turns.next_turn();
+        assert!(first.wait().now_or_never().is_some());
+        assert!(second.wait().now_or_never().is_none());
         drop(first);
-        assert!(second.comes().now_or_never().is_some() && third.comes().now_or_never().is_none());
+        assert!(second.wait().now_or_never().is_some() && third.wait().now_or_never().is_none());
         drop(second);
-        assert!(third.comes().now_or_never().is_some() && third.comes().now_or_never().is_some());
+        assert!(third.wait().now_or_never().is_some() && third.wait().now_or_never().is_some());
     }
 }

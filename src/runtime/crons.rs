@@ -1,12 +1,11 @@
 //! Crons: runs that start at scheduled times.
 //!
-//! A due time is met exactly once: the run is made in the transaction that moves the cron on to its next due time, and with it
-//! the job of the cron; of several servers on one database the one that has claimed the job does it. What was missed, because no server ran or the
-//! thread of a process stood still, is made up for by one run, however many due times went by.
+//! Each due time starts one run: the transaction that stores the run also moves the cron and its job to the next due
+//! time. Of several servers on one database, the one that has claimed the job does it. Due times that passed while no
+//! server was running are made up for by a single run.
 //!
-//! A schedule speaks of the hours of the day, so a server goes by its own clock, and so it does for runs that are put off.
-//! Nothing that must happen once rests on it: who has claimed the job moves the cron on. Servers whose clocks differ
-//! begin early or late by the difference, and that is all.
+//! Schedules follow the clock of the server, and so do delayed runs. No guarantee depends on it. Servers whose clocks
+//! differ start runs early or late by the difference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -190,8 +189,8 @@ impl Crons {
         write.await
     }
 
-    /// Puts `new_cron` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule, its
-    /// zone or its end, or when it is enabled: what was due while it was not is not made up for.
+    /// Puts `new_cron` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule,
+    /// its zone or its end, or when it is enabled: what was due while it was not is not made up for.
     ///
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
@@ -235,7 +234,7 @@ impl Crons {
     /// Makes the slow checks of the request for a cron.
     async fn precheck_cron(&self, new_cron: &NewCron, id: CronId, now: Timestamp) -> Result<Vec<Checked>, CronError> {
         self.core.webhooks.check(&new_cron.request)?;
-        // Which assistant is meant is found out by whoever looks at the wish.
+        // The check resolves the assistant.
         let cron = new_cron.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
         let ahead = NewRun {
             assistant: new_cron.assistant.clone(),

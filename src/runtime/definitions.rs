@@ -1,4 +1,5 @@
-//! Definitions of agents that change while the server runs: brought by clients, or read again from files.
+//! The handle for definitions of agents, which change while the server runs: clients put them, and files are read
+//! again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +22,7 @@ use crate::domain::time::Timestamp;
 
 /// The pause between two looks for definitions that came to other servers.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long a definition out of use stays although nothing shows that it is needed: another server may be admitting a run
-/// by it in this moment.
+/// The time for which an unused definition is kept: another server may be admitting a run with it.
 const GRACE: Duration = Duration::from_secs(600);
 
 /// The refusal to define, read or remove an agent.
@@ -63,7 +63,7 @@ struct Brought {
 }
 
 impl Registry {
-    /// Takes over what files and clients define.
+    /// Reads the definitions of files and clients.
     pub(super) async fn open(&self, files: FileAgents) -> Result<(), OpenError> {
         for agent in &files.agents {
             let made = self.workshop.register(
@@ -84,7 +84,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Stores what files define, each agent as a version if it is a new one, and with the assistant that belongs to it.
+    /// Stores the definitions of files: a version of each agent that changed, and its default assistant.
     async fn store_files(&self, sources: &mut Sources, files: FileAgents) -> DbResult<()> {
         let now = self.clock.now();
         let agents = files.agents;
@@ -93,7 +93,7 @@ impl Registry {
                 let mut versions = vec![];
                 for agent in agents {
                     let place = Provenance::File(agent.place);
-                    // Its servers may hold secrets; runs use those that there are when they need them.
+                    // Its MCP servers may hold secrets, so they are not stored; runs use the current ones.
                     let definition = agent.definition.without_servers();
                     versions.push(keep(tx, &agent.graph_id, &definition, &place, now).await?);
                     let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
@@ -130,7 +130,7 @@ impl Registry {
     }
 
     /// Returns whether clients may define agents.
-    fn are_clients_allowed(&self) -> Result<(), DefinitionError> {
+    fn check_clients_allowed(&self) -> Result<(), DefinitionError> {
         if self.around().clients.enabled {
             Ok(())
         } else {
@@ -138,8 +138,8 @@ impl Registry {
         }
     }
 
-    /// Takes over what clients of other servers have changed.
-    async fn catch_up(&self) -> DbResult<()> {
+    /// Reads the definitions that clients have changed on other servers.
+    async fn reload_changes(&self) -> DbResult<()> {
         let read = self.db.read(move |tx| Box::pin(db::definitions::last_change(tx)));
         let last = read.await?;
         let mut sources = self.sources.lock().await;
@@ -154,16 +154,16 @@ impl Registry {
         Ok(())
     }
 
-    /// Takes over what clients of other servers have changed, as it happens. Ends with the server.
+    /// Keeps reading the definitions that clients change on other servers. Ends with the server.
     pub(super) async fn run_reload_loop(self: Arc<Self>, soft: tokio_util::sync::CancellationToken) {
         while soft.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_some() {
-            if let Err(error) = self.catch_up().await {
+            if let Err(error) = self.reload_changes().await {
                 tracing::warn!(%error, "could not look for agents that clients have defined");
             }
         }
     }
 
-    /// Takes over a change that was made here; what others changed in between is read with it.
+    /// Applies a change that was made here, after reading those that were made elsewhere in between.
     async fn follow(&self, sources: &mut Sources, change: i64, apply: impl FnOnce(&mut Sources)) -> DbResult<()> {
         if change == sources.seen + 1 {
             apply(sources);
@@ -176,7 +176,7 @@ impl Registry {
     }
 }
 
-/// Stores a version if it is a new one, and forgets those that are too old.
+/// Stores a version if it is a new one, and deletes those that are too old.
 async fn keep(
     tx: &mut Tx<'_>,
     graph_id: &str,
@@ -192,8 +192,8 @@ async fn keep(
     Ok(version)
 }
 
-/// Stores what a client brings as the version in use, with the assistant that belongs to it. Returns it with the number of
-/// the change; nothing when it is in use already.
+/// Stores a definition from a client as the current version, with its default assistant. Returns it with the number of
+/// the change, or nothing when it is current already.
 async fn store(
     tx: &mut Tx<'_>,
     graph_id: &str,
@@ -203,7 +203,7 @@ async fn store(
     if in_use.is_some_and(|version| version.definition == brought.definition) {
         return Ok(None);
     }
-    // Of two who do this at once the second waits here, and sees what the first did.
+    // A concurrent change waits here and then sees this one.
     let change = db::definitions::note_change(tx).await?;
     let old = db::definitions::of_client(tx, graph_id).await?;
     if old.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
@@ -216,7 +216,7 @@ async fn store(
     Ok(Some((version, change)))
 }
 
-/// The definitions of agents: read, defined by clients, and replaced by those of files. Cheap to clone.
+/// Reads, creates, changes and removes definitions of agents. Cheap to clone.
 #[derive(Clone)]
 pub struct Definitions {
     core: Arc<Core>,
@@ -227,13 +227,13 @@ impl Definitions {
         Self { core }
     }
 
-    /// Defines an agent, or changes the definition of one. Runs that began keep to the old one.
+    /// Creates or changes the definition of an agent. Running runs keep the old one.
     ///
     /// # Errors
-    /// See [`DefinitionError`]; nothing is stored then.
+    /// Returns the refusal; nothing is stored then.
     pub async fn put_agent(&self, graph_id: &str, body: Value) -> Result<AgentRecord, DefinitionError> {
         let registry = &self.core.registry;
-        registry.are_clients_allowed()?;
+        registry.check_clients_allowed()?;
         let Validated { definition, findings } = self.validate_agent(graph_id, body);
         let Some(definition) = definition else {
             return Err(DefinitionError::Unusable(
@@ -241,7 +241,7 @@ impl Definitions {
             ));
         };
         let mut sources = registry.sources.lock().await;
-        may_be_changed(&sources, graph_id)?;
+        check_changeable(&sources, graph_id)?;
         let known = registry
             .workshop
             .register(graph_id, &definition, &Provenance::Client)
@@ -262,7 +262,7 @@ impl Definitions {
                 let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
                 registry.follow(&mut sources, change, apply).await?;
             }
-            // Another server may have brought it into use.
+            // Another server may have stored it already.
             None if sources
                 .clients
                 .get(graph_id)
@@ -278,15 +278,15 @@ impl Definitions {
             .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))
     }
 
-    /// Removes an agent that a client defined, with the assistant that it has by itself. Runs that began go on.
+    /// Removes an agent that a client defined, with its default assistant. Running runs continue.
     ///
     /// # Errors
-    /// See [`DefinitionError`].
+    /// Returns the refusal.
     pub async fn remove_agent(&self, graph_id: &str) -> Result<(), DefinitionError> {
         let registry = &self.core.registry;
-        registry.are_clients_allowed()?;
+        registry.check_clients_allowed()?;
         let mut sources = registry.sources.lock().await;
-        may_be_changed(&sources, graph_id)?;
+        check_changeable(&sources, graph_id)?;
         let key = graph_id.to_owned();
         let now = registry.clock.now();
         let write = registry.db.write(move |tx| {
@@ -307,13 +307,13 @@ impl Definitions {
         Ok(())
     }
 
-    /// Says what is wrong with a definition, or odd, as if it were to be used.
+    /// Validates a definition as if it were to be used.
     pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut judgement = judge(graph_id, body, &self.core.registry.around());
+        let mut validated = judge(graph_id, body, &self.core.registry.around());
         let peers = &self.core.registry.workshop.peers;
         let webhooks = &self.core.webhooks;
         let mut forbidden: Vec<Diagnostic> = vec![];
-        let subagents = judgement
+        let subagents = validated
             .definition
             .iter()
             .flat_map(|definition| definition.subagents.iter().enumerate());
@@ -330,18 +330,18 @@ impl Definitions {
             }
         }
         if !forbidden.is_empty() {
-            judgement.definition = None;
-            judgement.findings.extend(forbidden);
+            validated.definition = None;
+            validated.findings.extend(forbidden);
         }
-        judgement
+        validated
     }
 
-    /// The agent of this name, as it is defined now.
+    /// Returns the agent with this key.
     pub fn agent(&self, graph_id: &str) -> Option<AgentRecord> {
         self.core.registry.records().get(graph_id).cloned()
     }
 
-    /// The agents for which `wanted` holds, by their names: the part `(limit, offset)` of them, and how many there are.
+    /// Returns the agents that match `wanted`, by name: the page `(limit, offset)`, and their number.
     pub fn agents(
         &self,
         wanted: impl Fn(&AgentRecord) -> bool,
@@ -360,10 +360,10 @@ impl Definitions {
         )
     }
 
-    /// Takes over what files define now. Runs that began keep to what they began with.
+    /// Replaces the definitions of files. Running runs keep the old ones.
     ///
-    /// MCP servers are started, replaced and stopped. When a part of it does not fit this server, which has the other tools
-    /// and the providers with which it began, nothing of it is taken over, and the former definitions say why.
+    /// MCP servers are started, replaced and stopped. If a part does not fit the tools and providers of this process,
+    /// nothing is replaced, and the diagnostics of the former definitions say why.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -387,12 +387,12 @@ impl Definitions {
             return Ok(());
         }
         let mut sources = registry.sources.lock().await;
-        let is_known = sources.are_of(&files);
+        let is_known = sources.is_same(&files);
         if !is_known {
             self.core.metrics.work().set_known_names(files.labels());
             registry.store_files(&mut sources, files).await?;
         }
-        // They were found good just now.
+        // They have just been validated.
         if !tools.replace(&servers).unwrap_or(false) && is_known {
             return Ok(());
         }
@@ -401,7 +401,7 @@ impl Definitions {
         Ok(())
     }
 
-    /// Keeps to the former definitions of files, and says why.
+    /// Keeps the former definitions of files and adds the reasons to their diagnostics.
     pub async fn refuse_files(&self, reasons: Vec<(Option<String>, StoredDiagnostic)>) {
         let registry = &self.core.registry;
         for (_, reason) in reasons.iter().filter(|(_, reason)| reason.severity == Severity::Error) {
@@ -412,7 +412,7 @@ impl Definitions {
         registry.replace(&sources);
     }
 
-    /// Why an agent of a file cannot run on this server as it began.
+    /// Returns the reasons for which an agent of a file does not fit the tools and providers of this process.
     fn misfits(&self, agent: &super::FileAgent, around: &ValidationContext) -> Vec<(Option<String>, StoredDiagnostic)> {
         let registry = &self.core.registry;
         let found = check_agent(&agent.graph_id, &agent.definition, around);
@@ -442,7 +442,7 @@ impl Definitions {
     }
 }
 
-/// Why no agent of a file may have a server.
+/// Returns the diagnostic of an MCP server that cannot be used.
 fn misfit(invalid: Invalid) -> StoredDiagnostic {
     StoredDiagnostic {
         field: invalid.field,
@@ -450,7 +450,7 @@ fn misfit(invalid: Invalid) -> StoredDiagnostic {
     }
 }
 
-fn may_be_changed(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {
+fn check_changeable(sources: &Sources, graph_id: &str) -> Result<(), DefinitionError> {
     match sources
         .files
         .get(graph_id)

@@ -33,7 +33,7 @@ use crate::domain::time::Timestamp;
 mod scope;
 
 /// The pause between two looks at the queue without a wakeup: another process may have left runs.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 
 /// The most crashes in a row without progress, after which a run is not retried.
 const MAX_CRASHES: u32 = 8;
@@ -117,20 +117,20 @@ impl Dispatcher {
         }
     }
 
-    /// Begins runs as they become due. Ends with the server.
+    /// Starts runs as they become due. Ends with the server.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut adopted: Option<Instant> = None;
         while !self.core.shutdown.soft().is_cancelled() {
             let mut looked = Ok(());
             // There is no wakeup for what another process has left behind.
-            if adopted.is_none_or(|last| last.elapsed() >= LOOK) {
+            if adopted.is_none_or(|last| last.elapsed() >= POLL) {
                 adopted = Some(Instant::now());
                 looked = self.begin_orphans().await;
             }
             if let Err(error) = looked.and(self.begin_due().await) {
                 tracing::warn!(%error, "could not look for runs that are due");
             }
-            let rang = timeout(LOOK, self.wakeup.notified());
+            let rang = timeout(POLL, self.wakeup.notified());
             self.core.shutdown.soft().run_until_cancelled(rang).await;
         }
     }
@@ -141,7 +141,8 @@ impl Dispatcher {
         self.wakeup.notify_one();
     }
 
-    /// Looks for a run that may begin in place of one that has ended. Other processes may have queued one here, too.
+    /// Wakes the dispatch loop after the end of a run, if another one may be queued. On Postgres, other processes may
+    /// have queued one.
     fn look_for_next(&self) {
         if self.queued.load(Ordering::Acquire) || self.core.db.engine() == Engine::Postgres {
             self.wakeup.notify_one();
@@ -169,7 +170,7 @@ impl Dispatcher {
         let worker = self.core.id;
         while let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
             let now = self.core.clock.now();
-            // Set again by whoever queues one while we look.
+            // A run that is queued meanwhile sets it again.
             self.queued.store(false, Ordering::Release);
             let looked = self
                 .core
@@ -185,12 +186,12 @@ impl Dispatcher {
             };
             self.begin(claim, true, Some(permit));
         }
-        // All slots are taken, and there may be more.
+        // All slots are taken, and more runs may be queued.
         self.queued.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Begins to drive a claimed run; `fresh` when no process has done so before.
+    /// Starts to drive a claimed run; `fresh` when no process has done so before.
     pub(super) fn begin(self: &Arc<Self>, claim: Claim, fresh: bool, permit: Option<OwnedSemaphorePermit>) {
         let run = &claim.run;
         let stop = self.core.shutdown.hard().child_token();
@@ -232,8 +233,8 @@ impl Dispatcher {
         });
     }
 
-    /// Notes that a run is at work here. Given back if it still is under an earlier claim, which another process took
-    /// and lost again before the loop here heard of it; that loop is told to leave.
+    /// Registers a run that is at work in this process. Returns it if it still is under an earlier claim, which another
+    /// process took and lost again before the loop in this process noticed; that loop is cancelled.
     fn enter(&self, run: RunId, new: Active) -> Option<Active> {
         let mut active = self.active();
         if let Some(old) = active.get(&run) {
@@ -262,7 +263,7 @@ impl Dispatcher {
     /// Drives a run to its end and stores the end, unless the loop itself did.
     async fn work(self: &Arc<Self>, run_context: &Arc<RunContext>, stop: CancellationToken) {
         let run = &run_context.run;
-        // Before anything is loaded: a run whose load takes the server down is not tried for ever either.
+        // Checked before anything is loaded, since loading may be what crashes the server.
         if run_context.crashes >= MAX_CRASHES {
             let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
             return self
@@ -316,7 +317,7 @@ impl Dispatcher {
             agent: &agent,
             plan,
             lineage: &run.lineage,
-            scope: self.scope(run, &known, (stop, budget)),
+            scope: self.scope(run, &known, stop, budget),
             journal: &journal,
             breakpoints: Breakpoints {
                 before: run.request.interrupt_before.clone(),
@@ -339,7 +340,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a run for which something cannot be read, or gives it back when the database did not answer.
+    /// Ends a run that cannot be read, or releases it when the database did not answer.
     async fn not_loaded(&self, run_context: &Arc<RunContext>, error: &DbError) {
         if error.is_corrupt() {
             return self
@@ -380,7 +381,7 @@ impl Dispatcher {
         }
     }
 
-    /// A loop was told to stop: by a client, or because the server goes down.
+    /// Ends a run whose loop was cancelled: by a client, or because the server stops.
     async fn cancelled(&self, run_context: &Arc<RunContext>, machine: &Machine, journal: &LaneJournal) {
         let wanted = self.active().get(&run_context.run.id).and_then(|active| active.wanted);
         let done = match wanted {
@@ -397,19 +398,19 @@ impl Dispatcher {
         };
         if let Err(error) = done {
             tracing::error!(run = %run_context.run.id, %error, "could not store that a run was cancelled");
-            // Or nobody would ever go on with it, or cancel it.
+            // Otherwise no process would continue or cancel it.
             self.give_back(run_context).await;
         }
     }
 
-    /// Gives a run back that cannot go on for the moment, as soon as the database takes it. Nobody else would: a run
-    /// belongs to its worker for as long as that lives.
+    /// Releases a run that cannot continue for the moment, as soon as the database accepts that. A run belongs to its
+    /// process for as long as that lives, so no other process would.
     async fn give_back(&self, run_context: &Arc<RunContext>) {
         while self
             .core
             .shutdown
             .soft()
-            .run_until_cancelled(tokio::time::sleep(LOOK))
+            .run_until_cancelled(tokio::time::sleep(POLL))
             .await
             .is_some()
         {
@@ -451,7 +452,7 @@ impl Dispatcher {
     pub(super) async fn at_rest(&self, concerns: impl Fn(RunId, ThreadId) -> bool) {
         loop {
             let mut left = std::pin::pin!(self.left.notified());
-            // Enlisted before the look, or a run that leaves right after it would not be heard.
+            // Registered before the check: a run that ends right after the check would be missed otherwise.
             left.as_mut().enable();
             if !self.active().iter().any(|(run, active)| concerns(*run, active.thread)) {
                 return;
@@ -465,14 +466,14 @@ impl Dispatcher {
     }
 }
 
-/// Claims the next run that is due. None if there is none; then also whether one waits that is not due yet.
+/// Claims the next run that is due. If there is none, returns also whether one is queued for later.
 async fn claim_next(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
     let mut passed = None;
     while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {
         if let Some(claim) = db::runs::claim(tx, run, worker, now).await? {
             return Ok((Some(claim), true));
         }
-        // It cannot be read and was ended, or its thread is not free any more.
+        // The run could not be read and was ended, or its thread is busy again.
         passed = Some(run);
     }
     Ok((None, db::runs::any_pending(tx).await?))

@@ -1,12 +1,13 @@
 //! Interrupts: questions of agents to people, and the runs that continue a thread once they are resolved.
 //!
-//! An interrupt is resolved by an answer (`answer.rs`), by the server of the remote agent that raised it (`remote.rs`), or by the
-//! cancellation of the subagent that raised it (`cancel.rs`). It is dropped when the thread continues without an answer
-//! (`expire.rs`).
+//! An interrupt is resolved by an answer (`answer.rs`), by the server of the remote agent that raised it (`remote.rs`),
+//! or by the cancellation of the subagent that raised it (`cancel.rs`). It is dropped when the thread continues without
+//! an answer (`expire.rs`).
 //!
-//! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the rows of
-//! the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be repeated, so a crash
-//! in between loses nothing, and a run that is cancelled before it begins leaves the interrupts open.
+//! Every resolution is a [`Resolution`] that a new run brings. The transaction that admits the run stores it in the
+//! rows of the interrupts. The positions of the agents change when the run begins (`deliver.rs`). That step can be
+//! repeated, so a crash in between loses nothing, and a run that is cancelled before it begins leaves the interrupts
+//! open.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,8 +66,8 @@ impl Interrupts {
     }
 }
 
-/// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command of
-/// the run.
+/// Stores a resolution in the rows of the interrupts, on behalf of the run that brings it, and puts it into the command
+/// of the run.
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit the open interrupts.

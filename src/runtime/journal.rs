@@ -32,17 +32,17 @@ mod child;
 mod commit;
 
 use child::ChildAdmission;
-use commit::{CommitBatch, CommitOutcome, PlacedStep, write_batch};
+use commit::{CommitBatch, CommitOutcome, PlacedStep, RunEnd, write_batch};
 
-/// The journal of one lane.
+/// The journal of one agent of a run.
 pub(super) struct LaneJournal {
     run_context: Arc<RunContext>,
-    /// The run of this lane: the main agent's, or a child's.
+    /// The run of the agent: the main agent's, or a child's.
     run: RunId,
     origin: Arc<Origin>,
     /// The segment of history that the next checkpoint continues; none begins a new one.
     segment: Mutex<Option<i64>>,
-    /// Since when it is at work in this process.
+    /// The time at which it began in this process.
     began: Timestamp,
     /// The usage of the run; none for a journal that only stores its end.
     meter: Option<Arc<Meter>>,
@@ -50,15 +50,15 @@ pub(super) struct LaneJournal {
     budget: Option<Budget>,
     /// The usage that is stored, without time.
     stored: Mutex<Usage>,
-    /// Tells the loop that writes here to stop.
+    /// Cancels the loop that writes here.
     stop: CancellationToken,
-    /// Its place among the subagents at work; the main agent has none.
+    /// Its entry among the subagents at work; the main agent has none.
     _at_work: Option<AtWork>,
 }
 
 impl LaneJournal {
-    /// Shows what is not to be stored to those who are there.
-    fn show(&self, body: EventBody) {
+    /// Streams an event that is not stored.
+    fn publish(&self, body: EventBody) {
         let at = self.run_context.core.clock.now();
         let run = self.run_context.run.id;
         let origin = Arc::clone(&self.origin);
@@ -115,12 +115,12 @@ impl LaneJournal {
         })
     }
 
-    /// Notes that a child is about to work, before its row is written or read: who cancels it looks at the row first.
-    fn enters(&self, child: RunId) -> AtWork {
+    /// Registers a child before its row is written or read, since a cancellation reads the row first.
+    fn register_child(&self, child: RunId) -> AtWork {
         self.run_context.children.enter(child, self.stop.child_token())
     }
 
-    /// The agent of this server that a child is, if it is one.
+    /// Returns the registered agent of a child, if it has one.
     async fn known(&self, child: &Run) -> Result<Option<Arc<RegisteredAgent>>, ExitReason> {
         if child.request.agent.is_none() {
             return Ok(None);
@@ -129,10 +129,10 @@ impl LaneJournal {
         known.map_err(|error| fault(self.run_context.run.id, &error))
     }
 
-    /// Numbers the notes and lays out what is to be written.
+    /// Numbers the pending writes and builds the batch.
     fn build_step(&self, machine: &Machine, notes: Vec<PendingWrite>, rest: Option<Rest>) -> CommitBatch {
         let at = self.run_context.core.clock.now();
-        let (notes, items) = split(notes);
+        let (notes, items) = split_items(notes);
         let count = notes.len();
         let first = self.run_context.log.reserve(count);
         let head = machine.head.map(|head| (head, machine.position.clone()));
@@ -171,7 +171,7 @@ impl LaneJournal {
         batch
     }
 
-    /// What the run has used by `at`, unless it is stored already. Time alone is stored when the run ends.
+    /// Returns the usage at `at`, unless it is stored already. A change of time alone is stored when the run ends.
     fn used(&self, at: Timestamp) -> Option<Usage> {
         let used = self.meter.as_ref()?.usage(at);
         let counted = Usage { seconds: 0.0, ..used };
@@ -207,13 +207,19 @@ impl LaneJournal {
                 let at = batch.at;
                 let open = &machine.position.asked;
                 let own = interrupts.iter().filter(|i| open.iter().any(|asked| asked.id == i.id));
-                batch.asked.extend(own.map(|interrupt| self.asked(interrupt, at, seq)));
+                batch
+                    .asked
+                    .extend(own.map(|interrupt| self.interrupt_record(interrupt, at, seq)));
             }
             Fact::Ended {
                 status, error, used, ..
             } => {
                 *used = batch.rest.and_then(|rest| self.totals(rest, batch.at)).map(Box::new);
-                batch.ended = Some((*status, error.clone(), machine.position.phase != Phase::Ended));
+                batch.ended = Some(RunEnd {
+                    status: *status,
+                    error: error.clone(),
+                    waits: machine.position.phase != Phase::Ended,
+                });
                 batch.report = self.report(machine, (*status, error.as_ref()), batch.at);
                 batch.used = self.meter.as_ref().map(|meter| meter.usage(batch.at));
             }
@@ -229,7 +235,7 @@ impl LaneJournal {
         EventBody::Fact(fact)
     }
 
-    /// What was used by `at`, if `rest` is what is not in the meter.
+    /// Returns the usage at `at`; `rest` is the part that is not in the meter.
     fn totals(
         &self,
         Rest {
@@ -246,7 +252,7 @@ impl LaneJournal {
         })
     }
 
-    /// What is to be known of what was used when the run ends, besides what its meter says.
+    /// Reads the usage that is not in the meter, when the run ends.
     async fn rest(&self) -> DbResult<Rest> {
         let run = self.run;
         let now = self.run_context.core.clock.now();
@@ -272,7 +278,7 @@ impl LaneJournal {
         })
     }
 
-    fn asked(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
+    fn interrupt_record(&self, interrupt: &Interrupt, at: Timestamp, seq: i64) -> InterruptRecord {
         InterruptRecord {
             seq,
             interrupt: interrupt.clone(),
@@ -290,7 +296,7 @@ impl LaneJournal {
         }
     }
 
-    /// What is to be told to others when the run of the main agent ends like this.
+    /// Returns the report for webhooks when the run of the main agent ends like this.
     fn report(
         &self,
         machine: &Machine,
@@ -316,14 +322,14 @@ impl LaneJournal {
         })
     }
 
-    /// Counts what is stored now.
+    /// Counts the stored events in the metrics and the log.
     fn count(&self, events: &[Arc<Event>], begun: Instant) {
         let work = self.run_context.core.metrics.work();
         work.committed(begun.elapsed());
         let age = self.run_context.core.clock.now().since(self.began);
         events.iter().for_each(|event| work.record_event(event, age));
         if self.origin.lane == Lane::Main {
-            let ends = events.iter().filter_map(|event| log_lines::end_in(event, age));
+            let ends = events.iter().filter_map(|event| log_lines::finished_run(event, age));
             ends.for_each(|end| log_lines::run_ended(&self.run_context.run, &end));
         }
     }
@@ -334,10 +340,10 @@ impl LaneJournal {
         let run = self.run;
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
-        let turn = self.run_context.turns.take();
+        let turn = self.run_context.turns.next_turn();
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
-                let written = write_batch(tx, &run_context, (run, lane), &batch, turn, &before).await?;
+                let written = write_batch(tx, &run_context, run, lane, &batch, turn, &before).await?;
                 if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
                     db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                 }
@@ -347,12 +353,12 @@ impl LaneJournal {
         write.await
     }
 
-    /// Stores a batch and tries again for as long as the database does not take it: what was done cannot be done anew.
-    /// Returns what is stored in the end; none if the lease is lost.
+    /// Stores a batch, and retries while the database is unavailable, since the work cannot be repeated. Returns the
+    /// stored batch, or none if the lease is lost.
     ///
-    /// Each try has numbers of its own. Other lanes store theirs in the meantime, and who reads in another process takes
-    /// everything below the highest number for what there is. A try whose outcome nobody told us may have succeeded, so the
-    /// next one looks for it first.
+    /// Each try has new numbers. Other agents store theirs in the meantime, and readers in other processes take
+    /// everything below the highest number as complete. A try without a known outcome may have succeeded, so the next
+    /// one looks for it first.
     async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
         let mut pauses = pauses().build();
@@ -391,7 +397,7 @@ impl LaneJournal {
         outcome
     }
 
-    /// The history goes on in the segment that was stored.
+    /// Continues the history in the segment that was stored.
     fn settle_segment(&self, first: i64, stored: &CommitBatch) {
         let mut segment = self.segment.lock().unwrap_or_else(PoisonError::into_inner);
         let count = stored.numbers().end - stored.first;
@@ -404,7 +410,7 @@ impl LaneJournal {
     }
 }
 
-/// How long to wait before what the database did not take is tried again: a twentieth of a second at first, at most two.
+/// Returns the pauses between tries: from 50 milliseconds to two seconds.
 fn pauses() -> ExponentialBuilder {
     ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(50))
@@ -413,7 +419,7 @@ fn pauses() -> ExponentialBuilder {
         .without_max_times()
 }
 
-/// Tries again for as long as the database is out of reach. To be tried twice must be the same as to be tried once.
+/// Retries while the database is unavailable. The attempt must be idempotent.
 pub(super) async fn patiently<T, F>(run: RunId, attempt: impl FnMut() -> F + Send) -> DbResult<T>
 where
     F: Future<Output = DbResult<T>> + Send,
@@ -422,17 +428,17 @@ where
     attempt.retry(pauses()).when(DbError::is_transient).notify(said).await
 }
 
-/// What a run and those below it have used, by what is stored.
+/// The stored usage of a run and of those below it.
 #[derive(Clone, Copy, Default)]
 struct Rest {
     own: Option<Usage>,
     others: Usage,
-    /// Subagents that are under way still, waiting.
+    /// The subagents that wait.
     under_way: u64,
 }
 
-/// The events among the notes, and what is to be remembered without being one.
-fn split(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
+/// Separates the changes of items from the other pending writes.
+fn split_items(notes: Vec<PendingWrite>) -> (Vec<PendingWrite>, Vec<ItemChange>) {
     let mut events = Vec::with_capacity(notes.len());
     let mut items = vec![];
     for note in notes {
@@ -470,7 +476,7 @@ impl Journal for LaneJournal {
             return Err(ExitReason::LeaseLost);
         };
         self.settle_segment(first, &stored);
-        stored.asked.iter().for_each(log_lines::asked);
+        stored.asked.iter().for_each(log_lines::interrupt_raised);
         self.count(&stored.events, begun);
         let main_ended = self.origin.lane == Lane::Main && stored.ended.is_some();
         if let (true, Some(head)) = (main_ended, machine.head) {
@@ -487,17 +493,17 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    fn publish(&self, delta: Delta) {
-        self.run_context.core.metrics.work().record_delta(&self.origin, &delta);
-        self.show(EventBody::Delta(delta));
+    fn say(&self, delta: Delta) {
+        self.run_context.core.metrics.work().said(&self.origin, &delta);
+        self.publish(EventBody::Delta(delta));
     }
 
-    fn publish_start(&self, work: AgentWork) {
-        self.show(EventBody::Begun(work));
+    fn begin(&self, work: AgentWork) {
+        self.publish(EventBody::Begun(work));
     }
 
-    fn publish_output(&self, call: String, text: String) {
-        self.show(EventBody::Output { call, text });
+    fn put_out(&self, call: String, text: String) {
+        self.publish(EventBody::Output { call, text });
     }
 
     async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
@@ -506,11 +512,11 @@ impl Journal for LaneJournal {
         let head = parent.head.map(|head| (head, parent.position.clone()));
         let id = wish.id;
         let order = wish.order.clone();
-        let at_work = self.enters(id);
+        let at_work = self.register_child(id);
         let lane = self.run;
         let used = self.used(now);
         let asked = Arc::new((wish, head, used));
-        // Who asks again finds the child that was admitted before, as of the same instant.
+        // A repeated call finds the child that was admitted before, with the same time.
         let admit = || {
             let run_context = Arc::clone(&run_context);
             let asked = Arc::clone(&asked);
@@ -520,7 +526,7 @@ impl Journal for LaneJournal {
                     if !run_context.holds_lease(tx, now).await? {
                         return Ok(None);
                     }
-                    let admission = child::admit(tx, (&run_context.run, &run_context.core.registry), wish, now).await?;
+                    let admission = child::admit(tx, &run_context.run, &run_context.core.registry, wish, now).await?;
                     if let (ChildAdmission::Admitted(_), Some((head, position))) = (&admission, head) {
                         db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
                             .await?;
@@ -569,7 +575,7 @@ impl Journal for LaneJournal {
 
     async fn find_child(&self, child: RunId) -> Result<Option<(Lineage, Child)>, ExitReason> {
         let thread = self.run_context.run.thread;
-        let at_work = self.enters(child);
+        let at_work = self.register_child(child);
         let find = || {
             self.run_context.core.db.read(move |tx| {
                 Box::pin(async move {
@@ -593,7 +599,7 @@ impl Journal for LaneJournal {
             None => None,
         };
         Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
-            // One that failed has told its parent, or is about to: it is not tried again.
+            // A failed one has notified its caller, or is about to: it is not retried.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
                 machine.prepare_for_run();
@@ -625,8 +631,8 @@ impl Journal for LaneJournal {
         }))
     }
 
-    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
-        // Enlisted before the look, or who gives it up right after it would not be heard.
+    async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
+        // Registered before the read: a cancellation right after the read would be missed otherwise.
         let waits = self.run_context.parked.enter(child, CancellationToken::new());
         let read = || {
             self.run_context

@@ -1,5 +1,5 @@
-//! The lease on this process: as long as it is renewed, nobody takes over the runs that this process has claimed. And what
-//! this process hears of the others.
+//! The lease of this process: while it is renewed, no other process takes over the runs that this one has claimed. The
+//! notifications of other processes are received here, too.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,7 +51,7 @@ impl Dispatcher {
 
     /// Renews the lease and reads cancellations that came to other processes. Ends with the server.
     pub(super) async fn run_lease_loop(self: Arc<Self>) {
-        // By a clock that nobody sets. What others go by is the clock of the database.
+        // By a monotonic clock. Other processes compare the clock of the database.
         let mut good_until = Instant::now() + self.lease;
         while self
             .core
@@ -62,7 +62,7 @@ impl Dispatcher {
             .is_some()
         {
             let until = Instant::now() + self.lease;
-            match self.beat().await {
+            match self.renew_lease().await {
                 Ok(cancels) => {
                     good_until = until;
                     cancels.into_iter().for_each(|(run, action)| {
@@ -71,7 +71,7 @@ impl Dispatcher {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not renew the lease");
-                    // Where there are no others, nobody takes the runs over, however long it lasts.
+                    // An embedded database has no other process that could take the runs over.
                     if !self.is_alone() && Instant::now() > good_until {
                         self.active().values().for_each(|active| active.stop.cancel());
                     }
@@ -80,7 +80,7 @@ impl Dispatcher {
         }
     }
 
-    async fn beat(&self) -> DbResult<Vec<(RunId, CancelAction)>> {
+    async fn renew_lease(&self) -> DbResult<Vec<(RunId, CancelAction)>> {
         let id = self.core.id;
         let lease = self.lease;
         let write = self.core.db.write(move |tx| {
@@ -129,7 +129,7 @@ impl Dispatcher {
         self.active().contains_key(&run) || self.children.has(run)
     }
 
-    /// Stops the runs here that somebody wants to be stopped.
+    /// Cancels the runs of this process whose cancellation was requested.
     async fn read_cancels(&self) {
         let id = self.core.id;
         match self

@@ -1,8 +1,9 @@
-//! The books of trees of runs whose limits reach beyond one thread: those of a conversation with its background tasks.
+//! The shared budgets of trees of runs whose limits reach beyond one thread: those of a conversation with its
+//! background tasks.
 //!
-//! Each run of the main agent that works for such a tree, on whatever server, charges what it is about to use before it uses
-//! it, in one short transaction whose cost depends on nothing that happened before. Its share is kept beside the sum: after a
-//! crash it is set to what is stored of its work, so that nothing counts twice, and nothing is forgotten.
+//! Each run of the main agent in such a tree, on any server, charges what it is about to use before it uses it, in one
+//! short transaction with constant cost. Its share is stored beside the sum. After a crash the share is set to the
+//! stored usage of the run, so that nothing counts twice and nothing is lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::domain::limits::{Spending, Usage, UsageChange};
 use crate::domain::time::Timestamp;
 use crate::tool::budget::{LimitReached, Refused, SharedBudget};
 
-/// The books as one run of the main agent writes them.
+/// The ledger of one run of the main agent.
 pub(super) struct BudgetLedger {
     db: Db,
     trees: Vec<BudgetScope>,
@@ -26,16 +27,16 @@ pub(super) struct BudgetLedger {
     page: Mutex<Page>,
 }
 
-/// What is not in the books yet, and what they said last.
+/// The usage that is not stored yet, and the last stored state.
 #[derive(Debug, Default)]
 struct Page {
     noted: UsageChange,
-    /// Up to when the time of this run is in the books.
+    /// The time up to which the time of this run is charged.
     since: Timestamp,
     left: Option<RemainingTime>,
 }
 
-/// How much time there was.
+/// The remaining time at an instant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RemainingTime {
     at: Timestamp,
@@ -46,16 +47,16 @@ pub(super) struct RemainingTime {
 /// A charge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BudgetCharge {
-    /// What has changed before.
+    /// The usage since the last charge.
     pub(super) noted: UsageChange,
-    /// What is about to be done, if anything is.
+    /// The expense that is about to be made, if any.
     pub(super) spending: Option<Spending>,
-    /// Whether it goes on by itself.
+    /// True for a background task.
     pub(super) in_background: bool,
 }
 
 impl BudgetLedger {
-    /// Opens the books for a run whose share is called `share`, and which has used this much by what is stored.
+    /// Opens the ledger of a run with the share `share` and this stored usage.
     pub(super) async fn open(
         run_context: &RunContext,
         trees: Vec<BudgetScope>,
@@ -91,11 +92,11 @@ impl BudgetLedger {
         })))
     }
 
-    /// Writes down that the run is over, but for so many subagents that wait.
+    /// Stores the end of the run, except for so many subagents that wait.
     pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
-        // Not taken: the transaction may have to be tried again, and nothing comes after it.
+        // Not reset: the transaction may be retried, and nothing follows it.
         let (noted, since) = {
-            let page = self.page();
+            let page = self.tally();
             (page.noted, page.since)
         };
         for tree in &self.trees {
@@ -115,13 +116,13 @@ impl BudgetLedger {
         Ok(())
     }
 
-    /// What was noted, which is taken, and up to when time is in the books.
-    fn turn(&self) -> (UsageChange, Timestamp) {
-        let mut page = self.page();
+    /// Takes the noted usage, and returns it with the time of the last charge.
+    fn take_noted(&self) -> (UsageChange, Timestamp) {
+        let mut page = self.tally();
         (std::mem::take(&mut page.noted), page.since)
     }
 
-    fn page(&self) -> MutexGuard<'_, Page> {
+    fn tally(&self) -> MutexGuard<'_, Page> {
         self.page.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -138,7 +139,7 @@ impl std::fmt::Debug for BudgetLedger {
 #[async_trait]
 impl SharedBudget for BudgetLedger {
     async fn charge(&self, spending: Option<Spending>, now: Timestamp) -> Result<(), Refused> {
-        let (noted, since) = self.turn();
+        let (noted, since) = self.take_noted();
         if spending.is_none() && noted == UsageChange::default() {
             return Ok(());
         }
@@ -154,25 +155,25 @@ impl SharedBudget for BudgetLedger {
             .write(move |tx| Box::pin(async move { self::charge(tx, (&trees, share), charge, (since, now)).await }));
         let refused = match write.await {
             Ok(left) => {
-                let mut page = self.page();
+                let mut page = self.tally();
                 page.since = page.since.max(now);
                 page.left = left;
                 return Ok(());
             }
             Err(ChargeError::Exceeded(exceeded)) => exceeded.into(),
-            Err(ChargeError::Fault(error)) => away(self.share, &error),
+            Err(ChargeError::Fault(error)) => unavailable(self.share, &error),
         };
         self.note(noted);
         Err(refused)
     }
 
     fn note(&self, change: UsageChange) {
-        let mut page = self.page();
+        let mut page = self.tally();
         page.noted = page.noted.plus(change);
     }
 
     fn time_left(&self, now: Timestamp) -> Option<(Duration, LimitReached)> {
-        let RemainingTime { at, seconds, limit } = self.page().left?;
+        let RemainingTime { at, seconds, limit } = self.tally().left?;
         let left = (seconds - now.since(at).as_secs_f64()).max(0.0);
         Some((
             Duration::try_from_secs_f64(left).ok()?,
@@ -200,7 +201,7 @@ pub(super) enum ChargeError {
     Fault(#[from] DbError),
 }
 
-/// Charges all of these trees, or none if a limit of one of them forbids it; how much time there is then.
+/// Charges all of these trees, or none if a limit of one of them forbids it. Returns the remaining time.
 pub(super) async fn charge(
     tx: &mut Tx<'_>,
     (trees, share): (&[BudgetScope], RunId),
@@ -258,7 +259,7 @@ pub(super) async fn charge(
     Ok(left)
 }
 
-/// Begins the books of whoever's share is called `share`, for these trees.
+/// Opens the ledger of the share `share` in these trees.
 pub(super) async fn enter(
     tx: &mut Tx<'_>,
     trees: &[BudgetScope],
@@ -271,16 +272,16 @@ pub(super) async fn enter(
     Ok(())
 }
 
-/// Writes down for these trees what a task of another server has used, as far as is known.
-pub(super) async fn tell(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, used: &Usage) -> DbResult<()> {
+/// Sets the known usage of a remote task in these trees.
+pub(super) async fn set_usage(tx: &mut Tx<'_>, trees: &[BudgetScope], share: RunId, used: &Usage) -> DbResult<()> {
     for tree in trees {
         set_share(tx, tree, share, &UsageChange::from(used)).await?;
     }
     Ok(())
 }
 
-/// The limit that one more task would break that goes on.
-pub(super) async fn room(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Option<LimitReached>> {
+/// Returns the limit that one more running task would exceed.
+pub(super) async fn exceeded_limit(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Option<LimitReached>> {
     for tree in trees {
         let (Some(used), Some(limit)) = (trees::lock(tx, tree.top).await?, tree.limits.children_at_once) else {
             continue;
@@ -292,7 +293,7 @@ pub(super) async fn room(tx: &mut Tx<'_>, trees: &[BudgetScope]) -> DbResult<Opt
     Ok(None)
 }
 
-/// How many work for a tree at the moment: subagents, and background tasks that are not over.
+/// Counts the unfinished subagents and background tasks of a tree.
 async fn under_way(tx: &mut Tx<'_>, tree: &BudgetScope, used: &TreeUsed) -> DbResult<u64> {
     if tree.limits.children_at_once.is_none() {
         return Ok(0);
@@ -308,7 +309,7 @@ fn usage_of(used: &TreeUsed) -> Usage {
     }
 }
 
-/// Sets the share of a run to what is stored of its work. Nobody is under way yet.
+/// Sets the share of a run to its stored usage. No subagent is at work yet.
 async fn set_share(tx: &mut Tx<'_>, tree: &BudgetScope, share: RunId, used: &UsageChange) -> DbResult<()> {
     let (Some(mut whole), Some(before)) = (
         trees::lock(tx, tree.top).await?,
@@ -333,7 +334,7 @@ fn exceeded(limit: &'static str, value: String) -> LimitReached {
     }
 }
 
-fn away(run: RunId, error: &DbError) -> Refused {
+fn unavailable(run: RunId, error: &DbError) -> Refused {
     tracing::warn!(%run, %error, "could not look up what a tree of runs has used");
     Refused::Away
 }

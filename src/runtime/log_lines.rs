@@ -1,5 +1,5 @@
-//! What the log of the process says of every run: that it ended, and that questions were asked and answered. Ids, names
-//! and figures only; what was said is in the thread.
+//! The log lines about runs: that one ended, and that interrupts were raised and answered. They have ids, names and
+//! numbers, and no content of the thread.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(super) struct FinishedRun<'a> {
 }
 
 /// The end that an event tells, after so long; none if it tells something else.
-pub(super) fn end_in(event: &Event, took: Duration) -> Option<FinishedRun<'_>> {
+pub(super) fn finished_run(event: &Event, took: Duration) -> Option<FinishedRun<'_>> {
     let EventBody::Fact(Fact::Ended {
         status,
         error,
@@ -81,7 +81,7 @@ pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
 }
 
 /// Says that an agent waits for an answer.
-pub(super) fn asked(asked: &InterruptRecord) {
+pub(super) fn interrupt_raised(asked: &InterruptRecord) {
     let question = &asked.interrupt.question;
     let kind = match question.kind {
         QuestionKind::ToolApproval => "tool_approval",
@@ -100,7 +100,7 @@ pub(super) fn asked(asked: &InterruptRecord) {
 }
 
 /// Logs the interrupts that a new run answers.
-pub(super) fn answered(run: &Run) {
+pub(super) fn interrupts_answered(run: &Run) {
     let answers = run
         .request
         .command

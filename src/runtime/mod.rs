@@ -1,11 +1,21 @@
 //! The runtime: it starts, continues and cancels runs.
 //!
-//! Only [`Runs`] and [`Threads`] change runs and threads; the other handles are [`Interrupts`], [`Assistants`] and
-//! [`Definitions`]. What they share is the `Core`. Neighbours: [`crate::http`] above asks, [`crate::agent`] below runs.
+//! [`RuntimeHandles`] has one handle for each subject: [`Runs`], [`Threads`], [`Interrupts`], [`Crons`],
+//! [`Deliveries`], [`Assistants`] and [`Definitions`]. They share one `Core` with the database, the clock, the events
+//! and the registry of agents. [`crate::http`] calls the handles; [`crate::agent`] is the loop that a run drives.
 //!
-//! Why a run was refused or waits: `admission.rs`. Who carries it out, and what if that process dies: `worker.rs`, `lease.rs`.
-//! What is one transaction: `journal/`. Where an answer goes: `resume.rs`. Which agents there are: `registry.rs`.
-//! Nothing here knows HTTP or SQL text; what has to be durable goes through a journal or one `db.write`.
+//! | File | Subject |
+//! |---|---|
+//! | `admission.rs` | whether a run may start, or has to wait |
+//! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
+//! | `prepare.rs` | the state with which a run begins |
+//! | `journal.rs` | the transactions of a run at work |
+//! | `interrupts.rs` | answers to interrupts, and runs that continue with them |
+//! | `background/` | background tasks |
+//! | `jobs/` | everything that is due later |
+//! | `registry.rs` | which agents there are |
+//!
+//! Nothing here knows HTTP or SQL. What has to be durable goes through a journal or one `db.write`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -209,8 +219,8 @@ pub struct RuntimeHandles {
 }
 
 impl RuntimeHandles {
-    /// Takes the lease of this process and starts its tasks. The dispatcher looks for runs that are due, those that a crash
-    /// left first.
+    /// Takes the lease of this process and starts its tasks. The dispatcher looks for runs that are due, those that a
+    /// crash left first.
     ///
     /// # Errors
     /// Returns an error when an agent of a file cannot be assembled, or the database fails.

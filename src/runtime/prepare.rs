@@ -46,9 +46,9 @@ struct Found {
     max_seq: i64,
 }
 
-/// How far the numbers of the log jump after a crash, so that pieces of answers which were shown but never stored cannot
-/// share a number with anything later.
-const GAP: i64 = 1 << 20;
+/// The gap in the numbers of the log after a crash. Pieces of answers that were streamed but never stored cannot share
+/// a number with anything later.
+const CRASH_GAP: i64 = 1 << 20;
 
 /// Loads the machine of a run, applies the request to it and opens the log.
 pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<ReadyMachine> {
@@ -63,7 +63,7 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
             .write(move |tx| Box::pin(async move { interrupts::deliver(tx, thread, id, answers.as_ref()).await }));
         deliver.await?;
     }
-    let found = find(run_context, run).await?;
+    let found = load(run_context, run).await?;
     run_context.log.open(next_seq(run, found.max_seq));
     let mut plan = known.agent.plan.clone();
     plan.step_limit = run.request.step_limit().unwrap_or(plan.step_limit);
@@ -97,10 +97,10 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
         notes.push(PendingWrite::entry(entry, &machine));
     }
     if let Some(command) = &run.request.command {
-        // The shape was checked when the run was admitted; what an agent that changed since does not have is nowhere.
+        // The form was checked when the run was admitted. Nodes that the agent has lost since are ignored.
         let place = Destination::of(&command.goto, &plan).unwrap_or_default();
-        if place.as_ref().is_some_and(|place| leaves(&machine, place)) {
-            abandon(run_context, run, &machine).await?;
+        if place.as_ref().is_some_and(|place| abandons(&machine, place)) {
+            drop_waiting(run_context, run, &machine).await?;
         }
         let only_notes = obey(command, place.as_ref(), &mut machine, &plan, &mut notes);
         return Ok(ReadyMachine {
@@ -114,8 +114,8 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
     }
     match &run.request.input {
         Some(input) => {
-            abandon(run_context, run, &machine).await?;
-            // The shape was checked when the run was admitted.
+            drop_waiting(run_context, run, &machine).await?;
+            // The form was checked when the run was admitted.
             let input = crate::agent::identified(read_input(input).unwrap_or_default());
             let ids = [CheckpointId::mint(), CheckpointId::mint()];
             notes.extend(PendingWrite::input(&mut machine, &plan, input, ids));
@@ -132,19 +132,19 @@ pub(super) async fn open(run_context: &RunContext, known: &RegisteredAgent) -> D
     })
 }
 
-/// What was used, by the main agent and by all together. Runs side by side are at work at the same time: what counts for
-/// all is the time of the main agent.
+/// The usage of the main agent and of all runs together. Parallel runs work at the same time, so the time of all is
+/// that of the main agent.
 #[derive(Clone, Copy, Default)]
-struct Spent {
+struct UsedSoFar {
     own: Usage,
     whole: Usage,
 }
 
-impl Spent {
+impl UsedSoFar {
     async fn in_tree(tx: &mut Tx<'_>, run: RunId) -> DbResult<Self> {
         let used = db::runs::usages(tx, run).await?;
         let stored = used.get(&run).copied().unwrap_or_default();
-        // A task may have begun whose call has not come back.
+        // A task may have begun although its call has not returned.
         let begun = u64::try_from(db::trees::delegations(tx, run).await?).unwrap_or(0);
         let own = Usage {
             children: stored.children.max(begun),
@@ -162,8 +162,8 @@ impl Spent {
         })
     }
 
-    /// What was used by the runs before this one that it goes on with by answers, back to the one that brought the input,
-    /// which it is.
+    /// Returns the usage of the earlier runs that this one continues with answers, and the first of them, which brought
+    /// the input.
     async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Self, RunId)> {
         let mut spent = Self::default();
         let mut asked = db::interrupts::resumed(tx, thread).await?;
@@ -181,39 +181,37 @@ impl Spent {
     }
 }
 
-/// What the run may still use. One that was at work before has used something, and so have those that it goes on with.
+/// Returns the remaining budget of the run, less its own earlier usage and that of the runs that it continues.
 async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<Budget> {
     let run = run_context.run.id;
     let thread = run_context.run.thread;
     let now = run_context.core.clock.now();
-    let (again, resumes) = (
-        run_context.run.attempt > 1,
-        run_context.run.request.command.as_ref().is_some_and(Command::resumes),
-    );
+    let again = run_context.run.attempt > 1;
+    let resumes = run_context.run.request.command.as_ref().is_some_and(Command::goes_on);
     let (spent, (before, first)) = if again || resumes {
         let read = run_context.core.db.read(move |tx| {
             Box::pin(async move {
                 let spent = if again {
-                    Spent::in_tree(tx, run).await?
+                    UsedSoFar::in_tree(tx, run).await?
                 } else {
-                    Spent::default()
+                    UsedSoFar::default()
                 };
                 let before = if resumes {
-                    Spent::before(tx, thread, run).await?
+                    UsedSoFar::before(tx, thread, run).await?
                 } else {
-                    (Spent::default(), run)
+                    (UsedSoFar::default(), run)
                 };
                 Ok((spent, before))
             })
         });
         read.await?
     } else {
-        (Spent::default(), (Spent::default(), run))
+        (UsedSoFar::default(), (UsedSoFar::default(), run))
     };
     let meter = Arc::new(Meter::new(spent.own, now).after(before.own));
     let mut limits = known.agent.limits.clone();
     limits.depth = limits.depth.into_iter().chain(run_context.run.levels()).min();
-    // Whatever its definition says, no run is at work without end.
+    // The server bounds the time of every run.
     let mut tree = limits.tree.take().unwrap_or_default();
     tree.wall_s = tree
         .wall_s
@@ -241,8 +239,8 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
     ))
 }
 
-/// The trees with limits that the run works for together with runs on other threads: those above it, and its own if it may
-/// begin background tasks. All runs take them in the same order.
+/// Returns the limited trees that the run shares with runs on other threads: those above it, and its own if it may
+/// start background tasks. All runs lock them in the same order.
 fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec<BudgetScope> {
     let mut trees = run_context
         .run
@@ -270,7 +268,7 @@ fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec
     trees
 }
 
-/// Opens the log for a run that ends before its agent could be loaded. False if it is open already.
+/// Opens the log for a run that ends before its agent could be loaded. Returns false if it is open already.
 pub(super) async fn open_log(run_context: &RunContext) -> DbResult<bool> {
     if run_context.log.is_open() {
         return Ok(false);
@@ -286,7 +284,7 @@ pub(super) async fn open_log(run_context: &RunContext) -> DbResult<bool> {
 }
 
 fn next_seq(run: &Run, max_seq: i64) -> i64 {
-    max_seq + if run.attempt > 1 { GAP } else { 1 }
+    max_seq + if run.attempt > 1 { CRASH_GAP } else { 1 }
 }
 
 /// Returns whether a request continues what is in progress rather than beginning anew.
@@ -307,7 +305,7 @@ fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
 }
 
 /// Returns whether a jump to `place` abandons what is in progress.
-fn leaves(machine: &Machine, place: &Destination) -> bool {
+fn abandons(machine: &Machine, place: &Destination) -> bool {
     !matches!(
         (&machine.position.phase, place),
         (Phase::Tools { .. }, Destination::Tools { own: true, .. })
@@ -328,7 +326,7 @@ fn obey(
         .and_then(|update| read_update(update).ok())
         .unwrap_or_default();
     let update = crate::agent::identified(update);
-    // No step follows on the end that could store where the run stands.
+    // No later step could store the position.
     let ends = place == Some(&Destination::End);
     if ends {
         machine.jump_to(plan, &Destination::End);
@@ -345,7 +343,7 @@ fn obey(
 }
 
 /// Reads the state of the thread at which the run begins.
-async fn find(run_context: &RunContext, run: &Run) -> DbResult<Found> {
+async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
     let thread = run.thread;
     let id = run.id;
     let from = run.request.checkpoint;
@@ -376,7 +374,7 @@ async fn find(run_context: &RunContext, run: &Run) -> DbResult<Found> {
 }
 
 /// Drops what waits on the thread, if anything does: new input leaves it behind.
-async fn abandon(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
+async fn drop_waiting(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());
     }

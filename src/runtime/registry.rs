@@ -1,7 +1,9 @@
-//! The registry of agents: the current set and earlier definitions. The set is replaced as a whole while the server runs.
+//! The registry of agents: the current set and earlier definitions. The set is replaced as a whole while the server
+//! runs.
 //!
-//! A reader takes the set as it is and keeps to it; nobody waits for a change. A run keeps to the definition that it was
-//! admitted with: it names the content, and when that is not in use any more, it is found in the database.
+//! A reader takes the current set and keeps it; there are no locks to wait for. A run keeps the definition with which
+//! it was admitted: it has the hash of the content, by which a definition that is not in use any more is found in the
+//! database.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -41,14 +43,14 @@ pub struct AgentSources {
 pub struct FileAgents {
     /// The agents.
     pub agents: Vec<FileAgent>,
-    /// What is odd about them, each with its `graph_id`; without one it is about all of them.
+    /// The diagnostics, each with its `graph_id`; one without it concerns all agents.
     pub remarks: Vec<(Option<String>, StoredDiagnostic)>,
     /// The MCP servers that the configuration has for all agents.
     pub servers: BTreeMap<String, McpServerDefinition>,
 }
 
 impl FileAgents {
-    /// All MCP servers of files: those for all agents, and those that agents have for themselves.
+    /// Returns all MCP servers of files: the shared ones, and those of single agents.
     pub fn all_servers(&self) -> OwnedServers {
         let common = self
             .servers
@@ -65,38 +67,38 @@ impl FileAgents {
 /// An agent that a file defines.
 #[derive(Debug, Clone)]
 pub struct FileAgent {
-    /// Its key.
+    /// The key.
     pub graph_id: String,
     /// The file or folder.
     pub place: String,
-    /// What it says.
+    /// The definition.
     pub definition: AgentDefinition,
 }
 
-/// An agent, as it is defined now.
+/// The current definition of an agent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentRecord {
     /// The version in use.
     pub version: DefinitionVersion,
-    /// What is wrong with it, or odd; for a file also why its last change is not in use.
+    /// The diagnostics; for a file also why its last change is not in use.
     pub remarks: Vec<StoredDiagnostic>,
-    /// Whether it can run.
+    /// True when it can run.
     pub is_usable: bool,
 }
 
-/// The agents as they are now, by `graph_id`.
+/// The current agents, by `graph_id`.
 pub(super) type Records = BTreeMap<String, AgentRecord>;
 
-/// The agents, and where they are remembered.
+/// The registry of agents.
 pub(super) struct Registry {
     pub(super) db: Db,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) workshop: AgentFactory,
     around: ValidationContext,
     current: RwLock<Current>,
-    /// Agents of definitions that are not in use any more, those asked for last at the end.
+    /// A cache of agents of earlier definitions, most recently used last.
     past: Mutex<VecDeque<Arc<RegisteredAgent>>>,
-    /// Held by whoever changes the set.
+    /// Locked while the set is changed.
     pub(super) sources: tokio::sync::Mutex<Sources>,
 }
 
@@ -106,24 +108,24 @@ struct Current {
     records: Arc<Records>,
 }
 
-/// What the set is made of.
+/// The sources of the current set.
 #[derive(Default)]
 pub(super) struct Sources {
     /// Those of files.
     pub(super) files: BTreeMap<String, DefinitionVersion>,
-    /// What is odd about them.
+    /// The diagnostics of files.
     pub(super) oddities: Vec<(Option<String>, StoredDiagnostic)>,
-    /// Why the last change of the files is not in use; nothing if it is.
+    /// The errors for which the last change of the files is not in use.
     pub(super) refusals: Vec<(Option<String>, StoredDiagnostic)>,
     /// Those that clients defined.
     pub(super) clients: BTreeMap<String, DefinitionVersion>,
-    /// The number of the last change by clients that is known here.
+    /// The number of the last change by clients that this process has read.
     pub(super) seen: i64,
 }
 
 impl Sources {
-    /// Whether just this is in use of files already.
-    pub(super) fn are_of(&self, files: &FileAgents) -> bool {
+    /// Returns whether these files are in use already.
+    pub(super) fn is_same(&self, files: &FileAgents) -> bool {
         let is_known = |agent: &FileAgent| {
             self.files.get(&agent.graph_id).is_some_and(|version| {
                 version.definition == agent.definition.without_servers()
@@ -138,7 +140,7 @@ impl Sources {
 }
 
 impl FileAgents {
-    /// The names that metrics may have as labels: what is written in files, and never what clients choose.
+    /// Returns the names that metrics may have as labels: those of files, and never those that clients choose.
     pub(super) fn labels(&self) -> ConfiguredNames {
         let mut known = ConfiguredNames::default();
         for FileAgent {
@@ -168,14 +170,14 @@ impl FileAgents {
     }
 }
 
-/// An assistant with the agent behind it.
+/// An assistant with its agent.
 pub(super) struct ResolvedAssistant {
     pub(super) assistant: Assistant,
     pub(super) known: Arc<RegisteredAgent>,
 }
 
 impl Registry {
-    /// A registry of no agents.
+    /// Returns a registry without agents.
     pub(super) fn new(db: Db, clock: Arc<dyn Clock>, workshop: AgentFactory, around: ValidationContext) -> Self {
         Self {
             db,
@@ -192,19 +194,19 @@ impl Registry {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The agents that can run now.
+    /// Returns the agents that can run.
     pub(super) fn agents(&self) -> Arc<Agents> {
         self.current().agents
     }
 
-    /// All agents that are defined now.
+    /// Returns all defined agents.
     pub(super) fn records(&self) -> Arc<Records> {
         self.current().records
     }
 
-    /// Puts the set that `sources` make in the place of the present one. Agents that stay the same are not made again.
+    /// Replaces the current set. Agents that stay the same are not assembled again.
     ///
-    /// A file precedes a client that has defined an agent of the same name.
+    /// A file takes precedence over a client that has defined an agent of the same name.
     pub(super) fn replace(&self, sources: &Sources) {
         let old = self.agents();
         let mut records = Records::new();
@@ -214,7 +216,7 @@ impl Registry {
             .values()
             .filter(|version| !sources.files.contains_key(&version.graph_id));
         for version in sources.files.values().chain(clients) {
-            let mut remarks = self.remarks_on(version, sources);
+            let mut remarks = self.diagnostics_of(version, sources);
             match self.usable(version, &old, &remarks) {
                 Ok(known) => agents.extend(known),
                 Err(remark) => remarks.push(remark),
@@ -237,11 +239,11 @@ impl Registry {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    /// What is to be said about a definition.
-    fn remarks_on(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
+    /// Returns the diagnostics of a definition.
+    fn diagnostics_of(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let graph_id = &version.graph_id;
         if version.provenance.file().is_none() {
-            return self.remarks_on_client(version, sources);
+            return self.client_diagnostics(version, sources);
         }
         let said = sources.refusals.iter().chain(&sources.oddities);
         let concerns = |about: &Option<String>| about.as_ref().is_none_or(|about| about == graph_id);
@@ -256,9 +258,9 @@ impl Registry {
         remarks
     }
 
-    /// What is to be said about a definition that a client brought. An agent that it refers to and that went away since
-    /// makes its other abilities no worse.
-    fn remarks_on_client(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
+    /// Returns the diagnostics of a definition from a client. A missing agent that it refers to does not disable the
+    /// rest.
+    fn client_diagnostics(&self, version: &DefinitionVersion, sources: &Sources) -> Vec<StoredDiagnostic> {
         let DefinitionVersion {
             graph_id, definition, ..
         } = version;
@@ -286,7 +288,7 @@ impl Registry {
             .collect()
     }
 
-    /// What a definition may refer to now.
+    /// Returns the names that a definition may refer to.
     pub(super) fn around(&self) -> ValidationContext {
         let agents = self.records().keys().cloned().collect();
         let mcp_servers = self.workshop.servers.common();
@@ -297,7 +299,7 @@ impl Registry {
         }
     }
 
-    /// The agent of a definition; none if its remarks forbid it.
+    /// Returns the agent of a definition, unless its diagnostics forbid it.
     fn usable(
         &self,
         version: &DefinitionVersion,
@@ -322,7 +324,7 @@ impl Registry {
             .map_err(|error| Diagnostic::error(FieldPath::default(), error.to_string()).into())
     }
 
-    /// The agent that a run was admitted for, as it was defined then.
+    /// Returns the agent of a run, as it was defined when the run was admitted.
     pub(super) async fn of_run(self: &Arc<Self>, run: &Run) -> DbResult<Option<Arc<RegisteredAgent>>> {
         let agents = self.agents();
         let Some(AssignedAgent {
@@ -333,7 +335,7 @@ impl Registry {
         else {
             return Ok(agents.of_run(run).cloned());
         };
-        if let Some(known) = self.at_hand(&graph_id, &digest) {
+        if let Some(known) = self.cached(&graph_id, &digest) {
             return Ok(Some(known));
         }
         let this = Arc::clone(self);
@@ -343,14 +345,14 @@ impl Registry {
         Ok(found.await?.or_else(|| agents.of_run(run).cloned()))
     }
 
-    /// The agent with this definition, in use or not. None if the definition is not remembered.
+    /// Returns the agent with this definition, in use or not, or none if the definition was deleted.
     pub(super) async fn of_digest(
         &self,
         tx: &mut Tx<'_>,
         graph_id: &str,
         digest: &Digest,
     ) -> DbResult<Option<Arc<RegisteredAgent>>> {
-        if let Some(known) = self.at_hand(graph_id, digest) {
+        if let Some(known) = self.cached(graph_id, digest) {
             return Ok(Some(known));
         }
         let Some(definition) = db::definitions::find(tx, digest).await? else {
@@ -359,9 +361,9 @@ impl Registry {
         let provenance = db::definitions::origin(tx, graph_id, digest).await?;
         match self.workshop.register(graph_id, &definition, &provenance) {
             Ok(known) => {
-                // It may be stored in the words of an earlier release; it is asked for by its stored name.
+                // It may be stored in the form of an earlier release; its key is the stored digest.
                 let known = Arc::new(known.stored_as(digest));
-                self.remember(Arc::clone(&known));
+                self.cache(Arc::clone(&known));
                 Ok(Some(known))
             }
             Err(error) => {
@@ -371,7 +373,7 @@ impl Registry {
         }
     }
 
-    fn at_hand(&self, graph_id: &str, digest: &Digest) -> Option<Arc<RegisteredAgent>> {
+    fn cached(&self, graph_id: &str, digest: &Digest) -> Option<Arc<RegisteredAgent>> {
         let is_it = |known: &&Arc<RegisteredAgent>| known.graph_id == graph_id && known.digest == *digest;
         if let Some(known) = self.agents().of_graph(graph_id).filter(is_it) {
             return Some(Arc::clone(known));
@@ -384,7 +386,7 @@ impl Registry {
             .cloned()
     }
 
-    fn remember(&self, known: Arc<RegisteredAgent>) {
+    fn cache(&self, known: Arc<RegisteredAgent>) {
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         past.push_back(known);
         if past.len() > PAST {
@@ -392,9 +394,9 @@ impl Registry {
         }
     }
 
-    /// The agent that shall do what is wished for: the one in use, or, when the wish goes on with what is under way on its
-    /// thread, the one that began it.
-    pub(super) async fn bound(
+    /// Returns the agent for a request: the current one, or, when the request continues what is in progress on its
+    /// thread, the one with which that began.
+    pub(super) async fn pinned_definition(
         &self,
         tx: &mut Tx<'_>,
         new_run: &NewRun,
@@ -402,15 +404,15 @@ impl Registry {
     ) -> DbResult<Arc<RegisteredAgent>> {
         let goes_on = new_run.resume.is_some() || new_run.request.input.is_none();
         match new_run.target.thread().filter(|_| goes_on) {
-            Some(thread) => self.as_begun(tx, (thread, new_run.request.checkpoint), known).await,
+            Some(thread) => self.as_admitted(tx, (thread, new_run.request.checkpoint), known).await,
             None => Ok(known),
         }
     }
 
-    /// The assistant that a request names, as it stands now, and the agent behind it.
+    /// Returns the assistant that a request names, with its agent.
     ///
     /// # Errors
-    /// When there is none, and when the database fails.
+    /// Returns an error when there is none, or the database fails.
     pub(super) async fn resolve(
         &self,
         tx: &mut Tx<'_>,
@@ -439,17 +441,17 @@ impl Registry {
         }
     }
 
-    /// The agent that worked on a thread last, by the definition with which it began what is under way there.
+    /// Returns the last agent of a thread, with the definition with which it began what is in progress there.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
-            Some(known) => self.as_begun(tx, (thread.id, None), known).await.map(Some),
+            Some(known) => self.as_admitted(tx, (thread.id, None), known).await.map(Some),
             None => Ok(None),
         }
     }
 
-    /// The agent by the definition with which it began what is under way at a checkpoint, the newest when none is named;
-    /// by the one in use when nothing is.
-    async fn as_begun(
+    /// Returns the agent with the definition with which it began what is in progress at a checkpoint, or at the newest
+    /// one; the current definition when nothing is in progress.
+    async fn as_admitted(
         &self,
         tx: &mut Tx<'_>,
         (thread, checkpoint): (ThreadId, Option<CheckpointId>),

@@ -23,7 +23,8 @@ pub(super) async fn write(
     tx: &mut Tx<'_>,
     thread: ThreadId,
     write: CheckedWrite,
-    (registry, now): (&Registry, Timestamp),
+    registry: &Registry,
+    now: Timestamp,
 ) -> Result<CheckpointId, StateWriteError> {
     let Some(found) = db::threads::lock(tx, thread).await? else {
         return Err(StateWriteError::NoThread(thread));
@@ -51,18 +52,18 @@ pub(super) async fn write(
         mut machine,
         segment,
         last,
-    } = base(tx, thread, checkpoint).await?;
+    } = load_base(tx, thread, checkpoint).await?;
     if size::of_state(&machine.state) + size::of_update(&update) > sizes.state {
         let reason = format!("would make the state of the thread larger than {} bytes", sizes.state);
         return Err(Invalid::new("values", reason).into());
     }
     let is_named = as_node.is_some();
     let node = as_node.unwrap_or(last);
-    if !knows(&plan, &node) {
+    if !has_node(&plan, &node) {
         return Err(StateWriteError::NoNode(node));
     }
     let seq = db::checkpoints::max_seq(tx, thread).await? + 1;
-    // Nobody is named and nobody was at work: then nobody goes on because of it.
+    // Without `as_node` on a finished thread, no node follows.
     let is_aside = !is_named && machine.head.is_some() && machine.position.phase == Phase::Ended;
     let entry = if is_aside {
         machine.append_update(&plan, update, CheckpointId::mint())
@@ -104,7 +105,7 @@ struct Base {
     last: String,
 }
 
-async fn base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> Result<Base, StateWriteError> {
+async fn load_base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> Result<Base, StateWriteError> {
     let newest = db::checkpoints::head(tx, thread, Lane::Main).await?;
     let fork = from.filter(|from| newest.as_ref().is_none_or(|head| head.id != *from));
     let (machine, segment) = match fork {
@@ -123,7 +124,7 @@ async fn base(tx: &mut Tx<'_>, thread: ThreadId, from: Option<CheckpointId>) -> 
     Ok(Base { machine, segment, last })
 }
 
-fn knows(plan: &Plan, node: &str) -> bool {
+fn has_node(plan: &Plan, node: &str) -> bool {
     let hooks = [
         &plan.before_agent,
         &plan.before_model,
@@ -136,14 +137,14 @@ fn knows(plan: &Plan, node: &str) -> bool {
 /// The node under which clients write the input of a turn.
 const INPUT: &str = "__input__";
 
-/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written. What is
-/// written is what the second one says.
-fn brings_again(superstep: &Superstep, next: &Superstep) -> bool {
-    is_of(superstep, INPUT) && is_of(next, START) && !brings_nothing(next)
+/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written.
+/// What is written is what the second one says.
+fn repeats_input(superstep: &Superstep, next: &Superstep) -> bool {
+    is_by_node(superstep, INPUT) && is_by_node(next, START) && !is_empty_step(next)
 }
 
 /// Returns whether all writes of a step are those of this node.
-fn is_of(superstep: &Superstep, node: &str) -> bool {
+fn is_by_node(superstep: &Superstep, node: &str) -> bool {
     !superstep.updates.is_empty()
         && superstep
             .updates
@@ -151,7 +152,7 @@ fn is_of(superstep: &Superstep, node: &str) -> bool {
             .all(|write| write.node.as_deref() == Some(node))
 }
 
-fn brings_nothing(superstep: &Superstep) -> bool {
+fn is_empty_step(superstep: &Superstep) -> bool {
     superstep.updates.iter().all(|write| write.values.is_null())
 }
 
@@ -177,10 +178,17 @@ impl History {
         let mut steps = vec![];
         let mut last = INPUT.to_owned();
         for (at, superstep) in supersteps.iter().enumerate() {
-            if supersteps.get(at + 1).is_some_and(|next| brings_again(superstep, next)) {
+            if supersteps
+                .get(at + 1)
+                .is_some_and(|next| repeats_input(superstep, next))
+            {
                 continue;
             }
-            if is_of(superstep, START) && at > 0 && is_of(&supersteps[at - 1], INPUT) && brings_nothing(superstep) {
+            if is_by_node(superstep, START)
+                && at > 0
+                && is_by_node(&supersteps[at - 1], INPUT)
+                && is_empty_step(superstep)
+            {
                 continue;
             }
             let mut update = Update::none();
@@ -205,7 +213,7 @@ impl History {
                 steps.push((after, machine.position.clone()));
                 continue;
             }
-            if !knows(plan, &last) {
+            if !has_node(plan, &last) {
                 return Err(StateWriteError::NoNode(last));
             }
             let entry = machine.apply_external(plan, CheckpointSource::Update, &last, update, CheckpointId::mint());

@@ -1,7 +1,6 @@
-//! The Store: what is remembered beyond a thread, for as long as it is to stay.
+//! The Store: items that outlive threads.
 //!
-//! Whoever writes an item asks here, clients as well as tools; reads go through here too, since reading may make an item stay
-//! longer.
+//! All writes of clients and tools go through here. Reads do, too, since reading may extend the lifetime of an item.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,8 @@ pub use index::IndexParts;
 
 use index::{Index, IndexError};
 
-/// How much memory the items may take that a tool finds at once, roughly, in bytes: as much as an answer of a tool may have.
+/// How much memory the items may take that a tool finds at once, roughly, in bytes: as much as an answer of a tool may
+/// have.
 const MOST_FOUND_BYTES: usize = 8 * 1024 * 1024;
 /// How many expired items are removed in one transaction.
 const SWEEP: u32 = 500;
@@ -122,8 +122,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there that
-    /// cannot be found.
+    /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there
+    /// that cannot be found.
     async fn draft(&self, wish: NewItem) -> Result<PreparedItem, StoreError> {
         let ttl = match wish.lifetime {
             ItemLifetime::AsConfigured => self.0.settings.default_ttl,
@@ -138,7 +138,8 @@ impl Store {
         Ok(PreparedItem { vectors, ..draft })
     }
 
-    /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says otherwise.
+    /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says
+    /// otherwise.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -165,9 +166,9 @@ impl Store {
             .await
     }
 
-    /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and keys, or
-    /// with a query the closest first, and then only those that are in the index. Without a query they are only as many as take
-    /// about so many `bytes` of memory.
+    /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and
+    /// keys, or with a query the closest first, and then only those that are in the index. Without a query they are
+    /// only as many as take about so many `bytes` of memory.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -265,7 +266,7 @@ impl Store {
     }
 }
 
-/// What a tool is told that could not read or write. A fault is logged; the model learns no more than that.
+/// Returns the error for a tool that could not read or write. The cause is logged and not shown to the model.
 fn told(error: StoreError) -> Failure {
     match error {
         StoreError::Invalid(error) => Failure::new("InvalidItemError", error.to_string()),

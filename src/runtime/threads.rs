@@ -88,7 +88,7 @@ impl Threads {
         let now = self.core.clock.now();
         let kept = move |left: &CheckpointId| shown(thread, *left);
         let write = self.core.db.write_once(key, now, kept, move |tx| {
-            Box::pin(async move { state_update::write(tx, thread, checked, (&registry, now)).await })
+            Box::pin(async move { state_update::write(tx, thread, checked, &registry, now).await })
         });
         write.await
     }
@@ -154,10 +154,10 @@ impl Threads {
         write.await
     }
 
-    /// Copies a thread with the history of its main agent, once for each key; none if there is no such thread. `shown` says
-    /// how the copy is shown, which is what is kept.
+    /// Copies a thread with the history of its main agent, once for each key; none if there is no such thread. `shown`
+    /// says how the copy is shown, which is what is kept.
     ///
-    /// The copy is made in pieces and appears as a whole. It is finished even if whoever asked for it leaves meanwhile.
+    /// The copy is made in pieces and appears as a whole. It is completed even if the client disconnects meanwhile.
     ///
     /// # Errors
     /// When the database fails; there is no copy then.

@@ -1,8 +1,8 @@
-//! Telling others that a run has ended.
+//! Webhooks: reports to other servers that a run has ended.
 //!
-//! What is to be told is written in the transaction that ends the run, so it is not forgotten; see
-//! [`crate::db::deliveries`]. It is then sent until it arrives or is given up. It may arrive twice, when the server dies
-//! between an arrival and its note of it: the id in the header `webhook-id` stays the same, so that receivers can tell.
+//! A report is stored in the transaction that ends the run, so it is not lost; see [`crate::db::deliveries`]. It is
+//! sent until it arrives or its attempts are used up. It may arrive twice if the server crashes between an arrival and
+//! its record: the header `webhook-id` stays the same, so that receivers can tell.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -33,9 +33,9 @@ use signature::SigningKey;
 pub struct WebhookSettings {
     /// True to allow all loopback and private addresses.
     pub allow_private: bool,
-    /// Names and addresses inside that may be told.
+    /// Names and addresses in private networks that are allowed.
     pub private_hosts: Vec<String>,
-    /// When not empty, only these names and addresses may be told; `*.example.org` means all below it.
+    /// When not empty, the only names and addresses that are allowed; `*.example.org` means all below it.
     pub allowed_hosts: Vec<String>,
     /// True to allow only `https`.
     pub require_https: bool,
@@ -141,7 +141,7 @@ impl Webhooks {
         self.rules.check("webhook", url).map(drop)
     }
 
-    /// What is to be sent now that a run has ended; nothing if nobody asked for it.
+    /// Returns the delivery for a run that has ended, if its request has a webhook.
     pub(super) fn delivery(&self, report: &Report<'_>) -> Option<Delivery> {
         let url = report.run.request.webhook()?;
         let body = Value::Object((self.render)(report)).to_string();
@@ -206,7 +206,11 @@ impl Webhooks {
         if let Some(key) = &self.key {
             request = request.header("webhook-signature", key.sign(&id, second, &body));
         }
-        let response = request.body(body).send().await.map_err(|error| told(&error))?;
+        let response = request
+            .body(body)
+            .send()
+            .await
+            .map_err(|error| describe_error(&error))?;
         // What it says besides is of no interest, and is not read.
         Ok(response.status())
     }
@@ -223,7 +227,7 @@ impl Webhooks {
 }
 
 /// Why a report could not be sent, without the address, which may hold a secret.
-fn told(error: &reqwest::Error) -> String {
+fn describe_error(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "it took too long".to_owned();
     }

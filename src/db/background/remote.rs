@@ -1,4 +1,4 @@
-//! Background tasks that other servers do: what was seen of them, and when they are polled next.
+//! The remote runs of background tasks: their last polled state and the next poll.
 
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
@@ -14,7 +14,7 @@ use crate::domain::job::JobKind;
 use crate::domain::limits::Usage;
 use crate::domain::time::Timestamp;
 
-/// Stores what is to be known of a task that another server is about to begin, with the job that polls it.
+/// Stores the remote run of a new task, with the job that polls it.
 pub(super) async fn insert(tx: &mut Tx<'_>, task: &TaskRecord, url: &str) -> DbResult<()> {
     const SQL: &str = "insert into remote_runs (remote_run_id, task_id, url, agent_name, unwanted, attempts, version) \
         values ($1, $1, $2, $3, false, 0, 0)";
@@ -28,7 +28,7 @@ pub(super) async fn insert(tx: &mut Tx<'_>, task: &TaskRecord, url: &str) -> DbR
     poll_at(tx, task, task.remote.due_at).await
 }
 
-/// Has a task polled at this time, or not any more. Whoever polls it now has lost the job.
+/// Schedules the next poll of a task, or ends polling. A worker that is polling it loses the claim.
 async fn poll_at(tx: &mut Tx<'_>, task: &TaskRecord, due_at: Option<Timestamp>) -> DbResult<()> {
     let owner = JobOwner {
         thread: Some(task.parent_thread),
@@ -40,7 +40,7 @@ async fn poll_at(tx: &mut Tx<'_>, task: &TaskRecord, due_at: Option<Timestamp>) 
     }
 }
 
-/// The tasks that wait for a human, the oldest first.
+/// Returns the tasks that wait for an answer, oldest first.
 pub async fn waiting(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
@@ -51,9 +51,9 @@ pub async fn waiting(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<TaskRecord>> {
     readable(rows)
 }
 
-/// Writes what is known of a task from now on, and when it is polled next. False if that was written since by somebody else
-/// than `version` says, or the task is gone; without a version it is written in any case, and whoever polls it writes nothing
-/// any more.
+/// Stores the polled state of a task and its next poll. Returns false if the state has another version than `version`,
+/// or the task is gone. Without a version it is stored in any case, and a worker that is polling the task stores
+/// nothing.
 pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, version: Option<i64>) -> DbResult<bool> {
     const SQL: &str = "update remote_runs set seen = $2, seen_status = $3, seen_run = $4, unwanted = $5, attempts = $6, \
         lost_since = $7, version = version + 1 where remote_run_id = $1 and version = coalesce(cast($8 as bigint), version)";
@@ -78,7 +78,7 @@ pub async fn note(tx: &mut Tx<'_>, task: &TaskRecord, work: &RemoteWork, version
     Ok(changed == 1)
 }
 
-/// What a task is known to have used.
+/// Returns the known usage of a task.
 pub async fn used(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Usage> {
     const SQL: &str = "select used from remote_runs where remote_run_id = $1";
     let found: Option<Option<String>> =
@@ -94,7 +94,7 @@ pub async fn used(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<Usage> {
         .unwrap_or_default())
 }
 
-/// Sets what a task is known to have used.
+/// Sets the known usage of a task.
 pub async fn set_used(tx: &mut Tx<'_>, task: ThreadId, used: &Usage) -> DbResult<()> {
     const SQL: &str = "update remote_runs set used = $2 where remote_run_id = $1";
     let used = encode(used)?;
@@ -107,7 +107,7 @@ pub async fn set_used(tx: &mut Tx<'_>, task: ThreadId, used: &Usage) -> DbResult
     Ok(())
 }
 
-/// Deletes a task that was never begun.
+/// Deletes a task that was never started.
 pub async fn forget(tx: &mut Tx<'_>, task: ThreadId) -> DbResult<()> {
     const SQL: &str = "delete from background_tasks where task_id = $1 and exists (select 1 from remote_runs w \
         where w.remote_run_id = background_tasks.task_id and w.seen is null)";

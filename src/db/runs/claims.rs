@@ -184,7 +184,7 @@ pub struct RunRowUpdate<'a> {
     pub seq: Option<i64>,
     /// The usage of the run so far, if it is to be stored.
     pub usage: Option<&'a Usage>,
-    /// Whether the write is progress, which resets the count of crashes.
+    /// True when the write is progress, which resets the count of crashes.
     pub gets_on: bool,
     /// The time of the write.
     pub at: Timestamp,

@@ -61,7 +61,7 @@ pub struct ThreadQuery {
     pub status: Option<ThreadStatus>,
     /// The sort key.
     pub sort: ThreadOrder,
-    /// Whether the order is ascending.
+    /// True for ascending order.
     pub ascending: bool,
     /// The maximum number of threads.
     pub limit: i64,

@@ -1,8 +1,8 @@
-//! Checks that take long, made before the write in which a run is admitted, a cron is made or a state is written: all other
-//! writes wait for that one.
+//! Slow checks of requests. They are made before the transaction that admits a run, creates a cron or writes a state,
+//! because all other writes wait for a transaction.
 //!
-//! By whom a run is checked may change until it is admitted. So it is noted which definition it was, and what was checked; if
-//! it is another one then, it is checked again.
+//! The definition may change before the transaction. So a check records the definition that it used; if that is not the
+//! one in the transaction, the check is repeated there.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Admission {
                 .db
                 .read(move |tx| Box::pin(async move { resolve_agent(tx, &all[number], &registry, now).await }));
             let refused = |error| BatchError { at: number, error };
-            // Whoever is not found is missed again when the run is admitted.
+            // An agent that is not found here is refused when the run is admitted.
             let Some((known, context)) = found.await.map_err(|error| refused(error.into()))? else {
                 continue;
             };
@@ -71,8 +71,8 @@ impl Admission {
         Ok(all_checked)
     }
 
-    /// Returns whether the check of a request may be slow: it is large, or the assistant may have a large context that is checked
-    /// with each of its runs.
+    /// Returns whether the check of a request may be slow: it is large, or the assistant may have a large context that
+    /// is checked with each of its runs.
     fn may_take_long(&self, new_run: &NewRun) -> bool {
         let agents = self.core.registry.agents();
         let has_schema = |known: &Arc<RegisteredAgent>| known.agent.context().is_some();
@@ -165,7 +165,7 @@ async fn resolve_agent(
         Err(StartError::Fault(error)) => return Err(error),
         Err(_) => return Ok(None),
     };
-    resolved.known = registry.bound(tx, new_run, resolved.known).await?;
+    resolved.known = registry.pinned_definition(tx, new_run, resolved.known).await?;
     let thread = match new_run.target.thread() {
         Some(thread) => db::threads::find(tx, thread).await?,
         None => None,

@@ -10,8 +10,8 @@ use crate::runtime::StartError;
 /// The bounds of runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunBounds {
-    /// Runs that wait, of all processes on the database. It is counted from time to time and not for each run, so that a few
-    /// more may come to wait.
+    /// Runs that wait, of all processes on the database. It is counted from time to time and not for each run, so that
+    /// a few more may come to wait.
     pub waiting: u64,
     /// Runs that wait on one thread.
     pub waiting_on_thread: u64,

@@ -21,7 +21,7 @@ use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
-use crate::runtime::{CancelAction, NewRun, StartError, Target, Webhooks, interrupts};
+use crate::runtime::{CancelAction, NewRun, StartError, Target, interrupts};
 
 /// The lifetime of the thread of a stateless run whose process stopped before it could delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -45,8 +45,8 @@ pub(in crate::runtime) async fn keep_for_key(tx: &mut Tx<'_>, run: &mut Run, now
     Ok(())
 }
 
-/// Admits a run of the main agent and stores it, with the resolution that it brings. After a refusal the transaction has to be
-/// rolled back.
+/// Admits a run of the main agent and stores it, with the resolution that it brings. After a refusal the transaction
+/// has to be rolled back.
 pub(in crate::runtime) async fn start(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
@@ -85,7 +85,11 @@ pub(in crate::runtime) async fn start_as(
 ) -> Result<Admitted, StartError> {
     let now = context.now;
     let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
-    resolved.known = context.core.registry.bound(tx, new_run, resolved.known).await?;
+    resolved.known = context
+        .core
+        .registry
+        .pinned_definition(tx, new_run, resolved.known)
+        .await?;
     if !context.has_checked(number, &resolved.known.digest) {
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }
@@ -103,16 +107,10 @@ pub(in crate::runtime) async fn start_as(
     {
         schema.check(&settings.context)?;
     }
-    let mut run = build_run(id, new_run, &resolved, (&thread, settings), now);
+    let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
-    let displaced = displace(
-        tx,
-        new_run.request.multitask,
-        (thread.id, in_flight),
-        (&*context.core.webhooks, now),
-    )
-    .await?;
+    let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
     // Those that waited are withdrawn; those at work take their time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
     let claimed = context.worker.is_some() && !is_busy && run.due_at <= now;
@@ -155,8 +153,9 @@ pub(in crate::runtime) fn check_stateless(new_run: &NewRun) -> Result<(), StartE
 async fn displace(
     tx: &mut Tx<'_>,
     strategy: Multitask,
-    (thread, in_flight): (ThreadId, InFlight),
-    (webhooks, now): (&Webhooks, Timestamp),
+    thread: ThreadId,
+    in_flight: InFlight,
+    context: &AdmissionContext,
 ) -> DbResult<Vec<(RunId, CancelAction)>> {
     let action = match strategy {
         Multitask::Rollback => CancelAction::Rollback,
@@ -173,7 +172,7 @@ async fn displace(
             continue;
         };
         if old.status == RunStatus::Pending {
-            withdraw(tx, &old, action, (webhooks, now)).await?;
+            withdraw(tx, &old, action, &context.core.webhooks, context.now).await?;
         } else {
             db::runs::request_cancel(tx, old.id, action.word()).await?;
         }
@@ -214,8 +213,8 @@ async fn find_or_make_thread(
     made.ok_or(StartError::NoThread(id))
 }
 
-/// Returns the settings of the run: those of the request, and the assistant's where it has none. An answer keeps the context
-/// of the thread's last run, where it brings none.
+/// Returns the settings of the run: those of the request, and the assistant's where it has none. An answer keeps the
+/// context of the thread's last run, where it brings none.
 pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
@@ -239,7 +238,8 @@ fn build_run(
     id: RunId,
     new_run: &NewRun,
     resolved: &ResolvedAssistant,
-    (thread, run): (&Thread, RunSettings),
+    thread: &Thread,
+    run_settings: RunSettings,
     now: Timestamp,
 ) -> Run {
     let Assistant {
@@ -258,7 +258,7 @@ fn build_run(
         ("assistant_id", assistant.to_string()),
     ];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
-    let RunSettings { config, context } = run;
+    let RunSettings { config, context } = run_settings;
     let request = RunRequest {
         temporary: new_run.target == Target::Stateless { keep: false },
         config,
@@ -359,8 +359,8 @@ async fn enter_thread(
     Ok(())
 }
 
-/// Checks a request that is to be admitted later, and repeatedly, as far as is possible in advance, unless that was done before
-/// the write.
+/// Checks a request that is to be admitted later, and repeatedly, as far as is possible in advance, unless that was
+/// done before the write.
 pub(in crate::runtime) fn check_ahead(
     new_run: &NewRun,
     resolved: &ResolvedAssistant,

@@ -33,7 +33,8 @@ pub(in crate::runtime) async fn withdraw(
     tx: &mut Tx<'_>,
     run: &Run,
     action: CancelAction,
-    (webhooks, now): (&Webhooks, Timestamp),
+    webhooks: &Webhooks,
+    now: Timestamp,
 ) -> DbResult<()> {
     // The interrupts that it would have resolved are open again.
     db::interrupts::restore(tx, run.thread, run.id).await?;
@@ -48,7 +49,7 @@ pub(in crate::runtime) async fn withdraw(
             log_lines::run_withdrawn(run, log_lines::ROLLED_BACK);
         }
     }
-    let (status, error) = standing(tx, run.thread).await?;
+    let (status, error) = thread_status(tx, run.thread).await?;
     leave_thread(tx, run, status, error, now).await
 }
 
@@ -77,12 +78,12 @@ pub(in crate::runtime) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i6
     db::runs::restore_children(tx, run.id).await?;
     db::runs::delete(tx, run.thread, run.id).await?;
     let error = Failure::new("UserRollback", "The run was cancelled by request and undone.");
-    let (status, _) = standing(tx, run.thread).await?;
+    let (status, _) = thread_status(tx, run.thread).await?;
     leave_thread(tx, run, status, Some(error), now).await
 }
 
 /// Returns the status of a thread on which no run is at work, and the failure of its last step.
-async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
+async fn thread_status(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<(ThreadStatus, Option<Failure>)> {
     let head = match db::checkpoints::head(tx, thread, Lane::Main).await {
         Ok(Some(head)) => head,
         Ok(None) => return Ok((ThreadStatus::Idle, None)),

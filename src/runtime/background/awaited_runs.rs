@@ -59,7 +59,7 @@ impl BackgroundTasks {
                     .core
                     .db
                     .read(move |tx| Box::pin(async move { registry.of_digest(tx, &graph_id, &digest).await }));
-                read.await.map_err(super::fault)?
+                read.await.map_err(super::storage_error)?
             }
             (None, None) => None,
         };

@@ -1,6 +1,6 @@
 //! The limits of background tasks: those of the calling run and of its whole tree.
 
-use super::{DEEPEST, TaskError};
+use super::{MAX_NESTING, TaskError};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::background::{TaskLineage, TaskRecord};
 use crate::domain::id::{RunId, ThreadId};
@@ -30,10 +30,10 @@ impl TaskParent {
     }
 }
 
-/// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks.
-/// If the task is not begun after all, what the transaction wrote is rolled back, and the budget has to be told.
-/// Everything is checked and counted under the lock of the thread that asks, so that calls side by side see each other, and
-/// for the trees whose limits reach this far under a lock of their own.
+/// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks. If the
+/// task is not begun after all, what the transaction wrote is rolled back, and the budget has to be told. Everything is
+/// checked and counted under the lock of the thread that asks, so that calls side by side see each other, and for the
+/// trees whose limits reach this far under a lock of their own.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
     parent: &TaskParent,
@@ -47,10 +47,10 @@ pub(super) async fn admit(
             "The conversation is being deleted; nothing was started.".to_owned(),
         ));
     };
-    let ancestry = descend(&launcher, parent, &record.ancestry).map_err(TaskError::Refused)?;
+    let ancestry = lineage_below(&launcher, parent, &record.ancestry).map_err(TaskError::Refused)?;
     let not_over = count(db::background::not_over(tx, parent.thread).await?);
     let spent = parent.budget.spend_background(parent.depth, not_over, now);
-    spent.map_err(|exceeded| limited(&exceeded))?;
+    spent.map_err(|exceeded| limit_refusal(&exceeded))?;
     let charge = BudgetCharge {
         noted: UsageChange::default(),
         spending: Some(Spending::Child),
@@ -61,7 +61,7 @@ pub(super) async fn admit(
         charged.map_err(|error| match error {
             ChargeError::Exceeded(exceeded) => {
                 parent.budget.not_begun(not_over);
-                limited(&exceeded)
+                limit_refusal(&exceeded)
             }
             ChargeError::Fault(error) => error.into(),
         })?;
@@ -94,24 +94,28 @@ pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, n
 }
 
 /// Checks whether a finished task may continue.
-pub(super) async fn again(tx: &mut Tx<'_>, parent: &TaskParent, ancestry: &TaskLineage) -> Result<(), TaskError> {
+pub(super) async fn check_restart(
+    tx: &mut Tx<'_>,
+    parent: &TaskParent,
+    ancestry: &TaskLineage,
+) -> Result<(), TaskError> {
     let not_over = count(db::background::not_over(tx, parent.thread).await?);
     let room = parent.budget.room_in_background(not_over);
-    room.map_err(|exceeded| limited(&exceeded))?;
-    match ledger::room(tx, &ancestry.budget_scopes()).await? {
-        Some(exceeded) => Err(limited(&exceeded)),
+    room.map_err(|exceeded| limit_refusal(&exceeded))?;
+    match ledger::exceeded_limit(tx, &ancestry.limited()).await? {
+        Some(exceeded) => Err(limit_refusal(&exceeded)),
         None => Ok(()),
     }
 }
 
 /// Returns the lineage of a task below the calling run; `draft` names who started it.
-fn descend(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
+fn lineage_below(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
     let above = launcher.request.background.as_ref();
     let nesting = above.map_or(0, |above| above.nesting) + 1;
     let levels = parent.budget.levels_below(parent.depth);
-    if levels.is_none() && nesting > DEEPEST {
+    if levels.is_none() && nesting > MAX_NESTING {
         return Err(format!(
-            "Background tasks nest at most {DEEPEST} deep, and this one would be number {nesting}. Nothing was started; \
+            "Background tasks nest at most {MAX_NESTING} deep, and this one would be number {nesting}. Nothing was started; \
              do the work yourself."
         ));
     }
@@ -129,7 +133,7 @@ pub(super) fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-fn limited(exceeded: &LimitReached) -> TaskError {
+fn limit_refusal(exceeded: &LimitReached) -> TaskError {
     TaskError::Refused(format!(
         "{exceeded} Nothing was started; do the work yourself, or wait until a task is over."
     ))

@@ -1,4 +1,4 @@
-//! Tasks that agents of this server do.
+//! Background tasks on this server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use futures::future::BoxFuture;
 
 use super::limits::{self, TaskParent};
 use super::{
-    PARENT_RUN, STOPS_WITHIN, STRANGER, TaskError, WAITS_ALREADY, fault, find_own_task, ids, new_cancelling_run,
-    new_record, new_task_run, status, strategy, told,
+    NOT_OWN_TASK, PARENT_RUN, STOP_TIMEOUT, TaskError, WAITS_ALREADY, find_own_task, new_cancelling_run, new_record,
+    new_task_run, refusal_text, status, storage_error, strategy, task_ids,
 };
 use crate::db::{self, Tx};
 use crate::domain::background::{TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
@@ -20,7 +20,7 @@ use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
 /// The pause between two looks at a task that was cancelled.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 
 /// The run of a call.
 enum Begun {
@@ -33,16 +33,16 @@ enum Begun {
 impl BackgroundTasks {
     /// Starts a task on this server.
     pub(super) async fn start_task(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
-        let (thread, run) = ids(scope)?;
+        let (thread, run) = task_ids(scope)?;
         let new_run = new_task_run(scope, order, thread, Multitask::Reject);
         self.core
             .webhooks
             .check(&new_run.request)
-            .map_err(|invalid| told(&invalid.into()))?;
+            .map_err(|invalid| refusal_text(&invalid.into()))?;
         let parent = TaskParent::of(scope);
         let record = new_record(scope, order, thread);
         self.start_run(move |tx, context| {
-            Box::pin(async move { begin(tx, (run, &new_run), record, &parent, &context).await })
+            Box::pin(async move { begin(tx, run, &new_run, record, &parent, &context).await })
         })
         .await
     }
@@ -54,15 +54,15 @@ impl BackgroundTasks {
         task: ThreadId,
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
-        let (_, run) = ids(scope)?;
+        let (_, run) = task_ids(scope)?;
         let new_run = new_task_run(scope, order, task, strategy(order.agent.update_strategy));
         self.core
             .webhooks
             .check(&new_run.request)
-            .map_err(|invalid| told(&invalid.into()))?;
+            .map_err(|invalid| refusal_text(&invalid.into()))?;
         let parent = TaskParent::of(scope);
         self.start_run(move |tx, context| {
-            Box::pin(async move { go_on(tx, (run, &new_run), task, &parent, &context).await })
+            Box::pin(async move { continue_task(tx, run, &new_run, task, &parent, &context).await })
         })
         .await
     }
@@ -73,7 +73,7 @@ impl BackgroundTasks {
             .db
             .read(move |tx| Box::pin(async move { status::look(tx, task).await }))
             .await
-            .map_err(fault)
+            .map_err(storage_error)
     }
 
     /// Cancels a task on this server: its runs, those in the queue first, or its interrupts.
@@ -87,10 +87,10 @@ impl BackgroundTasks {
             return Ok(seen);
         }
         let in_flight = self.core.db.read(move |tx| Box::pin(db::runs::in_flight(tx, task)));
-        for run in in_flight.await.map_err(fault)?.into_iter().rev() {
+        for run in in_flight.await.map_err(storage_error)?.into_iter().rev() {
             match self.runs.cancel(task, run.id, CancelAction::Interrupt).await {
                 Ok(()) | Err(CancelError::NoRun | CancelError::Over | CancelError::NoUndo) => {}
-                Err(CancelError::Fault(error)) => return Err(fault(error)),
+                Err(CancelError::Fault(error)) => return Err(storage_error(error)),
             }
         }
         let began = tokio::time::Instant::now();
@@ -99,14 +99,14 @@ impl BackgroundTasks {
             if seen.status.is_outcome() {
                 return Ok(seen);
             }
-            if began.elapsed() >= STOPS_WITHIN {
-                // It was told to stop and cannot help but do so.
+            if began.elapsed() >= STOP_TIMEOUT {
+                // Its cancellation is stored, so it will stop.
                 return Ok(TaskSnapshot {
                     status: TaskStatus::Cancelled,
                     ..seen
                 });
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -117,7 +117,7 @@ impl BackgroundTasks {
         record: &TaskRecord,
         seen: TaskSnapshot,
     ) -> Result<TaskSnapshot, String> {
-        let (_, run) = ids(scope)?;
+        let (_, run) = task_ids(scope)?;
         let new_run = new_cancelling_run(scope, record.task, &record.graph_id);
         let begun = self.start_run(move |tx, context| {
             Box::pin(async move {
@@ -166,7 +166,8 @@ impl BackgroundTasks {
 /// calls side by side see each other.
 async fn begin(
     tx: &mut Tx<'_>,
-    (id, new_run): (RunId, &NewRun),
+    id: RunId,
+    new_run: &NewRun,
     record: TaskRecord,
     parent: &TaskParent,
     context: &AdmissionContext,
@@ -188,9 +189,10 @@ async fn begin(
 }
 
 /// Sends a further message to a task, if the limits allow it.
-async fn go_on(
+async fn continue_task(
     tx: &mut Tx<'_>,
-    (id, new_run): (RunId, &NewRun),
+    id: RunId,
+    new_run: &NewRun,
     task: ThreadId,
     parent: &TaskParent,
     context: &AdmissionContext,
@@ -200,7 +202,7 @@ async fn go_on(
     }
     db::threads::lock(tx, parent.thread).await?;
     let Some(record) = find_own_task(tx, task, parent.thread).await? else {
-        return Err(TaskError::Refused(STRANGER.to_owned()));
+        return Err(TaskError::Refused(NOT_OWN_TASK.to_owned()));
     };
     let in_flight = db::runs::in_flight(tx, task).await?;
     let mine = serde_json::json!(parent.run);
@@ -212,7 +214,7 @@ async fn go_on(
         return Err(TaskError::Refused(WAITS_ALREADY.to_owned()));
     }
     if in_flight.is_empty() {
-        limits::again(tx, parent, &record.ancestry).await?;
+        limits::check_restart(tx, parent, &record.ancestry).await?;
     }
     let mut new_run = new_run.clone();
     new_run.target = Target::Thread(task);

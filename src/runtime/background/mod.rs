@@ -1,14 +1,15 @@
 //! Background tasks: runs on threads of their own. The agent that started one is notified of its outcome.
 //!
-//! On this server a task is begun in one transaction with the record of who asked for it, under ids that follow from the tool call: a call
-//! that is made again after a crash finds what it began. What becomes of it is a fact in the tables from the moment its run
-//! ends; an agent at work sees it by itself, and one that is idle is told by a job, `jobs/notify_parent.rs`.
+//! A task on this server is stored in one transaction with its record, under ids that follow from the tool call: a call
+//! that is repeated after a crash finds the task that it started. The outcome is stored when the run of the task ends.
+//! An agent at work reads it by itself; an idle one is notified by a job, `jobs/notify_parent.rs`.
 //!
-//! What another server does is written down here first, begun there under ids that follow from the call as well, and polled
-//! until it is over, see [`remote`] and `jobs/poll_remote.rs`. What was seen is kept, so that telling it is the same for both.
+//! A task on another server is stored here first, and started there under ids that follow from the call as well. It is
+//! polled until it is over, see [`remote`] and `jobs/poll_remote.rs`. The polled state is stored, so that notification
+//! is the same for both.
 //!
-//! Cancelling the run that asked does not stop the task: it belongs to the conversation, not to the run. So does one that a
-//! subagent has begun: as long as the subagent works it is told what comes of it, and then the main agent is.
+//! A task belongs to the conversation and not to the run that started it, so cancelling that run does not stop the
+//! task. A subagent that started a task is notified while it works, and after that the main agent is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,19 +42,19 @@ pub(super) use awaited_runs::insert_remote_run;
 pub use status::known_status;
 
 /// The deepest nesting of background tasks without a limit of depth.
-const DEEPEST: u32 = 4;
+const MAX_NESTING: u32 = 4;
 
 /// The stream modes of the run of a task.
-pub(super) const MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
+pub(super) const STREAM_MODES: [&str; 4] = ["values", "updates", "messages-tuple", "custom"];
 
 /// The key of the parent run in the metadata of the thread and the runs of a task.
 const PARENT_RUN: &str = "parent_run_id";
 
 /// The refusal for a task of another conversation.
-const STRANGER: &str = "This task was not begun in this conversation.";
+const NOT_OWN_TASK: &str = "This task was not begun in this conversation.";
 
 /// The longest wait for a cancelled task to stop.
-const STOPS_WITHIN: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The refusal when a message is already queued.
 const WAITS_ALREADY: &str = "A message to this task waits already for its turn; nothing was added. Put all that is to be \
@@ -82,7 +83,7 @@ impl Tasks for BackgroundTasks {
         task: &BackgroundTask,
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
-        let record = self.own(scope, task).await?;
+        let record = self.own_record(scope, task).await?;
         match record.url {
             None => self.update_task(scope, record.task, order).await,
             Some(_) => self.update_remote(scope, record, order).await,
@@ -90,7 +91,7 @@ impl Tasks for BackgroundTasks {
     }
 
     async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
-        let record = self.own(scope, task).await?;
+        let record = self.own_record(scope, task).await?;
         match record.url {
             None => self.read_task(record.task).await,
             Some(_) => self.poll_task(&record).await,
@@ -98,7 +99,7 @@ impl Tasks for BackgroundTasks {
     }
 
     async fn cancel(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String> {
-        let record = self.own(scope, task).await?;
+        let record = self.own_record(scope, task).await?;
         match record.url {
             None => self.cancel_task(scope, record).await,
             Some(_) => self.cancel_remote(record).await,
@@ -116,7 +117,7 @@ impl BackgroundTasks {
     }
 
     /// Returns the record of a task that this conversation has started.
-    async fn own(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskRecord, String> {
+    async fn own_record(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskRecord, String> {
         let id = task
             .task_id
             .parse()
@@ -127,7 +128,7 @@ impl BackgroundTasks {
             .db
             .read(move |tx| Box::pin(async move { find_own_task(tx, id, parent).await }))
             .await;
-        found.map_err(fault)?.ok_or_else(|| STRANGER.to_owned())
+        found.map_err(storage_error)?.ok_or_else(|| NOT_OWN_TASK.to_owned())
     }
 }
 
@@ -139,7 +140,7 @@ async fn find_own_task(tx: &mut Tx<'_>, task: ThreadId, parent: ThreadId) -> DbR
 }
 
 /// Returns the ids of the thread and the run that a call creates.
-fn ids(scope: &Scope) -> Result<(ThreadId, RunId), String> {
+fn task_ids(scope: &Scope) -> Result<(ThreadId, RunId), String> {
     let task = scope
         .task
         .ok_or_else(|| "Background tasks are begun by tool calls only.".to_owned())?;
@@ -190,8 +191,8 @@ fn notes(scope: &Scope, order: BackgroundOrder<'_>) -> Map<String, Value> {
     notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-fn fault(error: DbError) -> String {
-    told(&StartError::Fault(error))
+fn storage_error(error: DbError) -> String {
+    refusal_text(&StartError::Fault(error))
 }
 
 /// Returns the run that starts a task, or sends it a further message.
@@ -256,7 +257,7 @@ pub(super) fn new_run(
 
 /// Returns a request whose run is streamed in all modes.
 pub(super) fn streamed_request() -> RunRequest {
-    let stream_mode = MODES.map(str::to_owned).into();
+    let stream_mode = STREAM_MODES.map(str::to_owned).into();
     RunRequest {
         stream_mode,
         stream_subgraphs: true,
@@ -294,13 +295,13 @@ impl TaskError {
     fn text(self) -> String {
         match self {
             Self::Refused(reason) => reason,
-            Self::Start(error) => told(&error),
+            Self::Start(error) => refusal_text(&error),
         }
     }
 }
 
 /// Returns the refusal of a run as a text for the model.
-fn told(error: &StartError) -> String {
+fn refusal_text(error: &StartError) -> String {
     match error {
         StartError::QuestionPending(_) => {
             "The task waits for a human and takes no message before the question is answered.".to_owned()

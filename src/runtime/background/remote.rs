@@ -1,8 +1,8 @@
-//! Tasks that agents of other servers do.
+//! Background tasks on other servers.
 //!
-//! A task is written down before its server hears of it, and what comes of it afterwards. In between this server may die:
-//! thread and key of the work follow from the call, so that the call finds what it began when it is made again; and if it is
-//! not, the job [`poll_remote`](crate::runtime::jobs) finds what it left.
+//! A task is stored before its server is called, and its outcome afterwards. This server may crash in between. The ids
+//! of the remote thread and run follow from the tool call, so a repeated call finds the work that it started; without
+//! one, the job [`poll_remote`](crate::runtime::jobs) finds it.
 
 use std::time::Duration;
 
@@ -10,7 +10,10 @@ use serde_json::{Map, Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::limits::{self, TaskParent};
-use super::{MODES, PARENT_RUN, STOPS_WITHIN, TaskError, WAITS_ALREADY, fault, find_own_task, ids, new_record, notes};
+use super::{
+    PARENT_RUN, STOP_TIMEOUT, STREAM_MODES, TaskError, WAITS_ALREADY, find_own_task, new_record, notes, storage_error,
+    task_ids,
+};
 use crate::db::{self, DbResult, Tx};
 use crate::definition::{SubagentDefinition, UpdateStrategy};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskRun, TaskSnapshot, TaskStatus};
@@ -24,28 +27,28 @@ use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
 /// The longest time for which a start is tried while the agent waits.
-pub(super) const BEGINS_WITHIN: Duration = Duration::from_secs(30);
+pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time after that until the first poll.
 const MARGIN: Duration = Duration::from_secs(60);
 /// The timeout of a poll.
-pub(in crate::runtime) const LOOKS_FOR: Duration = Duration::from_secs(5);
+pub(in crate::runtime) const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two polls of work that was cancelled.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The error of a task whose work was deleted.
-const GONE: &str = "The thread of the task, or its work there, was deleted.";
+const DELETED: &str = "The thread of the task, or its work there, was deleted.";
 
 impl BackgroundTasks {
     /// Starts a task on another server.
     pub(super) async fn start_remote(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String> {
-        let (task, _) = ids(scope)?;
+        let (task, _) = task_ids(scope)?;
         let mut record = new_record(scope, order, task);
-        record.remote.due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
+        record.remote.due_at = Some(scope.now().plus(START_TIMEOUT + MARGIN));
         let parent = TaskParent::of(scope);
         let now = scope.now();
         let write = self
             .core
             .db
-            .write(move |tx| Box::pin(async move { write_down(tx, record, &parent, now).await }));
+            .write(move |tx| Box::pin(async move { insert_task(tx, record, &parent, now).await }));
         let record = write.await.map_err(TaskError::text)?;
         match &record.remote {
             RemoteWork {
@@ -64,13 +67,10 @@ impl BackgroundTasks {
         };
         let request = request(scope, order, &record);
         let notes = notes(scope, order);
-        let patience = BEGINS_WITHIN.min(self.core.registry.workshop.peers.patience());
-        match place
-            .create_and_start(&notes, request, &record.task.to_string(), patience)
-            .await
-        {
-            Ok(run) => self.store_started(&record, run.snapshot()).await,
-            Err(StartFailed { error, is_certain }) => {
+        let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
+        match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
+            Ok(run) => self.store_started(&record, run.sight()).await,
+            Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 Err(self.store_not_started(scope, &record, reason, is_certain).await)
             }
@@ -84,7 +84,7 @@ impl BackgroundTasks {
         record: TaskRecord,
         order: BackgroundOrder<'_>,
     ) -> Result<TaskRun, String> {
-        let key = format!("{}-{}", record.task, ids(scope)?.1);
+        let key = format!("{}-{}", record.task, task_ids(scope)?.1);
         let (place, _) = self.remote_thread_of_task(&record).await?;
         if order.agent.update_strategy == UpdateStrategy::Enqueue {
             let runs = place
@@ -99,10 +99,10 @@ impl BackgroundTasks {
                 return Err(WAITS_ALREADY.to_owned());
             }
         }
-        // From now on more may come of it than was seen, even if nobody hears of it here before it begins.
+        // From now on another outcome may follow, even if this server does not learn of it before it begins.
         let before = record.remote.seen.clone();
         let waits = TaskSnapshot::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
-        let due_at = Some(scope.now().plus(BEGINS_WITHIN + MARGIN));
+        let due_at = Some(scope.now().plus(START_TIMEOUT + MARGIN));
         let expected = RemoteWork {
             seen: Some(waits),
             due_at,
@@ -114,17 +114,17 @@ impl BackgroundTasks {
         let write = self
             .core
             .db
-            .write(move |tx| Box::pin(async move { go_on(tx, task, &parent, (was_over, &expected)).await }));
+            .write(move |tx| Box::pin(async move { continue_task(tx, task, &parent, was_over, &expected).await }));
         write.await.map_err(TaskError::text)?;
         let mut request = request(scope, order, &record);
         request.multitask_strategy = match order.agent.update_strategy {
             UpdateStrategy::Interrupt => "interrupt",
             UpdateStrategy::Enqueue => "enqueue",
         };
-        let patience = BEGINS_WITHIN.min(self.core.registry.workshop.peers.patience());
-        match place.start_run(request, &key, patience).await {
-            Ok(run) => self.store_started(&record, run.snapshot()).await,
-            Err(StartFailed { error, is_certain }) => {
+        let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
+        match place.order(request, (&key, patience)).await {
+            Ok(run) => self.store_started(&record, run.sight()).await,
+            Err(NotBegun { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
                 self.note(
@@ -147,7 +147,7 @@ impl BackgroundTasks {
     /// Polls a task on another server. Returns the last known state if the server is out of reach.
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
-            Ok((place, _)) => match timeout(LOOKS_FOR, place.snapshot()).await {
+            Ok((place, _)) => match timeout(POLL_TIMEOUT, place.look()).await {
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -168,7 +168,7 @@ impl BackgroundTasks {
         if seen.status.is_final() {
             return Ok(TaskSnapshot { lost: None, ..seen });
         }
-        let due_at = Some(self.core.clock.now().plus(STOPS_WITHIN * 2));
+        let due_at = Some(self.core.clock.now().plus(STOP_TIMEOUT * 2));
         let known = Some(TaskSnapshot {
             lost: None,
             ..seen.clone()
@@ -194,7 +194,7 @@ impl BackgroundTasks {
             return Ok(cancelled);
         }
         let (place, agent) = self.remote_thread_of_task(&record).await?;
-        match timeout(STOPS_WITHIN * 2, stop(&place, &agent, STOPS_WITHIN)).await {
+        match timeout(STOP_TIMEOUT * 2, stop(&place, &agent, STOP_TIMEOUT)).await {
             Ok(Ok(Some(seen))) if seen.status.is_outcome() => {
                 let over = TaskSnapshot {
                     status: TaskStatus::Cancelled,
@@ -209,7 +209,7 @@ impl BackgroundTasks {
                 )
                 .await?;
             }
-            // It was told to stop, and is looked at until it has.
+            // Its cancellation was requested; it is polled until it has stopped.
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
                 return Ok(TaskSnapshot {
@@ -239,7 +239,7 @@ impl BackgroundTasks {
             .core
             .db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
-        let run = run.await.map_err(fault)?;
+        let run = run.await.map_err(storage_error)?;
         let registry = &self.core.registry;
         let agents = registry.agents();
         let now = match &run {
@@ -252,7 +252,7 @@ impl BackgroundTasks {
         let named = now.filter(|known| known.remote_subagent(&record.agent, url).is_some());
         let known = match (named, run) {
             (Some(known), _) => Some(known),
-            (None, Some(run)) => registry.of_run(&run).await.map_err(fault)?,
+            (None, Some(run)) => registry.of_run(&run).await.map_err(storage_error)?,
             (None, None) => None,
         };
         let found = known
@@ -282,8 +282,8 @@ impl BackgroundTasks {
         };
         let work = RemoteWork::default().after(
             Ok(seen),
-            self.moment(record),
-            self.core.registry.workshop.peers.poll_policy(),
+            self.poll_moment(record),
+            self.core.registry.workshop.peers.looks(),
         );
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
@@ -296,37 +296,42 @@ impl BackgroundTasks {
     async fn store_seen(&self, record: &TaskRecord, seen: Option<TaskSnapshot>) -> Result<TaskSnapshot, String> {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
-        let seen = seen.unwrap_or_else(|| gone(run));
-        if !before.is_unchanged(&seen) {
+        let seen = seen.unwrap_or_else(|| deleted_snapshot(run));
+        if !before.is_known(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
-                self.moment(record),
-                self.core.registry.workshop.peers.poll_policy(),
+                self.poll_moment(record),
+                self.core.registry.workshop.peers.looks(),
             );
-            self.write_down(record, after, Some(before.version)).await?;
+            self.store_if_unchanged(record, after, Some(before.version)).await?;
         }
         Ok(seen)
     }
 
     /// Returns the id of a task and the time.
-    pub(in crate::runtime) fn moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
+    pub(in crate::runtime) fn poll_moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
         (record.task.0, self.core.clock.now())
     }
 
     /// Stores the state of a remote task.
     pub(in crate::runtime) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
-        self.write_down(record, work, None).await?;
+        self.store_if_unchanged(record, work, None).await?;
         self.core.jobs.wake();
         Ok(())
     }
 
-    async fn write_down(&self, record: &TaskRecord, work: RemoteWork, version: Option<i64>) -> Result<(), String> {
+    async fn store_if_unchanged(
+        &self,
+        record: &TaskRecord,
+        work: RemoteWork,
+        version: Option<i64>,
+    ) -> Result<(), String> {
         let record = record.clone();
         let write = self
             .core
             .db
             .write(move |tx| Box::pin(async move { store_polled(tx, &record, &work, version).await }));
-        write.await.map(drop).map_err(fault)
+        write.await.map(drop).map_err(storage_error)
     }
 
     /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
@@ -353,7 +358,7 @@ impl BackgroundTasks {
                     true => db::background::remote::forget(tx, task).await?,
                     false => {
                         db::background::remote::note(tx, &record, &dropped, None).await?;
-                        db::background::told(tx, task, None, false).await?;
+                        db::background::set_notified(tx, task, None, false).await?;
                     }
                 }
                 let not_over = limits::count(db::background::not_over(tx, parent).await?);
@@ -361,15 +366,15 @@ impl BackgroundTasks {
             })
         });
         if let Err(error) = write.await {
-            return fault(error);
+            return storage_error(error);
         }
         self.core.jobs.wake();
         text
     }
 }
 
-/// Writes down what is known of a task from now on, and what it has used: that counts for all trees for which it works. What
-/// is told is what all of it has used, so it counts once however often it is told.
+/// Stores the polled state of a task and its usage, which counts for all its trees. A poll brings the total usage, so
+/// it counts once however often it is polled.
 pub(in crate::runtime) async fn store_polled(
     tx: &mut Tx<'_>,
     record: &TaskRecord,
@@ -381,8 +386,8 @@ pub(in crate::runtime) async fn store_polled(
         // What was said may be shorter by now than it was.
         let used = before.at_least(told);
         if used != before {
-            // Trees before tasks, as whoever begins one takes them.
-            ledger::tell(tx, &record.ancestry.budget_scopes(), RunId(record.task.0), &used).await?;
+            // Trees are locked before tasks, as when a task is started.
+            ledger::set_usage(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }
@@ -390,7 +395,7 @@ pub(in crate::runtime) async fn store_polled(
 }
 
 /// Writes a task down that is about to begin, if that is allowed; or finds it again.
-async fn write_down(
+async fn insert_task(
     tx: &mut Tx<'_>,
     record: TaskRecord,
     parent: &TaskParent,
@@ -406,18 +411,19 @@ async fn write_down(
 }
 
 /// Writes down that more is expected of a task, if that is allowed.
-async fn go_on(
+async fn continue_task(
     tx: &mut Tx<'_>,
     task: ThreadId,
     parent: &TaskParent,
-    (was_over, expected): (bool, &RemoteWork),
+    was_over: bool,
+    expected: &RemoteWork,
 ) -> Result<(), TaskError> {
     db::threads::lock(tx, parent.thread).await?;
     let Some(record) = find_own_task(tx, task, parent.thread).await? else {
-        return Err(TaskError::Refused(super::STRANGER.to_owned()));
+        return Err(TaskError::Refused(super::NOT_OWN_TASK.to_owned()));
     };
     if was_over {
-        limits::again(tx, parent, &record.ancestry).await?;
+        limits::check_restart(tx, parent, &record.ancestry).await?;
     }
     db::background::watch(tx, task).await?;
     db::background::remote::note(tx, &record, expected, None).await?;
@@ -430,7 +436,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Re
     let mut metadata = notes(scope, order);
     // Two servers whose agents have each other work would go on without end.
     let ancestry = &record.ancestry;
-    let levels = super::DEEPEST.saturating_sub(ancestry.nesting);
+    let levels = super::MAX_NESTING.saturating_sub(ancestry.nesting);
     metadata.insert(
         LEVELS.to_owned(),
         ancestry.levels.map_or(levels, |left| left.min(levels)).into(),
@@ -448,7 +454,7 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Re
         assistant_id: agent.graph_id.clone(),
         input: Some(json!({"messages": [{"role": "user", "content": order.text}]})),
         metadata,
-        stream_mode: MODES.into(),
+        stream_mode: STREAM_MODES.into(),
         stream_resumable: true,
         multitask_strategy: "reject",
         webhook: agent.webhook.clone(),
@@ -483,9 +489,9 @@ pub(in crate::runtime) async fn stop(
 }
 
 /// Work of which there is no trace any more.
-pub(in crate::runtime) fn gone(run: String) -> TaskSnapshot {
+pub(in crate::runtime) fn deleted_snapshot(run: String) -> TaskSnapshot {
     TaskSnapshot {
-        error: Some(GONE.to_owned()),
+        error: Some(DELETED.to_owned()),
         ..TaskSnapshot::of(run, TaskStatus::Error)
     }
 }

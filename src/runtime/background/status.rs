@@ -10,7 +10,7 @@ use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::Run;
 
 /// The status of a task on this server, without its result.
-struct Standing {
+struct TaskState {
     /// The newest run on its thread; none if that is gone.
     run: Option<Run>,
     status: TaskStatus,
@@ -24,18 +24,18 @@ struct Standing {
 /// Returns an error when the database fails.
 pub async fn known_status(tx: &mut Tx<'_>, record: &TaskRecord) -> DbResult<(Option<RunId>, TaskStatus)> {
     match (&record.url, &record.remote.seen) {
-        (None, _) => standing(tx, record.task)
+        (None, _) => status_of(tx, record.task)
             .await
-            .map(|standing| (standing.run.map(|run| run.id), standing.status)),
+            .map(|state| (state.run.map(|run| run.id), state.status)),
         (Some(_), Some(seen)) => Ok((seen.run.parse().ok(), seen.status)),
         (Some(_), None) => Ok((None, TaskStatus::Pending)),
     }
 }
 
 /// Returns the status of the task on this thread, without its result.
-async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
+async fn status_of(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskState> {
     let Some(run) = db::runs::newest(tx, thread).await? else {
-        return Ok(Standing {
+        return Ok(TaskState {
             run: None,
             status: TaskStatus::Error,
             asked: vec![],
@@ -49,7 +49,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
             status = TaskStatus::Waiting;
         }
     }
-    Ok(Standing {
+    Ok(TaskState {
         run: Some(run),
         status,
         asked,
@@ -58,7 +58,7 @@ async fn standing(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Standing> {
 
 /// Returns the state of the task on this thread with its result.
 pub(in crate::runtime) async fn look(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<TaskSnapshot> {
-    let Standing { run, status, asked } = standing(tx, thread).await?;
+    let TaskState { run, status, asked } = status_of(tx, thread).await?;
     let Some(run) = run else {
         let error = "The thread of the task, or its work there, was deleted.".to_owned();
         return Ok(TaskSnapshot {

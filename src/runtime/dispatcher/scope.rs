@@ -16,7 +16,8 @@ impl Dispatcher {
         self: &Arc<Self>,
         run: &Run,
         known: &RegisteredAgent,
-        (stop, budget): (CancellationToken, Budget),
+        stop: CancellationToken,
+        budget: Budget,
     ) -> Scope {
         Scope {
             agent: known.agent.name.clone(),

@@ -162,8 +162,8 @@ impl Interrupts {
         Ok(named)
     }
 
-    /// Answers interrupts of a thread with one run, which continues with all of the answers. The assistant and the answers are
-    /// filled into `new_run`.
+    /// Answers interrupts of a thread with one run, which continues with all of the answers. The assistant and the
+    /// answers are filled into `new_run`.
     ///
     /// # Errors
     /// Returns the refusal; nothing is stored then.
@@ -228,8 +228,8 @@ impl Interrupts {
         read.await
     }
 
-    /// Starts a run, once per key. If its thread has open interrupts and the input answers them, the run continues with that
-    /// answer instead of taking the input as a new message.
+    /// Starts a run, once per key. If its thread has open interrupts and the input answers them, the run continues with
+    /// that answer instead of taking the input as a new message.
     ///
     /// # Errors
     /// Returns the refusal; nothing is stored then.

@@ -1,9 +1,9 @@
-//! Cancellation of a subagent that waits for an answer: its interrupts are dropped, its caller gets an error result, and all
-//! other agents continue, or keep waiting.
+//! Cancellation of a subagent that waits for an answer: its interrupts are dropped, its caller gets an error result,
+//! and all other agents continue, or keep waiting.
 //!
 //! The subagent's run ends in the transaction that cancels it. A mark in its row says that its caller is still to be
-//! notified: by the run at work on the thread, or else by a new one. A run that dies in between, or ends waiting without having
-//! read the mark, leaves it for the next one.
+//! notified: by the run at work on the thread, or else by a new one. A run that dies in between, or ends waiting
+//! without having read the mark, leaves it for the next one.
 
 use super::deliver::{Positions, caller_lane};
 use super::{Resolution, continue_thread, lanes_of, pending};
@@ -19,7 +19,8 @@ use crate::runtime::{CancelAction, CancelError};
 
 /// The run that notifies the caller of a cancelled subagent.
 pub(in crate::runtime) enum CallerNotice {
-    /// The run at work. It waits for a notification about this subagent: the cancelled one, or one above it that waits, too.
+    /// The run at work. It waits for a notification about this subagent: the cancelled one, or one above it that waits,
+    /// too.
     AtWork(RunId),
     /// A run that was started for it.
     Started,
@@ -59,8 +60,8 @@ pub(in crate::runtime) async fn cancel_waiting(
     Ok((notice, started))
 }
 
-/// Chooses the run that notifies the caller of `child`, and starts it if need be. Returns also the run on whose behalf the
-/// cancellation is stored.
+/// Chooses the run that notifies the caller of `child`, and starts it if need be. Returns also the run on whose behalf
+/// the cancellation is stored.
 async fn notify_caller(
     tx: &mut Tx<'_>,
     child: &Run,
@@ -87,7 +88,8 @@ async fn notify_caller(
     )
 }
 
-/// Starts another run after one of the main agent ended waiting, if subagents were cancelled of which it was not notified.
+/// Starts another run after one of the main agent ended waiting, if subagents were cancelled of which it was not
+/// notified.
 pub(in crate::runtime) async fn report_cancelled(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
@@ -125,8 +127,8 @@ pub(super) async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Ve
     Ok(unreported)
 }
 
-/// Lets the waiting callers of `child` continue, up to the first one that is at work. Returns the subagent for which that one
-/// waits.
+/// Lets the waiting callers of `child` continue, up to the first one that is at work. Returns the subagent for which
+/// that one waits.
 async fn unpark_below_caller(tx: &mut Tx<'_>, thread: ThreadId, child: RunId, by: RunId) -> DbResult<RunId> {
     let mut at = child;
     loop {

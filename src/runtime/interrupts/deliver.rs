@@ -8,9 +8,10 @@ use crate::domain::interrupt::Interrupt;
 use crate::domain::machine::Machine;
 use crate::domain::run::Resume;
 
-/// Prepares the agents of a thread for run `by`, before it loads them: the callers of cancelled subagents continue, answers
-/// are stored with the agents that wait for them, and all agents above those continue. Repeating it after a crash changes
-/// nothing. An answer goes only to the interrupt for which it was given, not to one that was raised again since.
+/// Prepares the agents of a thread for run `by`, before it loads them: the callers of cancelled subagents continue,
+/// answers are stored with the agents that wait for them, and all agents above those continue. Repeating it after a
+/// crash changes nothing. An answer goes only to the interrupt for which it was given, not to one that was raised again
+/// since.
 pub(in crate::runtime) async fn deliver(
     tx: &mut Tx<'_>,
     thread: ThreadId,

@@ -1,8 +1,9 @@
 //! Interrupts of agents on other servers.
 //!
-//! Those of background tasks are listed here as the last poll found them, and answered through the other server. For those of
-//! awaited subagents, `jobs/watch_interrupt.rs` polls whether they are still open there. If not, a run continues with the
-//! subagent; the interrupt gets a placeholder as its answer, and the call reads the result from the other server.
+//! Those of background tasks are listed here as the last poll found them, and answered through the other server. For
+//! those of awaited subagents, `jobs/watch_interrupt.rs` polls whether they are still open there. If not, a run
+//! continues with the subagent; the interrupt gets a placeholder as its answer, and the call reads the result from the
+//! other server.
 
 use std::time::Duration;
 
@@ -23,15 +24,15 @@ use crate::domain::time::Timestamp;
 use crate::peer::{PeerError, RemoteRunRequest, StartFailed, is_asked, passed_on, resume};
 use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
-use crate::runtime::background::MODES;
+use crate::runtime::background::STREAM_MODES;
 use crate::runtime::background::remote::unavailable;
 
 /// The longest time for which an answer is sent to another server, while a client waits for it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Interrupts {
-    /// Returns the interrupts of the remote task with this thread, in the order in which they were raised, or none if there
-    /// is no such task.
+    /// Returns the interrupts of the remote task with this thread, in the order in which they were raised, or none if
+    /// there is no such task.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -66,8 +67,8 @@ impl Interrupts {
             .filter(|record| record.url.is_some()))
     }
 
-    /// Sends an answer to the server that raised the interrupt. Returns the run that continues there; the same answer again
-    /// returns the same run.
+    /// Sends an answer to the server that raised the interrupt. Returns the run that continues there; the same answer
+    /// again returns the same run.
     pub(super) async fn resolve_remotely(
         &self,
         task: ThreadId,
@@ -121,7 +122,7 @@ impl Interrupts {
             assistant_id: agent.graph_id.clone().unwrap_or_default(),
             command: Some(json!({"resume": resume})),
             multitask_strategy: "reject",
-            stream_mode: MODES.into(),
+            stream_mode: STREAM_MODES.into(),
             stream_resumable: true,
             ..RemoteRunRequest::default()
         };
@@ -181,7 +182,7 @@ fn id_of(asked: &Value, record: &TaskRecord, at: usize) -> InterruptId {
 fn interrupts_of(record: &TaskRecord) -> Vec<InterruptRecord> {
     let Some(seen) = &record.remote.seen else { return vec![] };
     let answered = seen.answered.iter().filter_map(|answered| {
-        let asked = open_interrupt(record, &answered.question, (&answered.asked_by, answered.asked_at), 0)?;
+        let asked = open_interrupt(record, &answered.question, &answered.asked_by, answered.asked_at, 0)?;
         Some(InterruptRecord {
             status: InterruptState::Resolved,
             resolution: Some(answered.answer.clone()),
@@ -200,7 +201,7 @@ fn interrupts_of(record: &TaskRecord) -> Vec<InterruptRecord> {
     let is_open = *status == TaskStatus::Waiting && !record.remote.cancel_requested;
     let open = interrupts.iter().filter(|_| is_open).enumerate();
     let open =
-        open.filter_map(|(at, asked)| open_interrupt(record, asked, (run, since.unwrap_or(record.created_at)), at));
+        open.filter_map(|(at, asked)| open_interrupt(record, asked, run, since.unwrap_or(record.created_at), at));
     answered.chain(open).collect()
 }
 
@@ -208,7 +209,8 @@ fn interrupts_of(record: &TaskRecord) -> Vec<InterruptRecord> {
 fn open_interrupt(
     record: &TaskRecord,
     asked: &Value,
-    (run, since): (&str, Timestamp),
+    run: &str,
+    since: Timestamp,
     at: usize,
 ) -> Option<InterruptRecord> {
     let id = id_of(asked, record, at);

@@ -1,7 +1,7 @@
-//! Cancels the work on other servers that was begun for subagents whose runs were stopped, or failed.
+//! Cancels the work on other servers of subagents whose runs were stopped, or failed.
 //!
-//! Whoever stops waiting has it stopped at once; this is for what could not be told then, since the other server was out of
-//! reach, or this one died. So nobody schedules it: it is looked for which runs are over.
+//! Usually the run does that itself. This job is for cases in which the other server could not be reached, or this one
+//! crashed. So nothing schedules it; it looks for runs that are over.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::db::{self, DbResult};
 use crate::domain::id::RunId;
 use crate::domain::job::ClaimedJob;
 use crate::domain::remote_run::RemoteRun;
-use crate::runtime::background::remote::{LOOKS_FOR, stop};
+use crate::runtime::background::remote::{POLL_TIMEOUT, stop};
 use crate::runtime::{BackgroundTasks, RuntimeHandles};
 
 /// The most jobs that one transaction schedules.
@@ -104,7 +104,7 @@ impl JobHandler for CancelRemoteHandler {
 impl BackgroundTasks {
     async fn stop_remote_run(&self, work: &RemoteRun) -> Result<(), String> {
         let (place, agent) = self.remote_thread_of_run(work).await?;
-        stop(&place, &agent, LOOKS_FOR)
+        stop(&place, &agent, POLL_TIMEOUT)
             .await
             .map(drop)
             .map_err(|error| error.to_string())

@@ -1,5 +1,4 @@
-//! Starts the runs of crons. The run of a due time is made in the transaction that moves the cron, and its job, on to the next
-//! due time, so it is made once, see [`crons`](crate::runtime::crons).
+//! Starts the runs of crons, see [`crons`](crate::runtime::crons).
 
 use std::time::Duration;
 
@@ -77,7 +76,7 @@ impl JobHandler for CronHandler {
     }
 }
 
-/// Moves a cron on to its next due time and starts the run of this one, unless somebody else does.
+/// Moves a cron to its next due time and starts the run of this one, unless another worker does.
 async fn fire(
     tx: &mut Tx<'_>,
     job: &ClaimedJob,

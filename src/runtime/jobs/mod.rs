@@ -1,12 +1,12 @@
-//! The job queue: everything that is due later, see [`JobKind`]. One loop claims what is due, at most so many of each kind at
-//! once, and runs it.
+//! The job queue: everything that is due later, see [`JobKind`]. One loop claims the jobs that are due, up to a limit
+//! for each kind, and runs them.
 //!
-//! A claim holds until its lease has run out or its worker has died; then another worker takes the job over. So a job may be
-//! run twice. What must happen once is done in the transaction that settles the job: settling says whether the claim still
-//! holds.
+//! A claim holds until its lease expires or its worker dies; then another worker claims the job. So a job may run
+//! twice. What must happen once belongs into the transaction that settles the job: settling tells whether the claim
+//! still holds.
 //!
-//! The loop sleeps until the next job is due. It is woken when one is scheduled in this process; what other processes schedule,
-//! and that a clock was set, is seen within [`POLL`].
+//! The loop sleeps until the next job is due. It is woken when this process schedules one; jobs of other processes, and
+//! changes of the clock, are noticed within [`POLL`].
 //!
 //! **A new kind**: its word in [`JobKind`], a file here with its [`JobHandler`], and its line in [`handler`].
 
@@ -60,7 +60,7 @@ pub(super) enum JobOutcome {
     Again(Timestamp),
     /// The job could not be done yet and is retried soon.
     NotNow,
-    /// The handler has settled it, or leaves it to whoever claims it next.
+    /// The handler has settled the job, or leaves it to the next claim.
     Settled,
 }
 
@@ -155,8 +155,8 @@ impl JobQueue {
         self.has_tasks.store(has, Ordering::Release);
     }
 
-    /// Notes that a run has ended; `of_task` if it was that of a background task. Then an agent may be to be told of it, or
-    /// can be told now of another one.
+    /// Wakes the loop after the end of a run, if an agent may be to be notified; `of_task` if the run was that of a
+    /// background task.
     pub(super) fn run_ended(&self, of_task: bool) {
         if of_task || self.has_tasks.load(Ordering::Acquire) {
             self.discover();
@@ -264,7 +264,7 @@ impl JobRunner {
         Ok(next)
     }
 
-    /// Claims jobs of a kind, as many as there is room for, and begins them. Whoever ends one wakes the loop.
+    /// Claims jobs of a kind, as many as there are slots for, and starts them. The end of a batch wakes the loop.
     async fn start_jobs(&self, state: &KindState, now: Timestamp) -> DbResult<()> {
         let free = state.slots.available_permits();
         if free == 0 || self.core.shutdown.soft().is_cancelled() {
@@ -291,7 +291,7 @@ impl JobRunner {
         let soft = self.core.shutdown.soft();
         let mut has_failed = false;
         for job in batch {
-            // Whoever takes the place of a server that leaves goes on at once.
+            // The server that replaces a stopping one continues at once.
             if soft.is_cancelled() {
                 break;
             }

@@ -1,11 +1,11 @@
 //! Notifies idle agents of the outcome of their background tasks.
 //!
-//! An outcome is a fact in the tables from the moment the run of the task ends, whichever process ends it, and it can be told
-//! from the moment the agent is idle. So nobody schedules it: it is looked for agents who are to be told something.
+//! An outcome is stored when the run of the task ends, in whatever process, and the agent can be notified once it is
+//! idle. So nothing schedules this job; it looks for agents that are to be notified.
 //!
-//! A run is started on the thread of the agent, with what there is to tell as its input, in the transaction that notes that
-//! it was told. Before, the state of the agent is asked whether it knows already: an agent that was at work when the task
-//! ended has seen it by itself. So an outcome is told once, whichever of them is first and on however many servers.
+//! The notification is a run on the thread of the agent. The transaction that starts it also marks the outcome as
+//! reported. Outcomes that are in the state of the agent are left out: an agent that was at work when the task ended
+//! has read it by itself. So each outcome is reported once, on any number of servers.
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ impl JobHandler for NotifyParentHandler {
 
 async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()> {
     let woken = runtime.tasks.admission.admit(vec![], move |tx, context| {
-        Box::pin(async move { wake(tx, parent, &context).await })
+        Box::pin(async move { start_notifying_run(tx, parent, &context).await })
     });
     if let Some(run) = woken.await? {
         tracing::info!(thread = %parent, run = %run.id, "an agent is told what came of its background tasks");
@@ -111,7 +111,11 @@ struct News {
 }
 
 /// Starts a run that notifies the agent of a thread, if it is idle and there is an outcome that it does not know.
-async fn wake(tx: &mut Tx<'_>, parent: ThreadId, context: &AdmissionContext) -> DbResult<Option<Admitted>> {
+async fn start_notifying_run(
+    tx: &mut Tx<'_>,
+    parent: ThreadId,
+    context: &AdmissionContext,
+) -> DbResult<Option<Admitted>> {
     let Some(thread) = db::threads::lock(tx, parent).await? else {
         return Ok(None);
     };
@@ -131,8 +135,8 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, context: &AdmissionContext) -> 
         if !seen.status.is_outcome() {
             continue;
         }
-        // More comes of a task that waits.
-        db::background::told(tx, record.task, seen.run.parse().ok(), !seen.status.is_final()).await?;
+        // A task that waits has another outcome later.
+        db::background::set_notified(tx, record.task, seen.run.parse().ok(), !seen.status.is_final()).await?;
         let known = known(tx, &machine.state, &record)
             .await?
             .unwrap_or_else(|| unrecorded(&record, &seen));
@@ -143,18 +147,18 @@ async fn wake(tx: &mut Tx<'_>, parent: ThreadId, context: &AdmissionContext) -> 
     let Some(last) = news.last() else { return Ok(None) };
     let launcher = db::runs::get_by_id(tx, last.record.parent_run).await?;
     let launcher = launcher.map(|run| run.request).unwrap_or_default();
-    let new_run = new_notifying_run(&news, &last.record, (&machine.state, launcher), context.now);
+    let new_run = new_notifying_run(&news, &last.record, &machine.state, launcher, context.now);
     match admission::try_start(tx, &new_run, context).await? {
         Ok(admitted) => Ok(Some(admitted)),
         Err(refusal) => {
-            // It is told when the agent is asked for something the next time.
+            // The agent reads the outcome in its next run.
             tracing::warn!(thread = %parent, %refusal, "an agent could not be woken for its background tasks");
             Ok(None)
         }
     }
 }
 
-/// What is known of a task in the conversation: to the main agent, or else to the subagent that began it, and whose work is
+/// Returns a task as the state of the main agent has it, or else that of the subagent that started it, whose work is
 /// over by now.
 async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<Option<BackgroundTask>> {
     let task = record.task.to_string();
@@ -185,12 +189,7 @@ fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
 }
 
 /// Returns the run that notifies the agent, with the settings of the run that started the task.
-fn new_notifying_run(
-    news: &[News],
-    last: &TaskRecord,
-    (state, launcher): (&State, RunRequest),
-    now: Timestamp,
-) -> NewRun {
+fn new_notifying_run(news: &[News], last: &TaskRecord, state: &State, launcher: RunRequest, now: Timestamp) -> NewRun {
     let mut tasks = state
         .fields
         .get(FIELD)

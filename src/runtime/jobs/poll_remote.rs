@@ -1,7 +1,7 @@
-//! Polls the background tasks of other servers until they are over, and has those stopped that nobody wants any more.
+//! Polls the background tasks of other servers until they are over, and cancels those that are not wanted any more.
 //!
-//! The pauses grow while nothing changes. What is seen is written, and told by whoever tells the outcome of tasks of this
-//! server, see [`notify_parent`](super::notify_parent).
+//! The pauses grow while nothing changes. The agent is notified as for tasks on this server, see
+//! [`notify_parent`](super::notify_parent).
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::db::{self, DbResult};
 use crate::domain::background::{RemoteWork, TaskRecord, TaskSnapshot};
 use crate::domain::id::ThreadId;
 use crate::domain::job::ClaimedJob;
-use crate::runtime::background::remote::{LOOKS_FOR, gone, stop, store_polled, unavailable};
+use crate::runtime::background::remote::{POLL_TIMEOUT, deleted_snapshot, stop, store_polled, unavailable};
 use crate::runtime::{BackgroundTasks, RuntimeHandles};
 
 /// The lease of a claim: longer than a poll can take.
@@ -89,7 +89,7 @@ impl BackgroundTasks {
         };
         let seen = match (seen, &work.seen) {
             (Ok(None), None) => return None,
-            (Ok(None), Some(before)) => Ok(gone(before.run.clone())),
+            (Ok(None), Some(before)) => Ok(deleted_snapshot(before.run.clone())),
             (Ok(Some(seen)), _) => Ok(seen),
             (Err(reason), _) => Err(reason),
         };
@@ -98,16 +98,16 @@ impl BackgroundTasks {
         }
         Some(work.after(
             seen,
-            self.moment(record),
-            self.core.registry.workshop.peers.poll_policy(),
+            self.poll_moment(record),
+            self.core.registry.workshop.peers.looks(),
         ))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
         let (place, agent) = self.remote_thread_of_task(record).await?;
-        let seen = match record.remote.cancel_requested {
-            true => stop(&place, &agent, LOOKS_FOR).await,
-            false => place.snapshot().await,
+        let seen = match record.remote.unwanted {
+            true => stop(&place, &agent, POLL_TIMEOUT).await,
+            false => place.look().await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
     }

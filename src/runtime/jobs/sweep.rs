@@ -1,8 +1,7 @@
-//! Deletes what has been kept long enough: threads whose time is over, histories, idempotency keys, and copies of threads that
-//! were not finished.
+//! Deletes what has expired: threads, histories, idempotency keys, and unfinished copies of threads.
 //!
-//! A thread is judged again in the transaction that takes it away, so it does no harm if two processes find the same one, or if
-//! somebody begins to use it in between; one that is at work is left alone.
+//! A thread is checked again in the transaction that deletes it. So two processes may find the same one, and a client
+//! may begin to use it in between; a thread at work is left alone.
 
 use std::time::Duration;
 

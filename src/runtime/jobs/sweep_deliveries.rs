@@ -1,4 +1,4 @@
-//! Deletes deliveries of webhooks that arrived or were given up long ago.
+//! Deletes old deliveries of webhooks.
 
 use std::time::Duration;
 

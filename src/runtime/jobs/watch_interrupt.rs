@@ -1,5 +1,5 @@
-//! Polls the servers of remote subagents that wait for an answer: an interrupt may be answered there, too, or dropped. Then a run
-//! continues with the subagent, see [`interrupts`](crate::runtime::interrupts).
+//! Polls the servers of remote subagents that wait for an answer: an interrupt may be answered there, too, or dropped.
+//! Then a run continues with the subagent, see [`interrupts`](crate::runtime::interrupts).
 
 use std::time::Duration;
 

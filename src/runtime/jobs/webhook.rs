@@ -1,4 +1,4 @@
-//! Sends webhooks: tries what is due once, and writes the result.
+//! Sends webhooks: makes one attempt for each delivery that is due and stores the result.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,8 @@ pub(super) enum ChildAdmission {
 /// Admits a child run. One that was admitted before is returned again.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
-    (root, registry): (&Run, &Registry),
+    root: &Run,
+    registry: &Registry,
     wish: &NewChildRun,
     now: Timestamp,
 ) -> DbResult<ChildAdmission> {

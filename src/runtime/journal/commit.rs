@@ -23,7 +23,7 @@ use crate::runtime::commit_order::Turn;
 use crate::runtime::run_context::RunContext;
 use crate::runtime::{admission, interrupts};
 
-/// A transaction's worth of writing.
+/// The writes of one transaction.
 #[derive(Clone)]
 pub(super) struct CommitBatch {
     pub(super) first: i64,
@@ -34,23 +34,32 @@ pub(super) struct CommitBatch {
     pub(super) items: Vec<ItemChange>,
     pub(super) asked: Vec<InterruptRecord>,
     pub(super) head: Option<(CheckpointId, Position)>,
-    pub(super) ended: Option<(RunStatus, Option<Failure>, bool)>,
+    pub(super) ended: Option<RunEnd>,
     /// The report for webhooks.
     pub(super) report: Option<Delivery>,
     /// The usage of the run, if it is to be stored.
     pub(super) used: Option<Usage>,
-    /// For who ends: what else was used.
+    /// The usage besides that of the meter, when a run ends.
     pub(super) rest: Option<Rest>,
     pub(super) events: Vec<Arc<Event>>,
 }
 
+/// The end of a run.
+#[derive(Clone)]
+pub(super) struct RunEnd {
+    pub(super) status: RunStatus,
+    pub(super) error: Option<Failure>,
+    /// True when it ends waiting, for answers or at a breakpoint.
+    pub(super) waits: bool,
+}
+
 impl CommitBatch {
-    /// The numbers of its events.
+    /// Returns the numbers of its events.
     pub(super) fn numbers(&self) -> Range<i64> {
         self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
     }
 
-    /// The same under the numbers from `first` on.
+    /// Returns the same batch with numbers from `first` on.
     pub(super) fn renumbered(&self, first: i64) -> Self {
         let own = self.numbers();
         let moved = |seq: i64| {
@@ -76,7 +85,7 @@ impl CommitBatch {
         new
     }
 
-    /// Whether the run gets on by it: a step was made, or a call answered. That it was begun again is no progress.
+    /// Returns whether it is progress: a step was made, or a call answered. A restart is no progress.
     fn gets_on(&self) -> bool {
         !self.entries.is_empty() || self.facts.iter().any(|(_, fact)| matches!(fact, Fact::Answered { .. }))
     }
@@ -86,7 +95,7 @@ impl CommitBatch {
 pub(super) enum CommitOutcome {
     /// The batch was stored now.
     Now,
-    /// It was stored before, under the numbers from this one on: only the answer of the database was lost.
+    /// The batch was stored before, with numbers from this one on; only the response of the database was lost.
     Before(i64),
     /// Another process holds the lease. Nothing is stored.
     Lost,
@@ -101,21 +110,22 @@ pub(super) struct PlacedStep {
     pub(super) position: Position,
 }
 
-/// Writes a batch when its `turn` comes, if we still hold the lease on the run, and if it is not stored already under one
-/// of the numbers that it had `before`.
+/// Stores a batch in its `turn`, if this process still holds the lease of the run, and if the batch is not stored
+/// already under one of the numbers that it had `before`.
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
-    (run, lane): (RunId, Lane),
+    run: RunId,
+    lane: Lane,
     batch: &CommitBatch,
     mut turn: Turn,
     before: &[i64],
 ) -> DbResult<CommitOutcome> {
-    turn.comes().await;
+    turn.wait().await;
     let thread = run_context.run.thread;
     let root = run_context.run.id;
     let at = batch.at;
-    // The row of the main agent's run, which says whether we hold the lease, also says how the run ended and what it used.
+    // The row of the main agent's run has the lease, the end of the run and its usage, so one statement does for all.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
     let trace = RunRowUpdate {
@@ -125,17 +135,17 @@ pub(super) async fn write_batch(
         at,
     };
     let held = match &batch.ended {
-        Some((status, error, _)) if lane == Lane::Main => {
-            db::runs::end_fenced(tx, run_context.holder(), (*status, error.as_ref()), trace).await?
+        Some(end) if lane == Lane::Main => {
+            db::runs::end_fenced(tx, run_context.holder(), (end.status, end.error.as_ref()), trace).await?
         }
         Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };
-    // The row is ours now until the end of the transaction.
+    // The row is locked now until the end of the transaction.
     drop(turn);
     if !held {
         return Ok(CommitOutcome::Lost);
     }
-    // Whoever began to store it before is done with the row by now, one way or the other.
+    // An earlier try has released the row by now, whatever its outcome.
     for first in before {
         if db::events::is_stored(tx, thread, *first).await? {
             return Ok(CommitOutcome::Before(*first));
@@ -163,15 +173,15 @@ pub(super) async fn write_batch(
     for change in &batch.items {
         db::items::change(tx, change, at).await?;
     }
-    if let Some((status, error, waits)) = &batch.ended {
+    if let Some(end) = &batch.ended {
         if lane != Lane::Main {
-            end_child(tx, run_context, run, (*status, error.as_ref()), at).await?;
+            end_child(tx, run_context, run, end, at).await?;
         } else {
             if let Some(ledger) = run_context.ledger.get() {
-                let waiting = batch.rest.filter(|_| *waits).map_or(0, |rest| rest.under_way);
+                let waiting = batch.rest.filter(|_| end.waits).map_or(0, |rest| rest.under_way);
                 ledger.close(tx, at, waiting).await?;
             }
-            end_main(tx, run_context, (*status, error.as_ref(), *waits), at).await?;
+            end_main(tx, run_context, end, at).await?;
             if let Some(report) = &batch.report {
                 db::deliveries::insert(tx, report).await?;
             }
@@ -182,7 +192,7 @@ pub(super) async fn write_batch(
     Ok(CommitOutcome::Now)
 }
 
-/// Writes the steps of a batch as checkpoints of the history `lane`.
+/// Stores the steps of a batch as checkpoints of the history `lane`.
 async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBatch) -> DbResult<()> {
     let placed = batch.entries.iter().map(|laid| NewCheckpoint {
         thread: root.thread,
@@ -199,26 +209,24 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBa
         .map(drop)
 }
 
-/// Lets the thread go whose main agent's run ended. One that did not come to its end leaves nothing at work below it.
-async fn end_main(
-    tx: &mut Tx<'_>,
-    run_context: &RunContext,
-    (status, error, waits): (RunStatus, Option<&Failure>, bool),
-    at: Timestamp,
-) -> DbResult<()> {
-    if matches!(status, RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout) {
+/// Stores the end of a run of the main agent. One that did not succeed leaves nothing at work below it.
+async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: Timestamp) -> DbResult<()> {
+    if matches!(
+        end.status,
+        RunStatus::Interrupted | RunStatus::Error | RunStatus::Timeout
+    ) {
         db::runs::stop_children(tx, run_context.run.thread, run_context.run.id, at).await?;
     }
-    let status = match status {
+    let status = match end.status {
         RunStatus::Error | RunStatus::Timeout => ThreadStatus::Error,
-        RunStatus::Success | RunStatus::Pending | RunStatus::Running if !waits => ThreadStatus::Idle,
+        RunStatus::Success | RunStatus::Pending | RunStatus::Running if !end.waits => ThreadStatus::Idle,
         RunStatus::Success | RunStatus::Pending | RunStatus::Running | RunStatus::Interrupted => {
             ThreadStatus::Interrupted
         }
     };
-    admission::leave_thread(tx, &run_context.run, status, error.cloned(), at).await?;
-    // Behind the write to the thread, under whose lock subagents are given up.
-    if waits {
+    admission::leave_thread(tx, &run_context.run, status, end.error.clone(), at).await?;
+    // After the write to the thread: its lock is held when subagents are cancelled.
+    if end.waits {
         interrupts::report_cancelled(tx, run_context, at).await
     } else {
         Ok(())
@@ -226,17 +234,11 @@ async fn end_main(
 }
 
 /// Stores the end of a subagent run. One that was cancelled leaves nothing at work or waiting below it.
-async fn end_child(
-    tx: &mut Tx<'_>,
-    run_context: &RunContext,
-    run: RunId,
-    (status, error): (RunStatus, Option<&Failure>),
-    at: Timestamp,
-) -> DbResult<()> {
+async fn end_child(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     let thread = run_context.run.thread;
     let root = run_context.run.id;
-    db::runs::set_child_status(tx, run, (status, error), root, at).await?;
-    if let (RunStatus::Interrupted, Some(_)) = (status, error) {
+    db::runs::set_child_status(tx, run, (end.status, end.error.as_ref()), root, at).await?;
+    if end.status == RunStatus::Interrupted && end.error.is_some() {
         db::runs::mark_reported(tx, run).await?;
         db::runs::stop_below(tx, run, root, at).await?;
         interrupts::drop_of_subagents(tx, thread, run, root, at).await?;

@@ -1,4 +1,4 @@
-//! The index of the Store: which texts of an item it is found by, and who says what they are about.
+//! The index of the Store: the texts of an item by which it is found, and the model that embeds them.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! How a receiver knows that a report is ours: a keyed hash over its id, the time and the body, in the form of the
-//! Standard Webhooks specification, for which there are libraries in most languages.
+//! The signature of a report: a keyed hash over its id, the time and the body, in the form of the Standard Webhooks
+//! specification, for which most languages have libraries.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
