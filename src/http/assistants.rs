@@ -41,7 +41,7 @@ pub(super) async fn create(
         |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
     let once = api
         .assistants
-        .create_assistant(id, settings, or_take_it, key, made)
+        .create_assistant(id, settings, reuse_existing, key, created_response)
         .await?;
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }

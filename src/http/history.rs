@@ -66,8 +66,8 @@ pub(super) async fn load(
     fields: HistoryFields,
     budget: usize,
 ) -> Result<HistoryPage, ApiError> {
-    let HistoryOf { thread, namespace } = whose;
-    let cards = api.assistants.default_assistants();
+    let HistoryTarget { thread, namespace } = target;
+    let assistants = api.assistants.default_assistants();
     let name_of = move |graph: &str| {
         let assistant = assistants.iter().find(|assistant| assistant.graph_id == graph);
         assistant.map_or_else(|| graph.to_owned(), |assistant| assistant.name.clone())

@@ -493,17 +493,17 @@ impl Journal for LaneJournal {
         Ok(())
     }
 
-    fn say(&self, delta: Delta) {
-        self.run_context.core.metrics.work().said(&self.origin, &delta);
-        self.publish(EventBody::Delta(delta));
+    fn publish(&self, delta: Delta) {
+        self.run_context.core.metrics.work().record_delta(&self.origin, &delta);
+        self.publish_event(EventBody::Delta(delta));
     }
 
-    fn begin(&self, work: AgentWork) {
-        self.publish(EventBody::Begun(work));
+    fn publish_start(&self, work: AgentWork) {
+        self.publish_event(EventBody::Begun(work));
     }
 
-    fn put_out(&self, call: String, text: String) {
-        self.publish(EventBody::Output { call, text });
+    fn publish_output(&self, call: String, text: String) {
+        self.publish_event(EventBody::Output { call, text });
     }
 
     async fn child(&self, parent: &Machine, wish: NewChildRun) -> Result<ChildAdmission, ExitReason> {
@@ -631,7 +631,7 @@ impl Journal for LaneJournal {
         }))
     }
 
-    async fn given_up(&self, child: RunId) -> Result<(), ExitReason> {
+    async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
         // Registered before the read: a cancellation right after the read would be missed otherwise.
         let waits = self.run_context.parked.enter(child, CancellationToken::new());
         let read = || {

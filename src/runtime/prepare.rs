@@ -187,7 +187,7 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
     let thread = run_context.run.thread;
     let now = run_context.core.clock.now();
     let again = run_context.run.attempt > 1;
-    let resumes = run_context.run.request.command.as_ref().is_some_and(Command::goes_on);
+    let resumes = run_context.run.request.command.as_ref().is_some_and(Command::resumes);
     let (spent, (before, first)) = if again || resumes {
         let read = run_context.core.db.read(move |tx| {
             Box::pin(async move {

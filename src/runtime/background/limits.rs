@@ -102,7 +102,7 @@ pub(super) async fn check_restart(
     let not_over = count(db::background::not_over(tx, parent.thread).await?);
     let room = parent.budget.room_in_background(not_over);
     room.map_err(|exceeded| limit_refusal(&exceeded))?;
-    match ledger::exceeded_limit(tx, &ancestry.limited()).await? {
+    match ledger::exceeded_limit(tx, &ancestry.trees).await? {
         Some(exceeded) => Err(limit_refusal(&exceeded)),
         None => Ok(()),
     }

@@ -68,9 +68,11 @@ impl BackgroundTasks {
         let request = request(scope, order, &record);
         let notes = notes(scope, order);
         let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
-        match place.begin(&notes, request, (&record.task.to_string(), patience)).await {
-            Ok(run) => self.store_started(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        match place
+            .create_and_start(&notes, request, &record.task.to_string(), patience)
+            .await {
+            Ok(run) => self.store_started(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 Err(self.store_not_started(scope, &record, reason, is_certain).await)
             }
@@ -122,9 +124,9 @@ impl BackgroundTasks {
             UpdateStrategy::Enqueue => "enqueue",
         };
         let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
-        match place.order(request, (&key, patience)).await {
-            Ok(run) => self.store_started(&record, run.sight()).await,
-            Err(NotBegun { error, is_certain }) => {
+        match place.start_run(request, &key, patience).await {
+            Ok(run) => self.store_started(&record, run.snapshot()).await,
+            Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
                 let due_at = Some(scope.now());
                 self.note(
@@ -147,7 +149,7 @@ impl BackgroundTasks {
     /// Polls a task on another server. Returns the last known state if the server is out of reach.
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
-            Ok((place, _)) => match timeout(POLL_TIMEOUT, place.look()).await {
+            Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot()).await {
                 Ok(Ok(seen)) => return self.store_seen(record, seen).await,
                 Ok(Err(error)) => unavailable(record, &place, &error),
                 Err(_) => unavailable(record, &place, &PeerError::Unreachable("it took too long".to_owned())),
@@ -282,8 +284,8 @@ impl BackgroundTasks {
         };
         let work = RemoteWork::default().after(
             Ok(seen),
-            self.poll_moment(record),
-            self.core.registry.workshop.peers.looks(),
+            record.task.0, self.core.clock.now(),
+            self.core.registry.workshop.peers.poll_policy(),
         );
         let due_at = if has_come { Some(now) } else { work.due_at };
         self.note(record, RemoteWork { due_at, ..work }).await?;
@@ -297,11 +299,11 @@ impl BackgroundTasks {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
         let seen = seen.unwrap_or_else(|| deleted_snapshot(run));
-        if !before.is_known(&seen) {
+        if !before.is_unchanged(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
-                self.poll_moment(record),
-                self.core.registry.workshop.peers.looks(),
+                record.task.0, self.core.clock.now(),
+                self.core.registry.workshop.peers.poll_policy(),
             );
             self.store_if_unchanged(record, after, Some(before.version)).await?;
         }
@@ -387,7 +389,7 @@ pub(in crate::runtime) async fn store_polled(
         let used = before.at_least(told);
         if used != before {
             // Trees are locked before tasks, as when a task is started.
-            ledger::set_usage(tx, &record.ancestry.limited(), RunId(record.task.0), &used).await?;
+            ledger::set_usage(tx, &record.ancestry.trees, RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }

@@ -98,16 +98,16 @@ impl BackgroundTasks {
         }
         Some(work.after(
             seen,
-            self.poll_moment(record),
-            self.core.registry.workshop.peers.looks(),
+            record.task.0, self.core.clock.now(),
+            self.core.registry.workshop.peers.poll_policy(),
         ))
     }
 
     async fn poll(&self, record: &TaskRecord) -> Result<Option<TaskSnapshot>, String> {
         let (place, agent) = self.remote_thread_of_task(record).await?;
-        let seen = match record.remote.unwanted {
+        let seen = match record.remote.cancel_requested {
             true => stop(&place, &agent, POLL_TIMEOUT).await,
-            false => place.look().await,
+            false => place.snapshot().await,
         };
         seen.map_err(|error| unavailable(record, &place, &error))
     }
