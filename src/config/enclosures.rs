@@ -113,7 +113,7 @@ impl Enclosing {
                 for tool in skill
                     .include_tools
                     .iter()
-                    .filter(|tool| !ToolNames::of([*tool]).meets(&disclosed))
+                    .filter(|tool| !ToolNames::of([*tool]).overlaps(&disclosed))
                 {
                     let message = format!("`{path}` includes the tool `{tool}`, which is not in `skill_tools`");
                     self.warn(field, message);
