@@ -111,7 +111,7 @@ impl Bundler {
                 for tool in skill
                     .include_tools
                     .iter()
-                    .filter(|tool| !ToolNames::of([*tool]).meets(&disclosed))
+                    .filter(|tool| !ToolNames::of([*tool]).overlaps(&disclosed))
                 {
                     let message = format!("`{path}` includes the tool `{tool}`, which is not in `skill_tools`");
                     self.warn(field, message);

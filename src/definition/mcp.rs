@@ -59,12 +59,12 @@ pub struct McpServerDefinition {
     #[serde(skip_serializing_if = "Headers::is_empty")]
     #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
     pub headers: Headers,
-    /// How it speaks over HTTP.
+    /// The transport over HTTP.
     pub transport: McpTransport,
-    /// Of its tools only these, named or by patterns; all when absent.
+    /// The tools that are offered, as names or patterns; all when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_tools: Option<Vec<String>>,
-    /// Of its tools all but these, named or by patterns.
+    /// The tools that are not offered, as names or patterns.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled_tools: Vec<String>,
     /// Seconds to wait for the result of a call.

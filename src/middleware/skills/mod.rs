@@ -115,7 +115,7 @@ impl Skills {
 
     /// Records that a skill was read, if it discloses a tool.
     fn disclosure(&self, skill: &Skill, by: &Value) -> Update {
-        if !ToolNames::of(&skill.include_tools).meets(&self.hidden) {
+        if !ToolNames::of(&skill.include_tools).overlaps(&self.hidden) {
             return Update::none();
         }
         let rule = FieldRule {
