@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_is_news_until_the_state_knows_it() {
+    fn an_outcome_is_new_until_the_state_contains_it() {
         let done = TaskSnapshot::of("r1", TaskStatus::Success);
         let running = task(TaskStatus::Running);
         assert!(running.has_new_outcome(&done));
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_marked_and_cut() {
+    fn notifications_are_marked_and_truncated() {
         let long = TaskSnapshot {
             result: Some("é".repeat(MAX_RESULT_CHARS + 5)),
             ..TaskSnapshot::of("r1", TaskStatus::Success)
