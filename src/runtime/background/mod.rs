@@ -143,7 +143,6 @@ fn record_of(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> TaskR
             top: scope.run,
             nesting: 1,
             levels: None,
-            tree: None,
             trees: vec![],
             starter: scope.subagent.map(|run| StartedBy {
                 run,

@@ -379,7 +379,7 @@ pub(in crate::runtime) async fn note_down(
         let used = before.at_least(told);
         if used != before {
             // Trees before tasks, as whoever begins one takes them.
-            ledger::tell(tx, &record.ancestry.budget_scopes(), RunId(record.task.0), &used).await?;
+            ledger::tell(tx, &record.ancestry.trees, RunId(record.task.0), &used).await?;
             db::background::remote::set_used(tx, record.task, &used).await?;
         }
     }

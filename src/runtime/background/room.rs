@@ -91,7 +91,7 @@ pub(super) async fn again(tx: &mut Tx<'_>, asker: &TaskParent, ancestry: &TaskLi
     if let Err(refused) = asker.budget.room_in_background(not_over) {
         return Ok(Err(limited(&refused)));
     }
-    Ok(ledger::room(tx, &ancestry.budget_scopes())
+    Ok(ledger::room(tx, &ancestry.trees)
         .await?
         .map_or(Ok(()), |refused| Err(limited(&refused))))
 }
@@ -111,7 +111,6 @@ fn descend(launcher: &Run, asker: &TaskParent, draft: &TaskLineage) -> Result<Ta
         top: above.map_or(launcher.id, |above| above.top),
         nesting,
         levels: levels.map(|levels| levels.saturating_sub(1)),
-        tree: None,
         trees: asker.budget.pool().map_or_else(Vec::new, |pool| pool.trees().to_vec()),
         ..draft.clone()
     })
