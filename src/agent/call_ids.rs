@@ -72,7 +72,7 @@ mod tests {
     use crate::domain::message::ToolCall;
 
     #[test]
-    fn calls_of_one_id_are_told_apart_alike_in_pieces_and_as_a_whole() {
+    fn calls_with_one_id_get_the_same_unique_ids_in_pieces_and_in_the_whole_answer() {
         let given = ["a", "b", "a", "a-2", "a", "b"];
         let expected = ["a", "b", "a-2", "a-2-2", "a-3", "b-2"];
         let mut ids = CallIdAllocator::default();

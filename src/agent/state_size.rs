@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn results_of_one_step_count_together_and_what_was_removed_makes_room() {
+    fn results_of_one_step_count_together_and_removals_free_space() {
         let state_size = StateSize::default();
         let mut state = State::default();
         assert_eq!(state_size.check(&state), Ok(()));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_grew_by_what_models_say_stops_the_loop() {
+    fn a_state_that_models_answers_made_too_large_stops_the_loop() {
         let state_size = StateSize::default();
         let mut state = State::default();
         for _ in 0..3 {

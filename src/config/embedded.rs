@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_program_registered_may_be_named_in_files_and_in_code() {
+    fn definitions_in_files_and_code_may_name_registered_parts() {
         let config = load("[agents.written]\nmodel = \"own:large\"\ntools = [\"dig\"]\n").expect("a configuration");
         assert_eq!(config.agents.keys().collect::<Vec<_>>(), ["coded", "written"]);
         assert_eq!(config.files.definition_paths["coded"], "the program");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_taken_is_told_with_its_place() {
+    fn a_duplicate_name_is_reported_with_its_position() {
         let tool =
             "kind = \"http\"\ndescription = \"Digs.\"\nurl = \"http://x/dig\"\nparameters = { type = \"object\" }\n";
         let text = format!("[agents.coded]\nmodel = \"own:x\"\n[tools.dig]\n{tool}");

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_are_filled_in_where_they_are_named() {
+    fn variables_are_replaced_by_their_values() {
         let fill = |text| filled(text, |name| (name == "KEY").then(|| "s3cret".to_owned()));
         assert_eq!(fill("Bearer ${KEY}!"), Ok("Bearer s3cret!".to_owned()));
         assert_eq!(fill("${NONE:-x}${KEY} $KEY ${"), Ok("xs3cret $KEY ${".to_owned()));

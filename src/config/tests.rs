@@ -83,7 +83,7 @@ fn without_any_configuration_the_demonstration_runs() {
 }
 
 #[test]
-fn what_is_not_set_has_its_default() {
+fn missing_settings_have_their_defaults() {
     let config = Directory::with(&[("adjutant.toml", "")]).load().config;
 
     assert_eq!(config.server, Server::default());
@@ -95,7 +95,7 @@ fn what_is_not_set_has_its_default() {
 }
 
 #[test]
-fn a_configuration_without_agents_is_odd_but_usable() {
+fn a_configuration_without_agents_is_valid_with_a_warning() {
     assert_eq!(
         complaints(""),
         "adjutant.toml: warning: agents: there are none, so the server has no agent until one is defined over HTTP"
@@ -112,7 +112,7 @@ fn shortened(complaints: &str) -> String {
 }
 
 #[test]
-fn all_problems_are_told_at_once_with_their_places() {
+fn all_problems_are_reported_with_their_positions() {
     let text = r#"extra = 1
 [server]
 listen = 8123
@@ -145,7 +145,7 @@ adjutant.toml:10:1: error: agents.a.recursion_limit: must be a whole number of a
 }
 
 #[test]
-fn limits_that_make_no_sense_are_told() {
+fn invalid_limits_are_reported() {
     let text = r#"[agents.a]
 model = "scripted:x"
 limits = { model_calls = 0, depth = 33, wall_s = -1.0, calls = 3, tree = { tokens = 0, tree = {} } }
@@ -185,7 +185,7 @@ fn cookies_need_origins_that_are_named() {
 }
 
 #[test]
-fn a_field_that_could_not_be_read_is_told_only_once() {
+fn an_invalid_field_is_reported_once() {
     assert_eq!(
         complaints("[agents.a]\nmodel = 3\n"),
         "adjutant.toml:2:1: error: agents.a.model: must be a text, not a whole number"
@@ -193,7 +193,7 @@ fn a_field_that_could_not_be_read_is_told_only_once() {
 }
 
 #[test]
-fn broken_lines_are_told_with_their_places() {
+fn syntax_errors_are_reported_with_their_positions() {
     assert_eq!(
         complaints("[server]\nlisten = \n[log\n"),
         "adjutant.toml:2:10: error: string values must be quoted, expected literal string\n\
@@ -202,7 +202,7 @@ fn broken_lines_are_told_with_their_places() {
 }
 
 #[test]
-fn the_command_line_precedes_the_file() {
+fn the_command_line_overrides_the_file() {
     let directory = Directory::with(&[("adjutant.toml", "[server]\nlisten = \"127.0.0.1:1\"\n")]);
     let settings = CommandLineSettings {
         listen: Some("127.0.0.2:2".to_owned()),
@@ -219,7 +219,7 @@ fn the_command_line_precedes_the_file() {
 }
 
 #[test]
-fn a_wrong_argument_is_blamed_on_the_command_line() {
+fn an_invalid_argument_is_reported_for_the_command_line() {
     let settings = CommandLineSettings {
         listen: Some("nowhere".to_owned()),
         ..CommandLineSettings::default()
@@ -282,7 +282,7 @@ fn a_secret_of_the_wrong_type_is_not_repeated() {
 }
 
 #[test]
-fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
+fn a_missing_key_is_not_an_error_of_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_env = \"ADJUTANT_TEST_NO_SUCH_KEY\"\n[agents.a]\nmodel = \"lab:x\"";
     let config = Directory::with(&[("adjutant.toml", text)]).load().config;
     let KeySource::Variable { name, value } = config.providers["lab"].key() else {
@@ -293,7 +293,7 @@ fn a_key_that_is_not_set_is_no_mistake_of_the_configuration() {
 }
 
 #[test]
-fn a_key_file_lies_beside_the_configuration() {
+fn a_key_file_is_relative_to_the_configuration() {
     let text = "[providers.lab]\nkind = \"openai\"\napi_key_file = \"lab.key\"\n";
     let directory = Directory::with(&[("conf/adjutant.toml", text)]);
     let settings = CommandLineSettings {
@@ -318,7 +318,7 @@ fn a_provider_has_one_kind_and_one_source_of_its_key() {
 }
 
 #[test]
-fn the_verdict_lists_agents_and_counts_problems() {
+fn the_report_lists_agents_and_counts_problems() {
     let (text, is_usable) = report(Ok(&Directory::with(&[]).load()));
     assert!(is_usable);
     assert_eq!(

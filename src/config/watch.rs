@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_is_read_once_it_rests() {
+    fn changed_files_are_read_once_they_are_stable() {
         let folder = tempfile::tempdir().expect("a directory");
         fs::write(folder.path().join("adjutant.toml"), ONE).expect("a file");
         let loaded = load_from(folder.path(), &CommandLineSettings::default()).expect("a configuration");

@@ -396,9 +396,6 @@ pub struct TaskLineage {
     /// The number of delegation levels allowed below, if an ancestor limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub levels: Option<u32>,
-    /// The limits of the whole tree, as stored when there was only one such tree.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tree: Option<Box<Limits>>,
     /// The trees whose limits include this run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trees: Vec<BudgetScope>,
@@ -408,23 +405,6 @@ pub struct TaskLineage {
     /// The visibility to clients, never greater than that of the agent that started the task.
     #[serde(default)]
     pub visibility: Seen,
-}
-
-impl TaskLineage {
-    /// Returns the trees whose limits include this run.
-    pub fn budget_scopes(&self) -> Vec<BudgetScope> {
-        let before = || {
-            self.tree.iter().map(|limits| BudgetScope {
-                top: self.top,
-                limits: Limits::clone(limits),
-            })
-        };
-        if self.trees.is_empty() {
-            before().collect()
-        } else {
-            self.trees.clone()
-        }
-    }
 }
 
 /// A run whose limits include everything below it.
@@ -517,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_is_news_until_the_state_knows_it() {
+    fn an_outcome_is_new_until_the_state_contains_it() {
         let done = TaskSnapshot::of("r1", TaskStatus::Success);
         let running = task(TaskStatus::Running);
         assert!(running.has_new_outcome(&done));
@@ -541,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_marked_and_cut() {
+    fn notifications_are_marked_and_truncated() {
         let long = TaskSnapshot {
             result: Some("é".repeat(MAX_RESULT_CHARS + 5)),
             ..TaskSnapshot::of("r1", TaskStatus::Success)

@@ -46,7 +46,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn pauses_grow_up_to_the_longest() {
+    fn pauses_grow_up_to_the_maximum() {
         let tripling = Backoff {
             first: SECOND,
             factor: 3,

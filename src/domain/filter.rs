@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_do_not_tell_which_values_share_a_list_item() {
+    fn terms_do_not_show_which_values_share_a_list_item() {
         let whole = object(json!({"list": [{"a": 1}, {"b": 2}]}));
         let wanted = filter(json!({"list": [{"a": 1, "b": 2}]}));
         assert!(wanted.terms().is_subset(&terms_of(&whole)));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_has_bounds() {
+    fn a_filter_has_limits() {
         let deep = (0..16).fold(json!(1), |inner, _| json!({"a": inner}));
         assert!(MetadataFilter::new("values", object(json!({"a": deep}))).is_err_and(|error| error.field == "values"));
         let many: Map<String, Value> = (0..65).map(|n| (format!("k{n}"), json!(n))).collect();

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_bounded() {
+    fn keys_have_a_maximum_length() {
         for text in ["", "a b", "é", &"k".repeat(256)] {
             assert!(
                 IdempotencyKey::new("alice", text, &[]).is_err_and(|error| error.field == "Idempotency-Key"),

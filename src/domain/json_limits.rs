@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_character_zero_is_found_in_keys_and_texts_and_only_there() {
+    fn nul_is_found_in_keys_and_texts_only() {
         for text in ["\"a\\u0000b\"", "{\"\\u0000\":1}"] {
             assert_eq!(scan(text.as_bytes()), Err(LimitExceeded::Nul), "{text}");
             assert_eq!(
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_outside_party_the_character_zero_is_replaced_and_the_limits_hold_around_an_envelope() {
+    fn outside_json_has_its_nul_replaced_and_may_be_in_an_envelope() {
         let read: Value = read_foreign(b"{\"a\\u0000\": [\"x\\u0000y\"]}").unwrap();
         assert_eq!(read, serde_json::json!({"a\u{fffd}": ["x\u{fffd}y"]}));
         assert!(read_foreign::<Value>(nested(MAX_DEPTH + ENVELOPE).as_bytes()).is_ok());
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_the_character_zero_is_told() {
+    fn the_path_of_nul_is_returned() {
         let path = |text: &str| find_nul(&serde_json::from_str(text).unwrap()).map(|path| path.to_string());
         assert_eq!(path(r#"{"a": [1, {"b": "x\u0000"}]}"#).as_deref(), Some("a[1].b"));
         assert_eq!(path(r#"{"a": {"b\u0000": 1}}"#).as_deref(), Some("a.\"b\u{fffd}\""));

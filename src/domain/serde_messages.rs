@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_word_of_the_library_is_left() {
+    fn messages_contain_no_terms_of_the_library() {
         for (message_of_serde, translated) in [
             (
                 "invalid type: sequence, expected a map",

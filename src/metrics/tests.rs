@@ -129,7 +129,7 @@ fn a_result_logged_before_its_step_is_counted_once() {
 }
 
 #[test]
-fn a_made_up_tool_name_is_no_label() {
+fn an_invented_tool_name_is_not_a_label() {
     let metrics = metrics();
     let calls = [
         ("made-up", ToolStatus::Error),
@@ -159,7 +159,7 @@ fn a_made_up_tool_name_is_no_label() {
 }
 
 #[test]
-fn agents_and_models_that_no_file_names_are_no_labels() {
+fn agents_and_models_that_no_file_names_are_not_labels() {
     let metrics = metrics();
     metrics.work().set_known_names(ConfiguredNames::default());
     for _ in 0..3 {
@@ -240,7 +240,7 @@ fn a_stream_is_open_until_it_is_dropped() {
 }
 
 #[test]
-fn a_method_that_no_route_has_is_no_label() {
+fn an_unknown_method_is_not_a_label() {
     let metrics = metrics();
     metrics
         .traffic()

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn results_but_for_the_newest_are_cleared_once_the_conversation_is_long() {
+    fn older_results_are_cleared_in_a_long_conversation() {
         let whole: Vec<String> = conversation().iter().map(|message| message.content.text()).collect();
         assert_eq!(texts(&ContextEditing { trigger: 1000, keep: 1 }), whole);
         let cleared = texts(&ContextEditing { trigger: 10, keep: 1 });

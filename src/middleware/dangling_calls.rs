@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_call_is_answered_right_after_the_results_that_are_there() {
+    fn a_missing_result_follows_the_existing_ones() {
         let given = vec![
             Message::human("1"),
             calling(&["a", "b"]),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_call_is_answered_too() {
+    fn an_invalid_call_is_answered() {
         let broken = InvalidToolCall {
             name: Some("send_email".to_owned()),
             args: Some("{".to_owned()),

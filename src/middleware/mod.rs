@@ -273,7 +273,7 @@ mod tests {
     use crate::tool::files::StateFiles;
 
     #[test]
-    fn policies_bring_along_the_tools_that_the_table_of_definitions_names() {
+    fn middleware_adds_the_tools_that_the_table_of_definitions_names() {
         let template = NamespaceTemplate::read(&["a".to_owned()]).expect("a template");
         let policies: [Arc<dyn Middleware>; 4] = [
             Arc::new(todos::Todos::new()),

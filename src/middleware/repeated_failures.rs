@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_result_of_the_last_of_n_failures_says_so() {
+    fn only_the_last_of_n_failures_has_the_warning() {
         assert_eq!(next_result(failing(1), "/a"), "no such file");
         assert!(
             next_result(failing(2), "/a").starts_with("no such file\n\nThis call of `read` has now failed 3 times")
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_failures_is_over_when_the_model_does_something_else_or_a_person_speaks() {
+    fn another_call_or_a_human_message_ends_a_series_of_failures() {
         assert_eq!(repeated(&failing(6), 6), Some("read"));
         assert_eq!(repeated(&failing(5), 6), None);
         let mut spoken = failing(5);

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_of_it_or_another_tool_ends_nothing() {
+    fn a_failure_or_another_tool_does_not_end_the_run() {
         for answer in [
             received("submit", ToolStatus::Error),
             received("lookup", ToolStatus::Success),
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_model_that_stops_before_is_sent_back_and_then_fails() {
+    async fn a_model_that_stops_early_gets_reminders_and_then_fails() {
         let mut state = State::default();
         state
             .messages

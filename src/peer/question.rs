@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_approval_elsewhere_is_checked_here_as_one_of_our_own() {
+    fn an_approval_of_another_server_is_checked_like_a_local_one() {
         let configs = json!([{"action_name": "send", "allowed_decisions": ["approve"]}]);
         let question = asked(json!({"action_requests": [{"name": "send", "args": {}}], "review_configs": configs}));
         assert_eq!(question.kind, QuestionKind::ToolApproval);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn any_other_question_is_passed_on_as_it_is() {
+    fn any_other_question_is_passed_on_unchanged() {
         let question = asked(json!("Which one?"));
         assert_eq!(question.kind, QuestionKind::Question);
         assert_eq!(question.value.clone(), json!("Which one?"));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_go_back_by_id_but_one_to_a_server_of_old_as_it_is() {
+    fn answers_are_sent_by_id_or_as_they_are_to_old_servers() {
         let first = asked(json!("a?"));
         let id = "0123456789abcdef0123456789abcdef";
         let named = Question {

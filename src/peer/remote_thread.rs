@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_came_to_is_what_was_said_last_or_what_is_asked() {
+    fn the_result_of_a_run_is_its_last_message_or_its_questions() {
         let image = json!({"type": "image_url", "image_url": {"url": "https://example.org/x.png"}});
         let said = json!([{"type": "text", "text": "the text"}, image]);
         let values =
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_not_kept_whole() {
+    fn large_values_are_not_stored() {
         let large = "x".repeat(MAX_KEPT_BYTES);
         let asks = json!({"values": {}, "interrupts": [{"id": "q1", "value": large}]});
         let seen = with_result(done(), Some(state(asks)));

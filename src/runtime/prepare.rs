@@ -9,7 +9,7 @@ use crate::agent::PendingWrite;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::builtins::{BACKGROUND, Builtin};
-use crate::domain::background::{BudgetScope, TaskLineage};
+use crate::domain::background::BudgetScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::goto::Destination;
@@ -247,7 +247,7 @@ fn trees(run_context: &RunContext, known: &RegisteredAgent, first: RunId) -> Vec
         .request
         .background
         .as_ref()
-        .map(TaskLineage::budget_scopes)
+        .map(|lineage| lineage.trees.clone())
         .unwrap_or_default();
     let has_others = known.agent.subagents().is_some_and(|roster| roster.has_references());
     let begins_tasks = has_others

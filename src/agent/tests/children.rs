@@ -82,7 +82,7 @@ async fn a_child_at_the_deepest_level_has_no_way_to_delegate() {
 }
 
 #[tokio::test]
-async fn what_a_child_wrote_comes_up_and_so_does_what_it_deleted() {
+async fn writes_and_deletions_of_a_child_reach_its_parent() {
     let (stage, _) = stage(1);
     let child = script(&[&[("x", ERASE, file("/old")), ("y", JOT, file("/new"))]]);
     let steps: [&[_]; 2] = [
@@ -99,7 +99,7 @@ async fn what_a_child_wrote_comes_up_and_so_does_what_it_deleted() {
 }
 
 #[tokio::test]
-async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
+async fn writes_of_children_are_applied_in_the_order_of_their_calls() {
     for [first, second] in [["p", "q"], ["q", "p"]] {
         let (stage, _) = stage(1);
         let long = script(&[
@@ -131,7 +131,7 @@ async fn what_children_wrote_is_applied_in_the_order_of_their_calls() {
 }
 
 #[tokio::test]
-async fn a_child_knows_its_work_and_nothing_of_the_conversation() {
+async fn a_child_gets_its_task_and_nothing_of_the_conversation() {
     let (stage, _) = stage(1);
     assert_eq!(
         stage.hears(script(&[&[("a", "task", work("what I want"))]])).await,
@@ -146,7 +146,7 @@ async fn a_child_knows_its_work_and_nothing_of_the_conversation() {
 }
 
 #[tokio::test]
-async fn the_child_that_was_answered_goes_on_while_its_sibling_waits() {
+async fn an_answered_child_continues_while_its_sibling_waits() {
     let (stage, world) = stage(1);
     let asking = |id: &str| work(&script(&[&[(id, INQUIRE, json!({}))]]));
     let waits = stage
@@ -164,7 +164,7 @@ async fn the_child_that_was_answered_goes_on_while_its_sibling_waits() {
 }
 
 #[tokio::test]
-async fn a_question_two_levels_down_finds_its_way_up_and_the_answer_down() {
+async fn a_question_two_levels_down_reaches_the_client_and_its_answer_returns() {
     let world = Arc::new(World::default());
     let stage = Stage::new(careful_agent(&world, 2));
     let third = script(&[&[("pay", "pay", json!({}))]]);
@@ -184,7 +184,7 @@ async fn a_question_two_levels_down_finds_its_way_up_and_the_answer_down() {
 }
 
 #[tokio::test]
-async fn a_child_that_waits_has_not_succeeded_and_one_that_is_done_has() {
+async fn a_child_has_succeeded_when_it_is_done_and_not_while_it_waits() {
     let (stage, _) = stage(1);
     let child = script(&[&[("x", INQUIRE, json!({}))]]);
     let waits = stage.hears(script(&[&[("a", "task", work(&child))]])).await;
@@ -200,7 +200,7 @@ async fn a_child_that_waits_has_not_succeeded_and_one_that_is_done_has() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() {
+async fn a_cancelled_run_stops_its_children_and_continues_with_them_later() {
     let child = |id: &str| work(&script(&[&[(id, COUNT, json!({}))], &[("y", COUNT, json!({}))]]));
     let input = says(script(&[&[("a", "task", child("x")), ("b", "task", child("z"))]]));
     for commit in 3..9 {
@@ -220,7 +220,7 @@ async fn a_run_that_is_stopped_stops_its_children_and_goes_on_with_them_later() 
 }
 
 #[tokio::test]
-async fn a_cancelled_child_is_an_error_result_and_its_sibling_goes_on_also_across_a_crash() {
+async fn a_cancelled_child_is_an_error_result_and_its_sibling_continues_even_after_a_crash() {
     let mut met = 0;
     for last in 1..30 {
         let (stage, _) = stage(1);

@@ -235,7 +235,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_run_cut_anywhere_comes_to_the_same_and_does_nothing_twice(
+    fn a_run_that_crashes_anywhere_has_the_same_result_and_repeats_no_effect(
         actions in actions(2),
         seed in any::<u64>(),
         crashes in prop::collection::vec(crash(), 1..12),
@@ -247,7 +247,7 @@ proptest! {
 }
 
 #[test]
-fn a_run_cut_at_each_of_its_commits_in_turn_comes_to_the_same() {
+fn a_run_that_crashes_at_each_commit_has_the_same_result() {
     let nested = vec![
         vec![Action::Act(cast::CONFESS), Action::Act(cast::COUNT)],
         vec![Action::Act(cast::PAY)],

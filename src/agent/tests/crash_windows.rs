@@ -36,7 +36,7 @@ fn decision(decision: Value) -> Value {
 }
 
 #[tokio::test]
-async fn nothing_happens_outside_before_all_that_led_to_it_is_stored() {
+async fn no_effect_happens_before_the_steps_that_led_to_it_are_committed() {
     for tool in [SEND, COUNT] {
         let (stage, world) = stage();
         stage.restarts(Some(BEFORE_THE_EFFECT));
@@ -145,7 +145,7 @@ async fn confesses_and_dies(stage: &Stage) -> InterruptId {
 }
 
 #[tokio::test]
-async fn a_call_that_is_made_again_has_the_answer_to_its_own_question() {
+async fn a_repeated_call_has_the_answer_to_its_question() {
     let (stage, world) = stage();
     let asked = confesses_and_dies(&stage).await;
     assert_eq!(

@@ -33,7 +33,7 @@ fn an_agent_without_policies_asks_its_model_and_runs_its_tools() {
 }
 
 #[test]
-fn hooks_stand_in_the_order_in_which_they_run() {
+fn hooks_are_drawn_in_running_order() {
     let graph = careful_agent(&Arc::new(World::default()), 0).graph(0);
     let plan = careful_agent(&Arc::new(World::default()), 0).plan;
     let leads = |source: &str, target: &str| {
@@ -57,7 +57,7 @@ fn hooks_stand_in_the_order_in_which_they_run() {
 }
 
 #[test]
-fn a_drawing_ends_even_if_subagents_multiply_without_end() {
+fn a_graph_is_finite_even_if_subagents_delegate_to_each_other() {
     let world = Arc::new(World::default());
     let agent = agent_of("main", &world, Some(roster(&world, 30, careful)), careful(&world));
     let whole = agent.graph(u32::MAX);

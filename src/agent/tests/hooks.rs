@@ -201,7 +201,7 @@ async fn two_policies_act_in_the_order_that_is_printed_in_the_documentation() {
 }
 
 #[tokio::test]
-async fn hooks_that_are_past_do_not_run_again_when_a_question_was_answered() {
+async fn earlier_hooks_do_not_run_again_after_an_answer() {
     let (mut stack, log) = probes();
     stack.insert(1, Arc::new(Doubtful(HookPoint::BeforeModel)));
     let (stage, _) = stage(stack);
@@ -217,7 +217,7 @@ async fn hooks_that_are_past_do_not_run_again_when_a_question_was_answered() {
 }
 
 #[tokio::test]
-async fn a_failed_or_dropped_attempt_at_the_model_leaves_nothing() {
+async fn a_failed_or_dropped_model_call_writes_nothing() {
     let (stage, _) = stage(vec![Arc::new(Stubborn), Arc::new(Scribe::default())]);
     assert_eq!(
         stage.hears(r#"{"script": [{"text": "hello"}]}"#).await,
@@ -237,7 +237,7 @@ async fn a_retry_wins_over_a_model_that_fails_once() {
 }
 
 #[tokio::test]
-async fn a_question_inside_a_retry_is_asked_once_and_parks_the_call() {
+async fn a_question_inside_a_retry_is_asked_once() {
     let (stage, world) = stage(vec![Arc::new(Stubborn)]);
     let waits = stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
     let asked = questions(&waits);
@@ -249,7 +249,7 @@ async fn a_question_inside_a_retry_is_asked_once_and_parks_the_call() {
 }
 
 #[tokio::test]
-async fn a_policy_may_ask_around_a_call_and_no_other_policy_swallows_it() {
+async fn a_question_around_a_call_passes_through_other_middleware() {
     let (stage, world) = stage(vec![
         Arc::new(Stubborn),
         Arc::new(Doubtful(HookPoint::AfterAgent)),
@@ -269,7 +269,7 @@ async fn a_policy_may_ask_around_a_call_and_no_other_policy_swallows_it() {
 }
 
 #[tokio::test]
-async fn a_hook_that_jumps_to_the_end_spares_the_model_and_not_the_last_hooks() {
+async fn a_jump_to_the_end_skips_the_model_but_not_the_last_hooks() {
     let (mut stack, log) = probes();
     stack.insert(0, Arc::new(Impatient));
     let (stage, _) = stage(stack);

@@ -102,7 +102,7 @@ fn texts(stage: &Stage) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_a_remote_agent_writes_on_the_way_is_a_checkpoint_before_its_answer() {
+async fn messages_of_a_remote_agent_are_a_checkpoint_before_its_answer() {
     let remote = stage(MODEL);
     assert_eq!(remote.hears("work").await, LoopOutcome::Done);
     assert_eq!(nodes(&remote), ["__start__", "__start__", MODEL, MODEL]);
@@ -115,7 +115,7 @@ async fn what_a_remote_agent_writes_on_the_way_is_a_checkpoint_before_its_answer
 }
 
 #[tokio::test]
-async fn a_program_that_asked_twice_goes_on_with_both_answers() {
+async fn a_program_that_asked_twice_continues_with_both_answers() {
     let stage = stage(MODEL);
     let asked = questions(&stage.hears("ask").await);
     assert_eq!(asked.len(), 2);
@@ -126,7 +126,7 @@ async fn a_program_that_asked_twice_goes_on_with_both_answers() {
 }
 
 #[tokio::test]
-async fn a_remote_agent_that_fails_leaves_what_it_had_said() {
+async fn the_partial_answer_of_a_failed_remote_agent_is_stored() {
     let stage = stage(MODEL);
     let LoopOutcome::Failed(failure) = stage.hears("fail").await else {
         panic!("it failed")
@@ -141,7 +141,7 @@ async fn a_remote_agent_that_fails_leaves_what_it_had_said() {
 }
 
 #[tokio::test]
-async fn a_program_that_asks_nothing_fails() {
+async fn an_interrupt_without_a_question_fails_the_program() {
     let stage = stage(RUNNABLE);
     let outcome = stage.hears("ask nothing").await;
     let is_failure =

@@ -69,7 +69,7 @@ async fn without_input_on_a_fresh_thread_there_is_nothing_to_run() {
 }
 
 #[tokio::test]
-async fn a_run_that_stopped_before_a_node_goes_on_from_there_with_the_same_breakpoints() {
+async fn a_run_continues_from_a_breakpoint_with_the_same_breakpoints() {
     let (mut stage, world) = stage();
     stage.breakpoints = before(&[TOOLS]);
     assert_eq!(
@@ -82,7 +82,7 @@ async fn a_run_that_stopped_before_a_node_goes_on_from_there_with_the_same_break
 }
 
 #[tokio::test]
-async fn a_breakpoint_stops_each_time_its_node_comes() {
+async fn a_breakpoint_stops_each_time_before_its_node() {
     let (mut stage, _) = stage();
     stage.breakpoints = before(&["*"]);
     let mut endings = vec![stage.hears(script(&[&[("a", JOT, json!({}))]])).await];
@@ -109,7 +109,7 @@ async fn a_new_turn_stops_at_the_breakpoint_that_the_last_one_stopped_at() {
 }
 
 #[tokio::test]
-async fn a_breakpoint_after_a_node_stops_behind_it() {
+async fn a_breakpoint_after_a_node_stops_after_it() {
     let (mut stage, world) = stage();
     stage.breakpoints = Breakpoints {
         before: vec![],
@@ -125,7 +125,7 @@ async fn a_breakpoint_after_a_node_stops_behind_it() {
 }
 
 #[tokio::test]
-async fn an_approval_does_not_pass_over_a_breakpoint_behind_it() {
+async fn an_approval_does_not_skip_the_next_breakpoint() {
     let world = Arc::new(World::default());
     let mut stage = Stage::new(careful_agent(&world, 1));
     stage.breakpoints = before(&[TOOLS]);
@@ -154,7 +154,7 @@ async fn an_answered_call_does_not_stop_at_the_breakpoint_before_its_step_again(
 }
 
 #[tokio::test]
-async fn the_step_limit_fails_the_run_and_the_next_run_counts_anew() {
+async fn the_step_limit_fails_the_run_and_the_next_run_starts_at_zero() {
     let (mut stage, world) = stage();
     stage.step_limit = Some(2);
     let outcome = stage.hears(script(&[&[("a", SEND, json!({}))]])).await;
@@ -190,7 +190,7 @@ async fn a_crash_does_not_give_a_run_new_steps() {
 }
 
 #[tokio::test]
-async fn an_unreadable_call_is_answered_and_the_loop_goes_on() {
+async fn an_invalid_call_is_answered_and_the_loop_continues() {
     let (stage, world) = stage();
     let outcome = stage.hears(script(&[&[("a", SEND, json!("{"))]])).await;
     assert_eq!(outcome, LoopOutcome::Done);
@@ -241,7 +241,7 @@ async fn a_failing_model_fails_the_run_and_may_be_asked_again() {
 }
 
 #[tokio::test]
-async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
+async fn a_run_without_its_lease_writes_nothing() {
     let (stage, _) = stage();
     stage.restarts(Some(Crash::Before(2)));
     let attempt = stage
@@ -260,7 +260,7 @@ async fn a_run_that_has_lost_its_lease_writes_nothing_more() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun() {
+async fn a_cancelled_run_keeps_its_results_and_marks_started_calls() {
     // `a` is answered at once; `b` is dropped while it runs.
     let (stage, world) = stage();
     let run = RunId::mint();
@@ -279,7 +279,7 @@ async fn a_run_that_is_stopped_keeps_what_was_answered_and_marks_what_was_begun(
 }
 
 #[tokio::test]
-async fn a_message_instead_of_an_answer_begins_a_new_turn() {
+async fn a_message_instead_of_an_answer_starts_a_new_turn() {
     let (stage, world) = stage();
     stage.hears(script(&[&[("a", INQUIRE, json!({}))]])).await;
     assert_eq!(stage.hears("never mind").await, LoopOutcome::Done);
@@ -288,7 +288,7 @@ async fn a_message_instead_of_an_answer_begins_a_new_turn() {
 }
 
 #[tokio::test]
-async fn an_unreadable_call_in_the_input_of_a_client_is_answered_like_any_other() {
+async fn an_invalid_call_in_a_clients_input_is_answered() {
     let broken = InvalidToolCall {
         name: None,
         args: None,

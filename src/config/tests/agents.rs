@@ -38,7 +38,7 @@ description = \"Does whatever has to be done.\"
 }
 
 #[test]
-fn descriptions_that_are_short_or_alike_are_only_warned_of() {
+fn short_or_equal_descriptions_are_warnings() {
     let text = "\
 [[agents.a.subagents]]
 name = \"one\"
@@ -60,7 +60,7 @@ description = \"Does what is needed.\"
 }
 
 #[test]
-fn instructions_may_be_blocks_and_what_is_wrong_with_one_has_its_place() {
+fn instructions_may_be_blocks_and_errors_name_the_block() {
     let blocks = |kind: &str| {
         format!(
             "system_prompt = [\n  {{ type = \"text\", text = \"a\", cache_control = {{ type = \"ephemeral\" }} }},\n  \
@@ -77,7 +77,7 @@ fn instructions_may_be_blocks_and_what_is_wrong_with_one_has_its_place() {
 }
 
 #[test]
-fn there_is_nothing_to_remark_on_in_the_examples() {
+fn the_examples_have_no_warnings() {
     for example in [
         "coming-from/deepagents",
         "coming-from/synaptic",
@@ -90,7 +90,7 @@ fn there_is_nothing_to_remark_on_in_the_examples() {
 }
 
 #[test]
-fn approvals_concern_tools_that_are_there_and_allow_something() {
+fn approvals_name_existing_tools_and_allow_some_decision() {
     assert_eq!(
         agent_complaints(
             "tools = [\"lookup\"]\ninterrupt_on = { lookup = { allowed_decisions = [] }, lokup = true }\n"
@@ -112,7 +112,7 @@ fn an_unknown_decision_is_an_error() {
 }
 
 #[test]
-fn approvals_may_concern_the_tools_of_subagents_that_share_them() {
+fn approvals_may_name_shared_tools_of_subagents() {
     let text = "\
 interrupt_on = { lookup = true, write_file = true }
 [[agents.a.subagents]]
@@ -124,7 +124,7 @@ tools = [\"lookup\"]
 }
 
 #[test]
-fn approvals_may_concern_the_tools_of_any_subagent() {
+fn approvals_may_name_the_tools_of_any_subagent() {
     let text = "\
 interrupt_on = { lookup = true }
 [[agents.a.subagents]]
@@ -144,7 +144,7 @@ interrupt_on = { lookup = false }
 }
 
 #[test]
-fn the_old_defaults_may_concern_tools_of_the_old_defaults() {
+fn deprecated_defaults_may_name_tools_of_deprecated_defaults() {
     let text =
         |switch: &str| format!("{switch}default_tools = [\"lookup\"]\ndefault_interrupt_on = {{ lookup = true }}\n");
     for switch in ["", "general_purpose_agent = false\n", "general_purpose_agent = true\n"] {

@@ -44,7 +44,7 @@ fn a_folder_is_an_agent() {
 }
 
 #[test]
-fn problems_in_folders_are_told_with_their_files_and_lines() {
+fn problems_in_folders_are_reported_with_file_and_line() {
     let directory = Directory::with(&[
         (
             "agents/w/AGENTS.md",
@@ -91,7 +91,7 @@ fn a_subagent_named_by_its_file_may_not_have_a_blank_name() {
 }
 
 #[test]
-fn one_agent_in_two_places_is_an_error_that_names_both() {
+fn an_agent_defined_twice_is_an_error_that_names_both_places() {
     let directory = Directory::with(&[
         ("adjutant.toml", "[agents.w]\nmodel = \"scripted:x\"\n"),
         ("agents/w/AGENTS.md", AGENT),

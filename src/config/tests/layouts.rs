@@ -19,7 +19,7 @@ fn subagents(agent: &AgentDefinition) -> Vec<(&str, &str, &str)> {
 const DEPLOY: &str = "[agent]\nname = \"Writer\"\ndescription = \"Writes.\"\nmodel = \"scripted:x\"\n";
 
 #[test]
-fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
+fn a_folder_with_a_deepagents_toml_is_an_agent() {
     let directory = Directory::with(&[
         ("agents/writer/deepagents.toml", DEPLOY),
         ("agents/writer/AGENTS.md", "# You write.\n"),
@@ -45,7 +45,7 @@ fn a_folder_with_a_deepagents_toml_is_an_agent_as_it_is() {
 }
 
 #[test]
-fn a_deepagents_toml_without_a_model_has_the_one_of_the_layout() {
+fn a_deepagents_toml_without_a_model_has_the_default_of_its_layout() {
     let directory = Directory::with(&[
         ("agents/w/deepagents.toml", "[agent]\nname = \"w\"\n"),
         ("agents/w/AGENTS.md", "You write."),
@@ -54,7 +54,7 @@ fn a_deepagents_toml_without_a_model_has_the_one_of_the_layout() {
 }
 
 #[test]
-fn what_a_deepagents_toml_asks_of_the_place_is_named_in_a_warning() {
+fn platform_sections_of_a_deepagents_toml_are_warnings() {
     let idle = "[sandbox]\nprovider = \"none\"\n[auth]\nprovider = \"anonymous\"\n[frontend]\nenabled = false\n";
     let used = "[sandbox]\nprovider = \"modal\"\nscope = \"thread\"\n[auth]\nprovider = \"clerk\"\n\
         [memories]\nbackend = \"hub\"\n[frontend]\nenabled = true\n";
@@ -79,7 +79,7 @@ fn what_a_deepagents_toml_asks_of_the_place_is_named_in_a_warning() {
 }
 
 #[test]
-fn mistakes_in_a_deepagents_toml_are_told_with_their_places() {
+fn errors_in_a_deepagents_toml_have_their_positions() {
     let directory = Directory::with(&[
         (
             "agents/w/deepagents.toml",
@@ -115,7 +115,7 @@ const TOOLS: &str = r#"{"tools": [
     "interrupt_config": {"https://example.com/mcp::lookup::s": true, "https://example.com/mcp::other": false}}"#;
 
 #[test]
-fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
+fn a_folder_with_an_agent_json_is_an_agent() {
     let directory = Directory::with(&[
         (
             "agents/w/agent.json",
@@ -147,7 +147,7 @@ fn a_folder_with_an_agent_json_is_an_agent_as_it_is() {
 }
 
 #[test]
-fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
+fn defaults_and_platform_fields_of_an_agent_json_are_warnings() {
     let directory = Directory::with(&[
         (
             "agents/w/agent.json",
@@ -175,7 +175,7 @@ fn what_an_agent_json_leaves_out_or_asks_of_the_place_is_named_in_a_warning() {
 }
 
 #[test]
-fn mistakes_in_an_agent_json_name_the_file_and_the_field() {
+fn errors_in_an_agent_json_name_the_file_and_the_field() {
     let directory = Directory::with(&[
         (
             "agents/w/agent.json",
@@ -252,7 +252,7 @@ agents/w/subagents.yaml:2:1: error: colour: unknown key; allowed are: name, …"
 }
 
 #[test]
-fn subagents_of_a_project_are_those_of_its_agent() {
+fn subagents_of_a_project_belong_to_its_agent() {
     let one = "---\ndescription: Finds and weighs sources.\n---\nYou find.";
     let directory = Directory::with(&[
         ("adjutant.toml", "[agents.main]\nmodel = \"scripted:x\"\n"),
@@ -287,7 +287,7 @@ fn subagents_of_a_project_are_those_of_its_agent() {
 }
 
 #[test]
-fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
+fn unusable_subagents_of_a_project_are_ignored_with_a_warning() {
     let directory = Directory::with(&[
         (
             "adjutant.toml",
@@ -354,7 +354,7 @@ fn what_cannot_be_used_of_a_project_is_passed_over_with_a_warning() {
 }
 
 #[test]
-fn names_that_differ_by_capital_letters_only_are_refused() {
+fn names_that_differ_only_in_case_are_refused() {
     let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),
         (
@@ -375,7 +375,7 @@ fn names_that_differ_by_capital_letters_only_are_refused() {
 
 #[cfg(unix)]
 #[test]
-fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
+fn links_are_followed_only_within_the_folder_of_the_agents() {
     use std::os::unix::fs::symlink;
 
     let directory = Directory::with(&[
@@ -406,7 +406,7 @@ fn links_are_followed_within_the_folder_of_the_agents_and_not_beyond() {
 }
 
 #[test]
-fn what_else_lies_in_a_folder_is_named() {
+fn other_entries_of_a_folder_are_reported() {
     let directory = Directory::with(&[
         ("agents/README.txt", ""),
         ("agents/w/AGENTS.md", AGENT),
@@ -480,7 +480,7 @@ fn skills_beside_an_agent_belong_to_it_in_every_layout() {
 }
 
 #[test]
-fn what_a_definition_names_is_relative_to_its_folder() {
+fn paths_in_a_definition_are_relative_to_its_folder() {
     let named = "---\nmodel: scripted:x\nmemory: [NOTES.md, none.md]\nskills: [{path: know/how, label: Ours}]\n---\nx";
     let sub = "---\ndescription: Does this and all of that.\nmemory: [own.md]\n---\nx";
     let directory = Directory::with(&[
@@ -514,7 +514,7 @@ fn what_a_definition_names_is_relative_to_its_folder() {
 }
 
 #[test]
-fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
+fn problems_of_skills_and_memory_are_reported_at_their_fields() {
     let directory = Directory::with(&[
         (
             "adjutant.toml",
@@ -548,7 +548,7 @@ fn what_is_wrong_with_skills_and_memory_is_told_where_they_are_named() {
 }
 
 #[test]
-fn no_link_in_a_skill_leads_out_and_its_files_have_bounds() {
+fn a_skill_has_no_files_outside_its_folder_or_beyond_the_limits() {
     let large = "x".repeat(1024 * 1024 + 1);
     let directory = Directory::with(&[
         ("agents/w/AGENTS.md", AGENT),

@@ -17,7 +17,7 @@ fn with_servers(servers: &str) -> Directory {
 }
 
 #[test]
-fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
+fn an_mcp_json_of_other_programs_is_read() {
     let directory = with_servers(
         r#"{"search": {"type": "http", "url": "https://a.b/mcp", "headers": {"x": "Bearer ${NONE:-key}"}},
             "old": {"transport": "sse", "url": "https://a.b/sse"},
@@ -48,7 +48,7 @@ fn an_mcp_json_as_other_programs_have_it_is_read_as_it_is() {
 }
 
 #[test]
-fn mistakes_in_an_mcp_json_name_the_file_and_the_field() {
+fn errors_in_an_mcp_json_name_the_file_and_the_field() {
     let directory = with_servers(
         r#"{"a": [], "b": {"type": "ws", "url": "https://a.b"}, "c": {"command": "x", "url": "https://a.b"},
             "d": {"type": "http"}, "e": {"url": "ftp://a.b", "timeout": 3}, "f": {"command": "x", "args": "y"},
@@ -135,7 +135,7 @@ fn settings_choose_among_the_tools_of_an_mcp_json() {
 }
 
 #[test]
-fn servers_of_a_tools_json_are_known_by_their_addresses() {
+fn servers_of_a_tools_json_are_identified_by_their_urls() {
     let config = "[mcp_servers.hub]\nurl = \"https://hub.example.org/mcp\"\nheaders = { x-key = \"${NONE:-k}\" }\n";
     let tools = r#"{"tools": [
         {"name": "read", "mcp_server_url": "https://hub.example.org/mcp", "mcp_server_name": "The Hub!"},

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_less_happens_the_seldomer_it_is_looked() {
+    fn polls_become_rarer_while_nothing_changes() {
         let running = || Ok(TaskSnapshot::of("r1", TaskStatus::Running));
         let mut work = after(&RemoteWork::default(), running(), 0);
         let mut pauses = vec![];
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_waits_is_looked_at_until_nobody_wants_it() {
+    fn a_waiting_task_is_polled_until_it_is_cancelled() {
         let waits = || Ok(TaskSnapshot::of("r1", TaskStatus::Waiting));
         let work = after(&RemoteWork::default(), waits(), 0);
         assert!(work.due_at.is_some());
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_gone_for_too_long_is_given_up() {
+    fn a_task_on_a_server_that_is_unreachable_for_too_long_fails() {
         let lost = || Err("it could not be reached".to_owned());
         let work = after(
             &RemoteWork::default(),

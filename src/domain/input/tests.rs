@@ -71,7 +71,7 @@ fn calls_come_in_two_forms() {
 }
 
 #[test]
-fn unreadable_arguments_make_an_invalid_call() {
+fn invalid_arguments_make_an_invalid_call() {
     let message = &messages(json!([{"role": "ai", "tool_calls": [
         {"id": "c", "function": {"name": "f", "arguments": "{oops"}}]}]))[0];
     assert!(message.tool_calls().is_empty());
@@ -86,7 +86,7 @@ fn a_stored_message_can_be_sent_back() {
 }
 
 #[test]
-fn errors_say_where() {
+fn errors_name_the_field() {
     assert!(
         refused(json!({"messages": ["a", "b", {"role": "robot", "content": ""}]})).starts_with("messages[2].role: is")
     );
@@ -128,7 +128,7 @@ fn a_state_write_may_set_output_fields_but_no_private_ones() {
 }
 
 #[test]
-fn a_list_of_writes_is_written_in_order() {
+fn a_list_of_updates_is_applied_in_order() {
     let update = read_update(&json!([{"topic": "x"}, {"topic": "y"}])).expect("the values are good");
     assert_eq!(update.fields["topic"], "y");
     assert!(read_update(&json!([{"topic": "x"}, 7])).is_err_and(|error| error.field == "[1]"));
@@ -140,7 +140,7 @@ fn too_many_messages_are_refused() {
 }
 
 #[test]
-fn too_deep_an_input_is_refused() {
+fn an_input_that_nests_too_deeply_is_refused() {
     let deep = (0..MAX_DEPTH).fold(json!("x"), |inner, _| json!([inner]));
     assert!(read_input(&json!({"topic": deep})).is_err());
 }
@@ -173,7 +173,7 @@ proptest! {
 }
 
 #[test]
-fn skills_are_taken_away_or_pinned_by_name_and_never_given() {
+fn clients_may_delete_and_pin_skills_but_not_write_them() {
     let update = read_input(&json!({"skills_metadata": null, "pinned_skills": ["a"]})).expect("the input is good");
     assert_eq!(
         update.fields,

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_of_two_writes_to_one_field_says_so() {
+    fn the_later_of_two_writes_to_one_field_has_a_notice() {
         let results = texts(vec![
             result("a", "x", Merge::Last),
             result("b", "y", Merge::Last),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_are_added_up_do_not_clash() {
+    fn writes_that_are_appended_need_no_notice() {
         assert_eq!(
             texts(vec![result("a", "x", Merge::Append), result("b", "x", Merge::Append)]),
             ["done", "done"]

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_runs_after_the_input_and_its_end_is_the_end() {
+    fn a_program_runs_after_the_input_and_ends_the_run() {
         let plan = Plan {
             step_limit: 9,
             program: Some(RUNNABLE),
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_of_the_program_leaves_no_doubt_and_one_about_it_does() {
+    fn a_program_that_asks_has_no_unknown_outcome() {
         let plan = Plan {
             step_limit: 9,
             program: Some(RUNNABLE),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_asks_several_questions_goes_on_when_all_are_answered() {
+    fn a_program_with_several_questions_continues_when_all_are_answered() {
         let plan = Plan {
             step_limit: 9,
             program: Some(MODEL),

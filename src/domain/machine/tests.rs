@@ -123,7 +123,7 @@ fn reloaded(machine: &Machine) -> Machine {
 }
 
 #[test]
-fn each_hook_is_followed_by_the_next_one_and_the_last_by_what_comes_after() {
+fn each_hook_is_followed_by_the_next_hook_or_phase() {
     use HookPoint::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
     let table = [
         (hooks(BeforeAgent, 0), hooks(BeforeAgent, 1)),
@@ -167,7 +167,7 @@ fn the_answer_of_the_model_decides_between_tools_and_the_end() {
 }
 
 #[test]
-fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_again() {
+fn results_are_written_in_the_order_of_the_calls_before_the_next_model_call() {
     let mut machine = in_tools(&["a", "b"]);
     machine.set_call_status(1, answered("b"));
     assert_eq!(
@@ -189,7 +189,7 @@ fn answered_calls_are_written_in_the_order_of_the_calls_and_the_model_is_asked_a
 }
 
 #[test]
-fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
+fn a_result_that_ends_the_agent_does_so_once_all_calls_are_answered() {
     let mut machine = in_tools(&["a", "b"]);
     let last = ToolOutput {
         ends: true,
@@ -202,7 +202,7 @@ fn an_answer_that_ends_the_agent_leads_out_once_all_calls_are_answered() {
 }
 
 #[test]
-fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
+fn a_jump_leads_from_any_hook_to_its_target() {
     use HookPoint::{AfterAgent, AfterModel, BeforeAgent, BeforeModel};
     for point in [BeforeAgent, BeforeModel, AfterModel, AfterAgent] {
         let end = if point == AfterAgent {
@@ -231,7 +231,7 @@ fn a_jump_leads_from_any_hook_to_the_phase_it_names() {
 }
 
 #[test]
-fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
+fn a_jump_to_tools_without_open_calls_leads_to_the_model_or_the_end() {
     let result = Message::tool(&tool_call("a"), ToolStatus::Error, "no");
     let table = [
         (vec![calling(&["a"]), result], hooks(HookPoint::BeforeModel, 0)),
@@ -246,7 +246,7 @@ fn a_jump_to_tools_without_open_calls_goes_back_to_the_model_or_out() {
 }
 
 #[test]
-fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
+fn a_hook_that_asks_runs_again_after_the_answer() {
     let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let asked = machine.hook_asked(&plan(), vec![question()]).remove(0);
     assert_eq!(asked.asker, InterruptSource::Hook("A.after_model".to_owned()));
@@ -260,7 +260,7 @@ fn a_hook_that_asks_waits_and_runs_again_at_the_same_place() {
 }
 
 #[test]
-fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer() {
+fn a_second_question_of_a_hook_replaces_the_first_answer() {
     let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let first = machine.hook_asked(&plan(), vec![question()]).remove(0).id;
     machine.resolve(&first, json!("first"));
@@ -279,7 +279,7 @@ fn a_hook_that_asks_once_more_asks_another_question_and_forgets_the_first_answer
 }
 
 #[test]
-fn an_unreadable_call_is_answered_at_once_and_the_model_is_asked_again() {
+fn an_invalid_call_is_answered_at_once() {
     let mut machine = machine_at(Phase::Model, [Message::human("hi")]);
     machine.model_done(&bare_plan(), unreadable(Some("x")), Update::none(), id());
     assert_eq!(
@@ -296,7 +296,7 @@ fn an_unreadable_call_is_answered_at_once_and_the_model_is_asked_again() {
 }
 
 #[test]
-fn an_unreadable_call_that_nobody_can_answer_does_not_make_the_loop_go_round_for_ever() {
+fn an_invalid_call_without_an_id_does_not_loop_forever() {
     let mut machine = machine_at(Phase::Model, [Message::human("hi")]);
     machine.model_done(&bare_plan(), unreadable(None), Update::none(), id());
     assert_eq!(machine.next(&bare_plan()), Step::End);
@@ -322,7 +322,7 @@ fn of_two_waiting_calls_the_approved_one_runs_while_the_other_waits() {
 }
 
 #[test]
-fn a_call_may_run_by_its_fate() {
+fn the_status_of_a_call_decides_whether_it_may_run() {
     let child = RunId::mint();
     let table = [
         (CallStatus::Ready, true),
@@ -340,7 +340,7 @@ fn a_call_may_run_by_its_fate() {
 }
 
 #[test]
-fn the_answer_to_a_child_wakes_the_call_of_this_child_alone() {
+fn an_answered_child_resumes_only_its_own_call() {
     let first = RunId::mint();
     let second = RunId::mint();
     let mut machine = in_tools(&["a", "b"]);
@@ -384,7 +384,7 @@ fn a_result_of_an_earlier_answer_is_not_taken_for_one_of_the_last() {
 }
 
 #[test]
-fn the_reviewers_call_runs_in_place_of_the_models() {
+fn the_reviewers_edit_runs_instead_of_the_models_call() {
     let mut machine = machine_at(hooks(HookPoint::AfterModel, 1), [calling(&["a"])]);
     let edits = json!({"a": {"name": "other", "args": {"x": 1}}});
     machine.hook_done(&plan(), Update::field(EDITED_CALLS, edits), None, id());
@@ -399,7 +399,7 @@ fn the_reviewers_call_runs_in_place_of_the_models() {
 }
 
 #[test]
-fn a_step_beyond_the_limit_fails_and_an_end_or_a_wait_does_not() {
+fn a_step_beyond_the_limit_fails_but_not_the_end_or_waiting() {
     let limited = Plan {
         step_limit: 2,
         ..plan()
@@ -465,7 +465,7 @@ fn ids_survive_a_reload() {
 }
 
 #[test]
-fn asking_anew_after_a_reload_gives_the_same_question_and_in_another_step_another_one() {
+fn a_repeated_question_has_the_same_id_within_its_step() {
     let machine = in_tools(&["a"]);
     let mut lived = machine.clone();
     let mut reborn = reloaded(&machine);

@@ -223,7 +223,7 @@ async fn rejections_and_responses_are_results() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_fit_makes_the_same_question_again() {
+async fn an_invalid_answer_repeats_the_question() {
     let state = saying(&[mail("m")]);
     let asked = question(&state).await;
     for answer in [
@@ -236,7 +236,7 @@ async fn an_answer_that_does_not_fit_makes_the_same_question_again() {
 }
 
 #[tokio::test]
-async fn an_old_edit_does_not_hit_a_new_call_of_the_same_id() {
+async fn an_old_edit_does_not_apply_to_a_new_call_with_the_same_id() {
     let action = json!({"name": "send_email", "args": {}});
     let cleared = BTreeMap::from([(EDITED_CALLS.to_owned(), json!({}))]);
     let mut state = saying(&[mail("m")]);

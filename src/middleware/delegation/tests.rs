@@ -76,7 +76,7 @@ fn text_of(outcome: CallOutcome) -> String {
 }
 
 #[tokio::test]
-async fn a_call_is_a_wish_to_delegate() {
+async fn a_call_returns_a_delegation() {
     let delegation = delegation("mailer", "write", None);
     let call = task(json!({"description": "write", "subagent_type": "mailer"}));
     assert_eq!(outcome(call).await, CallOutcome::Delegate(delegation));
@@ -92,7 +92,7 @@ async fn an_unknown_subagent_is_refused_with_the_names_of_those_that_exist() {
 }
 
 #[tokio::test]
-async fn an_invented_argument_is_refused_with_a_word_on_where_instructions_belong() {
+async fn an_unknown_argument_is_refused_with_advice_about_instructions() {
     let text = refused(json!({"description": "x", "subagent_type": "mailer", "prompt": "y"})).await;
     assert!(
         text.contains("`prompt`") && text.contains("belong in `description`"),
@@ -112,7 +112,7 @@ fn the_model_sees_which_subagents_there_are() {
 }
 
 #[test]
-fn own_texts_take_the_place_of_the_standard_ones() {
+fn configured_texts_replace_the_standard_ones() {
     let own = own_texts("Agents: {available_agents}!", Some("Delegate much."));
     assert_eq!(
         own.task.spec.description,
@@ -150,7 +150,7 @@ fn delegation(subagent: &str, description: &str, system_prompt: Option<&str>) ->
 }
 
 #[tokio::test]
-async fn without_a_name_the_general_purpose_subagent_is_meant_where_the_name_may_be_left_out() {
+async fn the_general_purpose_subagent_is_the_default_where_the_name_is_optional() {
     let policy = Subagents::new(&speaking(TaskDialect::Synaptic));
     let parameters = &policy.task.spec.parameters;
     assert_eq!(parameters["required"], json!(["description"]));
@@ -213,7 +213,7 @@ async fn a_model_may_write_the_instructions_of_the_general_purpose_subagent_with
 }
 
 #[test]
-fn the_list_of_tasks_stands_in_the_instructions_of_that_dialect_and_can_be_left_out() {
+fn the_sagents_dialect_lists_tasks_in_the_instructions_unless_left_out() {
     let listed = Subagents::new(&speaking(TaskDialect::Sagents));
     let prompt = listed.contribution().prompt.unwrap_or_default();
     assert!(

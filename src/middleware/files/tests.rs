@@ -70,7 +70,7 @@ async fn only_the_first_of_two_calls_that_change_one_file_runs() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_answered_already_does_not_stand_in_the_way() {
+async fn an_answered_call_does_not_collide() {
     let calls = [write("a", "write_file", "/x"), write("b", "write_file", "/x")];
     let mut state = saying(calls.to_vec());
     state

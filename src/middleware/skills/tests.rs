@@ -90,7 +90,7 @@ fn reads(policy: &Skills, path: &str, status: ToolStatus, state: &mut State) {
 }
 
 #[tokio::test]
-async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_is_passed_over() {
+async fn the_later_of_two_skills_with_one_name_wins_and_other_folders_are_ignored() {
     let policy = policy(json!(["/base", {"path": "/team/", "label": "Team"}]), &[]);
     let mut state = state(&[
         ("/base/a/SKILL.md", skill("a", "dig", "")),
@@ -117,7 +117,7 @@ async fn of_two_skills_with_one_name_the_later_source_precedes_and_what_is_none_
 }
 
 #[tokio::test]
-async fn skills_are_looked_for_once_unless_they_are_taken_away_or_the_sources_are_others() {
+async fn skills_are_searched_once_unless_deleted_or_the_sources_change() {
     let first = policy(json!(["/s"]), &[]);
     let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
     assert_eq!(
@@ -141,7 +141,7 @@ async fn skills_are_looked_for_once_unless_they_are_taken_away_or_the_sources_ar
 }
 
 #[tokio::test]
-async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
+async fn errors_of_skills_are_listed_on_short_plain_lines() {
     let sources: Vec<String> = (0..12)
         .map(|at| format!("/none{at}"))
         .chain(["/file`<x>\n\n# Obey".to_owned()])
@@ -160,7 +160,7 @@ async fn what_cannot_be_looked_for_is_told_on_plain_lines_and_not_at_length() {
 }
 
 #[tokio::test]
-async fn a_pinned_skill_comes_into_the_conversation_once_and_unknown_names_do_not_matter() {
+async fn a_pinned_skill_is_added_once_and_unknown_names_are_ignored() {
     let policy = policy(json!(["/s"]), &[]);
     let mut state = state(&[("/s/a/SKILL.md", skill("a", "dig", ""))]);
     runs(&policy, HookPoint::BeforeAgent, &mut state).await;
@@ -182,7 +182,7 @@ async fn a_pinned_skill_comes_into_the_conversation_once_and_unknown_names_do_no
 }
 
 #[tokio::test]
-async fn a_tool_of_a_skill_is_there_while_the_skill_that_was_read_is_in_the_conversation() {
+async fn a_tool_of_a_skill_is_available_while_the_skill_is_in_the_conversation() {
     let policy = policy(json!(["/s"]), &["publish"]);
     let discloses = skill("a", "publish", "metadata: { include_tools: publish }");
     let mut state = state(&[("/s/a/SKILL.md", discloses), ("/s/b/SKILL.md", skill("b", "dig", ""))]);
@@ -202,7 +202,7 @@ async fn a_tool_of_a_skill_is_there_while_the_skill_that_was_read_is_in_the_conv
 }
 
 #[tokio::test]
-async fn a_call_of_a_tool_that_no_skill_has_disclosed_is_one_of_an_unknown_tool() {
+async fn an_undisclosed_tool_is_an_unknown_tool() {
     let policy = policy(json!(["/s"]), &["publish"]);
     let scope = Scope::sample(Timestamp(0));
     let state = State::default();

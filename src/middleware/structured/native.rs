@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_text_that_fits_is_the_answer_and_the_provider_knows_the_form() {
+    async fn a_matching_text_is_the_answer_and_the_provider_gets_the_schema() {
         assert_eq!(asked(r#"{"a": "x"}"#).await, (Some(json!({"a": "x"})), true));
         for wrong in ["plain words", r#"{"a": 1}"#, "[]", ""] {
             assert_eq!(asked(wrong).await, (None, true), "{wrong}");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_fit_is_sent_back_twice_or_fails_at_once() {
+    async fn an_invalid_answer_is_returned_twice_or_fails_at_once() {
         let mut state = State::default();
         state
             .messages
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_was_taken_needs_no_reminder_and_is_forgotten_with_the_next_turn() {
+    async fn a_valid_answer_needs_no_reminder_and_lasts_one_turn() {
         let mut state = State::default();
         state
             .messages

@@ -71,7 +71,7 @@ async fn outcome(calls: Vec<ToolCall>) -> ToolOutput {
 }
 
 #[tokio::test]
-async fn the_call_of_the_form_is_the_answer_and_ends_the_work() {
+async fn calling_the_answer_tool_ends_the_run() {
     let text = "Returning structured response: summary='it is so' confidence=0.5";
     let mut expected = ToolOutput::message(Message::tool(&answering("a"), ToolStatus::Success, text));
     let response = json!({"summary": "it is so", "confidence": 0.5});
@@ -99,7 +99,7 @@ async fn two_answers_in_one_message_are_both_refused() {
 }
 
 #[tokio::test]
-async fn a_plain_answer_is_met_with_a_reminder_twice_and_then_fails() {
+async fn a_plain_answer_gets_two_reminders_and_then_fails() {
     let mut messages = vec![
         Message::human("go"),
         reminder(),
@@ -197,7 +197,7 @@ async fn a_message_that_is_only_the_answer_is_taken_at_once() {
 }
 
 #[test]
-fn forms_are_named_by_title_or_by_a_hash_that_stays() {
+fn answer_tools_are_named_by_title_or_by_a_stable_hash() {
     let names = |schema: Value| -> Vec<String> {
         let policy = StructuredOutput::new(&AnswerFormat::of(&schema));
         policy.forms.iter().map(|form| form.spec.name.clone()).collect()
@@ -248,7 +248,7 @@ fn error_text(outcome: Result<CallOutcome, Halt>) -> String {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_met_as_the_format_says() {
+async fn an_invalid_answer_is_handled_as_the_format_says() {
     let wrong = || vec![ToolCall::new("a", "Finding", Map::new())];
     assert_eq!(
         error_text(filled_in(json!("Both fields, please."), wrong()).await),
@@ -266,7 +266,7 @@ async fn what_does_not_fit_is_met_as_the_format_says() {
 }
 
 #[tokio::test]
-async fn the_result_of_the_form_can_have_words_of_its_own() {
+async fn the_result_of_the_answer_tool_can_have_its_own_text() {
     for errors in [json!(true), json!(false), json!("No.")] {
         assert_eq!(error_text(filled_in(errors, vec![answering("a")]).await), "Kept.");
     }

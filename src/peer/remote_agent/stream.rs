@@ -113,7 +113,7 @@ mod tests {
     use crate::tool::program::ProgramOutput;
 
     #[tokio::test]
-    async fn what_models_say_and_call_is_passed_on_and_nothing_else() {
+    async fn only_texts_and_calls_of_models_are_streamed() {
         let (program, mut output) = ProgramScope::new(0, CancellationToken::new());
         let mut stream = RemoteMessages::new(Arc::new(program));
         let frame = |id: &str, message: Value| PeerFrame {

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_is_what_the_model_said_last_and_the_rest_is_kept_beside_it() {
+    fn the_last_message_is_the_answer_and_the_others_are_kept() {
         let call = json!({"name": "dig", "args": {}, "id": "c1", "type": "tool_call"});
         let values = json!({
             "messages": [
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_without_messages_is_no_answer_and_one_without_an_answer_is_an_empty_one() {
+    fn a_state_without_messages_is_an_error_and_one_without_an_answer_is_empty() {
         assert!(transcript(&json!({"result": 1})).is_err());
         assert!(transcript(&json!({"messages": "all"})).is_err());
         let Transcript { before, answer } =
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_conversation_without_measure_only_the_answer_is_kept() {
+    fn of_a_huge_conversation_only_the_answer_is_kept() {
         let long = "x".repeat(MAX_KEPT_BYTES);
         let values = json!({"messages": [{"type": "ai", "content": long}, {"type": "ai", "content": "done"}]});
         let Transcript { before, answer } = transcript(&values).expect("an answer");

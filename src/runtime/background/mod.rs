@@ -162,7 +162,6 @@ fn new_record(scope: &Scope, order: BackgroundOrder<'_>, task: ThreadId) -> Task
             top: scope.run,
             nesting: 1,
             levels: None,
-            tree: None,
             trees: vec![],
             starter: scope.subagent.map(|run| StartedBy {
                 run,

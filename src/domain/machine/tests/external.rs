@@ -11,7 +11,7 @@ const TO_TOOLS: Destination = Destination::Tools {
 };
 
 #[test]
-fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
+fn a_turn_starts_with_checkpoints_before_and_after_the_input() {
     let mut machine = Machine::default();
     let input = Update::messages([Message::human("hi")]);
     let [before, after] = machine.begin(&plan(), input.clone(), [id(), id()]);
@@ -29,7 +29,7 @@ fn a_turn_begins_with_a_checkpoint_before_the_input_and_one_after_it() {
 }
 
 #[test]
-fn a_new_turn_leaves_behind_what_was_under_way() {
+fn a_new_turn_drops_the_current_step() {
     let mut machine = in_tools(&["a"]);
     machine.call_asked(0, vec![question()]);
     machine.position.failure = Some(Failure::new("X", "y"));
@@ -50,7 +50,7 @@ fn without_input_there_is_nothing_to_run() {
 }
 
 #[test]
-fn a_moment_without_hooks_is_passed_over() {
+fn a_hook_point_without_hooks_is_skipped() {
     let mut machine = Machine::default();
     machine.begin(&bare_plan(), Update::none(), [id(), id()]);
     assert_eq!(machine.next(&bare_plan()), Step::AskModel);
@@ -59,7 +59,7 @@ fn a_moment_without_hooks_is_passed_over() {
 }
 
 #[test]
-fn what_policies_write_beside_an_answer_is_part_of_its_step() {
+fn writes_of_middleware_beside_an_answer_are_part_of_its_step() {
     let mut machine = machine_at(Phase::Model, []);
     let entry = machine.model_done(&bare_plan(), Message::ai("x"), Update::field("count", json!(1)), id());
     assert_eq!(entry.node.as_str(), MODEL);
@@ -68,7 +68,7 @@ fn what_policies_write_beside_an_answer_is_part_of_its_step() {
 }
 
 #[test]
-fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
+fn an_update_as_a_node_advances_beyond_that_node() {
     let table = [
         (START, hooks(HookPoint::BeforeAgent, 0)),
         (MODEL, hooks(HookPoint::AfterModel, 0)),
@@ -106,7 +106,7 @@ fn a_write_in_the_name_of_a_node_leads_to_what_follows_the_node() {
 }
 
 #[test]
-fn a_note_changes_the_state_and_not_the_place() {
+fn an_appended_update_keeps_the_position() {
     let mut machine = in_tools(&["a"]);
     let asked = machine.call_asked(0, vec![question()]).remove(0);
     let position = machine.position.clone();
@@ -117,7 +117,7 @@ fn a_note_changes_the_state_and_not_the_place() {
 }
 
 #[test]
-fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
+fn a_client_may_jump_to_the_model_or_the_tools() {
     let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
     machine.jump_to(&plan(), &TO_TOOLS);
     assert_eq!(machine.next(&plan()), Step::RunCalls(vec![0]));
@@ -128,7 +128,7 @@ fn a_client_may_send_the_loop_to_the_model_or_to_the_tools() {
 }
 
 #[test]
-fn who_is_sent_to_the_end_has_nothing_left_to_do() {
+fn a_jump_to_the_end_leaves_nothing_to_do() {
     let mut machine = in_tools(&["a"]);
     machine.call_asked(0, vec![question()]);
     machine.jump_to(&plan(), &Destination::End);
@@ -137,7 +137,7 @@ fn who_is_sent_to_the_end_has_nothing_left_to_do() {
 }
 
 #[test]
-fn what_the_model_is_shown_instead_holds_for_one_question() {
+fn messages_given_for_the_model_apply_to_one_call() {
     let mut machine = machine_at(Phase::Ended, [Message::ai("done")]);
     machine.jump_to(&plan(), &Destination::Model(Some(vec![Message::human("aside")])));
     assert_eq!(machine.position.model_input.as_ref().map(Vec::len), Some(1));
@@ -146,7 +146,7 @@ fn what_the_model_is_shown_instead_holds_for_one_question() {
 }
 
 #[test]
-fn a_client_may_bring_calls_of_its_own() {
+fn a_client_may_send_calls() {
     let mut machine = machine_at(Phase::Ended, [calling(&["a"])]);
     let sent = vec![ToolCall::new("s", "lookup", Map::new())];
     machine.jump_to(
@@ -163,7 +163,7 @@ fn a_client_may_bring_calls_of_its_own() {
 }
 
 #[test]
-fn who_is_sent_elsewhere_leaves_the_questions_behind() {
+fn a_jump_drops_the_interrupts() {
     let mut machine = machine_at(hooks(HookPoint::AfterModel, 0), [calling(&["a"])]);
     machine.hook_asked(&plan(), vec![question()]);
     machine.jump_to(&plan(), &Destination::Model(None));
@@ -172,7 +172,7 @@ fn who_is_sent_elsewhere_leaves_the_questions_behind() {
 }
 
 #[test]
-fn who_is_sent_to_the_tools_while_they_are_at_work_goes_on_with_them() {
+fn a_jump_to_running_tools_continues_them() {
     let mut machine = in_tools(&["a", "b"]);
     machine.set_call_status(0, CallStatus::Started);
     machine.set_call_status(1, answered("b"));
