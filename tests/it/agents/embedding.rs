@@ -260,10 +260,14 @@ async fn models_and_middleware_can_be_written_in_rust(server: TestServer) {
         .await;
     assert_eq!(crate::support::transcript(&values)[2], "task: echo of the program: why");
     assert_eq!(values["messages"][1]["additional_kwargs"]["stamp"], "built");
-    let bob = server.human("coded").await;
-    bob.says("hello").await;
+}
+
+async fn agents_can_be_defined_in_rust(server: TestServer) {
+    server.is_embedded().await;
+    let alice = server.human("coded").await;
+    alice.says("hello").await;
     assert_eq!(
-        bob.transcript().await,
+        alice.transcript().await,
         ["human: hello", "ai: echo of the program: hello"]
     );
     let shown = server.client().get("/agents/coded").await.ok();

@@ -70,7 +70,7 @@ async fn initial_messages_of_a_call_follow_those_of_the_definition(server: TestS
 
 async fn a_program_reads_initial_messages_before_its_task(server: TestServer) {
     server.is_embedded().await;
-    let parrot = json!({"name": "parrot", "description": "Repeats what it was told.", "runnable": "echo",
+    let parrot = json!({"name": "parrot", "description": "Repeats its task.", "runnable": "echo",
             "initial_messages": registered()});
     let agent = json!({"model": "scripted:lab", "tools": ["spawn"], "subagents": [parrot]});
     server.client().put("/agents/cage", agent).await.ok();

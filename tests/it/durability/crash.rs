@@ -157,7 +157,6 @@ async fn disturbed(server: TestServer, kill: Kill, random: Random, mark: String,
 
 /// Runs the experiments with these numbers on one server. Returns a text about each that failed.
 async fn experiments(server: TestServer, seed: u64, numbers: Vec<u64>) -> Vec<String> {
-    runs_in_a_process(&server).await;
     let measure = measured(&server, Random::of(seed, u64::MAX)).await;
     for number in numbers {
         let mut random = Random::of(seed, number);
@@ -203,6 +202,7 @@ async fn a_run_survives_a_kill_of_its_server_at_any_instant(first: TestServer) {
     }
     let mut running = vec![];
     for (at, server) in (0..).zip(&servers) {
+        runs_in_a_process(server).await;
         let numbers = (0..kills()).filter(|number| number / 5 % SERVERS == at).collect();
         running.push(tokio::spawn(experiments(server.clone(), seed, numbers)));
     }

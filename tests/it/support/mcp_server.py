@@ -76,8 +76,8 @@ def call(name, args, meta):
             pass
         return text("dug")
     if name == "spawn":
-        wish = {"description": args["work"], "subagent_type": args["to"], "system_prompt": args.get("prompt")}
-        return {"content": [], "structuredContent": {"delegate": wish}}
+        delegate = {"description": args["work"], "subagent_type": args["to"], "system_prompt": args.get("prompt")}
+        return {"content": [], "structuredContent": {"delegate": delegate}}
     if name == "huge":
         return text("x" * (9 * 1024 * 1024))
     if name == "late":

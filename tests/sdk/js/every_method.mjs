@@ -42,10 +42,10 @@ async function useAssistants(tag) {
   const [system] = await assistants.search({ graphId: "agent", metadata: { created_by: "system" } });
   assert.deepEqual([system.name, system.version], ["main-agent", 1]);
   const assistantId = randomUUID();
-  const wish = { graphId: "agent", config: { tags: ["t"], recursion_limit: 40 }, metadata: { tag }, name: `Mine ${tag}`, description: "the first" };
-  const first = await assistants.create({ ...wish, assistantId, ifExists: "raise" });
+  const settings = { graphId: "agent", config: { tags: ["t"], recursion_limit: 40 }, metadata: { tag }, name: `Mine ${tag}`, description: "the first" };
+  const first = await assistants.create({ ...settings, assistantId, ifExists: "raise" });
   assert.deepEqual([first.assistant_id, first.graph_id, first.name, first.description], [assistantId, "agent", `Mine ${tag}`, "the first"]);
-  assert.deepEqual([first.config, first.metadata, first.version], [wish.config, { tag }, 1]);
+  assert.deepEqual([first.config, first.metadata, first.version], [settings.config, { tag }, 1]);
   await refused(assistants.create({ graphId: "agent", assistantId }), 409);
   assert.deepEqual(await assistants.create({ graphId: "agent", assistantId, ifExists: "do_nothing", name: "other" }), first);
   assert.deepEqual(await assistants.get(assistantId), first);
@@ -248,8 +248,8 @@ async function useBackgroundRuns(tag) {
   assert.equal(await status(unheard), "interrupted");
   await threads.delete(threadId);
 
-  const wish = { assistantId: "agent", metadata: { tag }, on_completion: "keep" };
-  const batch = await runs.createBatch([{ ...wish, input: human("a") }, { ...wish, input: human("b") }]);
+  const body = { assistantId: "agent", metadata: { tag }, on_completion: "keep" };
+  const batch = await runs.createBatch([{ ...body, input: human("a") }, { ...body, input: human("b") }]);
   assert.deepEqual(batch.map((run) => run.metadata.tag), [tag, tag]);
   for (const run of batch) {
     await runs.join(run.thread_id, run.run_id);

@@ -78,9 +78,9 @@ async function subagents(query) {
 
 async function questions(query) {
   const mailer = script(callsTool("m1", "send_email", { to: "bob", body: "hi" }), { text: "sent" });
-  for (const wish of [mailer, script(task("t1", "mailer", mailer), { text: "sent by the mailer" })]) {
+  for (const text of [mailer, script(task("t1", "mailer", mailer), { text: "sent by the mailer" })]) {
     const page = await opens(query);
-    await says(page, wish);
+    await says(page, text);
     await has(page, 'aside[data-tool="send_email"]');
     await isDone(page);
     // The question is still there after a reload.

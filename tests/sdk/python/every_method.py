@@ -131,15 +131,15 @@ def assistants(client, tag):
     [system] = client.assistants.search(graph_id="agent", metadata={"created_by": "system"})
     same([system["name"], system["version"], system["config"], system["context"]], ["main-agent", 1, {}, {}])
     id = str(uuid.uuid4())
-    wish = {
+    settings = {
         "config": {"tags": ["t"], "recursion_limit": 40, "configurable": {"user": "u1"}},
         "metadata": {"tag": tag},
         "assistant_id": id,
         "name": f"Mine {tag}",
         "description": "the first",
     }
-    first = client.assistants.create("agent", if_exists="raise", **wish)
-    same({name: first[name] for name in wish}, wish)
+    first = client.assistants.create("agent", if_exists="raise", **settings)
+    same({name: first[name] for name in settings}, settings)
     same([first["graph_id"], first["version"], first["created_at"]], ["agent", 1, first["updated_at"]])
     same(client.assistants.get(id), first)
     raises(ConflictError, lambda: client.assistants.create("agent", assistant_id=id))
@@ -481,8 +481,8 @@ def background(client, tag):
     same([status(waiting), client.threads.get(thread_id)["status"] == "busy"], ["interrupted", False])
     client.threads.delete(thread_id)
 
-    wish = {"assistant_id": "agent", "metadata": {"tag": tag}, "on_completion": "keep"}
-    batch = client.runs.create_batch([{**wish, "input": human(text)} for text in ("a", "b")])
+    body = {"assistant_id": "agent", "metadata": {"tag": tag}, "on_completion": "keep"}
+    batch = client.runs.create_batch([{**body, "input": human(text)} for text in ("a", "b")])
     same([run["metadata"]["tag"] for run in batch], [tag, tag])
     same([last(client.runs.join(run["thread_id"], run["run_id"])) for run in batch], ["echo: a", "echo: b"])
     for run in batch:
