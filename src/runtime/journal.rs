@@ -58,7 +58,7 @@ pub(super) struct LaneJournal {
 
 impl LaneJournal {
     /// Streams an event that is not stored.
-    fn publish(&self, body: EventBody) {
+    fn publish_event(&self, body: EventBody) {
         let at = self.run_context.core.clock.now();
         let run = self.run_context.run.id;
         let origin = Arc::clone(&self.origin);

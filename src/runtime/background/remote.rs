@@ -70,7 +70,8 @@ impl BackgroundTasks {
         let patience = START_TIMEOUT.min(self.core.registry.workshop.peers.patience());
         match place
             .create_and_start(&notes, request, &record.task.to_string(), patience)
-            .await {
+            .await
+        {
             Ok(run) => self.store_started(&record, run.snapshot()).await,
             Err(StartFailed { error, is_certain }) => {
                 let reason = unavailable(&record, &place, &error);
@@ -284,7 +285,8 @@ impl BackgroundTasks {
         };
         let work = RemoteWork::default().after(
             Ok(seen),
-            record.task.0, self.core.clock.now(),
+            record.task.0,
+            self.core.clock.now(),
             self.core.registry.workshop.peers.poll_policy(),
         );
         let due_at = if has_come { Some(now) } else { work.due_at };
@@ -302,7 +304,8 @@ impl BackgroundTasks {
         if !before.is_unchanged(&seen) {
             let after = before.after(
                 Ok(seen.clone()),
-                record.task.0, self.core.clock.now(),
+                record.task.0,
+                self.core.clock.now(),
                 self.core.registry.workshop.peers.poll_policy(),
             );
             self.store_if_unchanged(record, after, Some(before.version)).await?;

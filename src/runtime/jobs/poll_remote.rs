@@ -98,7 +98,8 @@ impl BackgroundTasks {
         }
         Some(work.after(
             seen,
-            record.task.0, self.core.clock.now(),
+            record.task.0,
+            self.core.clock.now(),
             self.core.registry.workshop.peers.poll_policy(),
         ))
     }
