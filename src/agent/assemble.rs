@@ -151,7 +151,7 @@ impl AgentFactory {
         }
         let depth = definition.max_subagent_depth.unwrap_or(SUBAGENT_DEPTH);
         let has_roster = delegates && depth > 0 && !subagents.is_empty();
-        let delegations = has_roster.then(|| self.delegations(source, subagents, depth));
+        let delegations = has_roster.then(|| self.delegating(source, subagents, depth));
         let draft = Draft {
             spec: definition.spec(graph_id),
             servers: McpOwner::Agent(graph_id.clone()),
@@ -171,8 +171,8 @@ impl AgentFactory {
         Ok(self.build(draft.in_form(format), model))
     }
 
-    fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegating {
-        let policy = Arc::new(Subagents::new(&menu(&source.definition, &subagents)));
+    fn delegating(&self, source: &Source, subagents: Vec<SubagentDefinition>, depth: u32) -> Delegations {
+        let policy = Arc::new(Subagents::new(&subagent_list(&source.definition, &subagents)));
         let referenced = |subagent: &SubagentDefinition| match subagent.location() {
             Location::Local(graph_id) => Some(ReferencedAgent {
                 graph_id: graph_id.to_owned(),
@@ -295,7 +295,7 @@ impl AgentFactory {
         }
         if let Some(until) = &draft.spec.until_tool {
             stack.push(Arc::new(until_tool::UntilToolMiddleware::new(
-                until.names().iter().map(|name| mcp::named(name)).collect(),
+                until.names().iter().map(|name| mcp::model_tool_name(name)).collect(),
             )));
         }
         if let Some(format) = draft.spec.response_format.as_ref().map(AnswerFormat::of) {

@@ -307,13 +307,17 @@ impl Loop<'_> {
         loop {
             let next = tokio::select! {
                 biased;
-                Some(event) = self.scope.voice.heard() => {
+                Some(event) = self.scope.progress.recv() => {
                     self.commit_progress(machine, pending, event).await?;
                     continue;
                 }
                 Some((at, child, cancelled)) = parked.next(), if !running.is_empty() => {
                     cancelled?;
                     let work = self.resume_child(machine, at, child).await?;
+                    // Stored before the child runs: its end removes the mark by which a later run would find that it
+                    // was cancelled. Without this position, a process that dies in between leaves a caller that waits
+                    // for nothing.
+                    self.journal.commit(machine, std::mem::take(pending)).await?;
                     running.push(work);
                     continue;
                 }

@@ -19,7 +19,7 @@ impl Loop<'_> {
         loop {
             tokio::select! {
                 biased;
-                Some(event) = self.scope.voice.heard() => self.commit_progress(machine, pending, event).await?,
+                Some(event) = self.scope.progress.recv() => self.commit_progress(machine, pending, event).await?,
                 done = &mut work => {
                     self.record_pending_progress(pending);
                     return Ok(done);

@@ -43,7 +43,7 @@ pub(super) fn bundle_files(agent: &mut AgentDefinition, folder: &Path) -> Vec<Di
 
 /// Returns the folders and files in `folder` that a definition names, whether they exist or not.
 pub(super) fn paths(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
-    let named = agent.named().into_iter().filter(|named| is_on_disk(&named.path));
+    let named = agent.named_sources().into_iter().filter(|named| is_on_disk(&named.path));
     named.map(|named| folder.join(named.path)).collect()
 }
 
@@ -101,7 +101,7 @@ impl Bundler {
         if file.encoding == Encoding::Base64 {
             return self.warn(field, format!("`{path}` is ignored: it is not text"));
         }
-        match Skill::read(&seen(&path), &file.content) {
+        match Skill::read(&agent_path(&path), &file.content) {
             Err(reason) => return self.warn(field, format!("`{path}` is ignored: it {reason}")),
             Ok((skill, oddities)) => {
                 oddities

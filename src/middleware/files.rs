@@ -19,8 +19,8 @@ use crate::domain::time::Timestamp;
 use crate::tool::files::{FileWorkspace, NAMES, changed_path, tools};
 use crate::tool::{CallOutcome, Halt, Scope};
 
-/// The maximum length of a result in the conversation, in characters.
-const MAX_RESULT_CHARS: usize = 80_000;
+/// The estimated number of characters of a token.
+const CHARS_PER_TOKEN: usize = 4;
 /// The number of lines that a preview shows of the start, and of the end.
 const PREVIEW_LINES: usize = 5;
 /// The maximum number of characters of a line in a preview.
@@ -37,9 +37,15 @@ pub struct FileTools {
 }
 
 impl FileTools {
-    /// Creates the middleware for `workspace` with these rules.
-    pub fn new(workspace: Arc<dyn FileWorkspace>, rules: FileRules) -> Self {
-        Self { workspace, rules }
+    /// Creates the middleware for `workspace`, with the rules of the agent `spec`.
+    pub fn new(workspace: Arc<dyn FileWorkspace>, spec: &AgentSpec) -> Self {
+        Self {
+            workspace,
+            rules: FileRules::new(&spec.permissions),
+            max_result_chars: usize::try_from(spec.tool_token_limit_before_evict)
+                .unwrap_or(usize::MAX)
+                .saturating_mul(CHARS_PER_TOKEN),
+        }
     }
 }
 
@@ -88,10 +94,10 @@ fn collision(call: &ToolCall, state: &State) -> Option<String> {
 }
 
 /// Moves the texts of an answer that are too long into files, and replaces them by notices.
-fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
+fn shorten(mut answer: ToolOutput, max_chars: usize, now: Timestamp) -> ToolOutput {
     let mut files = vec![];
     for message in &mut answer.writes.messages {
-        if let Some((path, text)) = too_long(message) {
+        if let Some((path, text)) = too_long(message, max_chars) {
             *message = Arc::new(with_notice(message, &path, &text));
             files.push((path, Some(Arc::new(File::text(text, now)))));
         }
@@ -101,14 +107,14 @@ fn shorten(mut answer: ToolOutput, now: Timestamp) -> ToolOutput {
 }
 
 /// Returns the file path and the text of `message`, if the text is too long.
-fn too_long(message: &Message) -> Option<(String, String)> {
+fn too_long(message: &Message, max_chars: usize) -> Option<(String, String)> {
     let call = message.answers()?;
     if message.name.as_deref().is_some_and(|name| NAMES.contains(&name)) {
         return None;
     }
     let text = message.content.text();
     // Most results are short, and the length in bytes is known without counting characters.
-    if text.len() <= MAX_RESULT_CHARS || text.chars().count() <= MAX_RESULT_CHARS {
+    if text.len() <= max_chars || text.chars().count() <= max_chars {
         return None;
     }
     let safe = |letter: char| {

@@ -309,7 +309,7 @@ impl Definitions {
 
     /// Validates a definition as if it were to be used.
     pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
-        let mut validated = judge(graph_id, body, &self.core.registry.around());
+        let mut validated = validate(graph_id, body, &self.core.registry.around());
         let peers = &self.core.registry.workshop.peers;
         let webhooks = &self.core.webhooks;
         let mut forbidden: Vec<Diagnostic> = vec![];

@@ -21,7 +21,7 @@ use super::prepare::{self, ReadyMachine};
 use super::registry::Registry;
 use super::run_context::{RunContext, fault};
 use super::{CancelAction, Store};
-use crate::agent::{Breakpoints, ExitReason, Growth, Journal, Loop, LoopOutcome, PendingWrite};
+use crate::agent::{Breakpoints, ExitReason, StateSize, Journal, Loop, LoopOutcome, PendingWrite};
 use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Engine, Tx};
 use crate::domain::event::Fact;
@@ -313,7 +313,7 @@ impl Dispatcher {
             Arc::clone(&known.agent)
         };
         let driving = Loop {
-            state_size: Growth::new(self.core.sizes),
+            state_size: StateSize::new(self.core.sizes),
             agent: &agent,
             plan,
             lineage: &run.lineage,

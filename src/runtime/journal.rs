@@ -31,7 +31,7 @@ use crate::tool::budget::{Budget, Meter};
 mod child;
 mod commit;
 
-use child::ChildAdmission;
+use child::AdmittedChild;
 use commit::{CommitBatch, CommitOutcome, PlacedStep, RunEnd, write_batch};
 
 /// The journal of one agent of a run.
@@ -527,7 +527,7 @@ impl Journal for LaneJournal {
                         return Ok(None);
                     }
                     let admission = child::admit(tx, &run_context.run, &run_context.core.registry, wish, now).await?;
-                    if let (ChildAdmission::Admitted(_), Some((head, position))) = (&admission, head) {
+                    if let (AdmittedChild::Admitted(_), Some((head, position))) = (&admission, head) {
                         db::checkpoints::set_position(tx, run_context.run.thread, *head, position, run_context.run.id)
                             .await?;
                     }
@@ -543,8 +543,8 @@ impl Journal for LaneJournal {
             .map_err(|error| fault(self.run_context.run.id, &error))?
             .ok_or(ExitReason::LeaseLost)?;
         match admitted {
-            ChildAdmission::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
-            ChildAdmission::Admitted(run) if run.created_at == now => {
+            AdmittedChild::Refused(reason) => Ok(ChildAdmission::Refused(reason)),
+            AdmittedChild::Admitted(run) if run.created_at == now => {
                 let stop = at_work.stop().clone();
                 let meter = Arc::new(Meter::new(Usage::default(), now));
                 let journal = self.child_journal(&run, None, (at_work, &meter));
@@ -562,7 +562,7 @@ impl Journal for LaneJournal {
                 };
                 Ok(ChildAdmission::Admitted(Box::new(child)))
             }
-            ChildAdmission::Admitted(_) => match self.find_child(id).await? {
+            AdmittedChild::Admitted(_) => match self.find_child(id).await? {
                 Some((_, child)) => Ok(ChildAdmission::Admitted(Box::new(child))),
                 None => Err(ExitReason::Fault(Failure::new("RuntimeError", "a child run vanished"))),
             },

@@ -276,7 +276,8 @@ impl CronSearch {
             limit: page.limit.into(),
             offset: page.offset.into(),
         };
-        Ok((query, page, Select::checked(self.select.unwrap_or_default(), &COLUMNS)?))
+        let select = Select::checked(self.select.unwrap_or_default(), &COLUMNS)?;
+        Ok(CheckedCronSearch { query, page, select })
     }
 }
 

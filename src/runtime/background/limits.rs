@@ -123,7 +123,6 @@ fn lineage_below(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Re
         top: above.map_or(launcher.id, |above| above.top),
         nesting,
         levels: levels.map(|levels| levels.saturating_sub(1)),
-        tree: None,
         trees: parent.budget.pool().map_or_else(Vec::new, |pool| pool.trees().to_vec()),
         ..draft.clone()
     })

@@ -11,7 +11,7 @@ use crate::runtime::registry::Registry;
 
 /// The result of an admission. A refusal is no error: it is a result for the model, and what the transaction writes
 /// beside it is kept.
-pub(super) enum ChildAdmission {
+pub(super) enum AdmittedChild {
     /// The child run is running, or was admitted before.
     Admitted(Box<Run>),
     /// The child run is refused for this reason.
@@ -25,12 +25,12 @@ pub(super) async fn admit(
     registry: &Registry,
     wish: &NewChildRun,
     now: Timestamp,
-) -> DbResult<ChildAdmission> {
+) -> DbResult<AdmittedChild> {
     if let Some(run) = db::runs::get_by_id(tx, wish.id).await? {
-        return Ok(ChildAdmission::Admitted(Box::new(run)));
+        return Ok(AdmittedChild::Admitted(Box::new(run)));
     }
     if wish.lineage.depth > wish.max_depth {
-        return Ok(ChildAdmission::Refused(format!(
+        return Ok(AdmittedChild::Refused(format!(
             "Delegation is limited to {} levels and this one would be level {}. Do the work yourself.",
             wish.max_depth, wish.lineage.depth
         )));
@@ -40,7 +40,7 @@ pub(super) async fn admit(
         Some(graph_id) => match registry.agents().of_graph(graph_id) {
             Some(known) => {
                 if let Some(refusal) = wish.incompatibility(&known.agent) {
-                    return Ok(ChildAdmission::Refused(refusal));
+                    return Ok(AdmittedChild::Refused(refusal));
                 }
                 let graph_id = graph_id.clone();
                 let definition = Some(known.digest.clone());
@@ -51,7 +51,7 @@ pub(super) async fn admit(
                 })
             }
             None => {
-                return Ok(ChildAdmission::Refused(format!(
+                return Ok(AdmittedChild::Refused(format!(
                     "The agent `{graph_id}` is not defined on this server. Do the work yourself."
                 )));
             }
@@ -78,5 +78,5 @@ pub(super) async fn admit(
     };
     db::runs::insert(tx, &run, None).await?;
     background::insert_remote_run(tx, &run, wish.url.as_deref()).await?;
-    Ok(ChildAdmission::Admitted(Box::new(run)))
+    Ok(AdmittedChild::Admitted(Box::new(run)))
 }
