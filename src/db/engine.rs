@@ -92,7 +92,7 @@ impl<'c> Tx<'c> {
     /// # Errors
     /// When the database fails.
     pub async fn savepoint(&mut self) -> DbResult<()> {
-        self.control("savepoint inner").await
+        self.control("savepoint part").await
     }
 
     /// Ends the savepoint and keeps the writes since.
@@ -100,7 +100,7 @@ impl<'c> Tx<'c> {
     /// # Errors
     /// When the database fails.
     pub async fn release_savepoint(&mut self) -> DbResult<()> {
-        self.control("release savepoint inner").await
+        self.control("release savepoint part").await
     }
 
     /// Ends the savepoint and undoes the writes since.
@@ -108,7 +108,7 @@ impl<'c> Tx<'c> {
     /// # Errors
     /// When the database fails.
     pub async fn roll_back_to_savepoint(&mut self) -> DbResult<()> {
-        self.control("rollback to savepoint inner; release savepoint inner")
+        self.control("rollback to savepoint part; release savepoint part")
             .await
     }
 
