@@ -134,12 +134,11 @@ impl Connection {
         if !matches!(answer, Err(ConnectionError::TimedOut(_))) {
             guard.id = None;
         }
-        match answer? {
-            ServerResult::CustomResult(CustomResult(result)) => Ok(result),
-            _ => Err(ConnectionError::InvalidAnswer(
-                "the answer is not one to the request".to_owned(),
-            )),
+        if let ServerResult::CustomResult(CustomResult(result)) = answer? {
+            return Ok(result);
         }
+        let problem = "the answer is not one to the request";
+        Err(ConnectionError::InvalidAnswer(problem.to_owned()))
     }
 }
 
@@ -226,23 +225,29 @@ impl From<DynamicTransportError> for ConnectionError {
 
 impl From<ServiceError> for ConnectionError {
     fn from(error: ServiceError) -> Self {
-        match error {
-            ServiceError::McpError(refusal) => Self::Refused(refusal),
-            ServiceError::TransportSend(error) => error.into(),
-            _ => Self::Closed,
+        if let ServiceError::McpError(refusal) = error {
+            return Self::Refused(refusal);
         }
+        if let ServiceError::TransportSend(error) = error {
+            return error.into();
+        }
+        Self::Closed
     }
 }
 
 impl From<ClientInitializeError> for ConnectionError {
     fn from(error: ClientInitializeError) -> Self {
-        match error {
-            ClientInitializeError::JsonRpcError(refusal) => Self::Refused(refusal),
-            ClientInitializeError::TransportError { error, .. } => error.into(),
-            ClientInitializeError::ConnectionClosed(_) => Self::Closed,
-            // The text of the others may contain the whole answer.
-            _ => Self::InvalidAnswer("the answer is not one to `initialize`".to_owned()),
+        if let ClientInitializeError::JsonRpcError(refusal) = error {
+            return Self::Refused(refusal);
         }
+        if let ClientInitializeError::TransportError { error, .. } = error {
+            return error.into();
+        }
+        if let ClientInitializeError::ConnectionClosed(_) = error {
+            return Self::Closed;
+        }
+        // The text of the other errors may contain the whole answer.
+        Self::InvalidAnswer("the answer is not one to `initialize`".to_owned())
     }
 }
 

@@ -85,14 +85,13 @@ fn result(mut fields: Map<String, Value>) -> Result<ServerResult, ErrorData> {
 
 /// Returns the version of the protocol that the answer to `initialize` names.
 pub(super) fn protocol_version(message: &ServerJsonRpcMessage) -> Option<&ProtocolVersion> {
-    match message {
-        ServerJsonRpcMessage::Response(response) => match &response.result {
-            ServerResult::InitializeResult(result) => Some(&result.protocol_version),
-            _ => None,
-        },
-        ServerJsonRpcMessage::Request(_) | ServerJsonRpcMessage::Notification(_) | ServerJsonRpcMessage::Error(_) => {
-            None
-        }
+    let ServerJsonRpcMessage::Response(response) = message else {
+        return None;
+    };
+    if let ServerResult::InitializeResult(result) = &response.result {
+        Some(&result.protocol_version)
+    } else {
+        None
     }
 }
 

@@ -229,7 +229,7 @@ async fn the_report_of_a_subagent_can_be_too_long_as_well(server: TestServer) {
     alice
         .says(
             script()
-                .calls(crate::support::task("t1", "researcher", script().says(&long)))
+                .calls(task("t1", "researcher", script().says(&long)))
                 .says("done"),
         )
         .await;
