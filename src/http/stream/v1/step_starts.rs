@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::agent::PresentedAgent;
 use super::next_tasks::NextTasks;
-use super::{V1Presenter, records};
+use super::{V1Presenter, trace_records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
@@ -133,7 +133,7 @@ impl V1Presenter {
                 | EventBody::Output { .. } => &[],
             };
             let mut frames = vec![];
-            records::start_calls(&self.info, agent, made_before, &mut frames);
+            trace_records::start_calls(&self.info, agent, made_before, &mut frames);
             let start = Start::of(StartKind::Calls, agent.fold.head, event);
             self.starts.take(lane, start, &mut frames);
             out.append(&mut frames);
