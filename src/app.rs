@@ -26,7 +26,8 @@ use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::http::{
-    self, Answers, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, StreamLimiter, StreamLimits,
+    self, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
+    StreamLimits,
 };
 use crate::metrics::Metrics;
 use crate::model::limits::AnswerLimits;
@@ -190,7 +191,7 @@ impl App {
                 per_thread: self.config.server.max_streams_per_thread,
                 per_client: self.config.server.max_streams_per_client,
             }),
-            answers: Answers::new(self.config.server.max_answer_bytes),
+            answers: ResponseBudget::new(self.config.server.max_answer_bytes),
             settings: api_settings(&self.config.server, address),
         };
         let document = document_url(address);
@@ -298,7 +299,7 @@ fn webhooks(section: &config::WebhooksSection) -> anyhow::Result<Webhooks> {
         retry: section.retry(),
         keep: section.keep(),
     };
-    Webhooks::new(settings, http::wire::report::render).map_err(|error| anyhow!("{error}"))
+    Webhooks::new(settings, http::wire::webhook_report::render).map_err(|error| anyhow!("{error}"))
 }
 
 /// Opens the database. If one of its tasks ends, the server stops.

@@ -27,10 +27,10 @@ use crate::domain::state::State;
 mod agent_cache;
 mod log;
 mod page;
+mod poll;
 mod run_sequence;
 mod tail;
 mod thread_tail;
-mod watch;
 
 pub use log::ThreadLog;
 pub use run_sequence::{RunSequence, ThreadItem};

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::guarded::hold_until_sent;
+use super::body_guard::hold_until_sent;
 use open::OpenConnections;
 pub use open::max_for_descriptors;
 pub(super) use open::{ConnectionHandle, RequestGuard};

@@ -8,8 +8,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tokio::time::Instant;
 
+use super::body_guard::observe;
 use super::error::ApiError;
-use super::guarded::observe;
 
 /// Answers 503 if the handler has not started its response within `limit`.
 ///

@@ -22,12 +22,10 @@ use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::runtime::{Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
 
-mod about;
 mod agents;
-mod answers;
-mod approvals;
 mod assistants;
 mod bodies;
+mod body_guard;
 mod client;
 mod connections;
 mod cors;
@@ -36,11 +34,13 @@ mod deadline;
 mod deliveries;
 pub mod error;
 pub mod extract;
-mod guarded;
 mod history;
 mod idempotency;
+mod interrupts;
 pub mod openapi;
 mod origins;
+mod request_metrics;
+mod response_budget;
 mod runs;
 mod state;
 mod stateless;
@@ -48,18 +48,18 @@ mod store;
 pub mod stream;
 mod stream_limits;
 mod subagents;
+mod system;
 mod thread_events;
 mod threads;
-mod traffic;
 mod unknown_keys;
-mod waiting;
+mod wait;
 pub mod wire;
 
-pub use answers::Answers;
 pub use bodies::BodyLimits;
 pub use connections::{max_for_descriptors as max_connections_for_descriptors, serve};
 pub use cors::CorsSettings;
 pub use origins::{HostRules, LOOPBACK, OriginRules};
+pub use response_budget::ResponseBudget;
 pub use stream_limits::{StreamLimiter, StreamLimits};
 
 use bodies::BodyReader;
@@ -95,7 +95,7 @@ pub struct Api {
     /// Limits the number of open streams.
     pub streams: StreamLimiter,
     /// The memory budget of large responses.
-    pub answers: Answers,
+    pub answers: ResponseBudget,
     /// The settings of the HTTP side.
     pub settings: ApiSettings,
 }
@@ -131,10 +131,10 @@ impl Default for ApiSettings {
 fn discovery_routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::preface())
         // The server itself.
-        .routes(routes!(about::root))
-        .routes(routes!(about::ok))
-        .routes(routes!(about::info))
-        .routes(routes!(about::metrics))
+        .routes(routes!(system::root))
+        .routes(routes!(system::ok))
+        .routes(routes!(system::info))
+        .routes(routes!(system::metrics))
         // Assistants.
         .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
@@ -201,10 +201,10 @@ fn table() -> OpenApiRouter<Api> {
         .routes(routes!(deliveries::get))
         .routes(routes!(deliveries::redeliver))
         // Interrupts.
-        .routes(routes!(approvals::pending))
-        .routes(routes!(approvals::list))
-        .routes(routes!(approvals::get))
-        .routes(routes!(approvals::resolve))
+        .routes(routes!(interrupts::pending))
+        .routes(routes!(interrupts::list))
+        .routes(routes!(interrupts::get))
+        .routes(routes!(interrupts::resolve))
         // The Store.
         .routes(routes!(store::get, store::put, store::delete))
         .routes(routes!(store::search))
@@ -231,7 +231,7 @@ pub fn router(api: Api) -> Router {
         .layer(from_fn_with_state(settings.request, deadline::limit))
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))
-        .layer(from_fn_with_state(api.metrics.clone(), traffic::measure))
+        .layer(from_fn_with_state(api.metrics.clone(), request_metrics::measure))
         .with_state(api)
 }
 

@@ -16,7 +16,7 @@ use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, SchemaType, Type
 use utoipa::openapi::{self, Content, ContentBuilder, Ref, RefOr, ResponseBuilder, Schema};
 use utoipa_swagger_ui::Config;
 
-mod selected;
+mod partial_schemas;
 
 use super::error::{ApiError, ErrorBody};
 use super::{Api, table};
@@ -61,7 +61,7 @@ pub fn document() -> openapi::OpenApi {
 
 /// Adds what all endpoints have in common: their error responses, and the partial shapes that `select` leaves.
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
-    selected::add_partial_schemas(&mut document);
+    partial_schemas::add_partial_schemas(&mut document);
     close_bodies(&mut document);
     for item in document.paths.paths.values_mut() {
         for operation in operations(item) {

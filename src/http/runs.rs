@@ -13,8 +13,8 @@ use super::idempotency::{self, Idempotent, KeyHeader};
 use super::origins;
 use super::stream::{self, ResumePoint, RunInfo, StreamMode, StreamRequest};
 use super::subagents;
-use super::waiting::{self, CancelOnDisconnect};
-use super::wire::child::AnyRunView;
+use super::wait::{self, CancelOnDisconnect};
+use super::wire::child_run::AnyRunView;
 use super::wire::json;
 use super::wire::run::{COLUMNS, CheckedRun, RunCreate, RunScope, RunView};
 use super::wire::server_sent_event::ServerSentEvent;
@@ -195,7 +195,7 @@ pub(super) async fn start_and_wait(
     let beat = api.settings.heartbeat;
     let response = (
         headers,
-        waiting::respond_when_done(waiting::run_result(api, run), beat, guard),
+        wait::respond_when_done(wait::run_result(api, run), beat, guard),
     )
         .into_response();
     Ok(permit.hold(mark_if_replayed(response, is_replay)))
@@ -410,13 +410,7 @@ pub(super) async fn join(State(api): State<Api>, request: JoinRequest) -> Result
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
     let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
-    Ok(permit.hold(
-        (
-            headers,
-            waiting::respond_when_done(waiting::join_run(api, run), beat, guard),
-        )
-            .into_response(),
-    ))
+    Ok(permit.hold((headers, wait::respond_when_done(wait::join_run(api, run), beat, guard)).into_response()))
 }
 
 /// Streams the events of a run.
@@ -546,13 +540,13 @@ pub(super) async fn cancel(
     let headers = location_headers(&run, Some("join"));
     let beat = api.settings.heartbeat;
     let end = async move {
-        waiting::wait_for_end(&api, &run).await?;
+        wait::wait_for_end(&api, &run).await?;
         Ok(serde_json::json!({}))
     };
     Ok(permit.hold(
         (
             headers,
-            waiting::respond_when_done(end, beat, CancelOnDisconnect::default()),
+            wait::respond_when_done(end, beat, CancelOnDisconnect::default()),
         )
             .into_response(),
     ))

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::response::Response;
 
+use super::body_guard::hold_until_sent;
 use super::client::ClientId;
 use super::error::ApiError;
-use super::guarded::hold_until_sent;
 use crate::domain::id::ThreadId;
 
 /// Counts the open streams. Cloning copies a pointer.

@@ -10,7 +10,7 @@ use super::extract::{ApiPath, RunPath};
 use super::history::{HistorySlice, HistoryTarget, load};
 use super::runs::{self, find};
 use super::stream::{self, Cursor, ResumePoint, StreamMode, StreamRequest};
-use super::wire::child::{BackgroundTaskView, ChildRunView, RunTreeView};
+use super::wire::child_run::{BackgroundTaskView, ChildRunView, RunTreeView};
 use super::wire::history::HistoryFields;
 use super::wire::interrupt::brief;
 use super::wire::state::StateView;

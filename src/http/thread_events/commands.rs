@@ -19,8 +19,8 @@ use crate::http::runs::check_graph;
 use crate::http::stream::v2::{FRAMES, Filter};
 use crate::http::stream::{StreamMode, v2};
 use crate::http::wire::Object;
-use crate::http::wire::command::{CommandAnswer, CommandError, InvalidCommand, ThreadCommand};
 use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
+use crate::http::wire::thread_command::{CommandAnswer, CommandError, InvalidCommand, ThreadCommand};
 use crate::runtime::{InterruptReply, RespondError, StartError};
 
 /// Executes a command on a thread.

@@ -26,7 +26,7 @@ use crate::http::stream::heartbeat_interval;
 use crate::http::stream::thread::{self, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Frame, V2Presenter, whole_number};
 use crate::http::stream_limits::StreamPermit;
-use crate::http::wire::command::{CommandAnswer, CommandError, ThreadCommand};
+use crate::http::wire::thread_command::{CommandAnswer, CommandError, ThreadCommand};
 
 /// The maximum number of subscriptions per WebSocket.
 const MAX_SUBSCRIPTIONS: usize = 64;

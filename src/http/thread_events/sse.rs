@@ -11,8 +11,8 @@ use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
 use crate::http::stream::thread::{self, ThreadFrames};
 use crate::http::stream::v2::{FRAMES, Filter, StreamFilter, V2Presenter, whole_number};
-use crate::http::wire::command::ThreadStreamRequest;
 use crate::http::wire::server_sent_event::ServerSentEvent;
+use crate::http::wire::thread_command::ThreadStreamRequest;
 
 /// Streams the events of a thread.
 ///

@@ -12,20 +12,20 @@ use crate::domain::machine::Failure;
 
 pub mod agent;
 pub mod assistant;
-pub mod child;
-pub mod command;
+pub mod child_run;
 pub mod cron;
 pub mod delivery;
 pub mod history;
 pub mod interrupt;
 pub mod item;
-pub mod report;
 pub mod retention;
 pub mod run;
 pub mod server_sent_event;
 pub mod state;
 pub mod thread;
+pub mod thread_command;
 pub mod values;
+pub mod webhook_report;
 
 /// A JSON object.
 pub type Object = Map<String, Value>;

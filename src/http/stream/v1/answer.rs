@@ -6,8 +6,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::partial::{self, CompactLength};
-use super::records::TracedModelCall;
+use super::partial_json::{self, CompactLength};
+use super::trace_records::TracedModelCall;
 use crate::domain::event::Chunk;
 use crate::domain::message::{Content, Message, Role};
 use crate::domain::state::Update;
@@ -267,7 +267,7 @@ impl AnswerBuilder {
         for call in message.tool_calls() {
             let whole = String::from_utf8(json(&call.args)).unwrap_or_default();
             let sent = self.args_of(&call.id);
-            if let Some(rest) = partial::remainder(sent.unwrap_or_default(), &whole) {
+            if let Some(rest) = partial_json::remainder(sent.unwrap_or_default(), &whole) {
                 let sent = sent.is_some();
                 let rest = rest.to_owned();
                 self.complete_call(&call.id, &call.name, sent, rest, out);
@@ -517,7 +517,7 @@ impl AnswerBuilder {
             return;
         }
         let tool_calls = self.calls.iter().filter(|call| call.name.is_some()).map(|call| {
-            let args = partial::arguments(&call.args);
+            let args = partial_json::arguments(&call.args);
             json!({"name": call.name, "args": args, "id": call.id, "type": "tool_call"})
         });
         let whole = WholeJson {

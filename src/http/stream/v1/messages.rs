@@ -15,7 +15,7 @@ use super::agent::PresentedAgent;
 use super::answer::{AnswerBuilder, AnswerHeader, metadata_frame};
 use super::metadata::MessageSource;
 use super::mode::{Modes, StreamMode};
-use super::records::TracedModelCall;
+use super::trace_records::TracedModelCall;
 use crate::domain::event::{Chunk, Delta, Origin};
 use crate::domain::machine::{MODEL, RUNNABLE};
 use crate::domain::message::{Message, Role};

@@ -22,24 +22,24 @@ use crate::events::AgentSnapshot;
 use agent::{PendingCheckpoint, PresentedAgent};
 use messages::Messages;
 pub use mode::{Modes, StreamMode};
-use records::TracedRun;
-use starts::SeenStarts;
+use step_starts::SeenStarts;
 use steps::Steps;
+use trace_records::TracedRun;
 use values::{UpdateOrEmpty, UpdateOrNull};
 
 mod agent;
 mod answer;
-mod ends;
 mod messages;
 mod metadata;
 mod mode;
 mod next_tasks;
-mod partial;
-mod records;
-mod starts;
+mod partial_json;
+mod run_end;
+mod step_starts;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod trace_records;
 mod values;
 
 /// The data of a run that frames contain.
@@ -303,9 +303,9 @@ impl V1Presenter {
                     let used = used.as_deref();
                     out.extend(
                         used.filter(|_| self.modes.has(StreamMode::Usage))
-                            .map(|used| ends::usage(self.info.run, used)),
+                            .map(|used| run_end::usage(self.info.run, used)),
                     );
-                    out.extend(ends::error(*status, error.as_ref(), used));
+                    out.extend(run_end::error(*status, error.as_ref(), used));
                 }
             }
             Fact::Calling { .. } | Fact::BrokenOff { .. } | Fact::Paused | Fact::Undone | Fact::Custom { .. } => {}
@@ -368,7 +368,7 @@ impl V1Presenter {
                 .task_done(&self.info, agent, &agent.source(&entry.node, 0), update, out);
         }
         if self.modes.has(StreamMode::Events) && entry.node != MODEL {
-            records::hook(&self.info, agent, &entry.node, update, out);
+            trace_records::hook(&self.info, agent, &entry.node, update, out);
         }
         if self.modes.has(StreamMode::Updates) {
             out.push(values::updates(agent, &entry.node, update, false));
@@ -397,7 +397,7 @@ impl V1Presenter {
                 .task_done(&self.info, agent, &agent.source(TOOLS, call), update, out);
         }
         if self.modes.has(StreamMode::Events) {
-            records::end_call(&self.info, agent, call, update, out);
+            trace_records::end_call(&self.info, agent, call, update, out);
         }
         if self.modes.has(StreamMode::Updates) {
             out.push(values::updates(agent, TOOLS, update, false));

@@ -27,12 +27,12 @@ const PERMIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The memory budget of responses whose size depends on stored data: states, histories, lists of threads.
 #[derive(Debug, Clone)]
-pub struct Answers {
+pub struct ResponseBudget {
     bytes: usize,
     memory: Arc<Semaphore>,
 }
 
-impl Answers {
+impl ResponseBudget {
     /// Creates a budget for responses of up to `bytes` bytes each.
     pub fn new(bytes: usize) -> Self {
         let bytes = bytes.clamp(UNIT, u32::MAX as usize);

@@ -6,7 +6,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tokio::time::Instant;
 
-use super::guarded::hold_until_sent;
+use super::body_guard::hold_until_sent;
 use crate::metrics::{Metrics, OpenStream};
 
 /// The label of requests without a route. Their paths are chosen by clients and must not become labels.

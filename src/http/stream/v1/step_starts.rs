@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::agent::PresentedAgent;
 use super::next_tasks::NextTasks;
-use super::{V1Presenter, records};
+use super::{V1Presenter, trace_records};
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::{Event, EventBody, Origin};
 use crate::domain::id::CheckpointId;
@@ -53,20 +53,20 @@ pub(super) struct SeenStarts {
 }
 
 impl SeenStarts {
-    pub(super) fn resume(&mut self, answer: &[AnswerOffset]) {
-        self.resume_counts = answer.iter().map(|answer| (answer.answer, answer.offset)).collect();
+    pub(super) fn resume(&mut self, answers: &[AnswerOffset]) {
+        self.resume_counts = answers.iter().map(|answer| (answer.answer, answer.offset)).collect();
     }
 
     /// Takes the `frames` of a start, and leaves those that this reader has not received.
     fn take(&mut self, lane: Lane, start: Start, frames: &mut Vec<Frame>) {
         let Start { key, is_late } = start;
-        let resume_counts = if is_late {
+        let received = if is_late {
             self.resume_counts.remove(&key).unwrap_or(0)
         } else {
             0
         };
-        frames.drain(..frames.len().min(usize::try_from(resume_counts).unwrap_or(usize::MAX)));
-        let mut offset = resume_counts;
+        frames.drain(..frames.len().min(usize::try_from(received).unwrap_or(usize::MAX)));
+        let mut offset = received;
         for frame in frames.iter_mut() {
             offset += 1;
             frame.progress = Some(AnswerOffset { answer: key, offset });
@@ -133,7 +133,7 @@ impl V1Presenter {
                 | EventBody::Output { .. } => &[],
             };
             let mut frames = vec![];
-            records::start_calls(&self.info, agent, made_before, &mut frames);
+            trace_records::start_calls(&self.info, agent, made_before, &mut frames);
             let start = Start::of(StartKind::Calls, agent.fold.head, event);
             self.starts.take(lane, start, &mut frames);
             out.append(&mut frames);
