@@ -43,7 +43,10 @@ pub(super) fn bundle_files(agent: &mut AgentDefinition, folder: &Path) -> Vec<Di
 
 /// Returns the folders and files in `folder` that a definition names, whether they exist or not.
 pub(super) fn paths(agent: &AgentDefinition, folder: &Path) -> Vec<PathBuf> {
-    let named = agent.named_sources().into_iter().filter(|named| is_on_disk(&named.path));
+    let named = agent
+        .named_sources()
+        .into_iter()
+        .filter(|named| is_on_disk(&named.path));
     named.map(|named| folder.join(named.path)).collect()
 }
 

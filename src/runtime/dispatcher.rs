@@ -21,7 +21,7 @@ use super::prepare::{self, ReadyMachine};
 use super::registry::Registry;
 use super::run_context::{RunContext, fault};
 use super::{CancelAction, Store};
-use crate::agent::{Breakpoints, ExitReason, StateSize, Journal, Loop, LoopOutcome, PendingWrite};
+use crate::agent::{Breakpoints, ExitReason, Journal, Loop, LoopOutcome, PendingWrite, StateSize};
 use crate::db::runs::Claim;
 use crate::db::{self, DbError, DbResult, Engine, Tx};
 use crate::domain::event::Fact;

@@ -313,11 +313,6 @@ impl BackgroundTasks {
         Ok(seen)
     }
 
-    /// Returns the id of a task and the time.
-    pub(in crate::runtime) fn poll_moment(&self, record: &TaskRecord) -> (uuid::Uuid, Timestamp) {
-        (record.task.0, self.core.clock.now())
-    }
-
     /// Stores the state of a remote task.
     pub(in crate::runtime) async fn note(&self, record: &TaskRecord, work: RemoteWork) -> Result<(), String> {
         self.store_if_unchanged(record, work, None).await?;

@@ -21,7 +21,7 @@ use crate::domain::interrupt::{Interrupt, InterruptSource, answered_remotely};
 use crate::domain::machine::MODEL;
 use crate::domain::run::{Resume, RunStatus};
 use crate::domain::time::Timestamp;
-use crate::peer::{PeerError, RemoteRunRequest, StartFailed, is_asked, to_question, resume};
+use crate::peer::{PeerError, RemoteRunRequest, StartFailed, is_asked, resume, to_question};
 use crate::runtime::ResolveError;
 use crate::runtime::admission::{AdmissionContext, Admitted};
 use crate::runtime::background::STREAM_MODES;
