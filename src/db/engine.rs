@@ -108,8 +108,7 @@ impl<'c> Tx<'c> {
     /// # Errors
     /// When the database fails.
     pub async fn roll_back_to_savepoint(&mut self) -> DbResult<()> {
-        self.control("rollback to savepoint part; release savepoint part")
-            .await
+        self.control("rollback to savepoint part; release savepoint part").await
     }
 
     async fn control(&mut self, statement: &'static str) -> DbResult<()> {
