@@ -12,8 +12,8 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::core::Core;
 use super::dispatcher::Dispatcher;
+use super::shared::Core;
 use super::{BatchError, CancelAction, NewRun, log_lines};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};

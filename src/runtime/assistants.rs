@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::AssistantError;
-use super::core::Core;
+use super::shared::Core;
 use super::threads::Threads;
 use crate::agent::assemble::RegisteredAgent;
 use crate::db::threads::{ThreadOrder, ThreadQuery};

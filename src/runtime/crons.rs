@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, Admission, AdmissionContext, Checked};
-use super::core::Core;
+use super::shared::Core;
 use super::{AssistantRef, BatchError, CronError, NewRun, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;

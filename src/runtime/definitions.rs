@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::OpenError;
 use super::assistants;
-use super::core::Core;
 use super::registry::{AgentRecord, FileAgents, Registry, Sources};
+use super::shared::Core;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::check::{ValidationContext, check_agent};
 use crate::definition::{

@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, AdmissionContext, Admitted};
-use super::core::Core;
+use super::shared::Core;
 use super::{AssistantRef, BackgroundTasks, NewRun, Runs, StartError, Target};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};

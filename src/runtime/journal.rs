@@ -337,13 +337,12 @@ impl LaneJournal {
     /// Writes a batch, which may be stored already under one of the numbers that it had `before`.
     async fn write(&self, batch: Arc<CommitBatch>, before: Vec<i64>) -> DbResult<CommitOutcome> {
         let run_context = Arc::clone(&self.run_context);
-        let run = self.run;
         let lane = self.origin.lane;
         let ends = lane == Lane::Main && batch.ended.is_some();
         let turn = self.run_context.turns.next_turn();
         let write = self.run_context.core.db.write(move |tx| {
             Box::pin(async move {
-                let written = write_batch(tx, &run_context, run, lane, &batch, turn, &before).await?;
+                let written = write_batch(tx, &run_context, lane, &batch, turn, &before).await?;
                 if matches!(written, CommitOutcome::Now) && run_context.has_company && ends {
                     db::notifications::notify(tx, db::Notification::Ended(run_context.run.thread)).await?;
                 }

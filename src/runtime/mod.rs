@@ -40,7 +40,6 @@ mod background;
 mod cancel;
 mod children;
 mod commit_order;
-mod core;
 mod crons;
 mod definitions;
 mod dispatcher;
@@ -55,6 +54,7 @@ mod prepare;
 mod registry;
 mod run_context;
 mod runs;
+mod shared;
 mod state_update;
 mod store;
 mod sweeper;
@@ -80,10 +80,10 @@ pub use sweeper::Retention;
 pub use threads::{CreatedThread, NewThread, NodeWrite, Superstep, Threads};
 pub use webhooks::{Render, Report, WebhookSettings, Webhooks};
 
-use self::core::Core;
 use background::BackgroundTasks;
 use dispatcher::Dispatcher;
 use jobs::JobRunner;
+use shared::Core;
 
 /// A request for a run whose form was checked.
 #[derive(Debug, Clone)]

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use super::children::Children;
 use super::commit_order::CommitOrder;
-use super::core::Core;
 use super::ledger::BudgetLedger;
+use super::shared::Core;
 use crate::agent::ExitReason;
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::domain::id::RunId;

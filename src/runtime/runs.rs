@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, Admission, AdmissionContext, Admitted};
-use super::core::Core;
 use super::dispatcher::Dispatcher;
+use super::shared::Core;
 use super::{BatchError, CancelAction, CancelError, NewRun, RunResponse, StartError};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::id::{RunId, ThreadId};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::core::Core;
 use super::dispatcher::Dispatcher;
 use super::run_context::RunContext;
+use super::shared::Core;
 use crate::db::{self, DbError, DbResult};
 use crate::domain::thread::Ttl;
 

@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::admission::Admission;
-use super::core::Core;
+use super::shared::Core;
 use super::{AssistantRef, NewRun, Runs, StartError, Target};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::RuntimeHandles;
-use super::core::Core;
+use super::shared::Core;
 use crate::db::DbResult;
 use crate::db::jobs::{self, JobOwner};
 use crate::domain::job::{ClaimedJob, JobKind};

@@ -15,7 +15,7 @@ use crate::domain::job::ClaimedJob;
 use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::RuntimeHandles;
-use crate::runtime::core::Core;
+use crate::runtime::shared::Core;
 use crate::runtime::sweeper::sweep_copies;
 
 /// The most threads that one query returns.

@@ -14,7 +14,7 @@ use crate::domain::id::{DeliveryId, ThreadId};
 use crate::domain::job::ClaimedJob;
 use crate::domain::time::Timestamp;
 use crate::runtime::RuntimeHandles;
-use crate::runtime::core::Core;
+use crate::runtime::shared::Core;
 
 /// The time by which a claim outlasts an attempt.
 const MARGIN: Duration = Duration::from_secs(30);

@@ -115,7 +115,6 @@ pub(super) struct PlacedStep {
 pub(super) async fn write_batch(
     tx: &mut Tx<'_>,
     run_context: &RunContext,
-    run: RunId,
     lane: Lane,
     batch: &CommitBatch,
     mut turn: Turn,
@@ -124,6 +123,10 @@ pub(super) async fn write_batch(
     turn.wait().await;
     let thread = run_context.run.thread;
     let root = run_context.run.id;
+    let run = match lane {
+        Lane::Main => root,
+        Lane::Child(child) => child,
+    };
     let at = batch.at;
     // The row of the main agent's run has the lease, the end of the run and its usage, so one statement does for all.
     let used = batch.used.as_ref();
