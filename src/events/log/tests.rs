@@ -187,7 +187,7 @@ fn readers_of_a_run_that_was_taken_over_read_stored_events() {
 fn a_late_close_does_not_affect_the_next_run() {
     let log = ThreadLog::default();
     let run = RunId::mint();
-    let first = log.expect(RunId::mint(), true);
+    let first = log.expect_run(RunId::mint(), true);
     log.open(1);
     let second = log.expect_run(run, true);
     log.open(5);

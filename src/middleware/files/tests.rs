@@ -11,7 +11,7 @@ use crate::tool::files::StateFiles;
 
 const NOW: Timestamp = Timestamp(7);
 /// The maximum length of a result by default.
-const LONGEST_RESULT: usize = 80_000;
+const MAX_RESULT_CHARS: usize = 80_000;
 
 fn write(id: &str, name: &str, path: &str) -> ToolCall {
     ToolCall::new(id, name, Map::from_iter([("file_path".to_owned(), json!(path))]))
@@ -120,7 +120,7 @@ fn blocks_that_are_not_text_stay() {
     let text = json!({"type": "text", "text": "x".repeat(MAX_RESULT_CHARS + 1)});
     let call = ToolCall::new("c", "task", Map::new());
     let message = Message::tool(&call, ToolStatus::Success, Content::Blocks(vec![text, image.clone()]));
-    let shortened = shorten(ToolOutput::message(message), LONGEST_RESULT, NOW);
+    let shortened = shorten(ToolOutput::message(message), MAX_RESULT_CHARS, NOW);
     let Content::Blocks(blocks) = &shortened.writes.messages[0].content else {
         panic!("no blocks")
     };

@@ -24,6 +24,7 @@ fn busy_tools(base: &str) -> String {
 on_both_engines! {
     a_failed_call_is_retried_under_its_idempotency_key,
     context_editing_clears_old_results_for_the_model_only,
+    the_prompt_of_the_todo_middleware_can_be_set,
     invalid_arguments_are_refused_by_field,
     a_failing_tool_is_reported_and_its_siblings_go_on,
     a_failure_can_end_the_run,
@@ -75,6 +76,32 @@ async fn context_editing_clears_old_results_for_the_model_only(server: TestServe
     let bob = server.human("mindful").await;
     bob.says(script()).await;
     assert_eq!(bob.transcript().await[3], "ai: LAST_TOOL<<found otters and much more>>");
+}
+
+async fn the_prompt_of_the_todo_middleware_can_be_set(server: TestServer) {
+    let agent =
+        |name: &str, listed: &str| format!("[agents.{name}]\nmodel = \"scripted:x\"\nmiddleware = [{listed}]\n");
+    let planner = agent(
+        "planner",
+        r#"{ name = "TodoListMiddleware", system_prompt = "Plan only when asked." }"#,
+    );
+    let standard = agent("standard", r#""TodoListMiddleware""#);
+    server.is_configured_with(&format!("{planner}{standard}")).await;
+    let instructions = async |name: &str| {
+        let alice = server.human(name).await;
+        alice.says(script().turn(json!({"echo_system": true}))).await;
+        alice.transcript().await[1].clone()
+    };
+    let own = instructions("planner").await;
+    assert!(own.contains("Plan only when asked."), "{own}");
+    assert!(!own.contains("Plan work of several steps"), "{own}");
+    assert!(instructions("standard").await.contains("Plan work of several steps"));
+
+    let listed = json!([{"name": "TodoListMiddleware", "system_promt": "x"}]);
+    let wrong = json!({"model": "scripted:x", "middleware": listed});
+    let refused = server.client().put("/agents/wrong", wrong).await;
+    let problem = "unknown key; did you mean `system_prompt`?";
+    assert!(refused.refused(422).contains(problem));
 }
 
 async fn invalid_arguments_are_refused_by_field(server: TestServer) {

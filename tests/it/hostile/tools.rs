@@ -54,6 +54,7 @@ on_both_engines! {
     the_calls_of_one_answer_share_permits_and_keep_their_order,
     an_oversized_mcp_result_is_an_error_result,
     endless_list_changed_notifications_are_rate_limited,
+    endless_requests_of_an_mcp_server_are_rate_limited,
     processes_of_an_mcp_server_end_with_it,
 }
 
@@ -230,6 +231,27 @@ async fn endless_list_changed_notifications_are_rate_limited(server: TestServer)
     assert!(more <= 2 * (took + 2), "it was asked {more} times in {took} s");
     let grown = server.peak_memory().await - memory;
     assert!(grown < 64, "it grew by {grown} MiB");
+}
+
+async fn endless_requests_of_an_mcp_server_are_rate_limited(server: TestServer) {
+    let Some(program) = mcp::program(&server) else { return };
+    let command = program["command"].as_str().unwrap();
+    let path = std::env::var("PATH").unwrap_or_default();
+    server
+        .is_configured_with(&format!(
+            "[mcp_servers.eager]\ncommand = {command:?}\nargs = [\"-c\", {ASKS_WITHOUT_END:?}]\nenv = {{ PATH = {path:?} }}\n\
+             timeout_s = 4\n\
+             [agents.wild]\nmodel = \"scripted:lab\"\nsystem_prompt = \"Call.\"\ntools = [\"eager/*\"]\n"
+        ))
+        .await;
+    server.moves_into_a_process().await;
+    let before = server.peak_memory().await;
+    for said in results(&server, &["eager__ask", "eager__ask"]).await {
+        assert!(said.contains("there was no answer within 4 s"), "{said}");
+        server.client().get("/ok?check_db=1").await.ok();
+    }
+    let grown = server.peak_memory().await - before;
+    assert!(grown < 48, "it grew by {grown} MiB");
 }
 
 async fn processes_of_an_mcp_server_end_with_it(server: TestServer) {

@@ -94,19 +94,19 @@ impl Page {
             moments.state(Some(&checkpoint.state));
         }
         if let Some(after) = &self.after {
-            moments.follow(after);
+            moments.complete_newest(after);
         }
         moments.finish()
     }
 }
 
 fn scene() -> HistoryContext {
-    let notes = HashMap::from([(run().id, run_metadata(&run()))]);
+    let run_notes = HashMap::from([(run().id, run_metadata(&run()))]);
     HistoryContext {
         thread: thread(),
         child: None,
-        notes,
-        asked: vec![],
+        run_notes,
+        interrupts: vec![],
     }
 }
 
@@ -271,10 +271,10 @@ fn metadata_contains_that_of_the_run_and_its_scalar_settings() {
 fn an_interrupt_is_shown_with_its_task_and_at_the_top() {
     let mut scene = History::after_input("hello").says(with_call()).page();
     let task = TaskId::of_step(Some(scene.checkpoints[0].entry.id), TOOLS, 0);
-    scene.scene.asked = vec![asked(task, InterruptState::Pending)];
+    scene.scene.interrupts = vec![asked(task, InterruptState::Pending)];
     let shown = view(&scene, 0);
     assert_eq!(shown["tasks"][0]["interrupts"][0]["value"], "why?");
     assert_eq!(shown["interrupts"], shown["tasks"][0]["interrupts"]);
-    scene.scene.asked = vec![asked(task, InterruptState::Resolved)];
+    scene.scene.interrupts = vec![asked(task, InterruptState::Resolved)];
     assert_eq!(view(&scene, 0)["interrupts"], json!([]));
 }
