@@ -68,15 +68,15 @@ async fn a_refused_job_leaves_nothing_behind(db: Db) {
                 let thread = thread_at(n);
                 let id = thread.id;
                 let is_refused = n % 2 == 0;
+                let expected = if is_refused { Err(Refusal) } else { Ok(()) };
                 let outcome = db
                     .write(move |tx| {
                         Box::pin(async move {
                             threads::insert(tx, &thread).await?;
-                            if is_refused { Err(Refusal) } else { Ok(()) }
+                            expected
                         })
                     })
                     .await;
-                let expected = if is_refused { Err(Refusal) } else { Ok(()) };
                 assert_eq!(outcome, expected);
                 let found = read!(db, |tx| threads::find(tx, id));
                 assert_eq!(found.is_none(), is_refused);
