@@ -86,7 +86,7 @@ mod tests {
             ),
             (
                 json!([{"role": "remove", "id": "x"}]),
-                "subagents[0].initial_messages[0]: must not take a message away",
+                "subagents[0].initial_messages[0]: must not remove a message: there is none yet",
             ),
             (
                 json!([{"role": "tool", "tool_call_id": "1", "content": "y"}]),

@@ -211,7 +211,7 @@ mod tests {
             .extend([Message::human("go"), Message::ai("words")].map(Arc::new));
         let scope = Scope::sample(Timestamp(0));
         let strict = policy(json!(false)).hook(HookPoint::AfterModel, &scope, &state).await;
-        assert!(matches!(strict, Err(Halt::Fail(failure)) if failure.message.contains("no JSON")));
+        assert!(matches!(strict, Err(Halt::Fail(failure)) if failure.message.contains("not JSON")));
         for _ in 0..2 {
             let reaction = policy(json!("JSON, please."))
                 .hook(HookPoint::AfterModel, &scope, &state)

@@ -307,7 +307,7 @@ async fn a_run_continues_from_a_breakpoint_without_an_answer(server: TestServer)
     assert_eq!(alice.status().await.as_str(), "interrupted");
     assert_eq!(alice.questions().await, vec![]);
     let refused = alice.tries_to_resume(json!("go on")).await.refused(409);
-    assert!(refused.contains("null to go on"), "{refused}");
+    assert!(refused.contains("null to continue"), "{refused}");
     alice.starts(json!({"input": null})).await.finishes().await;
     assert_eq!(alice.transcript().await.last().unwrap(), "ai: found");
 }

@@ -159,9 +159,8 @@ async fn the_result_of_a_program_is_validated_by_the_response_format(server: Tes
     let said = alice.transcript().await;
     assert_eq!(said[2], r#"spawn: {"summary":"said"}"#);
     assert_eq!(said[3], r#"spawn: {"summary":"Finding"}"#);
-    for (at, why) in [(4, "`/summary`: 7 is not of type"), (5, "it is no JSON")] {
-        let start =
-            "spawn failed: The subagent `filler` failed (StructuredOutputError): what it gave back does not fit: ";
+    for (at, why) in [(4, "`/summary`: 7 is not of type"), (5, "it is not JSON")] {
+        let start = "spawn failed: The subagent `filler` failed (StructuredOutputError): its result does not match: ";
         assert!(said[at].starts_with(start), "{}", said[at]);
         assert!(said[at].contains(why), "{}", said[at]);
     }
