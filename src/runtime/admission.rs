@@ -3,8 +3,8 @@
 //! `start` is the transaction, `precheck` makes slow checks before it, `queue` bounds the number of waiting runs and `withdraw`
 //! removes runs that do not begin.
 //!
-//! The process that stores a run as running must also drive it, or nobody would until that process ends. Clients may
-//! disconnect in between, so admission runs in a [task of its own](Core::run_detached).
+//! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
+//! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached).
 
 use std::sync::Arc;
 

@@ -64,9 +64,9 @@ impl From<db::DbError> for RespondError {
 
 /// The state of an interrupt for a client that brings an answer.
 enum AnswerState {
-    /// It is open, raised by an agent of this assistant.
+    /// The interrupt is open, raised by an agent of this assistant.
     Open(AssistantId),
-    /// It has the same answer already, which this run brought.
+    /// The interrupt has the same answer already, which this run brought.
     AnsweredBy(RunId),
 }
 
