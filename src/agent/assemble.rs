@@ -73,7 +73,7 @@ pub struct AgentFactory {
 struct Source {
     graph_id: String,
     definition: Arc<AgentDefinition>,
-    /// Whether the owner of the server wrote it, who may name any address.
+    /// True if the owner of the server wrote the definition. An owner may name any address.
     is_owners: bool,
 }
 

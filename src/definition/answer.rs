@@ -44,7 +44,7 @@ pub struct AnswerFormat {
     pub tool_message_content: Option<String>,
     /// The reaction to an answer that does not fit.
     pub handle_errors: HandleErrors,
-    /// Whether a provider that has a strict mode uses it; it then accepts fewer schemas.
+    /// True if a provider with a strict mode uses that mode. The provider then accepts fewer schemas.
     pub strict: Option<bool>,
 }
 

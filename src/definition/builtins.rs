@@ -46,7 +46,7 @@ pub struct Builtin {
     pub state_fields: &'static [&'static str],
     /// The way in which definitions refer to it.
     pub listing: Listing,
-    /// Whether a program may register another policy in its place. Policies that restrict an agent cannot be replaced.
+    /// True if a program may register another policy in its place. Policies that restrict an agent cannot be replaced.
     pub is_replaceable: bool,
 }
 

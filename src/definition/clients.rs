@@ -9,7 +9,7 @@ use super::{AgentDefinition, Policy, SubagentDefinition};
 /// The names that definitions of clients may use: none, unless the configuration lists them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientRules {
-    /// Whether clients may define agents.
+    /// True if clients may define agents.
     pub enabled: bool,
     /// Tools, tools of MCP servers (`server/tool`), programs and registered policies, by name. A name that ends in `*`
     /// means all that begin like it.

@@ -432,7 +432,7 @@ impl ToolNames {
         all
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.single.is_empty() && self.starts.is_empty()
     }

@@ -39,7 +39,8 @@ pub(super) struct Admitted {
     pub(super) run: Run,
     /// True when the run is stored as running, under fence 1, and this process has to drive it.
     pub(super) claimed: bool,
-    /// The runs that it displaces, and what becomes of their work. Other processes were notified of theirs.
+    /// The runs that this run displaces, each with the action on its checkpoints. Other processes were notified of
+    /// theirs.
     pub(super) displaced: Vec<(RunId, CancelAction)>,
 }
 

@@ -140,7 +140,7 @@ pub struct LimitReached {
     pub limit: &'static str,
     /// The value.
     pub value: String,
-    /// Whether the limit is that of the whole tree.
+    /// True if the limit is that of the whole tree.
     pub of_tree: bool,
 }
 

@@ -117,7 +117,7 @@ impl ProgramScope {
 
     async fn send(&self, output: ProgramOutput) {
         if let Some(sender) = &self.output {
-            // Nobody receives any more when the work was stopped.
+            // The receiver is gone when the work was stopped.
             drop(sender.send(output).await);
         }
     }

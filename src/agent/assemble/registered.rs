@@ -41,7 +41,7 @@ pub struct RegisteredAgent {
     pub agent: Arc<Agent>,
     /// The subagents that are agents of other servers.
     remote: Arc<[SubagentDefinition]>,
-    /// Whether the owner of this server defined it, and not a client.
+    /// True if the owner of this server defined the agent, false if a client did.
     is_owners: bool,
     build: Arc<Build>,
     /// The variant of the agent that may not delegate; built when first needed.

@@ -20,7 +20,7 @@ const GENERAL: &str = "general_purpose_subagent";
 
 /// Replaces the deprecated keys of an agent's definition. Returns one warning that names all that were there.
 ///
-/// What is written in the present way precedes: a subagent's own field, and all of `general_purpose_subagent`.
+/// Present keys precede deprecated ones: a subagent's own field, and all of `general_purpose_subagent`.
 pub fn translate(agent: &mut Map<String, Value>) -> Option<Diagnostic> {
     let mut found = vec![];
     let mut defaults = Map::new();

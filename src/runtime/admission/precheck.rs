@@ -84,7 +84,7 @@ impl Admission {
         is_checked || is_large(new_run)
     }
 
-    /// Reads and checks a write into the state of a thread, off the threads that serve everybody.
+    /// Reads and checks a write into the state of a thread, outside of the threads that serve requests.
     ///
     /// # Errors
     /// Returns the refusal of the write.
