@@ -62,9 +62,9 @@ pub enum Listing {
         /// The settings that must be given.
         required: &'static [&'static str],
     },
-    /// Not at all, for this reason.
+    /// A definition cannot refer to the policy, for this reason.
     Always(&'static str),
-    /// Not by name: other fields imply it.
+    /// A definition cannot list the policy, since other fields imply it.
     Implied,
 }
 
