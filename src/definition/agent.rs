@@ -324,7 +324,7 @@ agents! {
         /// The tools that it would have and does not get.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         excluded_tools: Vec<String>,
-        /// The descriptions of tools, in the place of their own.
+        /// The descriptions of tools that replace the tools' own.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         tool_description_overrides: BTreeMap<String, String>,
     }
@@ -406,7 +406,7 @@ impl ContextScoping {
 pub enum UntilTool {
     /// One tool.
     One(String),
-    /// Whichever of these succeeds first.
+    /// Any of these tools: the first that succeeds.
     Any(Vec<String>),
 }
 

@@ -30,7 +30,7 @@ pub struct HarnessProfile {
     pub excluded_tools: Vec<String>,
     /// The policies that agents with this model do not have.
     pub excluded_middleware: Vec<String>,
-    /// The policies that agents with this model have besides.
+    /// Further policies of agents with this model.
     pub extra_middleware: Vec<Policy>,
     /// The changes to the general-purpose subagent of a main agent with this model.
     pub general_purpose_subagent: GeneralProfile,

@@ -1,4 +1,4 @@
-//! The kinds of providers: *the* table of what the server knows of each.
+//! The kinds of providers, and the one table of their properties.
 //!
 //! To add a kind with a protocol of the table, add a variant and a row here. A new protocol also needs an arm in
 //! `model::providers`, which builds the models.

@@ -1,4 +1,4 @@
-//! A source of values for `serde` that does not accept a list in the place of a table.
+//! A source of values for `serde` that does not accept a list instead of a table.
 //!
 //! The derived code of a table would also accept a list with the fields in their order, so that `limits = [1]` would
 //! silently limit the depth.

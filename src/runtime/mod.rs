@@ -15,7 +15,7 @@
 //! | `jobs/` | everything that is due later |
 //! | `registry.rs` | which agents there are |
 //!
-//! Nothing here knows HTTP or SQL. What has to be durable goes through a journal or one `db.write`.
+//! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
