@@ -259,8 +259,8 @@ impl AgentFactory {
         }
     }
 
-    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the other
-    /// agents can work.
+    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the
+    /// other agents can work.
     fn check_model(&self, name: &str) -> Result<(), ModelError> {
         match self.providers.model(name) {
             Err(error) if !self.providers.knows(name) => Err(error),

@@ -101,8 +101,8 @@ impl DbLimits {
 pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 impl Db {
-    /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when it
-    /// is missing, and brings the tables up to date.
+    /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when
+    /// it is missing, and brings the tables up to date.
     ///
     /// # Errors
     /// [`DbError::Unavailable`] when the database cannot be reached or its tables are not those of this server.

@@ -299,8 +299,8 @@ agents! {
     limited {
         /// The maximum number of steps of one run or delegation.
         recursion_limit: u32 = STEP_LIMIT,
-        /// The maximum length of a result that stays in the conversation, in tokens of about four characters. Longer ones
-        /// become files, if the agent has file tools.
+        /// The maximum length of a result that stays in the conversation, in tokens of about four characters. Longer
+        /// ones become files, if the agent has file tools.
         tool_token_limit_before_evict: u32 = 20_000,
     }
 

@@ -1,8 +1,8 @@
 //! The table of the policies of the server and of their tools.
 //!
-//! The tools and state fields of a policy, and its settings in definitions, stand here once; the checks,
-//! the reserved names and the policies themselves read it. A policy that only takes settings where it is listed needs no
-//! row: see [`super::check::RegisteredPolicy`].
+//! The tools and state fields of a policy, and its settings in definitions, stand here once; the checks, the reserved
+//! names and the policies themselves read it. A policy that only takes settings where it is listed needs no row: see
+//! [`super::check::RegisteredPolicy`].
 
 /// The list of things to do.
 pub const TODOS: &str = "TodoListMiddleware";

@@ -114,8 +114,8 @@ impl BundledFiles {
     }
 }
 
-/// Returns the path at which agents see a file: a path that begins with `/` is in the thread's files, any other relative to
-/// the definition's folder.
+/// Returns the path at which agents see a file: a path that begins with `/` is in the thread's files, any other
+/// relative to the definition's folder.
 pub fn agent_path(named: &str) -> String {
     let clean: Vec<&str> = named
         .split(['/', '\\'])

@@ -82,7 +82,8 @@ impl AgentDefinition {
         self.general().into_iter().chain(self.synchronous().cloned()).collect()
     }
 
-    /// Returns the general-purpose subagent, if it is not replaced. The definition has to be [resolved](Self::resolved).
+    /// Returns the general-purpose subagent, if it is not replaced. The definition has to be
+    /// [resolved](Self::resolved).
     pub(super) fn general(&self) -> Option<SubagentDefinition> {
         let general = &self.general_purpose_subagent;
         let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());

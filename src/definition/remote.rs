@@ -227,7 +227,8 @@ impl AgentDefinition {
             .collect()
     }
 
-    /// Reports a background subagent with the name of the general-purpose subagent: the model would see two of that name.
+    /// Reports a background subagent with the name of the general-purpose subagent: the model would see two of that
+    /// name.
     pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);

@@ -48,8 +48,8 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         Ok(None) => return Ok(()),
         Err(error) if error.is_corrupt() => {
             tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
-            // The content of an assistant that was never changed is known, so it is written anew. Any other assistant is
-            // created again after a client has deleted it.
+            // The content of an assistant that was never changed is known, so it is written anew. Any other assistant
+            // is created again after a client has deleted it.
             return if is_untouched {
                 assistants::update(tx, ours).await
             } else {

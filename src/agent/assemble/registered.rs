@@ -86,7 +86,8 @@ impl RegisteredAgent {
         }
     }
 
-    /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
+    /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server
+    /// named it.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
         let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
         self.remote

@@ -71,7 +71,8 @@ enum AnswerState {
 }
 
 impl Interrupts {
-    /// Answers one interrupt. Returns the run that continues with the answer; the same answer again returns the same run.
+    /// Answers one interrupt. Returns the run that continues with the answer; the same answer again returns the same
+    /// run.
     ///
     /// # Errors
     /// Returns the refusal; nothing is stored then.
