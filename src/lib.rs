@@ -1,16 +1,17 @@
 //! adjutant serves **deep agents** over HTTP: threads are resources, the `task` tool delegates to subagents inside the
-//! server, every step is a checkpoint in SQLite or Postgres, an approval can come days and restarts later, and every event
-//! of every agent is streamed under the name of the agent that caused it. This page is the map of the source.
+//! server, every step is a checkpoint in SQLite or Postgres, an approval can come days and restarts later, and every
+//! event of every agent is streamed under the name of the agent that caused it. This page is the map of the source.
 //!
 //! # Four sentences to remember
 //!
 //! 1. **A run is a value.** [`domain::machine::Machine`] holds the state, the phase and the open interrupts of a run.
-//! 2. **The loop asks, acts, records, commits.** `Machine::next` and its `…_done` methods are pure; only the [`agent`] driver
-//!    calls models and tools, and it commits before it calls the next. A subagent is the same loop, called by itself one
-//!    level down.
+//! 2. **The loop asks, acts, records, commits.** `Machine::next` and its `…_done` methods are pure; only the [`agent`]
+//!    driver calls models and tools, and it commits before it calls the next. A subagent is the same loop, called by
+//!    itself one level down.
 //! 3. **The log is the truth.** A checkpoint is an entry of the thread's log: what a step *wrote*, never the whole
 //!    state. Live streams, joins and replays are one thing: reading the log from a position.
-//! 4. **HTTP is a translation.** It turns requests into [`runtime::NewRun`]s and events into frames, and decides nothing.
+//! 4. **HTTP is a translation.** It turns requests into [`runtime::NewRun`]s and events into frames, and decides
+//!    nothing.
 //!
 //! # The rooms
 //!
@@ -83,12 +84,13 @@
 //! # One request: `POST /threads/{id}/runs/stream`
 //!
 //! 1. [`http`] checks the shape of the request and makes a [`runtime::NewRun`] of it.
-//! 2. [`runtime`] admits it in one transaction: locks the thread, applies the multitask strategy, checks and assigns the
-//!    answers to open interrupts, inserts the run, and claims it if the thread is free.
+//! 2. [`runtime`] admits it in one transaction: locks the thread, applies the multitask strategy, checks and assigns
+//!    the answers to open interrupts, inserts the run, and claims it if the thread is free.
 //! 3. The worker loads the machine, gives it the input, and drives it: next → act → record → commit, again and again.
 //!    Tools run side by side; a delegated call drives a child's machine through a journal of its own lane.
-//! 4. Each commit is one transaction (checkpoints, position, interrupts, events, status), fenced by the lease. When it is
-//!    durable, its events become visible in the log; pieces of answers are visible at once and superseded by the entry.
+//! 4. Each commit is one transaction (checkpoints, position, interrupts, events, status), fenced by the lease. When it
+//!    is durable, its events become visible in the log; pieces of answers are visible at once and superseded by the
+//!    entry.
 //! 5. [`events::Tail`] yields the events after a position; a projection in [`http::stream`] makes frames of them.
 //!
 //! # A server of one's own
@@ -99,23 +101,24 @@
 //!
 //! # How to add …
 //!
-//! **a middleware with settings**: `middleware/x.rs` with a type that implements [`middleware::Middleware`] (its `configured`
-//! reads the settings where a definition lists it); its `mod` line and its entry in `listed()` in `middleware/mod.rs`; the
-//! table in `docs/agents.md`; a test. `middleware/context_editing.rs` is one.
+//! **a middleware with settings**: `middleware/x.rs` with a type that implements [`middleware::Middleware`] (its
+//! `configured` reads the settings where a definition lists it); its `mod` line and its entry in `listed()` in
+//! `middleware/mod.rs`; the table in `docs/agents.md`; a test. `middleware/context_editing.rs` is one.
 //!
-//! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()` and reads the settings in its
-//! `configured`, as above, and a row in `definition/builtins.rs`, which reserves the tool's name and lets approvals and
-//! other rules name it; the table in `docs/agents.md`; a test. The `system_prompt` of `middleware/todos.rs` is such a setting.
+//! **a built-in tool with settings**: a middleware that offers the tool in its `contribution()` and reads the settings
+//! in its `configured`, as above, and a row in `definition/builtins.rs`, which reserves the tool's name and lets
+//! approvals and other rules name it; the table in `docs/agents.md`; a test. The `system_prompt` of
+//! `middleware/todos.rs` is such a setting.
 //!
-//! **a setting of tools**: its field in `definition/tool.rs`, its use in `tool/remote.rs` (or the kind of tool that has it), the table
-//! in `docs/tools.md`, a test. `max_retries` is one.
+//! **a setting of tools**: its field in `definition/tool.rs`, its use in `tool/remote.rs` (or the kind of tool that has
+//! it), the table in `docs/tools.md`, a test. `max_retries` is one.
 //!
-//! **a field of agents and subagents**: its entry in the lists at the end of `agents!` in `definition/agent.rs`, its use in
-//! [`agent::assemble`] or in a middleware that is made from the `AgentSpec`, `docs/agents.md` and `docs/subagents.md`, a test.
-//! `tool_token_limit_before_evict` is one.
+//! **a field of agents and subagents**: its entry in the lists at the end of `agents!` in `definition/agent.rs`, its
+//! use in [`agent::assemble`] or in a middleware that is made from the `AgentSpec`, `docs/agents.md` and
+//! `docs/subagents.md`, a test. `tool_token_limit_before_evict` is one.
 //!
-//! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, a test; `openrouter` is one. A new
-//! protocol needs its arms in `model/providers/` besides.
+//! **a provider** of a known protocol: its row in `definition/provider.rs`, `docs/models.md`, a test; `openrouter` is
+//! one. A new protocol needs its arms in `model/providers/` besides.
 //!
 //! **a kind of job**: its row in `domain/job.rs`, its line in `runtime/jobs/mod.rs`, and its file beside that;
 //! `sweep_deliveries.rs` is one.
@@ -123,8 +126,8 @@
 //! **an endpoint**: the shapes in `http/wire/`, the handler in the file of its resource, its line in the route table of
 //! [`http`], a test in `tests/it/api`, and `openapi/` anew.
 //!
-//! **a table**: its part of `migrations/sqlite/` and `migrations/postgres/`, one file of functions in `db/`, a test on both
-//! engines.
+//! **a table**: its part of `migrations/sqlite/` and `migrations/postgres/`, one file of functions in `db/`, a test on
+//! both engines.
 
 #![cfg_attr(
     test,

@@ -73,7 +73,7 @@ pub struct AgentFactory {
 struct Source {
     graph_id: String,
     definition: Arc<AgentDefinition>,
-    /// Whether the owner of the server wrote it, who may name any address.
+    /// True if the owner of the server wrote the definition. An owner may name any address.
     is_owners: bool,
 }
 
@@ -259,8 +259,8 @@ impl AgentFactory {
         }
     }
 
-    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the other
-    /// agents can work.
+    /// Refuses a model whose provider does not exist. One that lacks only its key fails when it is called, so that the
+    /// other agents can work.
     fn check_model(&self, name: &str) -> Result<(), ModelError> {
         match self.providers.model(name) {
             Err(error) if !self.providers.knows(name) => Err(error),

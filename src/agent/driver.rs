@@ -30,7 +30,7 @@ impl Loop<'_> {
     /// start.
     ///
     /// Results are committed before the next call of a model or tool, and at the end. A step that was lost in a crash
-    /// is repeated by the next process; nobody has seen its result.
+    /// is repeated by the next process; no client has seen its result.
     ///
     /// # Errors
     /// [`ExitReason`] if the loop was left early. The run can continue from what was committed.

@@ -14,8 +14,9 @@
 //! ```
 //!
 //! The driver performs every action and decides nothing: [`crate::domain::machine`] decides, and [`crate::runtime`]
-//! provides the journal. A subagent is the same loop, which calls itself with the child's machine and the child's journal.
-//! An agent either asks a model and runs its calls, or is a program that does the whole work in one step: [`AgentKind`].
+//! provides the journal. A subagent is the same loop, which calls itself with the child's machine and the child's
+//! journal. An agent either asks a model and runs its calls, or is a program that does the whole work in one step:
+//! [`AgentKind`].
 
 use std::collections::HashMap;
 use std::sync::Arc;

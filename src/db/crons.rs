@@ -108,7 +108,7 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     reschedule(tx, cron).await
 }
 
-/// Schedules the job that starts the next run of a cron, in place of the one that it had.
+/// Schedules the job that starts the next run of a cron. An earlier job of the cron is replaced.
 async fn reschedule(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     let owner = JobOwner {
         thread: cron.thread,
@@ -168,7 +168,7 @@ pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     Ok(changed == 1)
 }
 
-/// Deletes a cron. Returns whether there was one. The runs that it started stay.
+/// Deletes a cron. Returns whether it existed. The runs that it started stay.
 pub async fn delete(tx: &mut Tx<'_>, id: CronId) -> DbResult<bool> {
     const SQL: &str = "delete from crons where cron_id = $1";
     let deleted = on_engine!(tx, |conn| query(SQL)
@@ -222,13 +222,13 @@ pub enum CronOrder {
 /// A query for crons. The default returns none.
 #[derive(Debug, Clone, Default)]
 pub struct CronQuery {
-    /// Only those of this assistant.
+    /// Only crons of this assistant.
     pub assistant: Option<AssistantId>,
-    /// Only those of this thread.
+    /// Only crons of this thread.
     pub thread: Option<ThreadId>,
-    /// Only those that are enabled, or not.
+    /// Only crons that are enabled, or only crons that are not.
     pub enabled: Option<bool>,
-    /// Only those whose metadata contains this.
+    /// Only crons whose metadata contains this.
     pub metadata: MetadataFilter,
     /// The sort key.
     pub sort: CronOrder,

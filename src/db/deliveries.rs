@@ -102,16 +102,16 @@ pub async fn find(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<Delivery>>
     row.map(Delivery::try_from).transpose()
 }
 
-/// The result of an attempt.
+/// The result of an attempt to send a report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The status of the delivery now.
+    /// The new status of the delivery.
     pub status: DeliveryStatus,
     /// The status with which the address answered, if it did.
     pub answer: Option<u16>,
-    /// The error, if it failed.
+    /// The error, if the attempt failed.
     pub error: Option<String>,
-    /// The time of the next attempt, if it is still pending.
+    /// The time of the next attempt, if the delivery is still pending.
     pub due_at: Timestamp,
 }
 
@@ -140,14 +140,14 @@ pub async fn settle(tx: &mut Tx<'_>, job: &ClaimedJob, attempt: &Attempt, now: T
     Ok(true)
 }
 
-/// Makes a delivery due at once, whatever its status, and resets its attempts. Returns it as it is then.
+/// Makes a delivery due at once, whatever its status, and resets its attempts. Returns the changed delivery.
 pub async fn renew(tx: &mut Tx<'_>, id: DeliveryId, now: Timestamp) -> DbResult<Option<Delivery>> {
     const SQL: &str =
         "update deliveries set status = 'pending', attempts = 0, finished_at = null where delivery_id = $1";
     if find(tx, id).await?.is_none() {
         return Ok(None);
     }
-    // The job first, as whoever settles it takes them.
+    // The job is locked before the delivery, in the same order as when a worker settles the job.
     jobs::schedule(tx, JobKind::Webhook, id.0, JobOwner::default(), now).await?;
     on_engine!(tx, |conn| query(SQL).bind(id.0).execute(conn).await.map(drop))?;
     find(tx, id).await
@@ -175,11 +175,11 @@ pub async fn forget_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
 /// A query for deliveries, newest first.
 #[derive(Debug, Clone, Default)]
 pub struct DeliverySearch {
-    /// Only those of this run.
+    /// Only deliveries of this run.
     pub run: Option<RunId>,
-    /// Only those of this thread.
+    /// Only deliveries of this thread.
     pub thread: Option<ThreadId>,
-    /// Only those with this status.
+    /// Only deliveries with this status.
     pub status: Option<DeliveryStatus>,
     /// The maximum number of results.
     pub limit: i64,

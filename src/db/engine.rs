@@ -77,8 +77,8 @@ impl<'c> Tx<'c> {
         }
     }
 
-    /// The text of a statement in which the engines differ by a clause: a lock (SQLite has one writer at a time and knows
-    /// no locks of rows), or a hint.
+    /// Returns the text of a statement in which the engines differ by a clause: a hint, or a lock. SQLite has one
+    /// writer at a time and no locks of rows.
     pub(super) fn either(&self, sqlite: &'static str, postgres: &'static str) -> &'static str {
         match self.conn {
             Conn::Sqlite(_) => sqlite,
@@ -90,14 +90,14 @@ impl<'c> Tx<'c> {
     /// time.
     ///
     /// # Errors
-    /// When the database fails.
+    /// Returns an error when the database fails.
     pub async fn savepoint(&mut self) -> DbResult<()> {
         self.control("savepoint part").await
     }
 
     /// Ends the savepoint and keeps the writes since.
     ///
-    /// # Errors
+    /// Returns an error when the database fails.
     /// When the database fails.
     pub async fn release_savepoint(&mut self) -> DbResult<()> {
         self.control("release savepoint part").await
@@ -105,7 +105,7 @@ impl<'c> Tx<'c> {
 
     /// Ends the savepoint and undoes the writes since.
     ///
-    /// # Errors
+    /// Returns an error when the database fails.
     /// When the database fails.
     pub async fn roll_back_to_savepoint(&mut self) -> DbResult<()> {
         self.control("rollback to savepoint part; release savepoint part").await
@@ -120,7 +120,7 @@ impl<'c> Tx<'c> {
     }
 }
 
-/// Runs the same body on the connection of either engine. It is written once and type-checked twice.
+/// Runs the same body on the connection of either engine. The body is written once and type-checked twice.
 macro_rules! on_engine {
     ($tx:expr, |$conn:ident| $body:expr) => {
         match &mut $tx.conn {
@@ -137,9 +137,9 @@ macro_rules! on_engine {
 }
 pub(super) use on_engine;
 
-/// The target of reads.
+/// The source of reads.
 pub(super) enum Readers {
-    /// To the writer: a database in memory has a single connection.
+    /// The writer, for a database in memory: it has a single connection.
     Writer,
     Sqlite(SqlitePool),
     Postgres(PgPool),
@@ -147,20 +147,21 @@ pub(super) enum Readers {
 
 const SQLITE_READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
-/// Fewer than the connections, so that reads find one.
+/// The number of writers. It is lower than the number of connections, so that reads find a free one.
 const POSTGRES_WRITERS: usize = 8;
-/// A process that is suspended in the middle of a transaction must not keep its locks: others could not take its runs
-/// over.
+/// The setting that ends idle transactions: a process that is suspended in a transaction must not keep its locks. Other
+/// processes could not take over its runs.
 const NO_DAWDLING: &str = "set idle_in_transaction_session_timeout = '3s'";
-/// Every search of ours has its index. Left to itself, the planner reads a whole table where it expects many matches,
-/// since it does not believe that a page is all that is wanted, or thinks of disks on which places far apart are slow.
-/// What has no index after all then looks so dear to it that it would compile a program first: that is not worth it.
+/// The settings that make the planner use indexes. Every search of the server has an index. By default the planner
+/// reads a whole table where it expects many matches, since it ignores that only one page is wanted, or assumes disks
+/// on which places far apart are slow. A statement without an index then has such a high estimated cost that Postgres
+/// would compile it first (`jit`), which costs more than it saves.
 const BY_INDEX: &str = "set enable_seqscan = off; set random_page_cost = 1.1; set jit = off";
 const STATEMENTS: usize = 256;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The timeout of the first connection to Postgres.
 const TO_CONNECT: Duration = Duration::from_secs(5);
-/// The idle time after which a connection is checked before it is used.
+/// The idle time after which a connection is checked before its next use.
 const TRUSTED_IDLE: Duration = Duration::from_secs(30);
 
 /// Opens the database, brings its tables up to date, and starts the tasks that write.
@@ -183,7 +184,8 @@ pub(super) async fn open(url: &str, outfit: WriterParts, spawn: SpawnWriter<'_>)
     } else {
         let file = options.get_filename();
         make_directory(file)?;
-        // Before the file is opened, which would take the locks of SQLite from another server in this process.
+        // The lock comes before the file is opened: opening would take the locks of SQLite from another server in this
+        // process.
         let lock = FileLock::take(file)?;
         check_file(file)?;
         (
@@ -209,7 +211,8 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         // A commit that was reported must survive a loss of power.
         .synchronous(SqliteSynchronous::Full)
         .statement_cache_capacity(STATEMENTS)
-        // Long histories are read in one go; a short buffer would make both threads wait for each other.
+        // Long histories are read in one go; a short buffer would make the reading and the SQLite thread wait for each
+        // other.
         .row_buffer_size(512)
         .pragma("mmap_size", "268435456")
         .pragma("cache_size", "-32768")
@@ -217,8 +220,8 @@ fn sqlite_options(url: &str) -> DbResult<SqliteConnectOptions> {
         .pragma("journal_size_limit", "67108864"))
 }
 
-/// Makes the folder of the file where it is missing, but only below the working directory: elsewhere a missing folder is
-/// a slip of the pen, or a disk that is not mounted.
+/// Creates the folder of the file if it is missing, but only below the working directory. A missing folder elsewhere is
+/// likely a typing mistake, or a disk that is not mounted.
 fn make_directory(file: &Path) -> DbResult<()> {
     let Some(folder) = file
         .parent()
@@ -242,7 +245,8 @@ fn is_below_working_directory(folder: &Path) -> bool {
     !leads_up && (folder.is_relative() || here.is_ok_and(|here| folder.starts_with(here)))
 }
 
-/// SQLite says of a file that it cannot open only that it cannot be opened; the system knows why.
+/// Opens the file once, so that the error of the operating system says why it cannot be opened. SQLite reports no
+/// reason.
 fn check_file(file: &Path) -> DbResult<()> {
     let opened = std::fs::OpenOptions::new()
         .read(true)
@@ -263,14 +267,14 @@ async fn open_postgres(url: &str, limits: DbLimits) -> DbResult<PgPool> {
     let options = PgConnectOptions::from_str(url)?
         .statement_cache_capacity(STATEMENTS)
         .application_name("adjutant");
-    // The pool would try again until its patience ends, and then say only that it has. Bringing the tables up to date may
-    // take longer than other statements.
+    // This connection is made without the pool, which would retry until its timeout and then report nothing else. The
+    // migrations may also take longer than other statements.
     let connecting = tokio::time::timeout(TO_CONNECT, options.connect());
     let mut first = connecting.await.map_err(|_| DbError::late())??;
     POSTGRES_TABLES.run(&mut first).await?;
     first.close().await?;
     let millis = limits.statement.as_millis();
-    // A statement that waits for a lock ends a little earlier than one that works, so that it is told apart.
+    // The timeout for locks is a little shorter than that for statements, so that the two errors can be told apart.
     let session = format!(
         "{NO_DAWDLING}; {BY_INDEX}; set statement_timeout = '{millis}ms'; set lock_timeout = '{}ms'",
         millis * 9 / 10 + 1
@@ -286,14 +290,14 @@ fn pool<DB: sqlx::Database>(size: u32) -> PoolOptions<DB> {
     PoolOptions::new()
         .max_connections(size)
         .acquire_timeout(PATIENCE)
-        // Trying a connection each time would cost every transaction a trip to the server.
+        // A check before each use would cost every transaction a round trip to the server.
         .test_before_acquire(false)
         .before_acquire(|conn: &mut DB::Connection, meta| {
             Box::pin(async move { Ok(meta.idle_for < TRUSTED_IDLE || conn.ping().await.is_ok()) })
         })
 }
 
-/// Returns the error of this module for one of the driver.
+/// Converts an error of the driver into an error of this module.
 pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
     if matches!(error, sqlx::Error::PoolClosed) {
         return DbError::Closed;
@@ -307,7 +311,7 @@ pub(super) fn tell_apart(error: sqlx::Error) -> DbError {
     match told.code().as_deref() {
         // SQLite: busy and locked, with their extended codes. Postgres: serialization failure, deadlock, lock timeout.
         Some("5" | "6" | "261" | "517" | "773" | "262" | "40001" | "40P01" | "55P03") => DbError::Busy,
-        // Broken off for its time. SQLite: interrupted. Postgres: query cancelled.
+        // The statement was cancelled by a timeout. SQLite: interrupted. Postgres: query cancelled.
         Some("9" | "57014") => DbError::late(),
         // Postgres: the character U+0000, in text and in JSON.
         Some("22021" | "22P05") => DbError::Unfit(told.message().to_owned()),
@@ -353,8 +357,8 @@ impl Contains for QueryBuilder<Postgres> {
 }
 
 impl Contains for QueryBuilder<Sqlite> {
-    /// The operator `@>` spelled out: an `exists` over `json_each` for each key and item of the filter. Like there, an
-    /// empty filter matches everything and numbers are compared by value.
+    /// The operator `@>` of Postgres spelled out: an `exists` over `json_each` for each key and item of the filter. As
+    /// in Postgres, an empty filter matches everything and numbers are compared by value.
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {
         push_keys(self, column, filter, 1)
     }
@@ -380,7 +384,7 @@ fn push_keys(query: &mut QueryBuilder<Sqlite>, json: &str, filter: &Map<String, 
     Ok(())
 }
 
-/// Returns the argument of `json_each` of SQLite for a column: nothing where it holds no JSON.
+/// Returns the argument of `json_each` of SQLite for a column: nothing if the column holds no JSON.
 fn valid_json(column: &str) -> String {
     format!("case when json_valid({column}) then {column} end")
 }

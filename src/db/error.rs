@@ -1,4 +1,4 @@
-//! The errors of the database. A missing row is not an error, but a none.
+//! The errors of the database. A missing row is not an error: functions return none.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub enum DbError {
     /// The database was closed by this server.
     #[error("the database is closed")]
     Closed,
-    /// The database does not answer, or with an unexpected error.
+    /// The database does not answer, or answers with an unexpected error.
     #[error("the database is unavailable: {0}")]
     Unavailable(Arc<sqlx::Error>),
 }

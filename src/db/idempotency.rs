@@ -42,8 +42,8 @@ impl KeyRow {
 }
 
 impl Db {
-    /// Does the same as [`Db::write`], but runs `job` only once per key; without a key, always. `kept` returns the part
-    /// of the result that is stored for repeated requests. A job that returns an error leaves its key free. A concurrent
+    /// Runs `job` like [`Db::write`], but only once per key; without a key, always. `kept` returns the part of the
+    /// result that is stored for repeated requests. A job that returns an error leaves its key free. A concurrent
     /// request with the same key waits for the end of the first.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ async fn claim(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResul
         .ok_or_else(|| corrupt(TABLE, "body", key.name()))
 }
 
-/// Returns the stored response for a key, if it was used; the inner none when the key belongs to another request.
+/// Returns the stored response for a key, if the key was used; the inner none when the key belongs to another request.
 pub async fn kept(tx: &mut Tx<'_>, key: &IdempotencyKey, now: Timestamp) -> DbResult<Option<Option<StoredResponse>>> {
     const SQL: &str = "select fingerprint, status, body, location, thread_id, run_id \
         from idempotency_keys where idempotency_key = $1 and created_at > $2";

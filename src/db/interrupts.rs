@@ -138,7 +138,7 @@ impl TryFrom<InterruptRow> for InterruptRecord {
 }
 
 /// Stores an interrupt. An interrupt that is raised again, as when a client resumes from the checkpoint before it,
-/// replaces the earlier one with its answer. [`restore`] brings that back.
+/// replaces the earlier interrupt and its answer. [`restore`] brings the earlier one back.
 ///
 /// # Errors
 /// [`DbError::Conflict`] when the thread was deleted.
@@ -216,7 +216,7 @@ pub async fn of_thread(
     readable(rows)
 }
 
-/// Returns the runs of a thread that brought answers, each with a run that raised an interrupt it answered.
+/// Returns the runs of a thread that brought answers, each with a run that raised an answered interrupt.
 pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunId, RunId>> {
     const SQL: &str = "select resumed_by, run_id from interrupts where thread_id = $1 and resumed_by is not null \
         order by seq";
@@ -266,8 +266,8 @@ pub async fn resolve(
     Ok(resolved == 1)
 }
 
-/// Drops the pending interrupts of a thread on behalf of run `by` of the main agent, so that [`restore`] can undo it:
-/// those of the given lanes, or all.
+/// Drops the pending interrupts of the given lanes of a thread, or of all lanes. The change is stored under run `by` of
+/// the main agent, so that [`restore`] can undo it.
 pub async fn abandon(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -338,8 +338,8 @@ async fn save_before(tx: &mut Tx<'_>, all: &[InterruptRecord], by: RunId) -> DbR
     Ok(())
 }
 
-/// Undoes what run `by` of the main agent did to the interrupts of a thread: deletes its own and restores those of
-/// others.
+/// Undoes the changes that run `by` of the main agent made to the interrupts of a thread: deletes the interrupts that
+/// it raised and restores those of other runs.
 pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<()> {
     const FIND: &str = "select interrupt_id, before from interrupts where thread_id = $1 and touched_by = $2";
     const RESTORE: &str = "update interrupts set run_id = $3, status = $4, resolution = $5, resumed_by = $6, \
@@ -384,7 +384,7 @@ pub async fn restore(tx: &mut Tx<'_>, thread: ThreadId, by: RunId) -> DbResult<(
     Ok(())
 }
 
-/// Drops the pending interrupts of a thread: those of the given lanes, or all. Returns their number.
+/// Drops the pending interrupts of the given lanes of a thread, or of all lanes. Returns their number.
 pub async fn drop_pending(tx: &mut Tx<'_>, thread: ThreadId, lanes: Option<&[Lane]>, now: Timestamp) -> DbResult<u64> {
     if lanes.is_some_and(<[Lane]>::is_empty) {
         return Ok(0);

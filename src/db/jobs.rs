@@ -1,4 +1,4 @@
-//! The table of jobs: what is due later, and the worker that has claimed it.
+//! The table of jobs: work that is due later, and the worker that has claimed each job.
 
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
@@ -41,7 +41,7 @@ impl TryFrom<JobRow> for ClaimedJob {
     }
 }
 
-/// The owner of a job. The job is deleted with it.
+/// The owner of a job. A job is deleted with its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JobOwner {
     /// The thread.
@@ -50,11 +50,11 @@ pub struct JobOwner {
     pub assistant: Option<AssistantId>,
 }
 
-/// Schedules a job at `due_at` and resets its attempts. An existing one is rescheduled; a worker that has claimed it
-/// loses the claim.
+/// Schedules a job at `due_at` and resets its attempts. An existing job is rescheduled, and a worker that has claimed
+/// it loses the claim.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when its owner is gone.
+/// [`super::DbError::Conflict`] when the owner does not exist.
 pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
     const SQL: &str = "insert into jobs (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
         values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set \
@@ -72,11 +72,11 @@ pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner
     Ok(())
 }
 
-/// Schedules a job at `due_at`, unless there is one. An existing one is only moved to an earlier time, and only if no
+/// Schedules a job at `due_at`, unless it exists. An existing job is only moved to an earlier time, and only if no
 /// worker has claimed it.
 ///
 /// # Errors
-/// [`super::DbError::Conflict`] when its owner is gone.
+/// [`super::DbError::Conflict`] when the owner does not exist.
 pub async fn ensure(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
     const SQL: &str = "insert into jobs (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
         values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set due_at = excluded.due_at \
@@ -106,8 +106,8 @@ pub async fn delete(tx: &mut Tx<'_>, kind: JobKind, key: Uuid) -> DbResult<()> {
     Ok(())
 }
 
-/// Claims due jobs of a kind for `worker`, longest due first, until `until`. Another worker may claim them then, or
-/// when this one dies. On Postgres, jobs that another transaction is claiming are skipped.
+/// Claims due jobs of a kind for `worker`, longest due first, until `until`. Another worker may claim the jobs after
+/// that time, or when this worker dies. On Postgres, jobs that another transaction is claiming are skipped.
 pub async fn claim(
     tx: &mut Tx<'_>,
     worker: WorkerId,
@@ -152,7 +152,7 @@ pub async fn claim(
     readable(rows)
 }
 
-/// Makes the jobs due again whose worker, other than `worker`, let its lease expire. Returns their number.
+/// Makes jobs due again whose worker let its lease expire, except those of `worker`. Returns their number.
 pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<u64> {
     macro_rules! free {
         ($engine:ident) => {
@@ -171,7 +171,7 @@ pub async fn free_orphans(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> 
         .map(|done| done.rows_affected()))?)
 }
 
-/// Deletes a job that is done. Returns false if another worker has claimed it, or it was rescheduled.
+/// Deletes a job that is done. Returns false if another worker has claimed the job, or it was rescheduled.
 pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
     const SQL: &str = "delete from jobs where job_id = $1 and fence = $2";
     let changed = on_engine!(tx, |conn| query(SQL)
@@ -183,7 +183,7 @@ pub async fn finish(tx: &mut Tx<'_>, job: &ClaimedJob) -> DbResult<bool> {
     Ok(changed == 1)
 }
 
-/// Postpones a job until `due_at`. Returns false if another worker has claimed it, or it was rescheduled.
+/// Postpones a job until `due_at`. Returns false if another worker has claimed the job, or it was rescheduled.
 pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> DbResult<bool> {
     const SQL: &str = "update jobs set due_at = $3, worker = null where job_id = $1 and fence = $2";
     let changed = on_engine!(tx, |conn| query(SQL)
@@ -196,7 +196,7 @@ pub async fn put_off(tx: &mut Tx<'_>, job: &ClaimedJob, due_at: Timestamp) -> Db
     Ok(changed == 1)
 }
 
-/// Returns the time at which the next job of each kind is due or its claim expires; nothing for kinds without jobs.
+/// Returns the time at which the next job of each kind is due or its claim expires. Kinds without jobs are left out.
 pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
     let rows: Vec<(String, Option<i64>)> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("");
@@ -212,7 +212,7 @@ pub async fn next_due(tx: &mut Tx<'_>) -> DbResult<Vec<(JobKind, Timestamp)>> {
     Ok(rows.into_iter().filter_map(known).collect())
 }
 
-/// Returns whether there are jobs whose worker, other than `worker`, let its lease expire.
+/// Returns whether there are jobs, except those of `worker`, whose worker let its lease expire.
 pub async fn any_orphans(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<bool> {
     macro_rules! any {
         ($engine:ident) => {

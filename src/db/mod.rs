@@ -1,11 +1,11 @@
 //! The database: threads, runs, checkpoints, events, interrupts, items. One file per table.
 //!
-//! Nothing is decided here: the functions read the tables and change them. They take a [`Tx`], so any number of them
-//! make one transaction; only [`Db::read`] and [`Db::write`] begin one. Rows never leave this module; the results are
+//! The database makes no decisions: its functions read and change tables. They take a [`Tx`], so several calls can
+//! share one transaction; only [`Db::read`] and [`Db::write`] begin one. Rows never leave this module; the results are
 //! values of [`crate::domain`].
 //!
-//! Every step is stored as what it *wrote*, never as the state that results; the state at a checkpoint is the sum of the
-//! writes of its ancestors, see [`checkpoints`].
+//! A step is stored as the values that it *wrote*, never as the resulting state. The state at a checkpoint is the sum
+//! of the writes of its ancestors, see [`checkpoints`].
 
 pub mod assistants;
 pub mod background;
@@ -77,7 +77,7 @@ struct Inner {
 /// The timeouts of the database.
 #[derive(Debug, Clone, Copy)]
 pub struct DbLimits {
-    /// One statement, including its wait for locks.
+    /// The timeout of one statement, including its wait for locks.
     pub statement: Duration,
 }
 
@@ -90,7 +90,8 @@ impl Default for DbLimits {
 }
 
 impl DbLimits {
-    /// A whole transaction, including the network. It detects a database that does not answer at all.
+    /// Returns the timeout of a whole transaction, including the network. The timeout detects a database that does not
+    /// answer at all.
     fn transaction(self) -> Duration {
         self.statement * 3
     }
@@ -100,16 +101,16 @@ impl DbLimits {
 pub type SpawnWriter<'a> = &'a (dyn Fn(&'static str, BoxFuture<'static, ()>) + Send + Sync);
 
 impl Db {
-    /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when it
-    /// is missing, and brings the tables up to date.
+    /// Opens the database at `url` (`sqlite://file`, `sqlite::memory:`, `postgres://…`), creates the SQLite file when
+    /// it is missing, and brings the tables up to date.
     ///
     /// # Errors
-    /// [`DbError::Unavailable`] when it cannot be reached or its tables are not ours.
+    /// [`DbError::Unavailable`] when the database cannot be reached or its tables are not those of this server.
     pub async fn open(url: &str, spawn: SpawnWriter<'_>) -> DbResult<Self> {
         Self::open_within(url, DbLimits::default(), spawn).await
     }
 
-    /// Does the same with other timeouts.
+    /// Opens the database like [`Db::open`], with other timeouts.
     ///
     /// # Errors
     /// As [`Db::open`].
@@ -152,14 +153,15 @@ impl Db {
         &self.0.states
     }
 
-    /// Returns the notifications of all processes on the same database, this one included. SQLite has none.
+    /// Returns the receiver of notifications of all processes on the same database, including this one. SQLite has
+    /// none.
     pub fn notifications(&self) -> broadcast::Receiver<Notification> {
         self.0.notifications.subscribe()
     }
 
     /// Runs `job` on one consistent view of the database. The job must not write.
     ///
-    /// The transaction is dropped, not ended: that rolls it back too, but nobody waits for it.
+    /// The transaction is dropped, not ended. Dropping also rolls it back, and the caller does not wait for that.
     ///
     /// # Errors
     /// Those of the job, and [`DbError::Unavailable`].
@@ -194,17 +196,17 @@ impl Db {
         }
     }
 
-    /// Does the same as [`Db::read`] for a job whose statements may be slow because of the request of a client. They
-    /// are cancelled at the timeout, and when the caller is gone.
+    /// Runs `job` like [`Db::read`], for statements that may be slow because of the request of a client. They are
+    /// cancelled at the timeout, and when the caller is gone.
     ///
     /// # Errors
-    /// Those of the job, and [`DbError::Unavailable`], also when it took too long.
+    /// Those of the job, and [`DbError::Unavailable`], also when the job took too long.
     pub async fn search<T, J>(&self, job: J) -> DbResult<T>
     where
         T: Send + 'static,
         J: for<'t> FnOnce(&'t mut Tx<'_>) -> BoxFuture<'t, DbResult<T>> + Send + 'static,
     {
-        // Postgres breaks statements off by itself.
+        // Postgres cancels statements at the timeout by itself.
         let Readers::Sqlite(pool) = &self.0.readers else {
             return self.read(job).await;
         };
@@ -224,15 +226,15 @@ impl Db {
         done.unwrap_or_else(|_| Err(DbError::late()))
     }
 
-    /// Runs `job` as one transaction, and returns what it returns once that is durable.
+    /// Runs `job` as one transaction, and returns its result once the transaction is durable.
     ///
-    /// A job that returns an error is rolled back, whatever the error is. To keep writes beside a refusal, return the
-    /// refusal as a value, or use [`Tx::savepoint`]. After an error of the database the job must return an error: only
-    /// one of the two engines could continue. A job must wait for nothing but the database, since other jobs wait
-    /// behind it, and must never call [`Db::write`] itself. Once begun it runs to its end, even if the caller is gone.
+    /// A job that returns any error is rolled back. To keep writes beside a refusal, return the refusal as a value, or
+    /// use [`Tx::savepoint`]. After an error of the database the job must return an error, since only one of the two
+    /// engines could continue. A job must wait for nothing but the database, since other jobs wait behind it, and must
+    /// never call [`Db::write`] itself. A job that has begun runs to its end, even if the caller is gone.
     ///
     /// # Errors
-    /// Those of the job; [`DbError::Busy`] when it lost a race and may be tried again; [`DbError::Unavailable`].
+    /// Those of the job; [`DbError::Busy`] when the job lost a race and may be retried; [`DbError::Unavailable`].
     pub async fn write<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
@@ -242,7 +244,7 @@ impl Db {
         self.0.queue.run(job).await
     }
 
-    /// Takes no more writes, finishes those that were accepted, and closes all connections.
+    /// Accepts no more writes, finishes the accepted ones, and closes all connections.
     pub async fn close(&self) {
         self.0.closing.cancel();
         self.0.writers.wait().await;
@@ -250,7 +252,7 @@ impl Db {
             Readers::Writer => {}
             Readers::Sqlite(pool) => pool.close().await,
             Readers::Postgres(pool) => {
-                // A database that does not answer is not waited for.
+                // The timeout keeps a database that does not answer from blocking the shutdown.
                 if tokio::time::timeout(self.0.limits.transaction(), pool.close())
                     .await
                     .is_err()

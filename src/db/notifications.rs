@@ -1,8 +1,8 @@
 //! Notifications between the servers on one Postgres (`LISTEN`/`NOTIFY`), so that they react before their next poll.
 //!
 //! A notification is sent when its transaction commits. It carries only an id: the receiver reads the rest from the
-//! database. Notifications can be lost with a connection, so every receiver polls as well. SQLite has one server, which
-//! needs none.
+//! database. Notifications can be lost with a connection, so every receiver also polls. A SQLite database has one
+//! server, which needs no notifications.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl Notification {
         }
     }
 
-    /// Parses a notification; none if it is unknown, as one of a newer release.
+    /// Parses a notification; none if it is unknown, such as a notification of a newer release.
     fn parse(text: &str) -> Option<Self> {
         match text.split_once(' ') {
             None => (text == "queue").then_some(Self::Queue),
@@ -59,7 +59,7 @@ impl Notification {
     }
 }
 
-/// Sends a notification when the transaction commits; not if it is rolled back.
+/// Sends a notification when the transaction commits. Nothing is sent if the transaction is rolled back.
 pub async fn notify(tx: &mut Tx<'_>, notify: Notification) -> DbResult<()> {
     const SQL: &str = "select pg_notify($1, $2)";
     match &mut tx.conn {

@@ -1,5 +1,5 @@
-//! The table of remote runs: work of subagents on other servers, kept until nothing is left of it there. For background
-//! tasks see [`background`](super::background).
+//! The table of remote runs: work of subagents on other servers, kept until that server has nothing left of the work.
+//! For background tasks see [`background`](super::background).
 
 use sqlx::{query, query_as, query_scalar};
 use uuid::Uuid;
@@ -36,8 +36,8 @@ impl From<RemoteRunRow> for RemoteRun {
     }
 }
 
-/// The SQL condition that the run of row `e` is over: it waits for nothing, and no run is at work on its thread that
-/// may continue it. A deleted run is over.
+/// The SQL condition that the run of row `e` is over: it does not wait, and no run is at work on its thread that may
+/// continue it. A deleted run is over.
 macro_rules! is_over {
     ($statuses:literal) => {
         concat!(
@@ -111,7 +111,8 @@ pub async fn find(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<RemoteRun>> {
     Ok(row.map(RemoteRun::from))
 }
 
-/// Returns whether there are remote runs that are done, or that are to be cancelled and have no job for it.
+/// Returns whether there are remote runs that are done, or remote runs that are to be cancelled and have no job for
+/// that.
 pub async fn any_over(tx: &mut Tx<'_>) -> DbResult<bool> {
     const SQL: &str = concat!(
         "select exists (select 1 from remote_runs e where e.task_id is null and ",
@@ -204,7 +205,7 @@ pub async fn waits(tx: &mut Tx<'_>, run: RunId) -> DbResult<bool> {
         .await)?)
 }
 
-/// Stores since when the server of a remote run is out of reach.
+/// Stores the time since which the server of a remote run is out of reach.
 pub async fn set_lost(tx: &mut Tx<'_>, run: RunId, since: Timestamp) -> DbResult<()> {
     const SQL: &str = "update remote_runs set lost_since = $2 where remote_run_id = $1";
     on_engine!(tx, |conn| query(SQL)

@@ -74,7 +74,7 @@ impl From<ThreadRow> for Thread {
     }
 }
 
-/// Decodes the TTL of a thread; none, so that it is kept for good, when the columns cannot be read.
+/// Decodes the TTL of a thread. If the columns cannot be read, there is no TTL, so that the thread is kept for good.
 fn read_ttl(micros: Option<i64>, strategy: Option<&str>) -> Option<Ttl> {
     let after = Duration::from_micros(u64::try_from(micros?).ok()?);
     let strategy = TtlStrategy::from_word(strategy?)?;

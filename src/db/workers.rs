@@ -76,7 +76,7 @@ pub async fn retire(tx: &mut Tx<'_>, worker: WorkerId) -> DbResult<()> {
     Ok(())
 }
 
-/// Ends all leases. For a database that only one server uses: when it starts, no other is alive.
+/// Ends all leases. Call it only at the start of the one server of a database, when no other server is alive.
 pub async fn retire_all(tx: &mut Tx<'_>) -> DbResult<()> {
     const SQL: &str = "delete from workers";
     on_engine!(tx, |conn| query(SQL).execute(conn).await.map(drop))?;

@@ -23,9 +23,9 @@ use super::notifications::Notification;
 use super::reader::give_back;
 use super::states::StateCache;
 
-/// The capacity of the queue; beyond it, callers wait.
+/// The capacity of the queue. When the queue is full, callers wait.
 const WAITING: usize = 1024;
-/// The most jobs that share a transaction.
+/// The maximum number of jobs that share a transaction.
 const GROUP: usize = 64;
 
 /// The sender of the queue.
@@ -61,9 +61,9 @@ pub(super) trait Job: Send {
 
 /// A job that ran and now waits for the end of its transaction.
 pub(super) struct CompletedJob {
-    /// True when its writes are kept: it did not return an error.
+    /// True if the writes of the job are kept: the job did not return an error.
     keep: bool,
-    /// Sends the result to the caller, given the end of the transaction.
+    /// Sends the result to the caller, given the outcome of the transaction.
     tell: Box<dyn FnOnce(DbResult<()>) + Send>,
 }
 
@@ -81,15 +81,15 @@ where
     fn run<'t>(self: Box<Self>, tx: &'t mut Tx<'_>) -> BoxFuture<'t, CompletedJob> {
         let Self { job, answer } = *self;
         Box::pin(async move {
-            // Whatever a panic left half done in the database is rolled back, and nothing else is shared.
+            // Everything that a panic left unfinished in the database is rolled back, and the job shares nothing else.
             let outcome = match AssertUnwindSafe(async { job(tx).await }).catch_unwind().await {
                 Ok(outcome) => outcome,
                 Err(panic) => Err(DbError::Panicked(panic_text(&*panic)).into()),
             };
             let keep = outcome.is_ok();
             let tell = Box::new(move |ended: DbResult<()>| {
-                // What broke the transaction goes before a refusal, which may rest on what others wrote in it.
-                // Nobody may be waiting any more; the job was done all the same.
+                // An error of the transaction precedes a refusal of the job, since the refusal may depend on writes of
+                // other jobs in the same transaction. The caller may be gone; the job is done all the same.
                 let _ = answer.send(ended.map_err(E::from).and(outcome));
             });
             CompletedJob { keep, tell }
@@ -108,7 +108,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 impl WriteQueue {
-    /// Queues a job and waits until it is durable, or undone.
+    /// Queues a job and waits until its transaction is durable or rolled back.
     pub(super) async fn run<T, E, J>(&self, job: J) -> Result<T, E>
     where
         T: Send + 'static,
@@ -120,7 +120,7 @@ impl WriteQueue {
             .send(Box::new(QueuedJob { job, answer }))
             .await
             .map_err(|_| DbError::Closed)?;
-        // A job that is dropped took too long; the queue is closed only when the database is.
+        // A dropped job took too long. The queue is closed only when the database is closed.
         outcome.await.map_err(|_| {
             if self.0.is_closed() {
                 DbError::Closed
@@ -131,8 +131,8 @@ impl WriteQueue {
     }
 }
 
-/// The writer of SQLite. It ends early when its connection is lost; a new one is not opened, since a transaction may be
-/// half done on the old one. `lock` is held until it has ended.
+/// Returns the writer of SQLite. The writer ends early when its connection is lost. It opens no new connection, since
+/// the transaction on the old one may still be open. `lock` is held until the writer has ended.
 pub(super) fn on_sqlite(
     outfit: WriterParts,
     mut conn: SqliteConnection,
@@ -164,7 +164,7 @@ pub(super) fn on_sqlite(
     })
 }
 
-/// Runs the jobs in one transaction and empties `group`. Breaks off when the connection is lost.
+/// Runs the jobs in one transaction and empties `group`. Breaks when the connection is lost.
 async fn write_group(
     conn: &mut SqliteConnection,
     states: &StateCache,
@@ -173,13 +173,13 @@ async fn write_group(
     let mut done = Vec::with_capacity(group.len());
     let ended = run_group(conn, states, group, &mut done).await;
     if ended.is_err() {
-        // The transaction may or may not still be open; afterwards it is not.
+        // The transaction may still be open or not. After the rollback it is closed.
         let _ = raw_sql("rollback").execute(&mut *conn).await;
     }
     for job in done {
         (job.tell)(ended.clone());
     }
-    // Only when the transaction broke: these were not begun.
+    // Jobs are left in the group only if the transaction broke before they began.
     let Err(error) = ended else {
         return ControlFlow::Continue(());
     };
@@ -192,8 +192,9 @@ async fn write_group(
     }
 }
 
-/// A savepoint around each job lets one fail alone. It is sent together with the statement before it, since each trip
-/// to the connection costs more than most statements. A job that has the transaction for itself needs none.
+/// Runs the jobs, each within a savepoint, so that one job can fail alone. The savepoint is sent together with the
+/// statement before it, since each round trip to the connection costs more than most statements. A job that has the
+/// transaction for itself needs no savepoint.
 async fn run_group(
     conn: &mut SqliteConnection,
     states: &StateCache,
@@ -207,7 +208,7 @@ async fn run_group(
         "begin immediate; savepoint job"
     };
     raw_sql(begin).execute(&mut *conn).await?;
-    // Taken from the end, so that those which were not begun stay behind when the transaction breaks.
+    // Jobs are taken from the end, so that the jobs that did not begin stay in the group when the transaction breaks.
     group.reverse();
     while let Some(job) = group.pop() {
         let job = job.run(&mut Tx::sqlite(&mut *conn, states)).await;
@@ -227,7 +228,7 @@ async fn run_group(
     Ok(())
 }
 
-/// The writers of Postgres.
+/// Returns the writers of Postgres.
 pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> Vec<BoxFuture<'static, ()>> {
     let WriterParts {
         inbox,
@@ -244,7 +245,7 @@ pub(super) fn on_postgres(outfit: WriterParts, pool: &PgPool, count: usize) -> V
         let closing = closing.clone();
         let writer: BoxFuture<'static, ()> = Box::pin(async move {
             while let Some(job) = next(&inbox, &closing).await {
-                // A database that does not answer at all must not keep the writer for ever.
+                // The timeout keeps a database that does not answer from blocking the writer for ever.
                 let limit = limits.transaction();
                 let _ = tokio::time::timeout(limit, write_one(&pool, &states, job, limit)).await;
             }
@@ -276,7 +277,7 @@ async fn write_one(pool: &PgPool, states: &StateCache, job: Box<dyn Job>, limit:
     let ended = if done.keep {
         transaction.commit().await
     } else {
-        // Nothing is kept either way, and the job has said why.
+        // The writes are not kept in either case, and the job has already returned the reason.
         transaction.rollback().await.or(Ok(()))
     };
     writer.has_ended = true;

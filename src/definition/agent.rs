@@ -1,4 +1,4 @@
-//! Agents and subagents as their owners describe them, and the [`AgentSpec`] that both result in.
+//! Agents and subagents as their owners describe them, and the [`AgentSpec`] that results from both.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::domain::field::FieldDefinition;
 use crate::domain::limits::Limits;
 use crate::domain::visibility::Visibility;
 
-/// The default of the maximum number of steps of a run: that of the reference implementation.
+/// The default of the maximum number of steps of a run: the same as in the reference implementation.
 pub const STEP_LIMIT: u32 = 9_999;
 
-/// Defines the three forms of an agent with the fields that they share, so that a shared field is written once:
-/// [`AgentDefinition`], [`SubagentDefinition`], and the [`AgentSpec`] that both result in. The lists at the end say what a
-/// field means for subagents:
+/// Defines the three forms of an agent: [`AgentDefinition`], [`SubagentDefinition`], and the [`AgentSpec`] that results
+/// from both. A field that several forms share is written once. The lists at the end say whether subagents inherit a
+/// field:
 ///
-/// - `inherited`: a subagent that leaves it out has its parent's.
-/// - `limited`: the same; the main agent that leaves it out has this value.
-/// - `own`: never inherited, but a fork has that of its caller.
+/// - `inherited`: a subagent without the field has its parent's value.
+/// - `limited`: the same; a main agent without the field has the default in the list.
+/// - `own`: never inherited, but a fork has the value of its caller.
 /// - `always_own`: never inherited, not even by a fork.
 macro_rules! agents {
     (
@@ -129,7 +129,7 @@ macro_rules! agents {
             fn over(&self, above: AgentSpec) -> AgentSpec {
                 AgentSpec {
                     name: self.name.clone(),
-                    // The context passes through as it is.
+                    // A subagent gets the context of the run as it is, so no schema applies.
                     context_schema: None,
                     until_tool: self.until_tool.clone(),
                     display_text: self.display_text.clone(),
@@ -148,14 +148,15 @@ agents! {
     #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
     #[serde(deny_unknown_fields, default)]
     agent {
-        /// `lc_agent_name`; the `graph_id` when absent.
+        /// The name in events (`lc_agent_name`); the `graph_id` when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub name: Option<String>,
         /// The purpose of the agent, shown with its assistant.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub description: Option<String>,
     } shared {
-        /// MCP servers for the agent and its subagents alone, by name. Those of files are not stored with the definition.
+        /// MCP servers for the agent and its subagents alone, by name. MCP servers of files are not stored with the
+        /// definition.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         pub mcp_servers: BTreeMap<String, McpServerDefinition>,
         /// The agents to which the agent can delegate.
@@ -163,7 +164,7 @@ agents! {
         /// JSON Schema of the context of every run; any context is accepted when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub context_schema: Option<Value>,
-        /// The place where its file tools work.
+        /// The place where the agent's file tools work.
         pub files: Workspace,
         /// The maximum depth of nested delegations; 1 means that subagents do not delegate.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -181,7 +182,7 @@ agents! {
         /// The reaction to a call that names an unknown subagent; that of the dialect when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub unknown_subagent: Option<UnknownSubagent>,
-        /// Whether the model sees the list of subagents; `true` when absent.
+        /// True if the model sees the list of subagents; `true` when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub include_task_list: Option<bool>,
         /// The agents that see the entries of a run's `context`.
@@ -190,7 +191,8 @@ agents! {
         pub state: BTreeMap<String, FieldDefinition>,
         /// The effect of an ordinary message on a pending interrupt.
         pub on_pending_interrupt: OnPendingInterrupt,
-        /// The files beside the definition that it names. They are kept with it, and never come from clients.
+        /// The files beside the definition that it names. The files are kept with the definition, and never come from
+        /// clients.
         #[serde(skip)]
         pub enclosed: Arc<BundledFiles>,
     }
@@ -201,26 +203,26 @@ agents! {
     subagent {
         /// The name by which it is called; unique within the agent.
         pub name: String,
-        /// Its purpose: all that the delegating model knows of it.
+        /// The purpose of the subagent. The delegating model knows nothing else of it.
         pub description: String,
         /// The registered program that does the work. The subagent then has neither model nor instructions, tools or
         /// policies.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub runnable: Option<String>,
     } shared {
-        /// The conversation with which it begins, before the description of the work.
+        /// The messages with which its conversation begins, before the description of the work.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         pub initial_messages: Vec<Value>,
         /// MCP servers for it alone, by name.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         pub mcp_servers: BTreeMap<String, McpServerDefinition>,
-        /// The parts that it has from its parent, beyond what every subagent has.
+        /// The parts of its parent that it has, beyond those that every subagent has.
         #[serde(skip_serializing_if = "is_default")]
         pub inherit: Inherit,
-        /// The policies that it does not have from its parent, by their names.
+        /// The policies that it does not get, by their names.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         pub block_middleware: Vec<String>,
-        /// Whether it begins with an empty conversation or with its parent's.
+        /// The conversation with which it begins: an empty one, or its parent's.
         #[serde(skip_serializing_if = "is_default")]
         pub mode: SubagentMode,
         /// Instructions for using it, which the delegating model reads on demand.
@@ -244,7 +246,7 @@ agents! {
         /// Headers sent to that server with every request.
         #[serde(skip_serializing_if = "Headers::is_empty")]
         pub headers: Headers,
-        /// Whether such an agent works in the background; `true` when absent.
+        /// True if such an agent works in the background; `true` when absent.
         #[serde(rename = "async", skip_serializing_if = "Option::is_none")]
         pub in_background: Option<bool>,
         /// An address that is notified when a background run ends.
@@ -253,18 +255,18 @@ agents! {
         /// The effect of a further message on a background task under way; `interrupt` when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub update_strategy: Option<UpdateStrategy>,
-        /// Whether the parent is notified when a background task ends; `true` when absent.
+        /// True if the parent is notified when a background task ends; `true` when absent.
         #[serde(skip_serializing_if = "Option::is_none")]
         pub notify_parent: Option<bool>,
     }
 
-    /// An agent with all that it has from its parent and with the defaults of the server, whether main agent, subagent or
-    /// fork.
+    /// An agent with the values inherited from its parent and the defaults of the server. The agent is a main agent, a
+    /// subagent or a fork.
     #[derive(Debug, Clone, PartialEq)]
     spec {
         /// The name.
         pub name: String,
-        /// JSON Schema of the context; a subagent's passes through as it is.
+        /// JSON Schema of the context. None for subagents, which get the context as it is.
         pub context_schema: Option<Value>,
         /// The place where its file tools work.
         pub files: Workspace,
@@ -287,7 +289,7 @@ agents! {
         tools: Vec<String>,
         /// The tools whose calls a human has to approve.
         interrupt_on: BTreeMap<String, ApprovalRule>,
-        /// The files that it may read and change; all, when there are no rules.
+        /// The rules for the files that it may read and change. Without rules it may read and change all files.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         permissions: Vec<Permission>,
         /// Its tools for the Store.
@@ -297,8 +299,8 @@ agents! {
     limited {
         /// The maximum number of steps of one run or delegation.
         recursion_limit: u32 = STEP_LIMIT,
-        /// The maximum length of a result that stays in the conversation, in tokens of about four characters. Longer ones
-        /// become files, if the agent has file tools.
+        /// The maximum length of a result that stays in the conversation, in tokens of about four characters. Longer
+        /// ones become files, if the agent has file tools.
         tool_token_limit_before_evict: u32 = 20_000,
     }
 
@@ -308,21 +310,21 @@ agents! {
         /// Listed policies, inside those that the server brings.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         middleware: Vec<Policy>,
-        /// Whether it has `write_todos`.
+        /// True if it has `write_todos`.
         todos: bool,
-        /// The folders with its skills. Of two skills with one name the one in the later folder precedes.
+        /// The folders with its skills. If two skills have one name, the one in the later folder precedes.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skills: Vec<SkillSource>,
         /// Names of declared tools that it has only once it has read a skill that includes them.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         skill_tools: Vec<String>,
-        /// Files that are a part of its instructions and that it may keep up to date.
+        /// Files whose texts are a part of its instructions, and which it may keep up to date.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         memory: Vec<String>,
         /// The tools that it would have and does not get.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         excluded_tools: Vec<String>,
-        /// The descriptions of tools, in the place of their own.
+        /// The descriptions of tools that replace the tools' own.
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         tool_description_overrides: BTreeMap<String, String>,
     }
@@ -338,7 +340,7 @@ agents! {
 }
 
 impl SubagentDefinition {
-    /// Returns the specification of this fork of its caller.
+    /// Returns the specification of this fork of `caller`.
     pub fn fork_spec(&self, caller: &AgentSpec) -> AgentSpec {
         let is_there = |name: &str| caller.middleware.iter().any(|policy| policy.name == name);
         let own = self.middleware.iter().filter(|policy| !is_there(&policy.name));
@@ -384,7 +386,7 @@ pub enum ContextScoping {
     /// Every agent of the run.
     #[default]
     Shared,
-    /// Keys of the form `name:key` reach the agent called `name` alone; all others reach everybody.
+    /// Keys of the form `name:key` reach only the agent called `name`. All other keys reach every agent.
     Prefix,
 }
 
@@ -404,7 +406,7 @@ impl ContextScoping {
 pub enum UntilTool {
     /// One tool.
     One(String),
-    /// Whichever of these succeeds first.
+    /// Any of these tools: the first that succeeds.
     Any(Vec<String>),
 }
 
@@ -418,13 +420,13 @@ impl UntilTool {
     }
 }
 
-/// With which conversation a subagent begins.
+/// The conversation with which a subagent begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SubagentMode {
-    /// With an empty one: it knows nothing but its order.
+    /// An empty conversation. The subagent knows only the description of its work.
     #[default]
     Isolated,
-    /// With its caller's, as far as that has come, and with its caller's instructions and tools.
+    /// The conversation of its caller up to that message, with the instructions and tools of its caller.
     Fork,
 }

@@ -1,6 +1,6 @@
-//! The form of an agent's final answer, and the way in which its model is brought to this form.
+//! The form of an agent's final answer, and the way in which its model produces this form.
 //!
-//! `response_format` is a JSON Schema, or a table with the schema in `schema` and beside it how it is asked for.
+//! `response_format` is a JSON Schema, or a table with the schema in `schema` and further settings.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -9,11 +9,11 @@ use super::diagnostic::{Diagnostic, FieldPath, Segment};
 use super::read;
 use crate::domain::schema::Schema;
 
-/// The way in which a model is brought to answer in a form.
+/// The way in which a model produces an answer in a form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AnswerStrategy {
-    /// However it is sure to work: by a tool.
+    /// The way that works with every model: by a tool.
     #[default]
     Auto,
     /// The form is offered as a tool that the model has to call in the end.
@@ -26,9 +26,9 @@ pub enum AnswerStrategy {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "must be true, false or the text that the model is told")]
 pub enum HandleErrors {
-    /// `true`: the model reads what is wrong and answers again; `false`: the run fails.
+    /// `true`: the model reads the reason and answers again; `false`: the run fails.
     Switch(bool),
-    /// The model reads this text instead.
+    /// The model reads this text instead of the reason.
     Say(String),
 }
 
@@ -44,7 +44,7 @@ pub struct AnswerFormat {
     pub tool_message_content: Option<String>,
     /// The reaction to an answer that does not fit.
     pub handle_errors: HandleErrors,
-    /// Whether a provider that has a strict mode uses it; it then accepts fewer schemas.
+    /// True if a provider with a strict mode uses that mode. The provider then accepts fewer schemas.
     pub strict: Option<bool>,
 }
 
@@ -60,11 +60,11 @@ impl Default for AnswerFormat {
     }
 }
 
-/// Not a key of a JSON Schema: a table with this key is more than the schema.
+/// The key of the schema in the table. It is not a key of a JSON Schema, so it tells the two forms apart.
 const SCHEMA: &str = "schema";
 
 impl AnswerFormat {
-    /// Reads the form in a definition. [`check`] has reported invalid ones.
+    /// Reads the form in a definition. [`check`] has reported invalid forms.
     pub fn of(value: &Value) -> Self {
         if value.get(SCHEMA).is_none() && value.get("strategy").is_none() {
             return Self {
@@ -75,7 +75,7 @@ impl AnswerFormat {
         read::<Self>(value.clone()).value.unwrap_or_default()
     }
 
-    /// The schemas of which an answer has to fit one: the alternatives at the top, or the schema itself.
+    /// Returns the alternatives at the top of the schema, or the schema itself. An answer has to fit one of them.
     pub fn alternatives(&self) -> Vec<Value> {
         let alternatives = ["oneOf", "anyOf"]
             .iter()
@@ -90,7 +90,7 @@ impl AnswerFormat {
     }
 }
 
-/// An alternative of `whole` that can stand alone: with the definitions it may refer to.
+/// Returns an alternative of `whole` with the definitions to which it may refer, so that it can stand alone.
 fn with_definitions(alternative: &Value, whole: &Value) -> Value {
     let pointer = alternative
         .get("$ref")
@@ -105,10 +105,10 @@ fn with_definitions(alternative: &Value, whole: &Value) -> Value {
     alone
 }
 
-/// The longest name of a tool that providers accept.
+/// The maximum length of the name of a tool that providers accept.
 const LONGEST_NAME: usize = 64;
 
-/// The title of a form as the name of a tool; none for a form without a title of letters or digits.
+/// Returns the title of a form as the name of a tool; none for a form without a title of letters or digits.
 pub fn form_name(schema: &Value) -> Option<String> {
     let title = schema.get("title").and_then(Value::as_str).unwrap_or_default();
     let safe = |letter: char| {
@@ -124,7 +124,7 @@ pub fn form_name(schema: &Value) -> Option<String> {
         .then_some(name)
 }
 
-/// Checks the form of an answer in `field`, of an agent that has these tools.
+/// Checks the form of an answer in `field`; `has_tool` says which tools the agent has.
 pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) -> bool) -> Vec<Diagnostic> {
     let is_plain = value.get(SCHEMA).is_none() && value.get("strategy").is_none();
     let place = if is_plain { field.clone() } else { field.then(SCHEMA) };
@@ -169,7 +169,7 @@ pub(super) fn check(field: &FieldPath, value: &Value, has_tool: impl Fn(&str) ->
     findings
 }
 
-/// Returns the reason why no agent that has these tools can answer in this form.
+/// Returns the reason why an agent with these tools cannot answer in this form.
 pub fn form_problem(value: &Value, has_tool: impl Fn(&str) -> bool) -> Option<String> {
     let findings = check(&FieldPath::of(["response_format"]), value, has_tool);
     findings.first().map(ToString::to_string)

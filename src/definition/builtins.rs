@@ -1,8 +1,8 @@
 //! The table of the policies of the server and of their tools.
 //!
-//! The tools and state fields of a policy, and its settings in definitions, stand here once; the checks,
-//! the reserved names and the policies themselves read it. A policy that only takes settings where it is listed needs no
-//! row: see [`super::check::RegisteredPolicy`].
+//! The tools and state fields of a policy, and its settings in definitions, stand here once; the checks, the reserved
+//! names and the policies themselves read it. A policy that only takes settings where it is listed needs no row: see
+//! [`super::check::RegisteredPolicy`].
 
 /// The list of things to do.
 pub const TODOS: &str = "TodoListMiddleware";
@@ -46,7 +46,7 @@ pub struct Builtin {
     pub state_fields: &'static [&'static str],
     /// The way in which definitions refer to it.
     pub listing: Listing,
-    /// Whether a program may register another policy in its place. Policies that restrict an agent cannot be replaced.
+    /// True if a program may register another policy in its place. Policies that restrict an agent cannot be replaced.
     pub is_replaceable: bool,
 }
 
@@ -62,9 +62,9 @@ pub enum Listing {
         /// The settings that must be given.
         required: &'static [&'static str],
     },
-    /// Not at all, for this reason.
+    /// A definition cannot refer to the policy, for this reason.
     Always(&'static str),
-    /// Not by name: other fields imply it.
+    /// A definition cannot list the policy, since other fields imply it.
     Implied,
 }
 

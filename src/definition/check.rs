@@ -1,7 +1,7 @@
 //! Checks definitions that have the right shape.
 //!
-//! Everything is reported at once, each with its field. Nothing is looked up here: the caller provides the declared tools
-//! and the providers.
+//! All mistakes are reported at once, each with its field. The checks look nothing up: the caller provides the declared
+//! tools and the providers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -29,10 +29,10 @@ mod toolset;
 use skills::Knowledge;
 pub use tool::{check_tool, tool_name_problem};
 
-/// The deepest nesting of delegations that may be asked for.
+/// The deepest nesting of delegations that a definition may allow.
 pub const DEEPEST: u32 = 32;
 
-/// Descriptions of subagents shorter than this say too little to choose by.
+/// The minimum length of a subagent's description. A shorter one says too little for a model to choose by.
 const SHORT_DESCRIPTION: usize = 20;
 
 /// The names that a definition may refer to.
@@ -48,13 +48,13 @@ pub struct ValidationContext {
     pub runnables: BTreeSet<String>,
     /// The registered policies.
     pub middleware: BTreeMap<String, RegisteredPolicy>,
-    /// The agents of this server, besides the one that is looked at.
+    /// The agents of this server, except the one that is checked.
     pub agents: BTreeSet<String>,
     /// The names that definitions of clients may use.
     pub clients: ClientRules,
 }
 
-/// A policy that was registered under a name, as far as definitions have to know it.
+/// The part of a registered policy that definitions have to know.
 #[derive(Clone, Default)]
 pub struct RegisteredPolicy {
     check: Option<Arc<CheckSettings>>,
@@ -64,7 +64,7 @@ pub struct RegisteredPolicy {
 type CheckSettings = dyn Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync;
 
 impl RegisteredPolicy {
-    /// Creates a policy whose settings `check` checks; it returns `None` if the policy takes no settings.
+    /// Creates a policy whose settings `check` checks. `check` returns `None` if the policy takes no settings.
     pub fn new(check: impl Fn(&Map<String, Value>) -> Option<Vec<Diagnostic>> + Send + Sync + 'static) -> Self {
         Self {
             check: Some(Arc::new(check)),
@@ -83,7 +83,7 @@ impl fmt::Debug for RegisteredPolicy {
     }
 }
 
-/// Checks the definition of an agent. The fields of the diagnostics are relative to it.
+/// Checks the definition of an agent. The fields of the diagnostics are relative to the definition.
 pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &ValidationContext) -> Vec<Diagnostic> {
     let mut check = Check::new(context);
     check.servers.extend(agent.mcp_servers.keys().cloned());
@@ -130,7 +130,7 @@ pub fn check_agent(graph_id: &str, agent: &AgentDefinition, context: &Validation
         let message = "is `fallback`, but there is no general-purpose subagent to fall back to";
         check.error(&top.then("unknown_subagent"), message);
     }
-    // What is written in other words counts as what it means.
+    // The resolved form is checked, so that all spellings of one meaning are treated alike.
     let resolved = agent.resolved();
     check.approvals(
         &top.then("interrupt_on"),
@@ -176,14 +176,14 @@ pub fn is_word(word: &str, most: usize, more: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-') || more.contains(c))
 }
 
-/// Returns whether there may be a tool of this name: a declared one, one of a policy, or one of an MCP server.
+/// Returns whether a tool of this name may exist: a declared tool, a tool of a policy, or a tool of an MCP server.
 pub(super) fn is_known_tool(name: &str, context: &ValidationContext) -> bool {
     is_policy_tool(name)
         || context.tools.contains(name)
         || McpReference::read(name).is_some_and(|reference| reference.problem(&context.mcp_servers).is_none())
 }
 
-/// Returns whether a rule about `tool` concerns one of `tools`, as far as that is known without the lists of MCP servers.
+/// Returns whether a rule about `tool` concerns one of `tools`. The lists of MCP servers are not known here.
 fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
     let Some(reference) = McpReference::read(tool) else {
         return tools.contains(tool);
@@ -194,7 +194,7 @@ fn is_among(tool: &str, tools: &BTreeSet<&str>) -> bool {
         || reference.tool.is_none() && tools.iter().any(|name| name.starts_with(&all))
 }
 
-/// The reason why a tool that comes with the server cannot be listed among the declared tools.
+/// Returns the reason why a tool of the server cannot be listed among the declared tools.
 fn unlisted(builtin: &Builtin, tool: &str) -> String {
     match builtin.listing {
         Listing::Listed { field: Some(field), .. } => {
@@ -448,7 +448,7 @@ impl Check<'_> {
         parent: &AgentDefinition,
     ) {
         if let Some(rules) = &subagent.interrupt_on {
-            // Those of its parent may concern tools that it does not have.
+            // The rules of its parent may concern tools that the subagent does not have.
             let is_parents = |name: &&String| own.inherit.interrupt_on && parent.interrupt_on.contains_key(*name);
             let rules = rules.iter().filter(|(name, _)| !is_parents(name));
             let rules = rules.map(|(name, rule)| (name.clone(), rule.clone())).collect();
@@ -519,7 +519,7 @@ impl Check<'_> {
         }
     }
 
-    /// Checks a schema of arguments or contexts: a valid one, of an object.
+    /// Checks a schema of arguments or contexts, which has to be a valid schema of an object.
     fn schema(&mut self, field: &FieldPath, schema: &Value) {
         if schema.get("type").and_then(Value::as_str) != Some("object") {
             return self.error(

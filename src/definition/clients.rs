@@ -9,14 +9,14 @@ use super::{AgentDefinition, Policy, SubagentDefinition};
 /// The names that definitions of clients may use: none, unless the configuration lists them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClientRules {
-    /// Whether clients may define agents.
+    /// True if clients may define agents.
     pub enabled: bool,
     /// Tools, tools of MCP servers (`server/tool`), programs and registered policies, by name. A name that ends in `*`
-    /// means all that begin like it.
+    /// means all names that begin with the part before it.
     pub tools: Vec<String>,
-    /// Models, as `provider:model-name`; `provider:*` means all of a provider.
+    /// Models, as `provider:model-name`; `provider:*` means all models of a provider.
     pub models: Vec<String>,
-    /// Agents that subagents may be: those of this server by `graph_id`, those of others by address.
+    /// Agents that subagents may be: agents of this server by `graph_id`, agents of other servers by address.
     pub agents: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl ClientRules {
         }
     }
 
-    /// All that `agent`, the definition of a client, must not use.
+    /// Returns a diagnostic for each name that `agent`, the definition of a client, must not use.
     pub fn check(&self, agent: &AgentDefinition) -> Vec<Diagnostic> {
         if !self.enabled {
             return vec![Diagnostic::error(FieldPath::default(), Self::DISABLED)];

@@ -1,7 +1,7 @@
-//! Files that lie beside a definition and belong to it: its skills, its memory.
+//! Files beside a definition that belong to it: its skills and its memory.
 //!
-//! The files are read with the definition and kept with it, as a part of its content. A run therefore keeps to what it began
-//! with whatever becomes of the files on the disk, on every server, and nothing an agent does reaches the disk.
+//! The files are read with the definition and stored as a part of its content. So a run uses the files with which it
+//! began, on every server, even if the files on the disk change. The work of an agent never changes the disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -114,8 +114,8 @@ impl BundledFiles {
     }
 }
 
-/// Returns the path at which agents see a file: a path that begins with `/` is in the thread's files, any other relative to
-/// the definition's folder.
+/// Returns the path at which agents see a file: a path that begins with `/` is in the thread's files, any other
+/// relative to the definition's folder.
 pub fn agent_path(named: &str) -> String {
     let clean: Vec<&str> = named
         .split(['/', '\\'])

@@ -5,24 +5,24 @@ use serde_json::Value;
 /// Reads YAML.
 ///
 /// # Errors
-/// When it is none.
+/// Returns an error when the text is not YAML.
 pub fn yaml(text: &str) -> Result<Value, serde_saphyr::Error> {
     // Only `true` and `false` are truth values: a reviewer named `no` shall keep the name.
     let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
     serde_saphyr::from_str_with_options(text, options)
 }
 
-/// The parts of such a text.
+/// The parts of a text with front matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrontMatter<'a> {
-    /// There are no settings: it is all text.
+    /// The text has no settings.
     Missing {
         /// The text.
         body: &'a str,
     },
-    /// Settings begin and never end.
+    /// The settings begin and never end.
     Open,
-    /// There are settings.
+    /// The text has settings.
     Present {
         /// The YAML, without the lines around it. It begins on the second line.
         yaml: &'a str,
@@ -32,7 +32,7 @@ pub enum FrontMatter<'a> {
 }
 
 impl<'a> FrontMatter<'a> {
-    /// Takes a text apart.
+    /// Splits a text into its parts.
     pub fn of(text: &'a str) -> Self {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut lines = text.split_inclusive('\n');

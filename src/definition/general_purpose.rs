@@ -12,7 +12,7 @@ use crate::domain::visibility::Visibility;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GeneralPurpose {
-    /// Whether the agent has it.
+    /// True if the agent has the subagent.
     pub enabled: bool,
     /// The name; `general-purpose` when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,15 +38,15 @@ pub struct GeneralPurpose {
     /// Its own policies, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub middleware: Vec<Policy>,
-    /// The parts that it has from the agent, beyond what every subagent has.
+    /// The parts of the agent that it has, beyond those that every subagent has.
     #[serde(skip_serializing_if = "is_default")]
     pub inherit: Inherit,
-    /// The policies that it does not have from the agent, by their names.
+    /// The policies that it does not get, by their names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub block_middleware: Vec<String>,
 }
 
-/// The name of the general-purpose subagent unless it is given another one.
+/// The default name of the general-purpose subagent.
 pub const GENERAL_PURPOSE: &str = "general-purpose";
 
 impl Default for GeneralPurpose {
@@ -68,26 +68,28 @@ impl Default for GeneralPurpose {
 }
 
 impl AgentDefinition {
-    /// Returns the name of the general-purpose subagent, if there is one: the standard one, or a declared one of its name.
+    /// Returns the name of the general-purpose subagent, if there is one: the standard subagent, or a declared one with
+    /// its name.
     pub fn general_subagent(&self) -> Option<&str> {
         let name = self.general_purpose_subagent.name.as_deref().unwrap_or(GENERAL_PURPOSE);
         let declared = self.synchronous().any(|subagent| subagent.name == name);
         (self.general_purpose_subagent.enabled || declared).then_some(name)
     }
 
-    /// Returns the subagents for which it waits: the general-purpose subagent first, unless it is switched off or replaced by
-    /// name, then those that are declared. The definition has to be [resolved](Self::resolved).
+    /// Returns the subagents for which the agent waits. The general-purpose subagent comes first, unless it is switched
+    /// off or replaced by a declared one of its name. The definition has to be [resolved](Self::resolved).
     pub fn delegates(&self) -> Vec<SubagentDefinition> {
         self.general().into_iter().chain(self.synchronous().cloned()).collect()
     }
 
-    /// Returns the general-purpose subagent, if it is not replaced. The definition has to be [resolved](Self::resolved).
+    /// Returns the general-purpose subagent, if it is not replaced. The definition has to be
+    /// [resolved](Self::resolved).
     pub(super) fn general(&self) -> Option<SubagentDefinition> {
         let general = &self.general_purpose_subagent;
         let name = general.name.clone().unwrap_or_else(|| GENERAL_PURPOSE.to_owned());
         let is_replaced = self.synchronous().any(|subagent| subagent.name == name);
         let own = general.system_prompt.clone();
-        // Its parent's instructions take the place of the standard ones, and stand before its own.
+        // The parent's instructions replace the standard ones, and stand before the subagent's own.
         let is_told = general.inherit.prompt && !self.system_prompt.is_blank();
         let standard = if is_told { "" } else { GENERAL_PROMPT };
         let has_skills = !general.block_middleware.iter().any(|name| name == SKILLS);

@@ -5,7 +5,7 @@ use super::diagnostic::Diagnostic;
 use crate::domain::field_path::FieldPath;
 use crate::domain::headers::Headers;
 
-/// Headers that only the connection sets: the target of a request, the framing of its body, and those between two
+/// Headers that only the connection sets: the target of a request, the framing of its body, and headers between two
 /// hops.
 const RESERVED: [&str; 8] = [
     "host",

@@ -1,4 +1,4 @@
-//! Inheritance: the parts that a subagent has from its parent, beyond what every subagent has.
+//! Inheritance: the parts of its parent that a subagent has, beyond those that every subagent has.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,24 +8,24 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::policy::name_problem;
 use super::{AgentDefinition, Policy, StoreRule, SubagentDefinition};
 
-/// The parts that a subagent has from its parent.
+/// The parts of its parent that a subagent has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Inherit {
-    /// Whether its instructions begin with its parent's.
+    /// True if the parent's instructions stand before its own.
     pub prompt: bool,
-    /// Whether it has its parent's memory, before its own.
+    /// True if it has its parent's memory, before its own.
     pub memory: bool,
     /// The policies of its parent that it has, before its own.
     pub middleware: InheritedPolicies,
-    /// Whether it has its parent's tools besides those that it names.
+    /// True if it has its parent's tools besides those that it names.
     pub tools: bool,
-    /// Whether its parent's approvals hold where it has no rule of its own, although it has some.
+    /// True if its parent's approvals hold for tools without a rule of its own, even if it has rules for other tools.
     pub interrupt_on: bool,
-    /// Whether it shares its parent's files.
+    /// True if it shares its parent's files.
     #[serde(skip_serializing_if = "is_true")]
     pub files: bool,
-    /// Whether it shares the fields of its parent's state.
+    /// True if it shares the fields of its parent's state.
     #[serde(skip_serializing_if = "is_true")]
     pub state: bool,
 }
@@ -55,7 +55,7 @@ fn is_true(truth: &bool) -> bool {
 pub enum InheritedPolicies {
     /// All, or none.
     Switch(bool),
-    /// These.
+    /// The policies with these names.
     Named(Vec<String>),
 }
 
@@ -136,7 +136,7 @@ impl SubagentDefinition {
         subagent
     }
 
-    /// Returns whether one of its fields has the same meaning as this policy.
+    /// Returns whether a field of the subagent has the same meaning as this policy.
     fn sets(&self, policy: &str) -> bool {
         match policy {
             STORE => self.store.is_some(),

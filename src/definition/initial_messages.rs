@@ -11,7 +11,7 @@ use crate::domain::message::Message;
 const FIELD: &str = "initial_messages";
 
 impl SubagentDefinition {
-    /// Returns the messages with which it begins. The check has reported invalid ones.
+    /// Returns the messages with which the subagent begins. The check has reported invalid messages.
     pub fn beginning(&self) -> Vec<Arc<Message>> {
         read_initial(&self.initial_messages)
             .unwrap_or_default()

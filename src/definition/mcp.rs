@@ -386,8 +386,8 @@ impl<'a> McpReference<'a> {
     }
 }
 
-/// Returns the name under which models know a tool of an MCP server: `server__tool`. Characters that providers refuse become `_`, and
-/// then, or if it is too long, a part of a digest of the full name tells it from others.
+/// Returns the name under which models know a tool of an MCP server: `server__tool`. Characters that providers refuse
+/// become `_`, and then, or if it is too long, a part of a digest of the full name tells it from others.
 pub fn model_name(server: &str, tool: &str) -> String {
     let plain = |c: char| {
         if c.is_ascii_alphanumeric() || matches!(c, '_' | '-') {
@@ -432,7 +432,7 @@ impl ToolNames {
         all
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no names.
     pub fn is_empty(&self) -> bool {
         self.single.is_empty() && self.starts.is_empty()
     }

@@ -11,7 +11,8 @@
 //! | stored definitions, and files beside them | `record`, `enclosed` |
 //!
 //! A new field of agents and subagents is one entry in the lists of `agent`, is used where agents are built
-//! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and `docs/subagents.md`.
+//! (`agent::assemble`, or the policy that it concerns) and is in the tables of `docs/agents.md` and
+//! `docs/subagents.md`.
 //!
 //! Every field has a default, so that a definition with mistakes can be read as far as possible and all mistakes be
 //! reported at once: [`read()`] reports wrong shapes, [`check`] wrong values.

@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use super::diagnostic::{Diagnostic, FieldPath};
 
-/// The fields of which requests to providers are made, by the names that they have with one provider or another, in lower
-/// case and without `_`. The server fills them in; a setting of such a name would go past approvals and lists of allowed
-/// models, or break the reading of the answer. From the references of OpenAI (chat completions, responses), Anthropic
-/// (messages), Google (generateContent), Ollama (chat) and the usual gateways.
+/// The fields of requests to providers, by their names at any provider, in lower case and without `_`. The server fills
+/// these fields. A setting with such a name would bypass approvals and lists of allowed models, or make the answer
+/// unreadable. The names are from the references of OpenAI (chat completions, responses), Anthropic (messages), Google
+/// (generateContent), Ollama (chat) and the usual gateways.
 const STRUCTURAL: [&str; 29] = [
     "background",
     "batch",
@@ -50,7 +50,7 @@ pub fn is_structural_setting(name: &str) -> bool {
     STRUCTURAL.contains(&plain.as_str())
 }
 
-/// The settings in `field` that cannot be given.
+/// Returns diagnostics for the settings in `field` that are not allowed.
 pub(super) fn check_settings(field: &FieldPath, settings: &Map<String, Value>) -> Vec<Diagnostic> {
     let message = "is a part of the request that the server makes itself, and cannot be a setting";
     let structural = settings.keys().filter(|name| is_structural_setting(name));

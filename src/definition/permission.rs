@@ -1,7 +1,7 @@
 //! File permissions: the files that an agent may read and change, and those for which a human is asked.
 //!
-//! The first rule that concerns an operation on a path decides; what no rule concerns is allowed. Rules are about the file
-//! tools, whoever offers them, and about nothing else.
+//! The first rule that concerns an operation on a path decides. An operation that no rule concerns is allowed. Rules
+//! apply to the file tools of every source, and to nothing else.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct Permission {
     pub operations: Vec<FileOperation>,
     /// The paths: absolute patterns, in which `**` spans folders.
     pub paths: Vec<String>,
-    /// The decision.
+    /// The decision on these operations.
     pub mode: PermissionMode,
 }
 
@@ -65,7 +65,7 @@ pub struct FileRules(Arc<[Rule]>);
 
 struct Rule {
     operations: Vec<FileOperation>,
-    /// Each pattern, with the folder below which all that it matches lies.
+    /// Each pattern, with a folder that holds all paths that the pattern matches.
     paths: Vec<(String, Pattern, String)>,
     mode: PermissionMode,
 }
@@ -99,10 +99,10 @@ impl FileRules {
             .next()
     }
 
-    /// Checks that `operation` on `path`, a normal one, is not forbidden.
+    /// Checks that `operation` on the normalised `path` is allowed.
     ///
     /// # Errors
-    /// The text for the model, which names the rule.
+    /// Returns the text for the model, which names the rule.
     pub fn check(&self, operation: FileOperation, path: &str) -> Result<(), String> {
         match self.decision(operation, path) {
             Some((PermissionMode::Deny, pattern)) => {
@@ -115,8 +115,8 @@ impl FileRules {
         }
     }
 
-    /// Returns whether a human has to approve this call of a file tool. One that reaches many files has to be approved if one of
-    /// them may be meant.
+    /// Returns whether a human has to approve this call of a file tool. A call on many files needs approval if one of
+    /// the files may need it.
     pub fn needs_approval_of(&self, call: &ToolCall) -> bool {
         let argument = |name: &str| call.args.get(name).and_then(|value| value.as_str());
         let exact = |operation, path: Option<&str>| {
@@ -126,7 +126,7 @@ impl FileRules {
         };
         let many = |operation, path: Option<&str>| match path.map(normalise) {
             Some(Ok(path)) => self.may_be_below(operation, &path),
-            // What has no path of its own is about all.
+            // A call without a path of its own concerns all files.
             None => self.may_be_below(operation, "/"),
             Some(Err(_)) => false,
         };
@@ -149,7 +149,7 @@ impl FileRules {
     }
 }
 
-/// The folder below which all lies that a pattern matches, or the path itself if it matches no other.
+/// Returns the folder that holds all paths that a pattern matches, or the path itself if the pattern matches no other.
 fn trunk(pattern: &str) -> String {
     let plain = |part: &&str| !part.contains(['*', '?', '[', '{']);
     let parts: Vec<&str> = pattern

@@ -1,7 +1,7 @@
 //! The policies of an agent that a definition lists by name, in their order.
 //!
-//! The settings of a built-in policy could as well be given in a field; [`AgentDefinition::resolved`] puts them into that
-//! field, so that all other code knows one form.
+//! The settings of a built-in policy can also be given in a field. [`AgentDefinition::resolved`] moves them into that
+//! field, so that all other code handles one form.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -165,8 +165,8 @@ fn valid_elements<T: serde::de::DeserializeOwned>(values: Vec<Value>) -> Vec<T> 
 }
 
 impl AgentDefinition {
-    /// Returns the definition in one form: the settings of listed policies, and everything that subagents inherit, are in the fields
-    /// of the same meaning.
+    /// Returns the definition in one form. The settings of listed policies, and everything that subagents inherit, are
+    /// in the fields of the same meaning.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut agent = self.clone();
@@ -217,7 +217,7 @@ impl AgentDefinition {
 }
 
 impl SubagentDefinition {
-    /// Returns the subagent in one form, within a parent that is resolved.
+    /// Returns the subagent in one form; the parent has to be resolved.
     pub(super) fn resolved(&self, parent: &AgentDefinition) -> Self {
         let mut subagent = self.inheriting(parent);
         let values = ListedSettings::of(&subagent.middleware);
@@ -253,7 +253,7 @@ impl SubagentDefinition {
     }
 }
 
-/// Adds these policies to a resolved subagent, as far as it does not have them.
+/// Adds to a resolved subagent those of the policies that it does not have.
 pub(super) fn add(subagent: &mut SubagentDefinition, policies: &[Policy]) {
     let values = ListedSettings::of(policies);
     subagent.limits = ListedSettings::default()
@@ -301,8 +301,7 @@ pub(super) fn remove(subagent: &mut SubagentDefinition, names: &[String]) {
     }
 }
 
-/// Checks listed policies; `given` lists the policies for which a field is set that has the same meaning as the
-/// settings.
+/// Checks listed policies. `given` lists the policies whose settings are also given in a field of the same meaning.
 pub(super) fn check(
     list: &FieldPath,
     policies: &[Policy],

@@ -1,8 +1,8 @@
 //! Harness profiles: settings for all agents with a certain model.
 //!
-//! The key of a profile is a provider (`openai`) or one of its models (`openai:gpt-5`); where both are given, the model's
-//! stands over the provider's. Each agent, also each subagent, has the profile of its own model. What a definition says
-//! itself precedes.
+//! The key of a profile is a provider (`openai`) or one of its models (`openai:gpt-5`). If both are given, the values
+//! of the model's profile precede. Each agent, also each subagent, has the profile of its own model. Fields of a
+//! definition precede the profile.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,15 +22,15 @@ use super::{AgentDefinition, Location, Policy, SubagentDefinition, SubagentMode}
 pub struct HarnessProfile {
     /// The text after the agent's own instructions.
     pub base_system_prompt: Option<String>,
-    /// The text after that.
+    /// The text at the end of the instructions, after `base_system_prompt`.
     pub system_prompt_suffix: Option<String>,
-    /// The descriptions of tools, in the place of their own.
+    /// The descriptions of tools that replace the tools' own.
     pub tool_description_overrides: BTreeMap<String, String>,
     /// The tools that agents with this model do not have.
     pub excluded_tools: Vec<String>,
-    /// The policies that they do not have.
+    /// The policies that agents with this model do not have.
     pub excluded_middleware: Vec<String>,
-    /// Policies that they have besides.
+    /// Further policies of agents with this model.
     pub extra_middleware: Vec<Policy>,
     /// The changes to the general-purpose subagent of a main agent with this model.
     pub general_purpose_subagent: GeneralProfile,
@@ -42,7 +42,7 @@ pub struct HarnessProfile {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GeneralProfile {
-    /// Whether it is allowed.
+    /// False to remove the general-purpose subagent.
     pub enabled: Option<bool>,
     /// The description.
     pub description: Option<String>,
@@ -77,10 +77,10 @@ impl HarnessProfiles {
         let settings = agent.model_settings.clone();
         for subagent in &mut agent.subagents {
             let is_made_here = subagent.location() == Location::Inside && subagent.runnable.is_none();
-            // A fork has everything from its caller.
+            // A fork has everything from its caller, so no profile applies.
             if is_made_here && subagent.mode == SubagentMode::Isolated {
                 let profile = self.of(subagent.model.as_deref().unwrap_or(&model));
-                // The general-purpose subagent has its instructions already.
+                // The general-purpose subagent got its instructions above.
                 let has_base = general.as_deref() != Some(subagent.name.as_str());
                 subagent.model_settings.get_or_insert_with(|| settings.clone());
                 profile.apply_to_subagent(subagent, has_base);
@@ -108,7 +108,7 @@ impl HarnessProfiles {
 }
 
 impl HarnessProfile {
-    /// Returns the profile of a provider with that of one of its models over it.
+    /// Returns the profile of a provider, overridden by `exact`, the profile of one of its models.
     fn under(&self, exact: &Self) -> Self {
         let or = |one: &Option<String>, other: &Option<String>| one.clone().or_else(|| other.clone());
         let union = |one: &[String], other: &[String]| {

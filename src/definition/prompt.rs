@@ -1,4 +1,4 @@
-//! The instructions of an agent: a text, or blocks of text of which some are marked for the provider's cache.
+//! The instructions of an agent: a text, or blocks of text, some of which are marked for the provider's cache.
 
 use std::fmt;
 
@@ -130,7 +130,7 @@ impl SystemPrompt {
         }
     }
 
-    /// Adds a section to the end; nothing if it is blank.
+    /// Adds a section to the end, unless the section is blank.
     pub fn add(&mut self, section: &str) {
         match self {
             _ if section.trim().is_empty() => {}
@@ -140,7 +140,7 @@ impl SystemPrompt {
         }
     }
 
-    /// Adds other instructions to the end. If either has blocks, so has the result.
+    /// Adds other instructions to the end. If either has blocks, the result has blocks, too.
     pub fn append(&mut self, other: &Self) {
         match other {
             Self::Text(text) => self.add(text),

@@ -1,7 +1,7 @@
-//! The kinds of providers: *the* table of what the server knows of each.
+//! The kinds of providers, and the one table of their properties.
 //!
-//! A new one that speaks a protocol of the table is a variant and a row here. A new protocol also needs an arm where
-//! `model::providers` builds models of it.
+//! To add a kind with a protocol of the table, add a variant and a row here. A new protocol also needs an arm in
+//! `model::providers`, which builds the models.
 
 use std::fmt;
 
@@ -60,15 +60,15 @@ pub struct ProviderTraits {
     pub protocol: Protocol,
     /// The address, unless the protocol implies it.
     pub address: Option<&'static str>,
-    /// Environment variables that may hold its key, the usual one first.
+    /// Environment variables that may hold the provider's key, the usual one first.
     pub key_variables: &'static [&'static str],
-    /// Environment variables that may hold its address.
+    /// Environment variables that may hold the provider's address.
     pub address_variables: &'static [&'static str],
-    /// Whether the public address requires a key.
+    /// True if the public address requires a key.
     pub needs_key: bool,
-    /// Whether it computes embeddings.
+    /// True if the provider computes embeddings.
     pub has_embeddings: bool,
-    /// Whether it needs no section in the configuration.
+    /// True if the provider needs no section in the configuration.
     pub is_built_in: bool,
 }
 
@@ -129,8 +129,8 @@ pub const PROVIDERS: [ProviderTraits; 6] = [
         has_embeddings: true,
         is_built_in: true,
     },
-    // Scripts are played only where the configuration says so: what a scripted model says, and so which tools it calls,
-    // whoever talks to it decides.
+    // The provider needs a section in the configuration, since the client decides what a scripted model says, and so
+    // which tools it calls.
     ProviderTraits {
         kind: ProviderKind::Scripted,
         word: "scripted",
@@ -153,17 +153,17 @@ impl ProviderKind {
             .unwrap_or(&PROVIDERS[0])
     }
 
-    /// The word for it in configurations and model names.
+    /// Returns the word for the kind in configurations and model names.
     pub fn as_str(self) -> &'static str {
         self.traits().word
     }
 
-    /// The protocol it speaks.
+    /// Returns the protocol of the kind.
     pub fn protocol(self) -> Protocol {
         self.traits().protocol
     }
 
-    /// The kind of a provider that needs no section in the configuration, by its name.
+    /// Returns the kind of a provider that needs no section in the configuration, by its name.
     pub fn built_in(name: &str) -> Option<Self> {
         let known = PROVIDERS
             .iter()
@@ -179,7 +179,7 @@ impl fmt::Display for ProviderKind {
 }
 
 impl Protocol {
-    /// The word for it: that of the first provider which speaks it.
+    /// Returns the word for the protocol: that of the first kind which speaks it.
     pub fn as_str(self) -> &'static str {
         let speaks = PROVIDERS.iter().find(|traits| traits.protocol == self);
         speaks.map_or("", |traits| traits.word)

@@ -8,7 +8,7 @@ use super::strict::Strict;
 use crate::domain::json_limits::{LimitExceeded, check, find_nul};
 use crate::domain::serde_messages::for_toml;
 
-/// The maximum number of mistakes that are reported. After each the rest is read again.
+/// The maximum number of mistakes that are reported. After each mistake the rest is read again.
 const MOST_FINDINGS: usize = 100;
 
 /// The result of reading.
@@ -27,7 +27,7 @@ pub struct Parsed<T> {
 pub struct FieldMap(Vec<(FieldPath, usize)>);
 
 impl FieldMap {
-    /// Returns the place in the source of a place in the value that was read.
+    /// Returns the place in the source for a place in the value that was read.
     pub fn source_of(&self, field: &FieldPath) -> FieldPath {
         let mut source = FieldPath::default();
         for segment in &field.0 {
@@ -49,8 +49,8 @@ impl FieldMap {
     }
 }
 
-/// Reads `value`. Whatever does not fit is noted, taken out, and the rest read again; `T` and all that it contains
-/// should therefore have defaults.
+/// Reads `value`. A part that does not fit is reported and removed, and the rest is read again. So `T` and all types in
+/// it should have defaults.
 pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     let mut findings: Vec<Diagnostic> = Vec::new();
     let mut gaps = FieldMap::default();
@@ -105,7 +105,7 @@ pub fn read<T: DeserializeOwned>(mut value: Value) -> Parsed<T> {
     }
 }
 
-/// Returns whether a diagnostic about `field` would only repeat that it, or an element of it, could not be read.
+/// Returns whether a diagnostic about `field` only repeats that the field, or an element of it, could not be read.
 pub fn is_echo(field: &FieldPath, unread: &[Diagnostic]) -> bool {
     unread.iter().any(|earlier| {
         let is_element = matches!(earlier.field.0.last(), Some(Segment::Index(_)));
@@ -127,7 +127,7 @@ fn path_of(path: &serde_path_to_error::Path) -> FieldPath {
     field
 }
 
-/// Removes what is at `place`; `false` when there is nothing to remove.
+/// Removes the value at `place`. Returns `false` if there is nothing to remove.
 fn take_out(value: &mut Value, place: &FieldPath) -> bool {
     let Some((last, way)) = place.0.split_last() else {
         return false;
@@ -146,7 +146,7 @@ fn take_out(value: &mut Value, place: &FieldPath) -> bool {
     }
 }
 
-/// Words a message in the terms of configuration files.
+/// Rewrites a message in the terms of configuration files.
 fn plain_words(field: &FieldPath, message: &str) -> String {
     match for_toml(message) {
         Some(words) => words,

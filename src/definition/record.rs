@@ -15,11 +15,11 @@ use crate::domain::time::Timestamp;
 pub const LARGEST_DEFINITION: usize = 256 * 1024;
 /// The maximum number of agents that clients may define.
 pub const MOST_AGENTS: i64 = 500;
-/// The maximum number of versions of a definition that are listed. Older ones stay only as long as a run needs them.
+/// The maximum number of listed versions of a definition. Older versions stay only as long as a run needs them.
 pub const VERSIONS_KEPT: i64 = 100;
 
 impl AgentDefinition {
-    /// The definition as it is stored, with the files that belong to it. Equal definitions have equal texts.
+    /// Returns the stored text of the definition, with the files that belong to it. Equal definitions have equal texts.
     pub fn text(&self) -> String {
         #[derive(Serialize)]
         struct Stored<'a> {
@@ -35,8 +35,8 @@ impl AgentDefinition {
         serde_json::to_string(&stored).expect("a definition is made of plain records")
     }
 
-    /// Reads a definition that was stored, maybe by an earlier release: what is not understood any more is told and left
-    /// out.
+    /// Reads a stored definition, possibly of an earlier release. Parts that this release does not know are reported
+    /// and left out.
     pub fn from_stored(mut stored: Value) -> Parsed<Self> {
         let enclosed = stored
             .as_object_mut()
@@ -55,7 +55,7 @@ impl AgentDefinition {
         reading
     }
 
-    /// The name of its content: the SHA-256 of its text in hexadecimal digits.
+    /// Returns the name of the content: the SHA-256 of its text in hexadecimal digits.
     pub fn digest(&self) -> Digest {
         Digest(
             Sha256::digest(self.text())
@@ -69,14 +69,14 @@ impl AgentDefinition {
 /// The place where an agent is defined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Provenance {
-    /// In this file or folder.
+    /// This file or folder.
     File(String),
-    /// In the database: a client brought it.
+    /// The database: a client defined the agent.
     Client,
 }
 
 impl Provenance {
-    /// The file or folder; none for what a client brought.
+    /// Returns the file or folder; none for a definition of a client.
     pub fn file(&self) -> Option<&str> {
         match self {
             Self::File(place) => Some(place),
@@ -90,26 +90,26 @@ impl Provenance {
 pub struct DefinitionVersion {
     /// The agent.
     pub graph_id: String,
-    /// Counts from 1 within the agent.
+    /// The number of the version, counted from 1 within the agent.
     pub number: i64,
-    /// Names the content.
+    /// The digest of the content.
     pub digest: Digest,
     /// The place where it was defined.
     pub provenance: Provenance,
     /// The definition.
     pub definition: AgentDefinition,
-    /// When it began to hold.
+    /// The time at which the version was created.
     pub created_at: Timestamp,
 }
 
 /// A diagnostic about a definition, with the place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredDiagnostic {
-    /// The file, when it comes from one.
+    /// The file, if the definition comes from one.
     pub file: Option<String>,
     /// Line and column in the file, from 1.
     pub position: Option<(usize, usize)>,
-    /// The field, as in `subagents[0].name`; empty for the whole.
+    /// The field, as in `subagents[0].name`; empty for the whole definition.
     pub field: String,
     /// The problem, and the allowed values.
     pub message: String,

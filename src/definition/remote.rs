@@ -1,6 +1,6 @@
-//! Subagents that are agents of their own, defined elsewhere: on this server, or on another one.
+//! Subagents that are separate agents, defined elsewhere: on this server, or on another one.
 //!
-//! Such agents work in the background, on threads of their own, unless `async = false` makes them synchronous delegates.
+//! Such agents work in the background, on threads of their own, unless `async = false` lets the caller wait for them.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use super::diagnostic::{Diagnostic, FieldPath, suggestion};
 use super::{AgentDefinition, GENERAL_PURPOSE, SubagentDefinition, SubagentMode, check_headers};
 use crate::domain::background::BackgroundAgent;
 
-/// The fields of a subagent that a reference to another agent may have: its name, the place where it is defined, the way in which it is
-/// called, and the limits of one delegation.
+/// The fields that a reference to another agent may have: its name, the place of its definition, the way of calling it,
+/// and the limits of one delegation.
 const FIELDS_OF_REFERENCES: [&str; 17] = [
     "name",
     "description",
@@ -36,7 +36,7 @@ const FIELDS_OF_REFERENCES: [&str; 17] = [
 /// The place where a subagent is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location<'a> {
-    /// In its parent's definition.
+    /// The definition of its parent.
     Inside,
     /// The agent of this `graph_id` on this server.
     Local(&'a str),
@@ -50,7 +50,7 @@ pub enum Location<'a> {
 }
 
 impl SubagentDefinition {
-    /// Returns the place where it is defined.
+    /// Returns the place where the subagent is defined.
     pub fn location(&self) -> Location<'_> {
         match (&self.graph_id, &self.url) {
             (None, _) => Location::Inside,
@@ -59,12 +59,13 @@ impl SubagentDefinition {
         }
     }
 
-    /// Returns whether it works in the background.
+    /// Returns whether the subagent works in the background.
     pub fn is_background(&self) -> bool {
         self.graph_id.is_some() && self.in_background != Some(false)
     }
 
-    /// Returns its description for the agent that may start background tasks; `None` if it does not work in the background.
+    /// Returns the description of the subagent for the agent that starts background tasks; `None` if the subagent does
+    /// not work in the background.
     pub fn as_background_agent(&self) -> Option<BackgroundAgent> {
         let graph_id = self.graph_id.clone().filter(|_| self.is_background())?;
         Some(BackgroundAgent {
@@ -80,7 +81,7 @@ impl SubagentDefinition {
         })
     }
 
-    /// Checks the place where it is defined; `field` is the field of the subagent.
+    /// Checks the place where the subagent is defined; `field` is the field of the subagent.
     pub(super) fn check_location(&self, field: &FieldPath, agents: &BTreeSet<String>) -> Vec<Diagnostic> {
         let mut findings = match self.location() {
             Location::Inside => self.check_reference_fields(field),
@@ -149,7 +150,7 @@ impl SubagentDefinition {
             .collect()
     }
 
-    /// Reports fields that belong into the definition of the other agent.
+    /// Reports fields that belong to the definition of the other agent.
     fn check_own_fields(&self, field: &FieldPath, graph_id: &str) -> Vec<Diagnostic> {
         let more = [
             ("runnable", self.runnable.is_some()),
@@ -172,7 +173,7 @@ impl SubagentDefinition {
         findings
     }
 
-    /// Checks the fields that only background subagents have, and those that they cannot have.
+    /// Checks the fields that only background subagents have, and the fields that background subagents cannot have.
     fn check_background_fields(&self, field: &FieldPath) -> Vec<Diagnostic> {
         let given = [
             ("webhook", self.webhook.is_some()),
@@ -187,7 +188,7 @@ impl SubagentDefinition {
     }
 }
 
-/// Reports the parts that an address must not have, since everybody may read it.
+/// Reports the parts that an address must not have, since clients can read addresses.
 fn secret_problem(url: &str) -> Option<String> {
     let url = url::Url::parse(url).ok()?;
     let has_secret = !url.username().is_empty() || url.password().is_some() || url.query().is_some();
@@ -195,7 +196,7 @@ fn secret_problem(url: &str) -> Option<String> {
     has_secret.then(|| problem.to_owned())
 }
 
-/// Reports fields that are given and must not be.
+/// Reports fields that are given but not allowed.
 pub(super) fn wrong<'n>(
     field: &FieldPath,
     given: impl IntoIterator<Item = (&'n str, bool)>,
@@ -208,7 +209,7 @@ pub(super) fn wrong<'n>(
 }
 
 impl AgentDefinition {
-    /// Returns the subagents whose results the agent waits for: those that its `task` tool offers.
+    /// Returns the subagents for whose results the agent waits: those that its `task` tool offers.
     pub fn synchronous(&self) -> impl Iterator<Item = &SubagentDefinition> {
         self.subagents.iter().filter(|subagent| !subagent.is_background())
     }
@@ -226,7 +227,8 @@ impl AgentDefinition {
             .collect()
     }
 
-    /// Reports a background subagent with the name of the general-purpose subagent: the model would see two of that name.
+    /// Reports a background subagent with the name of the general-purpose subagent: the model would see two of that
+    /// name.
     pub(super) fn check_background_names(&self) -> Vec<Diagnostic> {
         let general = &self.general_purpose_subagent;
         let taken = general.name.as_deref().unwrap_or(GENERAL_PURPOSE);

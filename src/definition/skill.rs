@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::front_matter::{self, FrontMatter};
 
-/// The file that makes a folder a skill.
+/// The name of the file that makes a folder a skill.
 pub const FILE: &str = "SKILL.md";
 /// The maximum size of a `SKILL.md`, in bytes.
 pub const LARGEST: usize = 1024 * 1024;
@@ -40,7 +40,7 @@ pub struct Skill {
     /// Additional metadata.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
-    /// The tools that the skill is written for. Shown, not enforced.
+    /// The tools for which the skill is written. Shown, not enforced.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_tools: Vec<String>,
     /// The tools that are hidden until the model has read the skill.
@@ -49,7 +49,7 @@ pub struct Skill {
 }
 
 impl Skill {
-    /// Parses the text of the `SKILL.md` at `path`. Returns warnings with it.
+    /// Parses the text of the `SKILL.md` at `path`. Also returns warnings.
     ///
     /// # Errors
     /// Returns the reason why the file is no skill, continuing "the file …".

@@ -98,7 +98,7 @@ pub struct NamedSource {
     pub field: FieldPath,
     /// The path, as it is written.
     pub path: String,
-    /// The tools that the skills of a folder may disclose; `None` for a file of memory.
+    /// The tools that the skills of a folder may disclose; `None` for a memory file.
     pub tools: Option<Vec<String>>,
 }
 

@@ -14,9 +14,9 @@ use crate::domain::item::template::NamespaceTemplate;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum StoreRule {
-    /// `true`: a namespace of the assistant's own; `false`: no tools.
+    /// `true`: access to a namespace of the assistant's own; `false`: no tools.
     Switch(bool),
-    /// The access.
+    /// The access in detail.
     PeerPolicy(StoreReach),
 }
 
@@ -24,10 +24,10 @@ pub enum StoreRule {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreReach {
-    /// The namespace, with all below it. `{name}` in a label is filled with what the run's context says of that name;
-    /// `{assistant_id}`, `{thread_id}` and `{agent_name}` the server knows by itself.
+    /// The namespace, with all namespaces below it. `{name}` in a label is replaced by the entry `name` of the run's
+    /// context. The server itself fills in `{assistant_id}`, `{thread_id}` and `{agent_name}`.
     pub namespace: Vec<String>,
-    /// Whether the agent can only read.
+    /// True if the agent can only read.
     pub read_only: bool,
 }
 

@@ -1,14 +1,14 @@
-//! A value as a source of types that takes a list for nothing but a list.
+//! A source of values for `serde` that does not accept a list instead of a table.
 //!
-//! The derived code of a table would also read a list, its fields in their order, so that `limits = [1]` would silently
-//! limit the depth.
+//! The derived code of a table would also accept a list with the fields in their order, so that `limits = [1]` would
+//! silently limit the depth.
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{Error as _, IntoDeserializer, Unexpected, Visitor};
 use serde::{Deserializer, forward_to_deserialize_any};
 use serde_json::{Error, Value};
 
-/// A value, read like that.
+/// A value that is read in this way.
 #[derive(Clone, Copy)]
 pub(super) struct Strict<'v>(pub(super) &'v Value);
 

@@ -47,7 +47,7 @@ pub fn validate(graph_id: &str, mut body: Value, context: &ValidationContext) ->
         }
     }
     findings.extend(reading.findings);
-    // It came as JSON.
+    // The definition came as JSON, so the messages use the terms of JSON.
     findings
         .iter_mut()
         .for_each(|finding| finding.message = for_json(&finding.message));

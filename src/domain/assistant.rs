@@ -129,8 +129,8 @@ impl AssistantSettings {
         Ok(self)
     }
 
-    /// Returns these settings with a change applied. As in [`AssistantSettings::mirrored`], a new `context` or `configurable`
-    /// changes both; a new `config` without `configurable` leaves the context as it is.
+    /// Returns these settings with a change applied. As in [`AssistantSettings::mirrored`], a new `context` or
+    /// `configurable` changes both; a new `config` without `configurable` leaves the context as it is.
     ///
     /// # Errors
     /// Returns [`ContextConflict`] if the change gives both and they differ.

@@ -68,8 +68,8 @@ pub struct Question {
     /// The ids of the tool calls in question, in the order of `action_requests`.
     #[serde(default)]
     pub calls: Vec<String>,
-    /// The asker's own key for the question, which tells the answers to several questions apart; for a remote agent, the id
-    /// of the interrupt on its server.
+    /// The asker's own key for the question, which tells the answers to several questions apart; for a remote agent,
+    /// the id of the interrupt on its server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
 }

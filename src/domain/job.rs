@@ -48,7 +48,7 @@ kinds! {
     Cron = "cron",
     /// Polls or cancels a background task on another server. The key is the task.
     PollRemote = "poll_remote",
-    /// Cancels a run on another server whose result nobody needs any more. The key is the run of the subagent.
+    /// Cancels a run on another server whose result is not needed any more. The key is the run of the subagent.
     CancelRemote = "cancel_remote",
     /// Checks whether an interrupt of another server was answered there. The key is the run of the subagent.
     WatchInterrupt = "watch_interrupt",

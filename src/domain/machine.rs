@@ -1,8 +1,8 @@
 //! The state machine of a run.
 //!
-//! [`Machine::next`] returns the next action, the driver performs it, and one of the `…_done` methods records the outcome
-//! and advances. Nothing here does I/O or waits, so a stored machine can be loaded by another process, days later, and
-//! continues from there.
+//! [`Machine::next`] returns the next action, the driver performs it, and one of the `…_done` methods records the
+//! outcome and advances. Nothing here does I/O or waits, so a stored machine can be loaded by another process, days
+//! later, and continues from there.
 //!
 //! ```text
 //!  before_agent ─► before_model ─► model ─► after_model ─┬─► tools ─┐

@@ -1,5 +1,5 @@
-//! The data types of adjutant and their rules. Pure code: nothing here does I/O, waits or prints. The glossary is in the
-//! documentation of the crate.
+//! The data types of adjutant and their rules. Pure code: nothing here does I/O, waits or prints. The glossary is in
+//! the documentation of the crate.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The logs of threads and their readers.
 //!
-//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads stored events,
-//! then events in memory, then waits for new ones. Memory holds the newest part of the same log.
+//! Live streams, joins and replays are one thing: a [`Tail`] that reads the log from a position. It reads stored
+//! events, then events in memory, then waits for new ones. Memory holds the newest part of the same log.
 //!
 //! | Reader | Reads | For |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | [`RunSequence`] | the runs of a thread one after the other, and state updates by clients | `GET /threads/{id}/stream` |
 //! | [`ThreadTail`] | the events of all runs of a thread by number | the v2 stream of a thread |
 //!
-//! Events are defined in [`crate::domain::event`], stored by [`crate::db::events`] and encoded by `http::stream`. An event
-//! is published here only after its step was stored.
+//! Events are defined in [`crate::domain::event`], stored by [`crate::db::events`] and encoded by `http::stream`. An
+//! event is published here only after its step was stored.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

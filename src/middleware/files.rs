@@ -1,7 +1,7 @@
 //! Middleware: file tools, and files for tool results that are too long for the conversation.
 //!
-//! It also prevents two calls of one answer from changing the same file: both would start from the same content, and
-//! one change would be lost.
+//! The middleware also prevents two calls of one answer from changing the same file: both would start from the same
+//! content, and one change would be lost.
 
 use std::sync::Arc;
 

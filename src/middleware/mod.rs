@@ -11,8 +11,8 @@
 //! B.after_agent  A.after_agent
 //! ```
 //!
-//! Middleware changes the state only by the updates it returns, and waits for a human only with [`Halt::Ask`]. It has no
-//! access to the driver, the journal or the database.
+//! Middleware changes the state only by the updates it returns, and waits for a human only with [`Halt::Ask`]. It has
+//! no access to the driver, the journal or the database.
 
 use std::sync::Arc;
 

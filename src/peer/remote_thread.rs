@@ -185,7 +185,7 @@ impl RemoteThread {
         Ok(())
     }
 
-    /// Cancels the open interrupts of the thread: nobody has to answer them any more.
+    /// Cancels the open interrupts of the thread, since their answers are not needed any more.
     ///
     /// # Errors
     /// See [`PeerError`].

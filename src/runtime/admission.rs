@@ -1,10 +1,10 @@
-//! Admission of runs: whether a run may start, or has to wait in the queue. All runs of main agents are admitted here.
+//! Admission of runs: decides whether a run starts or waits in the queue. All runs of main agents are admitted here.
 //!
-//! `start` is the transaction, `precheck` makes slow checks before it, `queue` bounds the number of waiting runs and `withdraw`
-//! removes runs that do not begin.
+//! `start` is the transaction, `precheck` makes slow checks before the transaction, `queue` bounds the number of
+//! waiting runs, and `withdraw` removes runs that do not begin.
 //!
-//! The process that stores a run as running must also drive it, or nobody would until that process ends. Clients may
-//! disconnect in between, so admission runs in a [task of its own](Core::run_detached).
+//! The process that stores a run as running must also drive it. Otherwise no process would drive the run until that
+//! process ends. Clients may disconnect in between, so admission runs in a [task of its own](Core::run_detached).
 
 use std::sync::Arc;
 
@@ -37,9 +37,10 @@ pub(super) use withdraw::{leave_thread, undo, withdraw};
 /// A run that was admitted.
 pub(super) struct Admitted {
     pub(super) run: Run,
-    /// True when the run is stored as running, under fence 1, and this process has to drive it.
+    /// True if the run is stored as running, under fence 1, and this process has to drive it.
     pub(super) claimed: bool,
-    /// The runs that it displaces, and what becomes of their work. Other processes were notified of theirs.
+    /// The runs that this run displaces, each with the action on its checkpoints. Other processes were notified of
+    /// theirs.
     pub(super) displaced: Vec<(RunId, CancelAction)>,
 }
 
@@ -132,8 +133,8 @@ impl Admission {
         self.precheck(new_runs).await
     }
 
-    /// Runs a job that admits a run in one transaction, then starts that run if there is a free slot. This is completed
-    /// even if the caller is dropped meanwhile.
+    /// Runs a job that admits a run in one transaction, then starts that run if there is a free slot. The job is
+    /// completed even if the caller is dropped meanwhile.
     ///
     /// # Errors
     /// Returns the error of the job, which is rolled back, or [`DbError::Closed`] when the server stopped before.
@@ -191,7 +192,7 @@ impl Admission {
 
 /// The result of a transaction that may have admitted a run.
 pub(super) trait MayStart: Send + 'static {
-    /// The same result once the run was started or queued.
+    /// The type of the result after the run was started or queued.
     type Started: Send + 'static;
 
     /// Starts the run, if there is one.

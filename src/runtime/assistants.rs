@@ -21,7 +21,7 @@ use crate::domain::time::Timestamp;
 /// The most threads that one query returns for deletion.
 const THREADS: i64 = 100;
 
-/// The assistant that an agent has by itself, as it is made.
+/// Returns the default assistant of a definition.
 pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp) -> Assistant {
     Assistant::automatic(
         graph_id,
@@ -31,8 +31,8 @@ pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp)
     )
 }
 
-/// Stores an assistant that a definition has by itself. One that is stored stays as it is, except that one that nobody
-/// ever changed takes the name and the description of its definition.
+/// Stores the default assistant of a definition. A stored assistant stays as it is. If it was never changed, it takes
+/// the name and the description of its definition.
 pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
     if assistants::insert(tx, assistant).await? {
         Ok(())
@@ -48,8 +48,8 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
         Ok(None) => return Ok(()),
         Err(error) if error.is_corrupt() => {
             tracing::error!(assistant = %ours.id, %error, repaired = is_untouched, "an assistant cannot be read");
-            // An assistant that was never changed is known. Otherwise it is created again after a client has deleted
-            // it.
+            // The content of an assistant that was never changed is known, so it is written anew. Any other assistant
+            // is created again after a client has deleted it.
             return if is_untouched {
                 assistants::update(tx, ours).await
             } else {
@@ -66,7 +66,7 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
     Ok(())
 }
 
-/// Up to `limit` threads on which this assistant worked last.
+/// Returns up to `limit` threads on which this assistant worked last.
 async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
     let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
     let metadata = MetadataFilter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
@@ -97,8 +97,8 @@ impl Assistants {
         Self { core, threads }
     }
 
-    /// Creates an assistant, once per key. `shown` renders the stored response. An existing one of this id is returned if
-    /// `or_take_it`.
+    /// Creates an assistant, once per key. `shown` renders the stored response. If the id is taken and `or_take_it` is
+    /// set, the existing assistant is returned.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
@@ -131,7 +131,7 @@ impl Assistants {
         write.await
     }
 
-    /// Gives an assistant a new version and takes it into use.
+    /// Creates a new version of an assistant and makes it the current one.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
@@ -161,7 +161,8 @@ impl Assistants {
         write.await
     }
 
-    /// Takes a version of an assistant into use. Runs that were started keep the version that they were started with.
+    /// Makes a version of an assistant the current one. Runs that were started keep the version with which they were
+    /// started.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
@@ -183,11 +184,11 @@ impl Assistants {
         write.await
     }
 
-    /// Deletes an assistant with its versions; with the threads on which it worked last, too, if `with_threads`. Its runs
-    /// go on, since they hold its settings.
+    /// Deletes an assistant with its versions. `with_threads` also deletes the threads on which it worked last. Runs of
+    /// the assistant continue, since they hold its settings.
     ///
     /// # Errors
-    /// See [`AssistantError`]. One that a definition has by itself cannot be deleted as long as there is the definition.
+    /// See [`AssistantError`]. A default assistant cannot be deleted as long as its definition exists.
     pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
         if let Some(graph_id) = self
             .core
@@ -206,7 +207,7 @@ impl Assistants {
             }
             let write = self.core.db.write(move |tx| {
                 Box::pin(async move {
-                    // A run may have come to a new thread meanwhile.
+                    // A run may have started on a new thread meanwhile.
                     if with_threads && !threads_of(tx, id, 1).await?.is_empty() {
                         return Ok(None);
                     }
@@ -251,7 +252,7 @@ impl Assistants {
         })
     }
 
-    /// The assistants that the definitions have by themselves.
+    /// Returns the default assistants of all definitions.
     pub fn default_assistants(&self) -> Vec<DefaultAssistant> {
         let card = |known: &Arc<RegisteredAgent>| DefaultAssistant {
             id: known.assistant,
@@ -261,8 +262,8 @@ impl Assistants {
         self.core.registry.agents().all().map(card).collect()
     }
 
-    /// The loop of this definition's agent, and of its subagents down to this many levels. None without such a
-    /// definition.
+    /// Returns the loop of this definition's agent, and of its subagents down to `levels` levels. None if the
+    /// definition does not exist.
     pub fn graph(&self, graph_id: &str, levels: u32) -> Option<Graph> {
         self.core
             .registry
@@ -271,7 +272,8 @@ impl Assistants {
             .map(|known| known.agent.graph(levels))
     }
 
-    /// What the state and the settings of this definition's agent look like. None without such a definition.
+    /// Returns the schemas of the state and the settings of this definition's agent. None if the definition does not
+    /// exist.
     pub fn schemas(&self, graph_id: &str) -> Option<Schemas> {
         self.core
             .registry
@@ -280,8 +282,8 @@ impl Assistants {
             .map(|known| known.agent.schemas())
     }
 
-    /// The subagents of this definition's agent, by their names: one level, or all of them (`a|b` for a subagent's
-    /// subagent) if `recurse`; only the one of this namespace, if there is one. None without such a definition.
+    /// Returns the subagents of this definition's agent, by name. `recurse` also returns the subagents of subagents
+    /// (`a|b`), and `namespace` selects one subagent. None if the definition does not exist.
     pub fn subagents(&self, graph_id: &str, namespace: Option<&str>, recurse: bool) -> Option<Vec<(String, Schemas)>> {
         self.core
             .registry
@@ -291,10 +293,10 @@ impl Assistants {
     }
 }
 
-/// An assistant that a definition has by itself.
+/// The default assistant of a definition.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DefaultAssistant {
-    /// Its id, the same after every restart.
+    /// The id, the same after every restart.
     pub id: AssistantId,
     /// The definition.
     pub graph_id: String,

@@ -1,4 +1,4 @@
-//! Cancellation of runs: one, or all of a status.
+//! Cancellation of runs: of one run, or of all runs with a status.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub enum CancelAction {
 }
 
 impl CancelAction {
-    /// The word for it.
+    /// Returns the word for the action.
     pub fn word(self) -> &'static str {
         match self {
             Self::Interrupt => "interrupt",
@@ -30,7 +30,7 @@ impl CancelAction {
         }
     }
 
-    /// The action of this word; anything unknown keeps the work.
+    /// Returns the action with this word. An unknown word keeps the work.
     pub fn from_word(word: &str) -> Self {
         if word == Self::Rollback.word() {
             Self::Rollback
@@ -41,9 +41,9 @@ impl CancelAction {
 }
 
 impl Runs {
-    /// Stops a run: the main agent's with all below it, or a subagent's with all below that, of which its caller then
-    /// gets an error result and goes on; one that waits for a human is over at once. Returns when it has been told, not
-    /// when it has stopped: follow its events for that.
+    /// Cancels a run and all runs below it. The caller of a cancelled subagent gets an error result and continues. A
+    /// subagent that waits for a human ends at once. Returns when the cancellation is requested, not when the run has
+    /// stopped; the events of the run report its end.
     ///
     /// # Errors
     /// See [`CancelError`].
@@ -69,7 +69,7 @@ impl Runs {
         work.await
     }
 
-    /// Stops a run without waiting for anything, for a client that has left. What it did stays.
+    /// Cancels a run without waiting, for a client that has disconnected. The work of the run is kept.
     pub fn cancel_soon(&self, thread: ThreadId, run: RunId) {
         let runs = self.clone();
         // No client is left for the result.
@@ -78,11 +78,11 @@ impl Runs {
         }));
     }
 
-    /// Stops all runs that wait for their turn by now (`pending`), all that are at work (`running`), or both. False if
-    /// there were none.
+    /// Cancels all runs that are queued by now (`pending`), all runs that are at work (`running`), or both. Returns
+    /// false if there were none.
     ///
     /// # Errors
-    /// When the database fails; some may have been stopped then.
+    /// Returns an error when the database fails; some runs may be cancelled already.
     pub async fn cancel_all(&self, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
         let runs = self.clone();
         let work = self.core.run_detached(async move {
@@ -95,7 +95,7 @@ impl Runs {
         work.await
     }
 
-    /// Stops all runs that are at work. False if there are none.
+    /// Cancels all runs that are at work. Returns false if there are none.
     async fn stop_all(&self, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
@@ -114,7 +114,7 @@ impl Runs {
         }
     }
 
-    /// Withdraws all runs that wait for their turn by now. False if there are none.
+    /// Withdraws all runs that are queued by now. Returns false if there are none.
     async fn withdraw_all(&self, action: CancelAction) -> DbResult<bool> {
         let now = self.core.clock.now();
         let mut any = false;
@@ -134,7 +134,7 @@ impl Runs {
 }
 
 impl Dispatcher {
-    /// Undoes what a run did.
+    /// Undoes the work of a run.
     pub(super) async fn roll_back(&self, run_context: &Arc<RunContext>) -> DbResult<()> {
         self.core
             .metrics
@@ -170,8 +170,8 @@ impl Dispatcher {
     }
 }
 
-/// Requests that a run stops. For a subagent that waits, returns also which run notifies its caller, and that run if it
-/// was started for it.
+/// Requests that a run stops. For a subagent that waits, also returns the way in which its caller is notified, and the
+/// admission of the run that was started for the notification, if any.
 async fn request(
     tx: &mut Tx<'_>,
     run: &Run,
@@ -200,7 +200,7 @@ async fn request(
 /// The most runs that one transaction cancels.
 const AT_ONCE: i64 = 100;
 
-/// Tells some of the runs at work to stop, those on the threads behind `after`; returns which.
+/// Requests that some runs at work stop: those on threads after `after`. Returns these runs.
 async fn some_running(
     tx: &mut Tx<'_>,
     after: Option<ThreadId>,
@@ -213,7 +213,7 @@ async fn some_running(
     Ok(page)
 }
 
-/// Withdraws some of the runs that wait for their turn since `now` at the latest. False if there are none.
+/// Withdraws some of the runs that were queued by `now`. Returns false if there are none.
 async fn some_pending(
     tx: &mut Tx<'_>,
     action: CancelAction,

@@ -19,7 +19,7 @@ pub(super) struct AtWork {
 }
 
 impl Children {
-    /// Registers a run that is, or is about to be, at work: from now on it can be cancelled.
+    /// Registers a run that is, or is about to be, at work. It can be cancelled from now on.
     pub(super) fn enter(self: &Arc<Self>, run: RunId, stop: CancellationToken) -> AtWork {
         let stop = Arc::new(stop);
         self.all().insert(run, Arc::clone(&stop));
@@ -30,7 +30,7 @@ impl Children {
         }
     }
 
-    /// Cancels a run. Returns false if it is not at work in this process.
+    /// Cancels a run. Returns false if the run is not at work in this process.
     pub(super) fn stop(&self, run: RunId) -> bool {
         self.all().get(&run).map(|stop| stop.cancel()).is_some()
     }
@@ -55,7 +55,7 @@ impl AtWork {
 impl Drop for AtWork {
     fn drop(&mut self) {
         let mut all = self.among.all();
-        // Another loop may have taken the run up again meanwhile.
+        // Another loop may have taken up the run again, so the entry may be that of the other loop.
         if all.get(&self.run).is_some_and(|stop| Arc::ptr_eq(stop, &self.stop)) {
             all.remove(&self.run);
         }

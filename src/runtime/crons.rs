@@ -1,8 +1,8 @@
 //! Crons: runs that start at scheduled times.
 //!
-//! Each due time starts one run: the transaction that stores the run also moves the cron and its job to the next due
-//! time. Of several servers on one database, the one that has claimed the job does it. Due times that passed while no
-//! server was running are made up for by a single run.
+//! Each due time starts one run. The transaction that stores the run also moves the cron and its job to the next due
+//! time. Of several servers on one database, the server that has claimed the job runs this transaction. Due times that
+//! passed while no server was running are made up for by a single run.
 //!
 //! Schedules follow the clock of the server, and so do delayed runs. No guarantee depends on it. Servers whose clocks
 //! differ start runs early or late by the difference.
@@ -26,7 +26,7 @@ use crate::domain::time::Timestamp;
 /// A request for a cron whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewCron {
-    /// The thread of its runs; none gives every run a thread of its own.
+    /// The thread of its runs; with none, every run has a thread of its own.
     pub thread: Option<ThreadId>,
     /// The assistant of its runs.
     pub assistant: AssistantRef,
@@ -34,9 +34,9 @@ pub struct NewCron {
     pub schedule: Schedule,
     /// The time after which no run is started.
     pub end: Option<Timestamp>,
-    /// False while no runs are started.
+    /// False if no runs are started for now.
     pub enabled: bool,
-    /// True to keep the thread of a run when the run is over.
+    /// True if the thread of a run is kept after the run.
     pub keep_threads: bool,
     /// The request of each run.
     pub request: RunRequest,
@@ -84,12 +84,12 @@ impl NewCron {
     }
 }
 
-/// Notes in the settings of a run by which cron it is started.
+/// Stores in the settings of a run that this cron started it.
 fn mark(config: &mut Map<String, Value>, id: CronId) {
     open(config, "configurable").insert("cron_id".to_owned(), json!(id));
 }
 
-/// The object under this name; made if there is none.
+/// Returns the object under this name, and creates it if it does not exist.
 fn open<'a>(object: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
     let value = object.entry(name).or_insert(Value::Null);
     if !value.is_object() {
@@ -141,7 +141,7 @@ async fn check_cron(
     Ok(cron)
 }
 
-/// Crons: creates, changes and deletes them. Cheap to clone.
+/// The handle for crons: creates, changes and deletes them. Cheap to clone.
 #[derive(Clone)]
 pub struct Crons {
     pub(super) core: Arc<Core>,
@@ -189,11 +189,11 @@ impl Crons {
         write.await
     }
 
-    /// Puts `new_cron` in the place of `old`, a cron as it was read. Its next due time changes only with its schedule,
-    /// its zone or its end, or when it is enabled: what was due while it was not is not made up for.
+    /// Replaces the cron `old`, as it was read, with `new_cron`. The next due time changes only with the schedule, the
+    /// zone or the end, or when the cron is enabled. Due times that passed while it was disabled are not made up for.
     ///
     /// # Errors
-    /// See [`CronError`]; [`CronError::Stale`] when the cron is not as it was read. Nothing is stored then.
+    /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
     pub async fn update(&self, old: Cron, new_cron: NewCron) -> Result<Cron, CronError> {
         let now = self.core.clock.now();
         let checked = self.precheck_cron(&new_cron, old.id, now).await?;
@@ -205,7 +205,7 @@ impl Crons {
             .db
             .write(move |tx| {
                 Box::pin(async move {
-                    // In the order in which the deletion of a thread takes them.
+                    // The locks are taken in the same order as by the deletion of a thread.
                     if let Some(thread) = old.thread {
                         db::threads::lock(tx, thread).await?;
                     }
@@ -234,7 +234,7 @@ impl Crons {
     /// Makes the slow checks of the request for a cron.
     async fn precheck_cron(&self, new_cron: &NewCron, id: CronId, now: Timestamp) -> Result<Vec<Checked>, CronError> {
         self.core.webhooks.check(&new_cron.request)?;
-        // The check resolves the assistant.
+        // The id is a placeholder: the check resolves the assistant.
         let cron = new_cron.clone().into_cron(id, AssistantId(uuid::Uuid::nil()), now);
         let ahead = NewRun {
             assistant: new_cron.assistant.clone(),
@@ -251,7 +251,7 @@ impl Crons {
             .db
             .read(move |tx| Box::pin(async move { db::crons::find(tx, id).await }))
             .await;
-        // One that is gone or cannot be read is met by the write.
+        // A cron that is gone or cannot be read is handled by the write.
         let Some(cron) = db::unless_corrupt(found)?.flatten() else {
             return Ok(PrecheckedRun {
                 checked: vec![],
@@ -283,7 +283,7 @@ impl Crons {
         }
     }
 
-    /// Deletes a cron. False if there is none.
+    /// Deletes a cron. Returns false if it does not exist.
     ///
     /// # Errors
     /// Returns an error when the database fails.

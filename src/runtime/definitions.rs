@@ -1,5 +1,5 @@
-//! The handle for definitions of agents, which change while the server runs: clients put them, and files are read
-//! again.
+//! The handle for definitions of agents, which change while the server runs: clients store them, and changed files are
+//! read again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +20,21 @@ use crate::domain::Invalid;
 use crate::domain::id::AssistantId;
 use crate::domain::time::Timestamp;
 
-/// The pause between two looks for definitions that came to other servers.
+/// The pause between two reads of the definitions that clients changed on other servers.
 const LOOK: Duration = Duration::from_secs(1);
-/// The time for which an unused definition is kept: another server may be admitting a run with it.
+/// The time for which an unused definition is kept, since another server may be admitting a run with it.
 const GRACE: Duration = Duration::from_secs(600);
 
 /// The refusal to define, read or remove an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum DefinitionError {
-    /// There is no such agent.
+    /// The agent does not exist.
     #[error("there is no agent {0}")]
     NoAgent(String),
-    /// The agent has no version of this number.
+    /// The agent has no version with this number.
     #[error("agent {0} has no version {1}")]
     NoVersion(String, i64),
-    /// A file defines the agent, and has to be changed instead.
+    /// A file defines the agent, so the file has to be changed instead.
     #[error("agent {graph_id} is defined in {place}")]
     InFile {
         /// The agent.
@@ -45,10 +45,10 @@ pub enum DefinitionError {
     /// Clients may not define agents here.
     #[error("{}", ClientRules::DISABLED)]
     Disabled,
-    /// Clients have defined as many agents as they may.
+    /// The number of agents that clients have defined is at its limit.
     #[error("there are {MOST_AGENTS} agents that clients have defined, and more are not allowed")]
     TooMany,
-    /// The definition cannot be used, for these reasons.
+    /// The definition is invalid, for these reasons.
     #[error("the definition cannot be used")]
     Unusable(Vec<StoredDiagnostic>),
     /// The server failed.
@@ -93,7 +93,7 @@ impl Registry {
                 let mut versions = vec![];
                 for agent in agents {
                     let place = Provenance::File(agent.place);
-                    // Its MCP servers may hold secrets, so they are not stored; runs use the current ones.
+                    // The MCP servers of a file may hold secrets, so they are not stored; runs use the current ones.
                     let definition = agent.definition.without_servers();
                     versions.push(keep(tx, &agent.graph_id, &definition, &place, now).await?);
                     let assistant = assistants::automatic(&agent.graph_id, &agent.definition, now);
@@ -163,7 +163,8 @@ impl Registry {
         }
     }
 
-    /// Applies a change that was made here, after reading those that were made elsewhere in between.
+    /// Applies a change that was made on this server, after reading the changes that were made on other servers in
+    /// between.
     async fn follow(&self, sources: &mut Sources, change: i64, apply: impl FnOnce(&mut Sources)) -> DbResult<()> {
         if change == sources.seen + 1 {
             apply(sources);
@@ -176,7 +177,7 @@ impl Registry {
     }
 }
 
-/// Stores a version if it is a new one, and deletes those that are too old.
+/// Stores a version if it is new, and deletes versions that are too old.
 async fn keep(
     tx: &mut Tx<'_>,
     graph_id: &str,
@@ -192,8 +193,8 @@ async fn keep(
     Ok(version)
 }
 
-/// Stores a definition from a client as the current version, with its default assistant. Returns it with the number of
-/// the change, or nothing when it is current already.
+/// Stores a definition from a client as the current version, with its default assistant. Returns the definition with
+/// the number of the change, or none when it is current already.
 async fn store(
     tx: &mut Tx<'_>,
     graph_id: &str,
@@ -203,7 +204,7 @@ async fn store(
     if in_use.is_some_and(|version| version.definition == brought.definition) {
         return Ok(None);
     }
-    // A concurrent change waits here and then sees this one.
+    // A concurrent change waits at this statement and then sees this change.
     let change = db::definitions::note_change(tx).await?;
     let old = db::definitions::of_client(tx, graph_id).await?;
     if old.is_none() && db::definitions::count(tx).await? >= MOST_AGENTS {
@@ -216,7 +217,7 @@ async fn store(
     Ok(Some((version, change)))
 }
 
-/// Reads, creates, changes and removes definitions of agents. Cheap to clone.
+/// The handle for definitions of agents: reads, creates, changes and removes them. Cheap to clone.
 #[derive(Clone)]
 pub struct Definitions {
     core: Arc<Core>,
@@ -227,7 +228,7 @@ impl Definitions {
         Self { core }
     }
 
-    /// Creates or changes the definition of an agent. Running runs keep the old one.
+    /// Creates or changes the definition of an agent. Runs in progress keep the old one.
     ///
     /// # Errors
     /// Returns the refusal; nothing is stored then.
@@ -262,7 +263,7 @@ impl Definitions {
                 let apply = |sources: &mut Sources| drop(sources.clients.insert(graph_id.to_owned(), version));
                 registry.follow(&mut sources, change, apply).await?;
             }
-            // Another server may have stored it already.
+            // Another server may have stored the definition already.
             None if sources
                 .clients
                 .get(graph_id)
@@ -278,7 +279,7 @@ impl Definitions {
             .ok_or_else(|| DefinitionError::NoAgent(graph_id.to_owned()))
     }
 
-    /// Removes an agent that a client defined, with its default assistant. Running runs continue.
+    /// Removes an agent that a client defined, with its default assistant. Runs in progress continue.
     ///
     /// # Errors
     /// Returns the refusal.
@@ -307,7 +308,7 @@ impl Definitions {
         Ok(())
     }
 
-    /// Validates a definition as if it were to be used.
+    /// Validates a definition without storing it.
     pub fn validate_agent(&self, graph_id: &str, body: Value) -> Validated {
         let mut validated = validate(graph_id, body, &self.core.registry.around());
         let peers = &self.core.registry.workshop.peers;
@@ -341,7 +342,7 @@ impl Definitions {
         self.core.registry.records().get(graph_id).cloned()
     }
 
-    /// Returns the agents that match `wanted`, by name: the page `(limit, offset)`, and their number.
+    /// Returns the agents that match `wanted`, by name: the page `(limit, offset)`, and the number of all matches.
     pub fn agents(
         &self,
         wanted: impl Fn(&AgentRecord) -> bool,
@@ -360,7 +361,7 @@ impl Definitions {
         )
     }
 
-    /// Replaces the definitions of files. Running runs keep the old ones.
+    /// Replaces the definitions of files. Runs in progress keep the old ones.
     ///
     /// MCP servers are started, replaced and stopped. If a part does not fit the tools and providers of this process,
     /// nothing is replaced, and the diagnostics of the former definitions say why.
@@ -392,7 +393,7 @@ impl Definitions {
             self.core.metrics.work().set_known_names(files.labels());
             registry.store_files(&mut sources, files).await?;
         }
-        // They have just been validated.
+        // The servers have just been validated.
         if !tools.replace(&servers).unwrap_or(false) && is_known {
             return Ok(());
         }

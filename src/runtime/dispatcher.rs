@@ -1,4 +1,4 @@
-//! The dispatcher: it claims runs that are due, drives them to their end, and gives them back when the server stops.
+//! The dispatcher: claims runs that are due, drives them to their end, and releases them when the server stops.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -32,13 +32,13 @@ use crate::domain::time::Timestamp;
 
 mod scope;
 
-/// The pause between two looks at the queue without a wakeup: another process may have left runs.
+/// The pause between two looks at the queue without a wakeup, since another process may have left runs.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The most crashes in a row without progress, after which a run is not retried.
+/// The number of crashes in a row without progress after which a run is not retried.
 const MAX_CRASHES: u32 = 8;
 
-/// Claims runs and drives them. There is one for each server process.
+/// The dispatcher of runs. Each server process has one.
 pub(super) struct Dispatcher {
     pub(super) core: Arc<Core>,
     /// The time for which a claim holds without a heartbeat.
@@ -55,7 +55,7 @@ pub(super) struct Dispatcher {
     /// Wakes the dispatch loop when a run may begin.
     pub(super) wakeup: Notify,
     active: Mutex<HashMap<RunId, Active>>,
-    /// The runs of subagents at work in this process, and of those that wait while their callers are.
+    /// The runs of subagents at work in this process, and of subagents that wait while their callers are at work.
     pub(super) children: Arc<Children>,
     pub(super) parked: Arc<Children>,
     /// Notified when a run has left `active`.
@@ -122,7 +122,7 @@ impl Dispatcher {
         let mut adopted: Option<Instant> = None;
         while !self.core.shutdown.soft().is_cancelled() {
             let mut looked = Ok(());
-            // There is no wakeup for what another process has left behind.
+            // Runs that another process has left cause no wakeup.
             if adopted.is_none_or(|last| last.elapsed() >= POLL) {
                 adopted = Some(Instant::now());
                 looked = self.begin_orphans().await;
@@ -233,8 +233,9 @@ impl Dispatcher {
         });
     }
 
-    /// Registers a run that is at work in this process. Returns it if it still is under an earlier claim, which another
-    /// process took and lost again before the loop in this process noticed; that loop is cancelled.
+    /// Registers a run that is at work in this process. Returns `new` if the run is still registered under an earlier
+    /// claim: another process took the run and lost it again before the loop in this process noticed. The earlier loop
+    /// is cancelled then.
     fn enter(&self, run: RunId, new: Active) -> Option<Active> {
         let mut active = self.active();
         if let Some(old) = active.get(&run) {
@@ -263,7 +264,7 @@ impl Dispatcher {
     /// Drives a run to its end and stores the end, unless the loop itself did.
     async fn work(self: &Arc<Self>, run_context: &Arc<RunContext>, stop: CancellationToken) {
         let run = &run_context.run;
-        // Checked before anything is loaded, since loading may be what crashes the server.
+        // The crashes are checked before anything is loaded, since loading may be the cause of the crash.
         if run_context.crashes >= MAX_CRASHES {
             let text = format!("The server stopped {MAX_CRASHES} times while it ran this run; it is not tried again.");
             return self
@@ -404,7 +405,7 @@ impl Dispatcher {
     }
 
     /// Releases a run that cannot continue for the moment, as soon as the database accepts that. A run belongs to its
-    /// process for as long as that lives, so no other process would.
+    /// process as long as the process lives, so no other process would release the run.
     async fn give_back(&self, run_context: &Arc<RunContext>) {
         while self
             .core
@@ -466,7 +467,7 @@ impl Dispatcher {
     }
 }
 
-/// Claims the next run that is due. If there is none, returns also whether one is queued for later.
+/// Claims the next run that is due. If there is none, also returns whether a run is queued for later.
 async fn claim_next(tx: &mut Tx<'_>, worker: WorkerId, now: Timestamp) -> DbResult<(Option<Claim>, bool)> {
     let mut passed = None;
     while let Some(run) = db::runs::next_due(tx, now).await?.filter(|run| passed != Some(*run)) {

@@ -8,10 +8,10 @@ use crate::model::ModelError;
 /// The refusal to start a run.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There is no such thread.
+    /// The thread does not exist.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
-    /// There is no such assistant or graph.
+    /// The assistant or the graph does not exist.
     #[error("there is no assistant {0}")]
     NoAssistant(String),
     /// The definition of the assistant is not configured any more.
@@ -22,10 +22,10 @@ pub enum StartError {
         /// The definition that it names.
         graph_id: String,
     },
-    /// There is no such checkpoint on the thread.
+    /// The thread has no such checkpoint.
     #[error("there is no checkpoint {0} on this thread")]
     NoCheckpoint(CheckpointId),
-    /// The thread is busy and the strategy is to refuse.
+    /// The thread is busy, and the strategy of the request is to refuse.
     #[error("the thread is busy")]
     Busy,
     /// The queue of all threads together is full.
@@ -34,16 +34,16 @@ pub enum StartError {
     /// The queue of the thread is full.
     #[error("{0} runs wait for their turn on this thread, and more are not taken")]
     ThreadFull(u64),
-    /// A question waits for its answer and the agent's owner wants ordinary messages refused meanwhile.
+    /// An interrupt waits for its answer, and the definition of the agent refuses ordinary messages meanwhile.
     #[error("{} questions wait for an answer", .0.len())]
     QuestionPending(Vec<InterruptId>),
-    /// An answer came to a thread on which no question waits.
+    /// The request brings an answer, but the thread has no open interrupt.
     #[error("the thread has no open interrupt")]
     NoOpenInterrupt,
-    /// Several questions wait and the answer does not say which it is for.
+    /// Several interrupts are open, and the answer does not name one of them.
     #[error("{} questions wait for an answer", .0.len())]
     AmbiguousAnswer(Vec<InterruptId>),
-    /// Something in the request cannot be accepted.
+    /// A part of the request is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// A resume without a thread.
@@ -54,7 +54,7 @@ pub enum StartError {
     Fault(#[from] db::DbError),
 }
 
-/// The refusal of a batch: that of the first request that was refused.
+/// The refusal of a batch: the refusal of its first refused request.
 #[derive(Debug, thiserror::Error)]
 #[error("request {at}: {error}")]
 pub struct BatchError {
@@ -76,7 +76,7 @@ impl From<db::DbError> for BatchError {
 /// The refusal to cancel a run.
 #[derive(Debug, thiserror::Error)]
 pub enum CancelError {
-    /// There is no such run.
+    /// The run does not exist.
     #[error("there is no such run")]
     NoRun,
     /// The run is over.
@@ -93,22 +93,22 @@ pub enum CancelError {
 /// The refusal of an answer to an interrupt.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
-    /// There is no such question.
+    /// The interrupt does not exist.
     #[error("there is no such interrupt")]
     NoInterrupt,
     /// The assistant that asked was deleted, or its definition is not configured any more.
     #[error("the agent that asked is gone")]
     NoAgent,
-    /// The interrupt was answered otherwise, dropped, or has expired.
+    /// The interrupt has another answer, was dropped, or has expired.
     #[error("the interrupt is {0}")]
     Stale(&'static str),
-    /// The answer is not one of those that were asked for.
+    /// The answer is not one of the allowed answers.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The thread is busy.
     #[error("the thread is busy")]
     Busy,
-    /// Another server asks, and the answer could not be taken there.
+    /// The interrupt is of a remote agent, and the answer could not be passed on to its server.
     #[error("{0}")]
     Elsewhere(String),
     /// The server failed.
@@ -119,10 +119,10 @@ pub enum ResolveError {
 /// The refusal to write into a state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateWriteError {
-    /// There is no such thread.
+    /// The thread does not exist.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
-    /// There is no such checkpoint on the thread.
+    /// The thread has no such checkpoint.
     #[error("there is no checkpoint {0} on this thread")]
     NoCheckpoint(CheckpointId),
     /// The agent has no such node.
@@ -131,7 +131,7 @@ pub enum StateWriteError {
     /// Runs are at work on the thread.
     #[error("the thread has in-flight runs")]
     InFlight(Vec<RunId>),
-    /// The values cannot be accepted.
+    /// The values are invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The server failed.
@@ -142,10 +142,10 @@ pub enum StateWriteError {
 /// The refusal to create a thread.
 #[derive(Debug, thiserror::Error)]
 pub enum CreateThreadError {
-    /// There is one of this id; it stays as it is.
+    /// A thread with this id exists and stays as it is.
     #[error("there is a thread {0}")]
     Exists(ThreadId),
-    /// The history with which it was to begin cannot be written, or the server failed.
+    /// The given history cannot be written, or the server failed.
     #[error(transparent)]
     Write(#[from] StateWriteError),
 }
@@ -159,19 +159,19 @@ impl From<db::DbError> for CreateThreadError {
 /// The refusal to create or change a cron.
 #[derive(Debug, thiserror::Error)]
 pub enum CronError {
-    /// There is no such cron.
+    /// The cron does not exist.
     #[error("there is no such cron")]
     NoCron,
-    /// There is no such thread.
+    /// The thread does not exist.
     #[error("there is no thread {0}")]
     NoThread(ThreadId),
     /// Another client has changed the cron meanwhile.
     #[error("the cron was changed by somebody else")]
     Stale,
-    /// A part of the request cannot be accepted.
+    /// A part of the request is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// Its runs could never be started.
+    /// The runs of the cron could never be started.
     #[error(transparent)]
     Refused(#[from] StartError),
     /// The server failed.
@@ -180,7 +180,7 @@ pub enum CronError {
 }
 
 impl CronError {
-    /// The refusal of a cron whose run would be refused like this.
+    /// Returns the refusal of a cron, given the refusal of its run.
     #[expect(clippy::wildcard_enum_match_arm, reason = "all others are refusals of the run")]
     pub(super) fn of_check(refusal: StartError) -> Self {
         match refusal {
@@ -205,30 +205,30 @@ pub enum OpenError {
 /// The refusal to create, change or delete an assistant.
 #[derive(Debug, thiserror::Error)]
 pub enum AssistantError {
-    /// There is no such assistant.
+    /// The assistant does not exist.
     #[error("there is no assistant {0}")]
     NoAssistant(AssistantId),
-    /// The assistant has no version of this number.
+    /// The assistant has no version with this number.
     #[error("assistant {0} has no version {1}")]
     NoVersion(AssistantId, i64),
-    /// There is one of this id.
+    /// An assistant with this id exists.
     #[error("there is an assistant {0}")]
     Exists(AssistantId),
-    /// There is no such definition.
+    /// The definition does not exist.
     #[error("there is no agent {graph_id}")]
     NoGraph {
-        /// The definition that was asked for.
+        /// The requested definition.
         graph_id: String,
-        /// Those that there are.
+        /// The existing definitions.
         known: Vec<String>,
     },
-    /// The definition of this key has it by itself.
+    /// The assistant is the default assistant of the definition with this key.
     #[error("the assistant belongs to the definition of {0}")]
     Automatic(String),
-    /// `config.configurable` and `context` were given, and differ.
+    /// `config.configurable` and `context` are both given, and differ.
     #[error("config.configurable and context differ")]
     TwoContexts,
-    /// Something in the request cannot be accepted.
+    /// A part of the request is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The server failed.

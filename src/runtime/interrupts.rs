@@ -39,8 +39,8 @@ pub(super) use remote::{is_answered_remotely, pending_of_subagent, resume_answer
 /// The resolution of interrupts that a run brings.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Resolution {
-    /// The answer of a client to the open interrupts: one answer to the only one, a map by interrupt id, or a list in the
-    /// order in which they were raised.
+    /// The answer of a client to the open interrupts: one answer if there is one interrupt, a map by interrupt id, or a
+    /// list in the order in which the interrupts were raised.
     Answered(Value),
     /// The interrupts of this subagent were answered, or dropped, on the server where it runs.
     AnsweredRemotely(RunId),
@@ -48,7 +48,7 @@ pub enum Resolution {
     Cancelled(Vec<RunId>),
 }
 
-/// Reads interrupts and answers them. Cheap to clone.
+/// The handle for interrupts: reads and answers them. Cheap to clone.
 #[derive(Clone)]
 pub struct Interrupts {
     pub(super) core: Arc<Core>,
@@ -89,7 +89,7 @@ pub(super) async fn resolve(tx: &mut Tx<'_>, run: &mut Run, resolution: &Resolut
 }
 
 /// Starts a run that continues a thread with a resolution that did not come from a client. Returns none if the run is
-/// refused; then nothing is stored, and the transaction can go on.
+/// refused; then nothing is stored, and the transaction can continue.
 async fn continue_thread(
     tx: &mut Tx<'_>,
     thread: ThreadId,

@@ -40,15 +40,15 @@ pub(super) struct LaneJournal {
     /// The run of the agent: the main agent's, or a child's.
     run: RunId,
     origin: Arc<Origin>,
-    /// The segment of history that the next checkpoint continues; none begins a new one.
+    /// The segment of history that the next checkpoint continues; none if it begins a new one.
     segment: Mutex<Option<i64>>,
-    /// The time at which it began in this process.
+    /// The time at which the agent began in this process.
     began: Timestamp,
     /// The usage of the run; none for a journal that only stores its end.
     meter: Option<Arc<Meter>>,
     /// The budget of the main agent with all below it.
     budget: Option<Budget>,
-    /// The usage that is stored, without time.
+    /// The stored usage, without time.
     stored: Mutex<Usage>,
     /// Cancels the loop that writes here.
     stop: CancellationToken,
@@ -296,7 +296,7 @@ impl LaneJournal {
         }
     }
 
-    /// Returns the report for webhooks when the run of the main agent ends like this.
+    /// Returns the report for webhooks about this end of the run of the main agent.
     fn report(
         &self,
         machine: &Machine,
@@ -352,12 +352,12 @@ impl LaneJournal {
         write.await
     }
 
-    /// Stores a batch, and retries while the database is unavailable, since the work cannot be repeated. Returns the
-    /// stored batch, or none if the lease is lost.
+    /// Stores a batch. While the database is unavailable the write is retried, since the work cannot be repeated.
+    /// Returns the stored batch, or none if the lease is lost.
     ///
     /// Each try has new numbers. Other agents store theirs in the meantime, and readers in other processes take
     /// everything below the highest number as complete. A try without a known outcome may have succeeded, so the next
-    /// one looks for it first.
+    /// try first looks for the batch.
     async fn store(&self, batch: CommitBatch) -> DbResult<Option<CommitBatch>> {
         let mut tried = vec![];
         let mut pauses = pauses().build();
@@ -427,7 +427,7 @@ where
     attempt.retry(pauses()).when(DbError::is_transient).notify(said).await
 }
 
-/// The stored usage of a run and of those below it.
+/// The stored usage of a run and of the runs below it.
 #[derive(Clone, Copy, Default)]
 struct Rest {
     own: Option<Usage>,
@@ -598,7 +598,7 @@ impl Journal for LaneJournal {
             None => None,
         };
         Ok(found.map(|(run, (mut machine, segment), input, (is_to_stop, used))| {
-            // A failed one has notified its caller, or is about to: it is not retried.
+            // A failed run has notified its caller, or is about to, so it is not retried.
             let answered = machine.position.asked.iter().any(|asked| asked.answer.is_some());
             if answered && machine.position.failure.is_none() {
                 machine.prepare_for_run();
@@ -631,7 +631,7 @@ impl Journal for LaneJournal {
     }
 
     async fn child_cancelled(&self, child: RunId) -> Result<(), ExitReason> {
-        // Registered before the read: a cancellation right after the read would be missed otherwise.
+        // The child is registered before the read: a cancellation right after the read would be missed otherwise.
         let waits = self.run_context.parked.enter(child, CancellationToken::new());
         let read = || {
             self.run_context

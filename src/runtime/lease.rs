@@ -13,14 +13,14 @@ use crate::db::{self, DbResult, Engine, Notification};
 use crate::domain::id::RunId;
 
 impl Dispatcher {
-    /// Takes the lease on this process, so that its claims hold. Runs that an earlier process left are due again.
+    /// Takes the lease of this process, so that its claims hold. Runs that an earlier process left are due again.
     pub(super) async fn take_lease(&self) -> DbResult<()> {
         let id = self.core.id;
         let lease = self.lease;
         let alone = self.is_alone();
         let write = self.core.db.write(move |tx| {
             Box::pin(async move {
-                // An embedded database has one server, so all others are gone for certain.
+                // An embedded database has one server, so no other server is alive.
                 if alone {
                     db::workers::retire_all(tx).await?;
                 }
@@ -49,9 +49,9 @@ impl Dispatcher {
         write.await
     }
 
-    /// Renews the lease and reads cancellations that came to other processes. Ends with the server.
+    /// Renews the lease and reads cancellations that other processes received. Ends with the server.
     pub(super) async fn run_lease_loop(self: Arc<Self>) {
-        // By a monotonic clock. Other processes compare the clock of the database.
+        // The local time is that of a monotonic clock. Other processes compare the clock of the database.
         let mut good_until = Instant::now() + self.lease;
         while self
             .core
@@ -71,7 +71,7 @@ impl Dispatcher {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "could not renew the lease");
-                    // An embedded database has no other process that could take the runs over.
+                    // On an embedded database there is no other process that could take over the runs.
                     if !self.is_alone() && Instant::now() > good_until {
                         self.active().values().for_each(|active| active.stop.cancel());
                     }

@@ -1,9 +1,9 @@
 //! The shared budgets of trees of runs whose limits reach beyond one thread: those of a conversation with its
 //! background tasks.
 //!
-//! Each run of the main agent in such a tree, on any server, charges what it is about to use before it uses it, in one
-//! short transaction with constant cost. Its share is stored beside the sum. After a crash the share is set to the
-//! stored usage of the run, so that nothing counts twice and nothing is lost.
+//! Each run of the main agent in such a tree, on any server, charges its usage in advance, in one short transaction
+//! with constant cost. The share of the run is stored beside the sum. After a crash the share is set to the stored
+//! usage of the run, so that nothing counts twice and nothing is lost.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub(super) struct RemainingTime {
 pub(super) struct BudgetCharge {
     /// The usage since the last charge.
     pub(super) noted: UsageChange,
-    /// The expense that is about to be made, if any.
+    /// The expense that the run is about to make, if any.
     pub(super) spending: Option<Spending>,
     /// True for a background task.
     pub(super) in_background: bool,
@@ -92,9 +92,9 @@ impl BudgetLedger {
         })))
     }
 
-    /// Stores the end of the run, except for so many subagents that wait.
+    /// Stores the end of the run. `waiting` subagents stay counted, since they wait for an answer.
     pub(super) async fn close(&self, tx: &mut Tx<'_>, now: Timestamp, waiting: u64) -> DbResult<()> {
-        // Not reset: the transaction may be retried, and nothing follows it.
+        // The noted usage is not reset: the transaction may be retried, and nothing follows it.
         let (noted, since) = {
             let page = self.tally();
             (page.noted, page.since)
@@ -193,7 +193,7 @@ impl SharedBudget for BudgetLedger {
 /// The refusal of a charge.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ChargeError {
-    /// A limit of one of them forbids it.
+    /// A limit of one of the trees forbids the charge.
     #[error("{0}")]
     Exceeded(LimitReached),
     /// The database failed.

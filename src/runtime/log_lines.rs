@@ -15,19 +15,19 @@ pub(super) const ROLLED_BACK: &str = "rolled_back";
 
 /// The end of a run of a main agent.
 pub(super) struct FinishedRun<'a> {
-    /// The word for it.
+    /// The status of the run, as a word.
     status: &'static str,
-    /// The error, when it failed or was cancelled.
+    /// The error, if the run failed or was cancelled.
     error: Option<&'a Failure>,
-    /// True when it waits, for answers or at a breakpoint.
+    /// True if the run waits, for answers or at a breakpoint.
     waits: bool,
-    /// The time for which it was at work in this process.
+    /// The time for which the run was at work in this process.
     took: Option<Duration>,
-    /// Its usage with that of all runs below it, when it is known.
+    /// The usage of the run and of all runs below it, if known.
     used: Option<Usage>,
 }
 
-/// The end that an event tells, after so long; none if it tells something else.
+/// Returns the end of a run that an event reports, with the time `took`; none for other events.
 pub(super) fn finished_run(event: &Event, took: Duration) -> Option<FinishedRun<'_>> {
     let EventBody::Fact(Fact::Ended {
         status,
@@ -48,7 +48,7 @@ pub(super) fn finished_run(event: &Event, took: Duration) -> Option<FinishedRun<
     })
 }
 
-/// Says that a run ended.
+/// Logs that a run ended.
 pub(super) fn run_ended(run: &Run, end: &FinishedRun<'_>) {
     tracing::info!(
         run = %run.id,
@@ -66,7 +66,7 @@ pub(super) fn run_ended(run: &Run, end: &FinishedRun<'_>) {
     );
 }
 
-/// Says that a run ended which was withdrawn before it began, or undone.
+/// Logs that a run was withdrawn before it began, or undone.
 pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
     run_ended(
         run,
@@ -80,7 +80,7 @@ pub(super) fn run_withdrawn(run: &Run, status: &'static str) {
     );
 }
 
-/// Says that an agent waits for an answer.
+/// Logs that an agent waits for an answer.
 pub(super) fn interrupt_raised(asked: &InterruptRecord) {
     let question = &asked.interrupt.question;
     let kind = match question.kind {

@@ -15,7 +15,7 @@
 //! | `jobs/` | everything that is due later |
 //! | `registry.rs` | which agents there are |
 //!
-//! Nothing here knows HTTP or SQL. What has to be durable goes through a journal or one `db.write`.
+//! The runtime knows neither HTTP nor SQL. Durable data goes through a journal or one `db.write`.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -94,11 +94,11 @@ pub struct NewRun {
     pub assistant: AssistantRef,
     /// The request. `command.resume` in it is empty; see `resume`.
     pub request: RunRequest,
-    /// The resolution of open interrupts that it brings.
+    /// The resolution of open interrupts that the run brings.
     pub resume: Option<Resolution>,
     /// The metadata.
     pub metadata: Map<String, Value>,
-    /// The delay before it begins.
+    /// The delay before the run begins.
     pub after: Duration,
 }
 
@@ -117,7 +117,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The thread, if it is named.
+    /// Returns the thread, if it is named.
     pub fn thread(self) -> Option<ThreadId> {
         match self {
             Self::Thread(thread) | Self::ThreadOrNew(thread) => Some(thread),
@@ -131,7 +131,7 @@ impl Target {
 pub enum AssistantRef {
     /// An assistant.
     Id(AssistantId),
-    /// The assistant that a definition has by itself.
+    /// The default assistant of a definition.
     Graph(String),
 }
 
@@ -163,7 +163,7 @@ pub struct RuntimeParts {
     pub ground: AgentSources,
     /// The clock.
     pub clock: Arc<dyn Clock>,
-    /// Owns the tasks.
+    /// The owner of the tasks.
     pub shutdown: Shutdown,
     /// The metrics.
     pub metrics: Metrics,
@@ -179,7 +179,7 @@ pub struct RuntimeParts {
     pub heartbeat: Duration,
     /// The most concurrent runs in this process.
     pub max_concurrent_runs: usize,
-    /// The most runs in the queue, and the longest time that one may be at work.
+    /// The most runs in the queue, and the longest time for which a run may be at work.
     pub bounds: RunBounds,
     /// The largest sizes of files and states.
     pub sizes: SizeLimits,
@@ -189,7 +189,7 @@ pub struct RuntimeParts {
     pub max_calls_per_run: usize,
 }
 
-/// Starts a task without which the server is of no use, and which ends only with the server.
+/// Starts an essential task, which ends only with the server. The process ends if the task ends before.
 fn spawn_essential(shutdown: &Shutdown, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
     shutdown.spawn_essential(name, task.map(Ok::<(), Infallible>));
 }
@@ -219,8 +219,7 @@ pub struct RuntimeHandles {
 }
 
 impl RuntimeHandles {
-    /// Takes the lease of this process and starts its tasks. The dispatcher looks for runs that are due, those that a
-    /// crash left first.
+    /// Takes the lease of this process and starts its tasks. The dispatcher first looks for due runs that a crash left.
     ///
     /// # Errors
     /// Returns an error when an agent of a file cannot be assembled, or the database fails.

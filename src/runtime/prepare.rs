@@ -24,12 +24,12 @@ use crate::tool::budget::{Budget, Meter, SharedBudget};
 /// A machine that is ready to be driven.
 pub(super) struct ReadyMachine {
     pub(super) machine: Machine,
-    /// The writes that led up to it and are still to be stored.
+    /// The writes that led to the machine and are still to be stored.
     pub(super) notes: Vec<PendingWrite>,
-    /// The segment of history that its next checkpoint continues.
+    /// The segment of history that the next checkpoint continues.
     pub(super) segment: Option<i64>,
     pub(super) plan: Plan,
-    /// True when there is nothing to drive: the request only writes to the state.
+    /// True if there is nothing to drive: the request only writes to the state.
     pub(super) only_notes: bool,
     /// The remaining budget.
     pub(super) budget: Budget,
@@ -39,9 +39,9 @@ pub(super) struct ReadyMachine {
 struct Found {
     machine: Machine,
     segment: Option<i64>,
-    /// True when the newest checkpoint is this run's own: it was at work before.
+    /// True if the newest checkpoint is this run's own: the run was at work before.
     own: bool,
-    /// True when it begins at a checkpoint that is not the newest.
+    /// True if the run begins at a checkpoint that is not the newest.
     forked: bool,
     max_seq: i64,
 }
@@ -162,13 +162,13 @@ impl UsedSoFar {
         })
     }
 
-    /// Returns the usage of the earlier runs that this one continues with answers, and the first of them, which brought
-    /// the input.
+    /// Returns the usage of the earlier runs that this run continues with answers, and the first of these runs, which
+    /// brought the input.
     async fn before(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> DbResult<(Self, RunId)> {
         let mut spent = Self::default();
         let mut asked = db::interrupts::resumed(tx, thread).await?;
         let mut last = run;
-        // Taken out, so that no two runs can lead to each other.
+        // The entry is removed, so that two runs that refer to each other end the loop.
         while let Some(before) = asked.remove(&last) {
             let Self { own, whole } = Self::in_tree(tx, before).await?;
             spent = Self {
@@ -227,7 +227,7 @@ async fn budget(run_context: &RunContext, known: &RegisteredAgent) -> DbResult<B
     )
     .await?;
     if let Some(ledger) = &ledger {
-        // The first one stays: a run is opened once under a claim.
+        // The first ledger stays: a run is opened once under a claim.
         drop(run_context.ledger.set(Arc::clone(ledger)));
     }
     let pool = ledger.map(|ledger| ledger as Arc<dyn SharedBudget>);
@@ -287,7 +287,7 @@ fn next_seq(run: &Run, max_seq: i64) -> i64 {
     max_seq + if run.attempt > 1 { CRASH_GAP } else { 1 }
 }
 
-/// Returns whether a request continues what is in progress rather than beginning anew.
+/// Returns whether a request continues the work in progress rather than beginning anew.
 fn goes_on(request: &RunRequest) -> bool {
     match &request.command {
         Some(command) => command.resumes(),
@@ -304,7 +304,7 @@ fn may_ask_first(request: &RunRequest, machine: &Machine) -> bool {
     }
 }
 
-/// Returns whether a jump to `place` abandons what is in progress.
+/// Returns whether a jump to `place` abandons the work in progress.
 fn abandons(machine: &Machine, place: &Destination) -> bool {
     !matches!(
         (&machine.position.phase, place),
@@ -312,7 +312,7 @@ fn abandons(machine: &Machine, place: &Destination) -> bool {
     )
 }
 
-/// Applies a command. Returns true if nothing is to be driven after it.
+/// Applies a command. Returns true if there is nothing to drive after it.
 fn obey(
     command: &Command,
     place: Option<&Destination>,
@@ -373,7 +373,7 @@ async fn load(run_context: &RunContext, run: &Run) -> DbResult<Found> {
         .await
 }
 
-/// Drops what waits on the thread, if anything does: new input leaves it behind.
+/// Drops open interrupts and waiting subagents of the thread, since new input abandons them.
 async fn drop_waiting(run_context: &RunContext, run: &Run, machine: &Machine) -> DbResult<()> {
     if matches!(machine.position.phase, Phase::Start | Phase::Ended) {
         return Ok(());

@@ -2,8 +2,8 @@
 //! runs.
 //!
 //! A reader takes the current set and keeps it; there are no locks to wait for. A run keeps the definition with which
-//! it was admitted: it has the hash of the content, by which a definition that is not in use any more is found in the
-//! database.
+//! it was admitted. The run holds the hash of the definition's content, by which a definition that is no longer in use
+//! is found in the database.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -43,7 +43,7 @@ pub struct AgentSources {
 pub struct FileAgents {
     /// The agents.
     pub agents: Vec<FileAgent>,
-    /// The diagnostics, each with its `graph_id`; one without it concerns all agents.
+    /// The diagnostics, each with its `graph_id`. A diagnostic without a `graph_id` concerns all agents.
     pub remarks: Vec<(Option<String>, StoredDiagnostic)>,
     /// The MCP servers that the configuration has for all agents.
     pub servers: BTreeMap<String, McpServerDefinition>,
@@ -80,9 +80,9 @@ pub struct FileAgent {
 pub struct AgentRecord {
     /// The version in use.
     pub version: DefinitionVersion,
-    /// The diagnostics; for a file also why its last change is not in use.
+    /// The diagnostics. For a file they also contain the reasons why its last change is not in use.
     pub remarks: Vec<StoredDiagnostic>,
-    /// True when it can run.
+    /// True if the agent can run.
     pub is_usable: bool,
 }
 
@@ -111,13 +111,13 @@ struct Current {
 /// The sources of the current set.
 #[derive(Default)]
 pub(super) struct Sources {
-    /// Those of files.
+    /// The definitions of files.
     pub(super) files: BTreeMap<String, DefinitionVersion>,
     /// The diagnostics of files.
     pub(super) oddities: Vec<(Option<String>, StoredDiagnostic)>,
     /// The errors for which the last change of the files is not in use.
     pub(super) refusals: Vec<(Option<String>, StoredDiagnostic)>,
-    /// Those that clients defined.
+    /// The definitions of clients.
     pub(super) clients: BTreeMap<String, DefinitionVersion>,
     /// The number of the last change by clients that this process has read.
     pub(super) seen: i64,
@@ -140,7 +140,7 @@ impl Sources {
 }
 
 impl FileAgents {
-    /// Returns the names that metrics may have as labels: those of files, and never those that clients choose.
+    /// Returns the names that metrics may use as labels: names in files, and never names that clients choose.
     pub(super) fn labels(&self) -> ConfiguredNames {
         let mut known = ConfiguredNames::default();
         for FileAgent {
@@ -394,8 +394,8 @@ impl Registry {
         }
     }
 
-    /// Returns the agent for a request: the current one, or, when the request continues what is in progress on its
-    /// thread, the one with which that began.
+    /// Returns the agent for a request: the current one, or, if the request continues work in progress on its thread,
+    /// the agent with the definition with which that work began.
     pub(super) async fn pinned_definition(
         &self,
         tx: &mut Tx<'_>,
@@ -412,7 +412,7 @@ impl Registry {
     /// Returns the assistant that a request names, with its agent.
     ///
     /// # Errors
-    /// Returns an error when there is none, or the database fails.
+    /// Returns an error when the assistant or its agent does not exist, or the database fails.
     pub(super) async fn resolve(
         &self,
         tx: &mut Tx<'_>,
@@ -441,7 +441,7 @@ impl Registry {
         }
     }
 
-    /// Returns the last agent of a thread, with the definition with which it began what is in progress there.
+    /// Returns the last agent of a thread, with the definition with which the work in progress began.
     pub(super) async fn of_thread(&self, tx: &mut Tx<'_>, thread: &Thread) -> DbResult<Option<Arc<RegisteredAgent>>> {
         match self.agents().last_on(thread).cloned() {
             Some(known) => self.as_admitted(tx, (thread.id, None), known).await.map(Some),
@@ -449,8 +449,8 @@ impl Registry {
         }
     }
 
-    /// Returns the agent with the definition with which it began what is in progress at a checkpoint, or at the newest
-    /// one; the current definition when nothing is in progress.
+    /// Returns the agent with the definition with which the work in progress at a checkpoint, or at the newest one,
+    /// began. If no work is in progress, the definition is the current one.
     async fn as_admitted(
         &self,
         tx: &mut Tx<'_>,

@@ -14,7 +14,7 @@ use crate::domain::machine::Plan;
 use crate::domain::run::Run;
 use crate::metrics::Backlog;
 
-/// Starts, cancels and deletes runs. Cheap to clone.
+/// The handle for runs: starts, cancels and deletes them. Cheap to clone.
 #[derive(Clone)]
 pub struct Runs {
     pub(super) core: Arc<Core>,
@@ -88,9 +88,8 @@ impl Runs {
         work.await
     }
 
-    /// Starts runs that create their own threads, all of them or none, and with a key once. `shown` renders the stored
+    /// Starts runs that create their own threads: all of them or none, and once per key. `shown` renders the stored
     /// response to repeated requests. The runs start as slots become free.
-    ///
     /// # Errors
     /// Returns the refusal of the first request that is refused, with its position; nothing is stored then.
     pub async fn start_all(
@@ -119,7 +118,7 @@ impl Runs {
         Ok(runs)
     }
 
-    /// Waits until this process runs no run and no job.
+    /// Waits until no run and no job is at work in this process.
     pub async fn rest(&self) {
         self.dispatcher.at_rest(|_, _| true).await;
         self.core.jobs.at_rest().await;
@@ -155,7 +154,7 @@ impl Runs {
         })
     }
 
-    /// Cancels the run if it is at work, then deletes it. Returns false if there is none.
+    /// Cancels a run if it is at work, then deletes it. Returns false if it does not exist.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -168,7 +167,7 @@ impl Runs {
         else {
             return Ok(false);
         };
-        // A subagent's run goes with that of its main agent.
+        // The run of a subagent is deleted together with the run of its main agent.
         if found.lineage.depth > 0 {
             return Ok(false);
         }

@@ -18,7 +18,7 @@ use crate::domain::state::Update;
 use crate::domain::thread::ThreadStatus;
 use crate::domain::time::Timestamp;
 
-/// Writes, as one checkpoint with the source `update`, or refuses.
+/// Writes a checkpoint with the source `update`, or refuses.
 pub(super) async fn write(
     tx: &mut Tx<'_>,
     thread: ThreadId,
@@ -46,7 +46,7 @@ pub(super) async fn write(
     {
         known.agent.check_update(&update)?;
     }
-    // Without an agent, the hooks of no agent.
+    // Without an agent there are no hooks.
     let plan = known.map(|known| known.agent.plan.clone()).unwrap_or_default();
     let Base {
         mut machine,
@@ -137,8 +137,8 @@ fn has_node(plan: &Plan, node: &str) -> bool {
 /// The node under which clients write the input of a turn.
 const INPUT: &str = "__input__";
 
-/// Whether two steps are the two checkpoints of one input, as a history shows them: before and after it is written.
-/// What is written is what the second one says.
+/// Returns whether two steps are the two checkpoints of one input, as a history shows them: before and after the input
+/// is written. The second step holds the values that are written.
 fn repeats_input(superstep: &Superstep, next: &Superstep) -> bool {
     is_by_node(superstep, INPUT) && is_by_node(next, START) && !is_empty_step(next)
 }
@@ -163,16 +163,16 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Takes the steps one after the other, as if the nodes had written.
+    /// Applies the steps one after the other, as if the nodes had written them.
     ///
     /// # Errors
-    /// Names the write that cannot be accepted, or the node that the agent does not have.
+    /// Returns the refusal, which names the write that cannot be accepted, or the node that the agent does not have.
     pub(super) fn replayed(
         agent: Option<&Agent>,
         supersteps: &[Superstep],
         sizes: SizeLimits,
     ) -> Result<Self, StateWriteError> {
-        // Without an agent, the hooks of no agent.
+        // Without an agent there are no hooks.
         let plan = &agent.map(|agent| agent.plan.clone()).unwrap_or_default();
         let mut machine = Machine::default();
         let mut steps = vec![];
@@ -223,12 +223,12 @@ impl History {
         Ok(Self { steps, is_done })
     }
 
-    /// Returns whether it is empty.
+    /// Returns whether the history is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// Stores it as that of a new thread.
+    /// Stores the history as that of a new thread.
     pub(super) async fn store(&self, tx: &mut Tx<'_>, thread: ThreadId, now: Timestamp) -> DbResult<()> {
         let placed = self
             .steps

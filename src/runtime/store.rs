@@ -24,20 +24,20 @@ pub use index::IndexParts;
 
 use index::{Index, IndexError};
 
-/// How much memory the items may take that a tool finds at once, roughly, in bytes: as much as an answer of a tool may
-/// have.
+/// The most memory that the items found by one tool call may take, in bytes, approximately: the same as the largest
+/// answer of a tool.
 const MOST_FOUND_BYTES: usize = 8 * 1024 * 1024;
-/// How many expired items are removed in one transaction.
+/// The maximum number of expired items that one transaction removes.
 const SWEEP: u32 = 500;
 
-/// What the owner of the server may decide about the Store.
+/// The settings of the Store that the owner of the server chooses.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreSettings {
-    /// How long an item stays of which nothing is said; for ever, if none.
+    /// The lifetime of an item for which none is given; unlimited when none.
     pub default_ttl: Option<Duration>,
-    /// Whether reading makes an item stay longer when nothing is said.
+    /// True if a read restarts the lifetime of an item, unless the request says otherwise.
     pub refresh_on_read: bool,
-    /// How often expired items are removed. They are gone for readers before.
+    /// The pause between two removals of expired items. Readers do not see an expired item even before its removal.
     pub sweep_interval: Duration,
 }
 
@@ -51,13 +51,13 @@ impl Default for StoreSettings {
     }
 }
 
-/// Why something could not be remembered or found.
+/// The error of a write or a search in the Store.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
-    /// It cannot be as it is.
+    /// The item or the query is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// What it is about could not be found out, since the model that is asked for that failed.
+    /// The embedding model failed, so the item or the query has no vectors.
     #[error("the embedding model failed: {0}")]
     Embedding(ModelError),
     /// The database failed.
@@ -86,10 +86,10 @@ struct Inner {
 }
 
 impl Store {
-    /// The Store in this database.
+    /// Opens the Store in this database.
     ///
     /// # Errors
-    /// When there is to be an index and the database does not answer.
+    /// Returns an error when an index is configured and the database does not answer.
     pub async fn open(
         db: Db,
         clock: Arc<dyn Clock>,
@@ -108,7 +108,7 @@ impl Store {
         })))
     }
 
-    /// Writes an item over whatever is there.
+    /// Writes an item. An existing item at the same address is replaced.
     ///
     /// # Errors
     /// See [`StoreError`]; nothing is written then.
@@ -122,8 +122,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes a wish ready to be written. What it is about is asked before anything is written, so that no item is there
-    /// that cannot be found.
+    /// Prepares an item for writing. The embedding model is called before anything is written, so that no item is
+    /// stored without the vectors by which a search finds it.
     async fn draft(&self, wish: NewItem) -> Result<PreparedItem, StoreError> {
         let ttl = match wish.lifetime {
             ItemLifetime::AsConfigured => self.0.settings.default_ttl,
@@ -138,8 +138,8 @@ impl Store {
         Ok(PreparedItem { vectors, ..draft })
     }
 
-    /// The item at this address, which may stay longer for having been read: as configured, unless `refresh` says
-    /// otherwise.
+    /// Returns the item at this address. The read may restart the lifetime of the item: as configured, unless `refresh`
+    /// says otherwise.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -154,7 +154,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Forgets an item. Returns whether there was one.
+    /// Deletes an item. Returns whether it existed.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -166,9 +166,9 @@ impl Store {
             .await
     }
 
-    /// The items that are wanted, which may stay longer for having been found: in the order of their namespaces and
-    /// keys, or with a query the closest first, and then only those that are in the index. Without a query they are
-    /// only as many as take about so many `bytes` of memory.
+    /// Returns the items that match a search. Without a query they are in the order of their namespaces and keys, and
+    /// take about `bytes` of memory at most. With a query the closest come first, and only items in the index are
+    /// found. The search may restart the lifetime of the items found.
     ///
     /// # Errors
     /// See [`StoreError`].
@@ -206,7 +206,7 @@ impl Store {
         Ok(found)
     }
 
-    /// The namespaces in which there are items.
+    /// Returns the namespaces that have items.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -218,7 +218,7 @@ impl Store {
             .await
     }
 
-    /// Lets those of the items that do not stay for ever stay longer, if reading does that.
+    /// Restarts the lifetime of these items, except of those that do not expire, if reads do that.
     async fn was_read(&self, items: impl Iterator<Item = &Item>, refresh: Option<bool>) -> DbResult<()> {
         let ageing = items.filter(|item| item.expires_at.is_some());
         let ageing: Vec<ItemAddress> = ageing.map(|item| item.address.clone()).collect();

@@ -12,9 +12,9 @@ use crate::domain::thread::Ttl;
 /// The default lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// The lifetime of threads that have none of their own; unlimited when none.
+    /// The TTL of threads without a TTL of their own; unlimited when none.
     pub threads: Option<Ttl>,
-    /// The checkpoints of threads whose state has not changed since; for good when none.
+    /// The time after the last change of a thread's state for which its checkpoints are kept; unlimited when none.
     pub checkpoints: Option<Ttl>,
     /// The pause between two sweeps.
     pub interval: Duration,
@@ -52,13 +52,13 @@ impl Dispatcher {
             return;
         }
         for _ in 0..200 {
-            // One is held here.
+            // This function holds one reference itself.
             if Arc::strong_count(&run_context.log) <= 1 {
                 break;
             }
             let pause = tokio::time::sleep(Duration::from_millis(25));
             if self.core.shutdown.soft().run_until_cancelled(pause).await.is_none() {
-                // It goes when its time is over, on whatever server.
+                // The sweeper deletes the thread when its TTL has ended, on any server.
                 return;
             }
         }
@@ -68,7 +68,7 @@ impl Dispatcher {
             .db
             .write(move |tx| Box::pin(async move { db::threads::delete(tx, thread).await }))
             .await;
-        // A server that stops leaves it, too.
+        // A server that stops also leaves the thread to the sweeper.
         if let Err(error) = deleted
             && !matches!(error, DbError::Closed)
         {

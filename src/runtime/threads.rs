@@ -17,13 +17,13 @@ use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 /// A request for a thread whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewThread {
-    /// Its id.
+    /// The id.
     pub id: ThreadId,
     /// The metadata.
     pub metadata: Map<String, Value>,
-    /// Its lifetime; the default of the server, when none.
+    /// The lifetime; the default of the server when none.
     pub ttl: Option<Ttl>,
-    /// The history it begins with: every item is a step.
+    /// The history with which the thread begins. Each item is a step.
     pub supersteps: Vec<Superstep>,
 }
 
@@ -37,9 +37,10 @@ pub struct Superstep {
 /// The write of a node, in a history from a client.
 #[derive(Debug, Clone)]
 pub struct NodeWrite {
-    /// An object, a list of such, or nothing.
+    /// An object, a list of objects, or null.
     pub values: Value,
-    /// The node; `__input__` for a turn's input. The last one, or at first the input, when none.
+    /// The node; `__input__` for the input of a turn. When none, the node of the write before, or the input for the
+    /// first write.
     pub node: Option<String>,
 }
 
@@ -48,11 +49,11 @@ pub struct NodeWrite {
 pub struct CreatedThread {
     /// The thread.
     pub thread: Thread,
-    /// The state that the history comes to with which it begins; none without a history.
+    /// The state that results from the given history; none without a history.
     pub state: Option<State>,
 }
 
-/// Creates, copies, prunes and deletes threads, and writes into their states. Cheap to clone.
+/// The handle for threads: creates, copies, prunes and deletes them, and writes into their states. Cheap to clone.
 #[derive(Clone)]
 pub struct Threads {
     core: Arc<Core>,
@@ -69,7 +70,7 @@ impl Threads {
         }
     }
 
-    /// Writes into the state of a thread that no run works on.
+    /// Writes into the state of a thread on which no run is at work.
     ///
     /// # Errors
     /// See [`StateWriteError`]; nothing is stored then.
@@ -93,7 +94,7 @@ impl Threads {
         write.await
     }
 
-    /// Stops what works on the thread, then deletes it. False if there is none.
+    /// Stops the work on a thread, then deletes the thread. Returns false if it does not exist.
     ///
     /// # Errors
     /// Returns an error when the database fails.
@@ -113,8 +114,8 @@ impl Threads {
             .await
     }
 
-    /// Makes a thread, once for each key. Returns it with the state that its history comes to. `shown` says how it is
-    /// shown, which is what is kept.
+    /// Creates a thread, once per key. Returns it with the state that results from its history. `shown` renders the
+    /// stored response.
     ///
     /// # Errors
     /// See [`CreateThreadError`]; nothing is stored then.
@@ -154,13 +155,13 @@ impl Threads {
         write.await
     }
 
-    /// Copies a thread with the history of its main agent, once for each key; none if there is no such thread. `shown`
-    /// says how the copy is shown, which is what is kept.
+    /// Copies a thread with the history of its main agent, once per key. Returns none if the thread does not exist.
+    /// `shown` renders the stored response.
     ///
     /// The copy is made in pieces and appears as a whole. It is completed even if the client disconnects meanwhile.
     ///
     /// # Errors
-    /// When the database fails; there is no copy then.
+    /// Returns an error when the database fails; no copy is left then.
     pub async fn copy_thread(
         &self,
         from: ThreadId,
@@ -227,11 +228,11 @@ impl Threads {
         write.await.map(Some)
     }
 
-    /// Thins threads out: deletes them, or takes all but their newest state away. Returns how many; those that are not
-    /// there do not count, nor those at work whose history was to go.
+    /// Prunes threads: deletes them, or deletes all but their newest state. Returns the number of pruned threads.
+    /// Threads that do not exist do not count, and neither do threads at work whose history was to be deleted.
     ///
     /// # Errors
-    /// When the database fails; some may be gone then.
+    /// Returns an error when the database fails; some threads may be pruned already.
     pub async fn prune(&self, threads: Vec<ThreadId>, strategy: TtlStrategy) -> DbResult<u64> {
         let mut pruned = 0;
         for thread in threads {

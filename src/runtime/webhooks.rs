@@ -1,8 +1,9 @@
 //! Webhooks: reports to other servers that a run has ended.
 //!
 //! A report is stored in the transaction that ends the run, so it is not lost; see [`crate::db::deliveries`]. It is
-//! sent until it arrives or its attempts are used up. It may arrive twice if the server crashes between an arrival and
-//! its record: the header `webhook-id` stays the same, so that receivers can tell.
+//! sent until it arrives or its attempts are used up. If the server crashes after a report arrives and before the
+//! arrival is stored, the report is sent again. The header `webhook-id` stays the same, so receivers can detect the
+//! repetition.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -41,7 +42,7 @@ pub struct WebhookSettings {
     pub require_https: bool,
     /// Headers of every report.
     pub headers: BTreeMap<String, SecretString>,
-    /// With what reports are signed; unsigned without.
+    /// The secret that signs reports. Without it reports are not signed.
     pub secret: Option<SecretString>,
     /// The timeout of one attempt.
     pub timeout: Duration,
@@ -58,15 +59,15 @@ pub struct WebhookSettings {
 pub struct Report<'a> {
     /// The run as it ended.
     pub run: &'a Run,
-    /// The time at which it began, if it did.
+    /// The time at which the run began; none if it never began.
     pub began: Option<Timestamp>,
-    /// The time at which it ended.
+    /// The time at which the run ended.
     pub ended: Timestamp,
-    /// The values of the thread then.
+    /// The values of the thread at that time.
     pub values: Map<String, Value>,
 }
 
-/// How a report is written for those who read it.
+/// Renders a report as the JSON object that is sent.
 pub type Render = fn(&Report<'_>) -> Map<String, Value>;
 
 /// The longest time between two attempts.
@@ -74,7 +75,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// The field of a report that says when it was sent.
 const SENT_AT: &str = "webhook_sent_at";
 
-/// Tells others that runs have ended.
+/// The sender of reports about runs that have ended.
 pub struct Webhooks {
     client: Client,
     rules: Arc<AddressRules>,
@@ -90,10 +91,10 @@ pub struct Webhooks {
 }
 
 impl Webhooks {
-    /// Prepares for sending.
+    /// Creates the sender.
     ///
     /// # Errors
-    /// When a header or the secret cannot be used, or the system offers no TLS.
+    /// Returns an error when a header or the secret is invalid, or the system offers no TLS.
     pub fn new(settings: WebhookSettings, render: Render) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let rules = Arc::new(AddressRules {
             allow_private: settings.allow_private,
@@ -101,7 +102,7 @@ impl Webhooks {
             allowed_hosts: settings.allowed_hosts,
             require_https: settings.require_https,
         });
-        // A proxy, or a redirect, would lead past the rules.
+        // A proxy or a redirect would bypass the rules about addresses.
         let client = crate::net::client_builder()
             .redirect(redirect::Policy::none())
             .no_proxy()
@@ -128,7 +129,7 @@ impl Webhooks {
         })
     }
 
-    /// Checks the address that a request names, if it names one.
+    /// Checks the webhook address of a request, if the request has one.
     pub(super) fn check(&self, request: &RunRequest) -> Result<(), Invalid> {
         request.webhook().map_or(Ok(()), |url| self.check_address(url))
     }
@@ -136,7 +137,7 @@ impl Webhooks {
     /// Checks the address of a webhook.
     ///
     /// # Errors
-    /// Says why nothing may be sent there.
+    /// Returns the reason why nothing may be sent to the address.
     pub(super) fn check_address(&self, url: &str) -> Result<(), Invalid> {
         self.rules.check("webhook", url).map(drop)
     }
@@ -148,12 +149,12 @@ impl Webhooks {
         Some(Delivery::new(report.run.id, report.run.thread, url, body, report.ended))
     }
 
-    /// Writes down what is to be sent about a run that was cancelled before it began.
+    /// Stores the report about a run that was cancelled before it began.
     pub(super) async fn report_withdrawn(&self, tx: &mut Tx<'_>, run: &Run, now: Timestamp) -> DbResult<()> {
         if run.request.webhook().is_none() {
             return Ok(());
         }
-        // A history that cannot be read does not keep a run from being cancelled.
+        // A history that cannot be read must not prevent the cancellation of a run.
         let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
         let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
         let run = Run {
@@ -173,17 +174,17 @@ impl Webhooks {
         }
     }
 
-    /// Has the job queue look for what is to be sent.
+    /// Wakes the job queue, so that it looks for reports to send.
     pub(super) fn wake(&self) {
         self.wakeup.notify_one();
     }
 
-    /// Returns what wakes the job queue when there is something to send.
+    /// Returns the notifier that wakes the job queue when there is a report to send.
     pub(super) fn wakeup(&self) -> Arc<Notify> {
         Arc::clone(&self.wakeup)
     }
 
-    /// Sends a report once, and returns how the address answered.
+    /// Sends a report once, and returns the status with which the address answered.
     pub(super) async fn post(&self, delivery: &Delivery, now: Timestamp) -> Result<StatusCode, String> {
         let url = self
             .rules
@@ -211,11 +212,11 @@ impl Webhooks {
             .send()
             .await
             .map_err(|error| describe_error(&error))?;
-        // What it says besides is of no interest, and is not read.
+        // The body of the response is not needed, so it is not read.
         Ok(response.status())
     }
 
-    /// Returns the pause after so many failures.
+    /// Returns the pause after this number of failures.
     pub(super) fn pause(&self, failures: u32) -> Duration {
         let backoff = Backoff {
             first: self.retry,
@@ -226,7 +227,7 @@ impl Webhooks {
     }
 }
 
-/// Why a report could not be sent, without the address, which may hold a secret.
+/// Returns the reason why a report could not be sent, without the address, which may hold a secret.
 fn describe_error(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         return "it took too long".to_owned();
@@ -243,7 +244,7 @@ fn describe_error(error: &reqwest::Error) -> String {
     )
 }
 
-/// Headers that every report has.
+/// Returns the headers that every report has.
 fn headers(given: &BTreeMap<String, SecretString>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in given {

@@ -140,7 +140,7 @@ pub struct LimitReached {
     pub limit: &'static str,
     /// The value.
     pub value: String,
-    /// Whether the limit is that of the whole tree.
+    /// True if the limit is that of the whole tree.
     pub of_tree: bool,
 }
 
@@ -155,7 +155,7 @@ impl fmt::Display for LimitReached {
     }
 }
 
-/// A run ends that may not go on.
+/// Ends a run at a limit.
 impl From<LimitReached> for Halt {
     fn from(exceeded: LimitReached) -> Self {
         Self::Fail(Failure::new(LIMIT_EXCEEDED, exceeded.to_string()))

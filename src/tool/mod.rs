@@ -1,8 +1,9 @@
-//! Tools, and programs that work in the place of a model.
+//! Tools, and programs that replace a model.
 //!
-//! A tool gets a [`Scope`], the state as it stood when the step began, and the call; it gives back an outcome. It never
-//! starts a run, never commits, and speaks to clients only through [`Scope::progress`]: what it wants of the server, or wants to be
-//! remembered, it returns.
+//! A tool gets a [`Scope`], the state at the beginning of the step, and the call. It returns an outcome. A tool never
+//! starts a run, never commits, and sends progress to clients only through [`Scope::progress`]. Everything else that
+//! the server is to do or to store is in the outcome.
+//!
 //! Neighbours: [`crate::middleware`] wraps calls, [`crate::agent`] makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,8 +50,8 @@ pub trait Tool: Send + Sync {
     /// Returns the specification for the model.
     fn spec(&self) -> &Arc<ToolSpec>;
 
-    /// Returns whether a call has effects outside the state of the thread. Such a call is made only after everything that led to it
-    /// is durable.
+    /// Returns whether a call has effects outside the state of the thread. Such a call is made only after all steps
+    /// that led to it are durable.
     fn has_effects(&self) -> bool {
         false
     }
@@ -91,7 +92,7 @@ pub struct Delegation {
 }
 
 impl Delegation {
-    /// Delegates `work` to the subagent of this name, which gets nothing but this text.
+    /// Delegates `work` to the subagent of this name, which gets only this text.
     pub fn to(subagent: impl Into<String>, work: impl Into<String>) -> Self {
         let order = DelegatedTask {
             description: work.into(),
@@ -103,14 +104,14 @@ impl Delegation {
         }
     }
 
-    /// Sets the form of the result (`response_format`), in the place of the subagent's own.
+    /// Sets the form of the result (`response_format`), which replaces the subagent's own.
     #[must_use]
     pub fn with_response_format(mut self, format: Option<Value>) -> Self {
         self.order.response_format = format;
         self
     }
 
-    /// Sets the instructions, in the place of the subagent's own, unless they are blank.
+    /// Sets the instructions, which replace the subagent's own, unless they are blank.
     #[must_use]
     pub fn with_system_prompt(mut self, system_prompt: Option<String>) -> Self {
         self.order.system_prompt = system_prompt.filter(|prompt| !prompt.trim().is_empty());
@@ -177,7 +178,7 @@ pub struct Toolbox {
 }
 
 impl Toolbox {
-    /// Creates a toolbox of `tools` in this order; of two with one name the later stays.
+    /// Creates a toolbox of `tools` in this order. If two tools have one name, the later one stays.
     pub fn new(tools: impl IntoIterator<Item = Arc<dyn Tool>>) -> Self {
         let mut toolbox = Self::default();
         for tool in tools {
@@ -189,7 +190,7 @@ impl Toolbox {
         toolbox
     }
 
-    /// Hides these tools from the model until something else mentions them.
+    /// Hides these tools from the model until the conversation mentions them.
     #[must_use]
     pub fn with_hidden(self, hidden: ToolNames) -> Self {
         Self { hidden, ..self }

@@ -1,8 +1,8 @@
-//! Programs: any async function from a state to what it writes can be an agent.
+//! Programs: any async function from a state to an update can be an agent.
 //!
-//! A runnable takes the place of model, policies and tools. Everything around it stays as with other subagents: its run is
-//! listed, streamed, limited and cancelled like theirs, its end is durable, and one that has ended is never run again. An
-//! agent on another server is such a program, too.
+//! A runnable replaces the model, the policies and the tools. Everything else is as with other subagents: its run is
+//! listed, streamed, limited and cancelled like theirs, its end is durable, and a run that has ended never runs again.
+//! A remote agent is also such a program.
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -13,10 +13,11 @@ use crate::domain::event::Chunk;
 use crate::domain::state::{State, Update};
 use crate::tool::{Halt, Scope};
 
-/// The maximum number of outputs of a program that wait until the loop has taken them. A program that has more waits.
+/// The maximum number of outputs of a program that wait for the loop. Beyond it, the program waits.
 const CAPACITY: usize = 64;
 
-/// A subagent that is a program. One can serve several subagents; [`Scope::agent`] is the name of the current one.
+/// A subagent that is a program. One program can serve several subagents; [`Scope::agent`] is the name of the current
+/// one.
 ///
 /// An async function is one, too:
 ///
@@ -33,14 +34,14 @@ const CAPACITY: usize = 64;
 /// ```
 #[async_trait]
 pub trait Runnable: Send + Sync {
-    /// Returns the handling of work that was under way when the server died: it is run again, a human is asked (the
-    /// default, since it may have had effects), or it is an error result for its caller.
+    /// Returns the handling of work that was in progress when the server crashed: the program runs again, a human is
+    /// asked (the default, since the program may have had effects), or the caller gets an error result.
     fn after_crash(&self) -> AfterCrash {
         AfterCrash::default()
     }
 
-    /// Returns whether it ends by itself when [`Budget::time_left`](crate::tool::budget::Budget::time_left) is over, because it has
-    /// something to stop then. Any other is dropped.
+    /// Returns whether the program ends by itself when [`Budget::time_left`](crate::tool::budget::Budget::time_left) is
+    /// over, because it has to stop something then. Any other program is dropped.
     fn keeps_time(&self) -> bool {
         false
     }
@@ -73,9 +74,9 @@ where
 /// The part of a scope that only programs have.
 #[derive(Debug, Default)]
 pub struct ProgramScope {
-    /// The number of questions it has asked so far: the same when it is run again after a crash.
+    /// The number of questions that the program has asked so far: the same when it runs again after a crash.
     pub asked: u32,
-    /// Tells that this server stops. Another process goes on with the run, so work elsewhere is left as it is.
+    /// Cancelled when this server stops. Another process continues the run, so work on other servers is left as it is.
     pub leave: CancellationToken,
     output: Option<mpsc::Sender<ProgramOutput>>,
 }
@@ -83,11 +84,11 @@ pub struct ProgramScope {
 /// An output of a program while it works.
 #[derive(Debug)]
 pub(crate) enum ProgramOutput {
-    /// A piece of the message of this id. Followers see it at once; it is not stored.
+    /// A piece of the message with this id. Clients that follow the run see the piece at once; it is not stored.
     Piece {
         /// The id of the message.
         message: String,
-        /// The piece; without one the message begins.
+        /// The piece; none for the beginning of the message.
         chunk: Option<Chunk>,
     },
     /// An update before the result: a checkpoint of its own, stored together with the end of the work.
@@ -95,20 +96,20 @@ pub(crate) enum ProgramOutput {
 }
 
 impl ProgramScope {
-    /// The scope of a program that has asked so many questions, and where its output arrives.
+    /// Returns the scope of a program that has asked this number of questions, and the receiver of its output.
     pub(crate) fn new(asked: u32, leave: CancellationToken) -> (Self, mpsc::Receiver<ProgramOutput>) {
         let (sender, receiver) = mpsc::channel(CAPACITY);
         let output = Some(sender);
         (Self { asked, leave, output }, receiver)
     }
 
-    /// Passes on a piece of the message of this id, or that it begins.
+    /// Sends a piece of the message with this id, or its beginning.
     pub(crate) async fn stream(&self, message: &str, chunk: Option<Chunk>) {
         let message = message.to_owned();
         self.send(ProgramOutput::Piece { message, chunk }).await;
     }
 
-    /// Writes `update` into the state before what the program comes to.
+    /// Writes `update` into the state before the result of the program.
     pub(crate) async fn write(&self, update: Update) {
         if !update.is_empty() {
             self.send(ProgramOutput::Write(update)).await;
@@ -117,7 +118,7 @@ impl ProgramScope {
 
     async fn send(&self, output: ProgramOutput) {
         if let Some(sender) = &self.output {
-            // Nobody receives any more when the work was stopped.
+            // The receiver is gone when the work was stopped.
             drop(sender.send(output).await);
         }
     }

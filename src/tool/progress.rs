@@ -12,8 +12,8 @@ const CAPACITY: usize = 64;
 
 /// Sends progress to the clients of a run. Each agent of a run has its own; clones are handles of the same.
 ///
-/// Clients receive events in the order in which they were sent, and before the result of their sender. A step that a crash
-/// makes the server repeat sends them again.
+/// Clients receive events in the order in which they were sent, and before the result of their sender. A step that a
+/// crash makes the server repeat sends them again.
 #[derive(Clone)]
 pub struct ProgressSink(Arc<Channel>);
 

@@ -65,7 +65,7 @@ const BUSY: [StatusCode; 4] = [
 /// An attempt at a call that came to nothing.
 struct FailedAttempt {
     failure: Failure,
-    /// Whether it may help to call again.
+    /// True if a repeated call may succeed.
     may_retry: bool,
 }
 

@@ -62,7 +62,8 @@ pub struct Scope {
     pub progress: ProgressSink,
     /// The JSON Schema (`response_format`) that a program's result has to match, if the delegating agent requires one.
     pub form: Option<Arc<Value>>,
-    /// The answer to the question that the hook, call or program asked before, when it runs again; of several the first.
+    /// The answer to the question that the hook, call or program asked before, when it runs again; of several the
+    /// first.
     pub answer: Option<Value>,
     /// The question that was answered.
     pub question: Option<Arc<Question>>,

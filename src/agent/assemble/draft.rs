@@ -21,7 +21,7 @@ pub(super) struct Draft {
     /// The owner whose MCP servers it may name.
     pub(super) servers: McpOwner,
     pub(super) shares: SharedState,
-    /// Whether a delegation may replace the instructions.
+    /// True if a delegation may replace the instructions.
     pub(super) prompt_is_replaceable: bool,
     pub(super) delegations: Option<Delegations>,
     /// The text at the end of the instructions, if it is a fork.

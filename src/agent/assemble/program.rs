@@ -32,8 +32,8 @@ impl AgentFactory {
         agent(subagent, RUNNABLE, DeclaredFields::new(&parent.state), own)
     }
 
-    /// Builds the agent of a subagent that is the agent `graph_id` of the server at `url`. Clients see its work at the node of the
-    /// model.
+    /// Builds the agent of a subagent that is the agent `graph_id` of the server at `url`. Clients see its work at the
+    /// node of the model.
     pub(super) fn remote_agent(
         &self,
         subagent: &SubagentDefinition,

@@ -41,7 +41,7 @@ pub struct RegisteredAgent {
     pub agent: Arc<Agent>,
     /// The subagents that are agents of other servers.
     remote: Arc<[SubagentDefinition]>,
-    /// Whether the owner of this server defined it, and not a client.
+    /// True if the owner of this server defined the agent, false if a client did.
     is_owners: bool,
     build: Arc<Build>,
     /// The variant of the agent that may not delegate; built when first needed.
@@ -86,7 +86,8 @@ impl RegisteredAgent {
         }
     }
 
-    /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server named it.
+    /// Returns the subagent of this name that is an agent of the server at `url`, and whether the owner of this server
+    /// named it.
     pub fn remote_subagent(&self, name: &str, url: &str) -> Option<(&SubagentDefinition, bool)> {
         let is_it = |subagent: &&SubagentDefinition| subagent.name == name && subagent.url.as_deref() == Some(url);
         self.remote

@@ -17,7 +17,7 @@ pub async fn machine(tx: &mut Tx<'_>, thread: ThreadId, lane: Lane) -> DbResult<
     machine_of(tx, thread, newest).await
 }
 
-/// Does the same as [`machine`], for a newest checkpoint that was already read.
+/// Returns the same as [`machine`], from a newest checkpoint that was already read.
 pub async fn machine_of(tx: &mut Tx<'_>, thread: ThreadId, newest: Option<Head>) -> DbResult<(Machine, Option<i64>)> {
     match newest {
         Some(head) => {

@@ -226,7 +226,7 @@ pub async fn check_fence(
     Ok(held == 1)
 }
 
-/// Does the same as [`check_fence`], and stores the final status of the run in the same statement.
+/// Checks like [`check_fence`], and stores the final status of the run in the same statement.
 pub async fn end_fenced(
     tx: &mut Tx<'_>,
     (run, worker, fence): LeaseHolder,

@@ -85,7 +85,7 @@ async fn are_freed_when_their_worker_dies(db: Db) {
     let other = WorkerId::mint();
     write!(db, |tx| workers::beat(tx, one, Duration::from_secs(1000)));
     assert_eq!(keys(&claim(&db, one, JobKind::Webhook, 4).await), [key]);
-    // By whatever clock the other one lives: what counts is that of the database.
+    // The clock of the other worker does not matter, only that of the database.
     let later = Timestamp(i64::MAX / 2);
     assert!(!read!(db, |tx| jobs::any_orphans(tx, other)));
     assert_eq!(write!(db, |tx| jobs::free_orphans(tx, other, later)), 0);
@@ -102,7 +102,7 @@ async fn are_settled_by_who_has_them(db: Db) {
     let worker = WorkerId::mint();
     let key = scheduled(&db, JobKind::Webhook, 1).await;
     let lost = claim(&db, worker, JobKind::Webhook, 2).await.remove(0);
-    // Whoever schedules it anew takes it from who has it.
+    // A worker that reschedules the job takes it from the worker that has claimed it.
     write!(db, |tx| jobs::schedule(
         tx,
         JobKind::Webhook,

@@ -60,7 +60,7 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
 }
 
 async fn a_refused_job_leaves_nothing_behind(db: Db) {
-    // Alone, and side by side with others in one transaction.
+    // The job runs alone, and together with others in one transaction.
     for together in [1, 16] {
         let writes = (0..together).map(|n| {
             let db = db.clone();

@@ -1,7 +1,7 @@
-//! Keys of an older time, read as what took their place.
+//! Deprecated keys, which are translated to the present ones.
 //!
 //! Agents once had one set of defaults for all their subagents (`default_model`, `default_tools`, `default_middleware`,
-//! `default_interrupt_on`) and a switch for the general-purpose one (`general_purpose_agent`).
+//! `default_interrupt_on`) and a switch for the general-purpose subagent (`general_purpose_agent`).
 
 use serde_json::{Map, Value, json};
 
@@ -18,9 +18,9 @@ const POLICIES: (&str, &str) = ("default_middleware", "middleware");
 const SWITCH: &str = "general_purpose_agent";
 const GENERAL: &str = "general_purpose_subagent";
 
-/// Replaces the deprecated keys of an agent's definition. Returns one warning that names all that were there.
+/// Replaces the deprecated keys of an agent's definition. Returns one warning that names all of them.
 ///
-/// What is written in the present way precedes: a subagent's own field, and all of `general_purpose_subagent`.
+/// Present keys precede deprecated ones: a subagent's own field, and all of `general_purpose_subagent`.
 pub fn translate(agent: &mut Map<String, Value>) -> Option<Diagnostic> {
     let mut found = vec![];
     let mut defaults = Map::new();
@@ -33,7 +33,7 @@ pub fn translate(agent: &mut Map<String, Value>) -> Option<Diagnostic> {
     let policies = agent.shift_remove(POLICIES.0);
     found.extend(policies.is_some().then_some(POLICIES.0));
     let switch = agent.shift_remove(SWITCH);
-    // A value of another shape is reported for the field that it is translated to.
+    // A value of another shape is reported under the field to which it is translated.
     let enabled = switch.clone().unwrap_or(Value::Bool(true));
     found.extend(switch.is_some().then_some(SWITCH));
     let first = *found.first()?;

@@ -1,18 +1,19 @@
-//! The spellings of other systems and of older times. What they are read as, the rest of the server knows; what they were, it
-//! does not.
+//! The spellings of other systems and of earlier versions. They are translated when they are read, so the rest of the
+//! server knows only the present spelling.
 
 use serde::{Deserialize, Serialize};
 
 pub mod deprecated;
 
-/// The names of the `task` tool's arguments. Models that were tuned or prompted for one system keep their habits.
+/// The names of the `task` tool's arguments. Models that were tuned or prompted for another system use the names of
+/// that system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TaskDialect {
     /// `description` and `subagent_type`, both needed.
     #[default]
     Deepagents,
-    /// `description`, and `agent_type`, without which the general-purpose subagent is meant.
+    /// `description`, and `agent_type`, which may be left out for the general-purpose subagent.
     Synaptic,
     /// `instructions` and `task_name`, both needed, and `system_prompt` for the general-purpose subagent.
     Sagents,
@@ -22,7 +23,7 @@ pub enum TaskDialect {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnknownSubagent {
-    /// An error result that names those that exist.
+    /// An error result that lists the known names.
     Error,
     /// The general-purpose subagent does the work.
     Fallback,

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::*;
 
-/// Returns alternatives of two references to the previous definition, `levels` deep: 2^levels errors for a value that does not fit.
+/// Returns alternatives of two references to the previous definition, `levels` deep: 2^levels errors for a value that
+/// does not fit.
 fn doubling(levels: usize, reference: impl Fn(usize) -> Value) -> Value {
     let mut definitions = Map::new();
     definitions.insert("d0".to_owned(), json!({"$anchor": "d0", "type": "string"}));

@@ -1,7 +1,7 @@
 //! Middleware: the agent delegates tasks to subagents.
 //!
-//! It offers the `task` tool, with the argument names of the agent's dialect, and a tool that returns instructions
-//! for tasks. The `task` tool starts nothing: it returns a [`Delegation`], which the loop executes.
+//! The middleware offers the `task` tool, with the argument names of the agent's dialect, and a tool that returns
+//! instructions for tasks. The `task` tool starts nothing: it returns a [`Delegation`], which the loop executes.
 
 use std::sync::Arc;
 

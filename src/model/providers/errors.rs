@@ -26,8 +26,8 @@ const CONTEXT_OVERFLOW_TEXTS: [&str; 7] = [
     "too many tokens",
 ];
 
-/// Converts a failure. `has_begun` says whether a piece of the answer has already been passed on. The key is removed from
-/// the text in case the provider repeats it.
+/// Converts a failure. `has_begun` says whether a piece of the answer has already been passed on. The key is removed
+/// from the text in case the provider repeats it.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "the enum of rig-core is not exhaustive; see the last arm"

@@ -1,8 +1,8 @@
 //! The demonstration: the behaviour of `scripted:demo` without a script, so that a fresh installation shows planning,
 //! delegation, an approval and a summary without any key.
 //!
-//! It depends only on the offered tools and on the messages since the last human message, so the same conversation
-//! always continues in the same way.
+//! The behaviour depends only on the offered tools and on the messages since the last human message, so the same
+//! conversation always continues in the same way.
 //!
 //! * **With a tool `task`** it plays the main agent: first it writes todos (`write_todos`, when offered) and gives a
 //!   part each to two subagents, in parallel; then it calls the first gated tool it finds (`publish`, `send_email`);

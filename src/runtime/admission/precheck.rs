@@ -1,8 +1,7 @@
 //! Slow checks of requests. They are made before the transaction that admits a run, creates a cron or writes a state,
 //! because all other writes wait for a transaction.
-//!
-//! The definition may change before the transaction. So a check records the definition that it used; if that is not the
-//! one in the transaction, the check is repeated there.
+//! The definition may change before the transaction. So a check records the definition that it used. If the transaction
+//! finds another definition, it repeats the check.
 
 use std::sync::Arc;
 
@@ -23,7 +22,7 @@ use crate::domain::time::Timestamp;
 use crate::runtime::registry::Registry;
 use crate::runtime::{AssistantRef, BatchError, NewRun, StartError, StateWrite, StateWriteError};
 
-/// The size from which a request is checked in advance. Smaller ones take less than a millisecond.
+/// The size from which a request is checked in advance. The check of a smaller request takes less than a millisecond.
 const LARGE: usize = 16 * 1024;
 
 impl Admission {
@@ -59,7 +58,7 @@ impl Admission {
                 }
                 Ok(context)
             });
-            // A check that broke off is made again in the write.
+            // A check that broke off is repeated in the write.
             let Ok(checked) = checking.await else { continue };
             let context = checked.map_err(|invalid| refused(invalid.into()))?;
             all_checked.push(Checked {
@@ -78,13 +77,13 @@ impl Admission {
         let has_schema = |known: &Arc<RegisteredAgent>| known.agent.context().is_some();
         let is_checked = match &new_run.assistant {
             AssistantRef::Graph(graph_id) => agents.of_graph(graph_id).is_some_and(has_schema),
-            // Which agent it has is not known without a look at it.
+            // The agent of the assistant is not known without reading the assistant.
             AssistantRef::Id(_) => agents.all().any(has_schema),
         };
         is_checked || is_large(new_run)
     }
 
-    /// Reads and checks a write into the state of a thread, off the threads that serve everybody.
+    /// Reads and checks a write into the state of a thread, outside of the threads that serve requests.
     ///
     /// # Errors
     /// Returns the refusal of the write.
@@ -128,12 +127,12 @@ impl Admission {
     }
 }
 
-/// A write into the state of a thread that was read and checked before the transaction that makes it.
+/// A write into the state of a thread that was read and checked before the transaction.
 pub(in crate::runtime) struct CheckedWrite {
     pub(in crate::runtime) update: Update,
     pub(in crate::runtime) as_node: Option<String>,
     pub(in crate::runtime) checkpoint: Option<CheckpointId>,
-    /// By which definition it was checked; none if the thread has no agent.
+    /// The definition by which the write was checked; none if the thread has no agent.
     pub(in crate::runtime) digest: Option<Digest>,
     pub(in crate::runtime) sizes: SizeLimits,
 }

@@ -10,10 +10,10 @@ use crate::runtime::StartError;
 /// The bounds of runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunBounds {
-    /// Runs that wait, of all processes on the database. It is counted from time to time and not for each run, so that
-    /// a few more may come to wait.
+    /// The most waiting runs of all processes on the database. They are counted from time to time and not for each run,
+    /// so that the number may be exceeded by a few.
     pub waiting: u64,
-    /// Runs that wait on one thread.
+    /// The most waiting runs on one thread.
     pub waiting_on_thread: u64,
     /// The longest time for which a run and all below it may be at work, without the time spent waiting for answers.
     pub at_work: Duration,
@@ -22,7 +22,7 @@ pub struct RunBounds {
 /// The time after which a full queue is counted again.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The room in the queue, as far as it has been counted.
+/// The free places in the queue, as far as they have been counted.
 #[derive(Debug)]
 pub(in crate::runtime) struct QueueRoom {
     most: u64,
@@ -35,7 +35,7 @@ struct Counted {
     waiting: Option<u64>,
     /// The number of runs admitted since. Some of them have begun meanwhile.
     since: u64,
-    /// Until when it counts as full.
+    /// The time until which the queue counts as full.
     full_until: Option<Instant>,
 }
 
@@ -55,7 +55,7 @@ impl QueueRoom {
         }
     }
 
-    /// Takes the places of `wanted` runs, if it is known that there are so many.
+    /// Takes the places of `wanted` runs, if that many places are known to be free.
     fn take(&self, wanted: u64, now: Instant) -> Room {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         if counted.full_until.is_some_and(|until| now < until) {
@@ -71,7 +71,8 @@ impl QueueRoom {
         }
     }
 
-    /// Notes that so many wait, and takes the places of `wanted` more. False if there are not so many.
+    /// Stores the number of waiting runs, and takes the places of `wanted` more. Returns false if there are too few
+    /// places.
     fn recount(&self, waiting: u64, wanted: u64, now: Instant) -> bool {
         let has_room = waiting.saturating_add(wanted) <= self.most;
         *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Counted {
@@ -87,7 +88,7 @@ impl Admission {
     /// Reserves room for `wanted` runs in the queue.
     ///
     /// # Errors
-    /// [`StartError::QueueFull`] when there are not so many.
+    /// [`StartError::QueueFull`] when there are too few places.
     pub(in crate::runtime) async fn take_places(&self, wanted: usize) -> Result<(), StartError> {
         let queue = &self.core.queue;
         let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);

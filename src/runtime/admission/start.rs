@@ -23,13 +23,13 @@ use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
 use crate::runtime::{CancelAction, NewRun, StartError, Target, interrupts};
 
-/// The lifetime of the thread of a stateless run whose process stopped before it could delete the thread.
+/// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
     after: Duration::from_secs(600),
     strategy: TtlStrategy::Delete,
 };
 
-/// The lifetime of that thread if the client may repeat its request.
+/// The TTL of that thread if the client may repeat its request.
 const HELD: Ttl = Ttl {
     after: REMEMBERED,
     strategy: TtlStrategy::Delete,
@@ -55,7 +55,8 @@ pub(in crate::runtime) async fn start(
     start_as(tx, RunId::mint(), new_run, 0, context).await
 }
 
-/// Does the same in a transaction that continues after a refusal: nothing of the run is stored then, all else is kept.
+/// Admits a run like [`start`], in a transaction that continues after a refusal: nothing of the run is stored then, and
+/// the other writes are kept.
 pub(in crate::runtime) async fn try_start(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
@@ -75,7 +76,8 @@ pub(in crate::runtime) async fn try_start(
     }
 }
 
-/// Does the same with a given run id. `number` is the position of the request among those that are admitted together.
+/// Admits a run like [`start`], with a given run id. `number` is the position of the request among those that are
+/// admitted together.
 pub(in crate::runtime) async fn start_as(
     tx: &mut Tx<'_>,
     id: RunId,
@@ -111,7 +113,7 @@ pub(in crate::runtime) async fn start_as(
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
-    // Those that waited are withdrawn; those at work take their time to stop.
+    // Queued runs are withdrawn at once; runs at work take some time to stop.
     let is_busy = in_flight.at_work > 0 || in_flight.waiting > 0 && displaced.is_empty();
     let claimed = context.worker.is_some() && !is_busy && run.due_at <= now;
     if claimed {
@@ -129,7 +131,7 @@ pub(in crate::runtime) async fn start_as(
     })
 }
 
-/// Checks whether a run may at least wait on its thread.
+/// Checks whether a run may start, or at least wait, on its thread.
 fn check_room(new_run: &NewRun, in_flight: InFlight, most_waiting: u64) -> Result<(), StartError> {
     match new_run.request.multitask {
         Multitask::Reject if !in_flight.is_none() => Err(StartError::Busy),
@@ -140,7 +142,7 @@ fn check_room(new_run: &NewRun, in_flight: InFlight, most_waiting: u64) -> Resul
     }
 }
 
-/// Refuses what needs an existing thread in the request of a stateless run.
+/// Refuses parts of a stateless run's request that need an existing thread.
 pub(in crate::runtime) fn check_stateless(new_run: &NewRun) -> Result<(), StartError> {
     match (&new_run.resume, new_run.request.checkpoint) {
         (Some(_), _) => Err(StartError::ResumeNeedsThread),
@@ -149,7 +151,7 @@ pub(in crate::runtime) fn check_stateless(new_run: &NewRun) -> Result<(), StartE
     }
 }
 
-/// Stops the runs in flight for one that displaces them: queued ones at once, those at work through their process.
+/// Stops the runs in flight for a run that displaces them: queued ones at once, running ones through their process.
 async fn displace(
     tx: &mut Tx<'_>,
     strategy: Multitask,
@@ -165,7 +167,7 @@ async fn displace(
     if in_flight.is_none() {
         return Ok(vec![]);
     }
-    // One after the other: together they may be large.
+    // The runs are read one after the other, since they may be large together.
     let all = db::runs::ids_in_flight(tx, thread).await?;
     for id in &all {
         let Some(old) = db::runs::get_by_id(tx, *id).await? else {
@@ -180,7 +182,7 @@ async fn displace(
     Ok(all.into_iter().map(|old| (old, action)).collect())
 }
 
-/// Returns the thread of a request, locked, and created if need be.
+/// Returns the thread of a request, locked. The thread is created if necessary.
 async fn find_or_make_thread(
     tx: &mut Tx<'_>,
     new_run: &NewRun,
@@ -198,7 +200,7 @@ async fn find_or_make_thread(
     if !may_make {
         return Err(StartError::NoThread(id));
     }
-    // The thread of a stateless run expires in case nothing else deletes it.
+    // The thread of a stateless run has a TTL in case nothing else deletes it.
     let ttl = if new_run.target == (Target::Stateless { keep: false }) {
         Some(TEMPORARY)
     } else {
@@ -208,13 +210,13 @@ async fn find_or_make_thread(
     if db::threads::insert(tx, &thread).await? {
         return Ok(thread);
     }
-    // Another client has created it meanwhile.
+    // Another client may have created the thread meanwhile.
     let made = db::threads::lock(tx, id).await?;
     made.ok_or(StartError::NoThread(id))
 }
 
-/// Returns the settings of the run: those of the request, and the assistant's where it has none. An answer keeps the
-/// context of the thread's last run, where it brings none.
+/// Returns the settings of the run: those of the request, and the assistant's settings where the request has none. An
+/// answer without a context keeps the context of the thread's last run.
 pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistant, thread: &Thread) -> RunSettings {
     let RunRequest { config, context, .. } = &new_run.request;
     let assistant = &resolved.assistant.settings;
@@ -228,7 +230,7 @@ pub(in crate::runtime) fn settings(new_run: &NewRun, resolved: &ResolvedAssistan
     }
 }
 
-/// Returns whether a request continues what waits on its thread.
+/// Returns whether a request continues the work that waits on its thread.
 fn goes_on(new_run: &NewRun) -> bool {
     new_run.resume.is_some() || new_run.request.command.as_ref().is_some_and(Command::resumes)
 }
@@ -286,7 +288,7 @@ fn build_run(
     }
 }
 
-/// Gives a run on the thread of a background task the lineage of that task.
+/// Sets the lineage of a run on the thread of a background task to that of the task.
 async fn inherit_task_lineage(tx: &mut Tx<'_>, thread: &Thread, run: &mut Run) -> DbResult<()> {
     if run.request.background.is_none() && thread.metadata.contains_key("parent_thread_id") {
         run.request.background = db::background::find(tx, thread.id).await?.map(|record| record.ancestry);
@@ -359,8 +361,8 @@ async fn enter_thread(
     Ok(())
 }
 
-/// Checks a request that is to be admitted later, and repeatedly, as far as is possible in advance, unless that was
-/// done before the write.
+/// Checks a request that is admitted later, possibly more than once, as far as that is possible in advance. Checks that
+/// were made before the write are not repeated.
 pub(in crate::runtime) fn check_ahead(
     new_run: &NewRun,
     resolved: &ResolvedAssistant,

@@ -36,7 +36,7 @@ pub(in crate::runtime) async fn withdraw(
     webhooks: &Webhooks,
     now: Timestamp,
 ) -> DbResult<()> {
-    // The interrupts that it would have resolved are open again.
+    // The interrupts that the run would have resolved are open again.
     db::interrupts::restore(tx, run.thread, run.id).await?;
     match action {
         CancelAction::Interrupt => {
@@ -53,8 +53,8 @@ pub(in crate::runtime) async fn withdraw(
     leave_thread(tx, run, status, error, now).await
 }
 
-/// Undoes what a run did, and deletes it. The thread has its former state; only the numbers in its log continue, from
-/// `last` on, if that is higher: clients know them.
+/// Undoes the work of a run, and deletes the run. The thread has its former state. The numbers in its log continue,
+/// from `last` on, if that is higher, since clients know the numbers.
 pub(in crate::runtime) async fn undo(tx: &mut Tx<'_>, run: &Run, last: Option<i64>, now: Timestamp) -> DbResult<()> {
     let seq = (db::checkpoints::max_seq(tx, run.thread).await? + 1).max(last.unwrap_or(0));
     db::checkpoints::delete_of_run(tx, run.thread, run.id).await?;

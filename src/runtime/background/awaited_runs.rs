@@ -1,4 +1,4 @@
-//! Remote runs that a subagent of this server waits for.
+//! Remote runs for which a subagent of this server waits.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::domain::run::{AssignedAgent, Run};
 use crate::peer::{RemoteThread, remote_agent};
 use crate::runtime::BackgroundTasks;
 
-/// Stores, before it begins, that the work of a subagent is done on the server at `url`, if there is one.
+/// Stores a remote run before it begins, if the work of the subagent is done on the server at `url`.
 pub(in crate::runtime) async fn insert_remote_run(tx: &mut Tx<'_>, run: &Run, url: Option<&str>) -> DbResult<()> {
     let Some(url) = url else { return Ok(()) };
     // A subagent is described in the definition of the next agent above it that has one.

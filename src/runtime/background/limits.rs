@@ -30,10 +30,11 @@ impl TaskParent {
     }
 }
 
-/// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks. If the
-/// task is not begun after all, what the transaction wrote is rolled back, and the budget has to be told. Everything is
-/// checked and counted under the lock of the thread that asks, so that calls side by side see each other, and for the
-/// trees whose limits reach this far under a lock of their own.
+/// Reserves one more task, if the limits allow it. Returns its lineage and the number of other unfinished tasks.
+///
+/// If the task is not started after all, the writes are rolled back with the transaction, and the caller has to return
+/// the reservation to the budget. The thread that asks is locked during all checks and counts, so that parallel calls
+/// see each other. Trees whose limits reach this far have a lock of their own.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
     parent: &TaskParent,
@@ -70,7 +71,7 @@ pub(super) async fn admit(
     Ok((ancestry, not_over))
 }
 
-/// Takes back the reservation of a task that was not started, beside so many other unfinished tasks.
+/// Returns the reservation of a task that was not started. `not_over` is the number of other unfinished tasks.
 pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, now: Timestamp) -> DbResult<()> {
     budget.not_begun(not_over);
     if let Some(pool) = budget.pool() {
@@ -83,7 +84,7 @@ pub(super) async fn give_back(tx: &mut Tx<'_>, budget: &Budget, not_over: u64, n
             spending: None,
             in_background: true,
         };
-        // Nothing is asked for that a limit could forbid.
+        // Nothing is spent, so no limit can forbid the charge.
         if let Err(ChargeError::Fault(error)) =
             ledger::charge(tx, (pool.trees(), pool.share()), charge, (now, now)).await
         {
@@ -108,7 +109,7 @@ pub(super) async fn check_restart(
     }
 }
 
-/// Returns the lineage of a task below the calling run; `draft` names who started it.
+/// Returns the lineage of a task below the calling run; `draft` names the agent that started the task.
 fn lineage_below(launcher: &Run, parent: &TaskParent, draft: &TaskLineage) -> Result<TaskLineage, String> {
     let above = launcher.request.background.as_ref();
     let nesting = above.map_or(0, |above| above.nesting) + 1;

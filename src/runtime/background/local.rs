@@ -22,11 +22,11 @@ use crate::tool::background::BackgroundOrder;
 /// The pause between two looks at a task that was cancelled.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The run of a call.
+/// The run that a call starts.
 enum Begun {
     /// A run that was admitted now.
     Now(Box<Admitted>),
-    /// The run that the same call has started before.
+    /// The run that the same call started before.
     Before(Box<Run>),
 }
 
@@ -76,7 +76,7 @@ impl BackgroundTasks {
             .map_err(storage_error)
     }
 
-    /// Cancels a task on this server: its runs, those in the queue first, or its interrupts.
+    /// Cancels a task on this server: its runs, the queued ones first, or its interrupts.
     pub(super) async fn cancel_task(&self, scope: &Scope, record: TaskRecord) -> Result<TaskSnapshot, String> {
         let task = record.task;
         let seen = self.read_task(task).await?;
@@ -100,7 +100,7 @@ impl BackgroundTasks {
                 return Ok(seen);
             }
             if began.elapsed() >= STOP_TIMEOUT {
-                // Its cancellation is stored, so it will stop.
+                // The cancellation is stored, so the task will stop.
                 return Ok(TaskSnapshot {
                     status: TaskStatus::Cancelled,
                     ..seen
@@ -136,7 +136,7 @@ impl BackgroundTasks {
         })
     }
 
-    /// Stores the run of a call, unless the same call did before, and starts it.
+    /// Stores the run of a call, unless an earlier try of the same call has stored it, and starts it.
     async fn start_run<J>(&self, job: J) -> Result<TaskRun, String>
     where
         J: for<'t> FnOnce(&'t mut Tx<'_>, AdmissionContext) -> BoxFuture<'t, Result<Begun, TaskError>>,
@@ -162,8 +162,8 @@ impl BackgroundTasks {
     }
 }
 
-/// Starts a task, if the limits allow it. Everything is checked and counted under the lock of the calling thread, so that
-/// calls side by side see each other.
+/// Starts a task, if the limits allow it. The calling thread is locked during all checks and counts, so that parallel
+/// calls see each other.
 async fn begin(
     tx: &mut Tx<'_>,
     id: RunId,

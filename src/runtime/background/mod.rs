@@ -1,15 +1,15 @@
 //! Background tasks: runs on threads of their own. The agent that started one is notified of its outcome.
 //!
-//! A task on this server is stored in one transaction with its record, under ids that follow from the tool call: a call
+//! A task on this server is stored in one transaction with its record, under ids that follow from the tool call. A call
 //! that is repeated after a crash finds the task that it started. The outcome is stored when the run of the task ends.
-//! An agent at work reads it by itself; an idle one is notified by a job, `jobs/notify_parent.rs`.
+//! An agent at work reads it by itself; an idle agent is notified by a job, `jobs/notify_parent.rs`.
 //!
-//! A task on another server is stored here first, and started there under ids that follow from the call as well. It is
-//! polled until it is over, see [`remote`] and `jobs/poll_remote.rs`. The polled state is stored, so that notification
-//! is the same for both.
+//! A task on another server is first stored on this server. Then it is started on the other server, under ids that also
+//! follow from the call. It is polled until it is over, see [`remote`] and `jobs/poll_remote.rs`. The polled state is
+//! stored, so that notification works alike for both.
 //!
 //! A task belongs to the conversation and not to the run that started it, so cancelling that run does not stop the
-//! task. A subagent that started a task is notified while it works, and after that the main agent is.
+//! task. A subagent that started a task is notified while it works, and after that the main agent is notified.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub(super) mod status;
 pub(super) use awaited_runs::insert_remote_run;
 pub use status::known_status;
 
-/// The deepest nesting of background tasks without a limit of depth.
+/// The deepest nesting of background tasks when no limit of depth is set.
 const MAX_NESTING: u32 = 4;
 
 /// The stream modes of the run of a task.
@@ -60,7 +60,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const WAITS_ALREADY: &str = "A message to this task waits already for its turn; nothing was added. Put all that is to be \
     said into one message, or wait until the task has taken it up.";
 
-/// Background tasks: starts, updates and cancels them, on this server and on others. Cheap to clone.
+/// The handle for background tasks: starts, updates and cancels them, on this server and on others. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct BackgroundTasks {
     pub(super) core: Arc<Core>,
@@ -278,7 +278,7 @@ enum TaskError {
     /// The reason, as a text for the model.
     #[error("{0}")]
     Refused(String),
-    /// Its run was not started.
+    /// The run of the task was not started.
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -290,7 +290,7 @@ impl From<DbError> for TaskError {
 }
 
 impl TaskError {
-    /// The text for the model.
+    /// Returns the refusal as a text for the model.
     fn text(self) -> String {
         match self {
             Self::Refused(reason) => reason,

@@ -1,8 +1,8 @@
 //! Background tasks on other servers.
 //!
 //! A task is stored before its server is called, and its outcome afterwards. This server may crash in between. The ids
-//! of the remote thread and run follow from the tool call, so a repeated call finds the work that it started; without
-//! one, the job [`poll_remote`](crate::runtime::jobs) finds it.
+//! of the remote thread and run follow from the tool call, so a repeated call finds the work that it started. If the
+//! call is not repeated, the job [`poll_remote`](crate::runtime::jobs) finds the work.
 
 use std::time::Duration;
 
@@ -26,15 +26,15 @@ use crate::runtime::{BackgroundTasks, ledger};
 use crate::tool::Scope;
 use crate::tool::background::BackgroundOrder;
 
-/// The longest time for which a start is tried while the agent waits.
+/// The longest time for which the start of a task is tried while the agent waits.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// The time after that until the first poll.
+/// The time between the end of that timeout and the first poll.
 const MARGIN: Duration = Duration::from_secs(60);
 /// The timeout of a poll.
 pub(in crate::runtime) const POLL_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two polls of work that was cancelled.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The error of a task whose work was deleted.
+/// The error of a task whose work was deleted on the other server.
 const DELETED: &str = "The thread of the task, or its work there, was deleted.";
 
 impl BackgroundTasks {
@@ -102,7 +102,7 @@ impl BackgroundTasks {
                 return Err(WAITS_ALREADY.to_owned());
             }
         }
-        // From now on another outcome may follow, even if this server does not learn of it before it begins.
+        // From now on another outcome may follow, even if this server does not learn that the message arrived.
         let before = record.remote.seen.clone();
         let waits = TaskSnapshot::of(before.as_ref().map_or("", |seen| &seen.run), TaskStatus::Pending);
         let due_at = Some(scope.now().plus(START_TIMEOUT + MARGIN));
@@ -147,7 +147,7 @@ impl BackgroundTasks {
         }
     }
 
-    /// Polls a task on another server. Returns the last known state if the server is out of reach.
+    /// Polls a task on another server. Returns the last known state if that server is out of reach.
     pub(super) async fn poll_task(&self, record: &TaskRecord) -> Result<TaskSnapshot, String> {
         let lost = match self.remote_thread_of_task(record).await {
             Ok((place, _)) => match timeout(POLL_TIMEOUT, place.snapshot()).await {
@@ -164,8 +164,8 @@ impl BackgroundTasks {
         })
     }
 
-    /// Cancels a task on another server. The cancellation is stored first, so that it takes place even if
-    /// that server is out of reach for now, or this one dies.
+    /// Cancels a task on another server. The cancellation is stored first, so that it takes place even if that server
+    /// is out of reach, or this server crashes.
     pub(super) async fn cancel_remote(&self, record: TaskRecord) -> Result<TaskSnapshot, String> {
         let seen = self.poll_task(&record).await?;
         if seen.status.is_final() {
@@ -212,7 +212,7 @@ impl BackgroundTasks {
                 )
                 .await?;
             }
-            // Its cancellation was requested; it is polled until it has stopped.
+            // The cancellation was requested; the task is polled until it has stopped.
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
                 return Ok(TaskSnapshot {
@@ -230,8 +230,9 @@ impl BackgroundTasks {
         Ok(cancelled)
     }
 
-    /// Where a task is done, and who does it, as the definition says that its conversation has now; or else the one with
-    /// which it was begun.
+    /// Returns the thread of a remote task and the definition of its agent. The present definition of the
+    /// conversation's agent decides. If that does not name the agent any more, the definition with which the task was
+    /// started decides.
     pub(in crate::runtime) async fn remote_thread_of_task(
         &self,
         record: &TaskRecord,
@@ -274,7 +275,8 @@ impl BackgroundTasks {
         ))
     }
 
-    /// Stores that work is in progress there. An outcome is stored only after a poll, which brings the result.
+    /// Stores that work is in progress on the other server. An outcome is stored only after a poll, which brings the
+    /// result.
     async fn store_started(&self, record: &TaskRecord, seen: TaskSnapshot) -> Result<TaskRun, String> {
         let run = run_of(record, &seen);
         let now = self.core.clock.now();
@@ -296,7 +298,7 @@ impl BackgroundTasks {
         Ok(run)
     }
 
-    /// Stores the polled state, if it is new.
+    /// Stores the polled state, if it has changed.
     async fn store_seen(&self, record: &TaskRecord, seen: Option<TaskSnapshot>) -> Result<TaskSnapshot, String> {
         let before = &record.remote;
         let run = before.seen.as_ref().map(|seen| seen.run.clone()).unwrap_or_default();
@@ -334,7 +336,8 @@ impl BackgroundTasks {
         write.await.map(drop).map_err(storage_error)
     }
 
-    /// Writes down that a task was not begun; what may have begun nevertheless is stopped. Returns what is said about it.
+    /// Stores that a task was not started. If it may have started nevertheless, it is cancelled. Returns the text for
+    /// the model.
     async fn store_not_started(&self, scope: &Scope, record: &TaskRecord, reason: String, is_certain: bool) -> String {
         let text = format!("The task was not started. {reason}");
         let error = TaskSnapshot {
@@ -383,7 +386,7 @@ pub(in crate::runtime) async fn store_polled(
 ) -> DbResult<bool> {
     if let Some(told) = work.seen.as_ref().and_then(|seen| seen.used) {
         let before = db::background::remote::used(tx, record.task).await?;
-        // What was said may be shorter by now than it was.
+        // The other server may report less usage than before, so the larger figures count.
         let used = before.at_least(told);
         if used != before {
             // Trees are locked before tasks, as when a task is started.
@@ -394,7 +397,7 @@ pub(in crate::runtime) async fn store_polled(
     db::background::remote::note(tx, record, work, version).await
 }
 
-/// Writes a task down that is about to begin, if that is allowed; or finds it again.
+/// Stores a task that is about to start, if the limits allow it. A task that is stored already is returned.
 async fn insert_task(
     tx: &mut Tx<'_>,
     record: TaskRecord,
@@ -410,7 +413,7 @@ async fn insert_task(
     Ok(record)
 }
 
-/// Writes down that more is expected of a task, if that is allowed.
+/// Stores that a further message is sent to a task, if the limits allow it.
 async fn continue_task(
     tx: &mut Tx<'_>,
     task: ThreadId,
@@ -434,7 +437,7 @@ async fn continue_task(
 fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> RemoteRunRequest {
     let agent = order.agent;
     let mut metadata = notes(scope, order);
-    // Two servers whose agents have each other work would go on without end.
+    // Without the number of levels, two servers whose agents delegate to each other would go on without end.
     let ancestry = &record.ancestry;
     let levels = super::MAX_NESTING.saturating_sub(ancestry.nesting);
     metadata.insert(
@@ -463,7 +466,8 @@ fn request(scope: &Scope, order: BackgroundOrder<'_>, record: &TaskRecord) -> Re
     }
 }
 
-/// Stops what is done there, and says how it stands then, or after `patience`; what waits for a human is given up.
+/// Cancels the runs of a remote task and its open interrupts. Returns the state after that, or the last one after
+/// `patience`.
 pub(in crate::runtime) async fn stop(
     place: &RemoteThread,
     agent: &SubagentDefinition,
@@ -488,7 +492,7 @@ pub(in crate::runtime) async fn stop(
     }
 }
 
-/// Work of which there is no trace any more.
+/// Returns the state of a task whose work was deleted on the other server.
 pub(in crate::runtime) fn deleted_snapshot(run: String) -> TaskSnapshot {
     TaskSnapshot {
         error: Some(DELETED.to_owned()),

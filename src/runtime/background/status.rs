@@ -11,10 +11,10 @@ use crate::domain::run::Run;
 
 /// The status of a task on this server, without its result.
 struct TaskState {
-    /// The newest run on its thread; none if that is gone.
+    /// The newest run on its thread; none if it was deleted.
     run: Option<Run>,
     status: TaskStatus,
-    /// The questions that it waits for.
+    /// The interrupts whose answers the task waits for.
     asked: Vec<InterruptRecord>,
 }
 

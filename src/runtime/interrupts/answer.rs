@@ -45,13 +45,13 @@ pub struct InterruptReply {
 /// The refusal of answers to interrupts.
 #[derive(Debug, thiserror::Error)]
 pub enum RespondError {
-    /// No run has been at work on the thread, or there is no such thread.
+    /// The thread does not exist, or no run has been at work on it.
     #[error("no run is bound to this thread")]
     NoRun,
-    /// There is no such question on the thread, or it does not wait for an answer.
+    /// The thread has no such interrupt, or the interrupt does not wait for an answer.
     #[error("no question {0} waits for an answer")]
     NoInterrupt(String),
-    /// The run that would go on with the answers was not started.
+    /// The run that would continue with the answers was not started.
     #[error(transparent)]
     Start(#[from] StartError),
 }
@@ -64,14 +64,15 @@ impl From<db::DbError> for RespondError {
 
 /// The state of an interrupt for a client that brings an answer.
 enum AnswerState {
-    /// It is open, raised by an agent of this assistant.
+    /// The interrupt is open, raised by an agent of this assistant.
     Open(AssistantId),
-    /// It has the same answer already, which this run brought.
+    /// The interrupt has the same answer already, which this run brought.
     AnsweredBy(RunId),
 }
 
 impl Interrupts {
-    /// Answers one interrupt. Returns the run that continues with the answer; the same answer again returns the same run.
+    /// Answers one interrupt. Returns the run that continues with the answer; the same answer again returns the same
+    /// run.
     ///
     /// # Errors
     /// Returns the refusal; nothing is stored then.

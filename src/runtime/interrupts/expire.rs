@@ -1,4 +1,4 @@
-//! Interrupts that nobody answers: the thread continues without an answer, or the agent that asked was cancelled.
+//! Interrupts without an answer: the thread continues without one, or the agent that asked was cancelled.
 
 use super::lanes_of;
 use crate::db::{self, DbResult, Tx};

@@ -1,7 +1,7 @@
 //! Cancels the work on other servers of subagents whose runs were stopped, or failed.
 //!
-//! Usually the run does that itself. This job is for cases in which the other server could not be reached, or this one
-//! crashed. So nothing schedules it; it looks for runs that are over.
+//! Usually the run cancels that work itself. This job is for cases in which the other server could not be reached, or
+//! this server crashed. So nothing schedules the job; it looks for runs that are over.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ impl JobHandler for CancelRemoteHandler {
         let run = RunId(job.key);
         let read = runtime.core.db.read(move |tx| {
             Box::pin(async move {
-                // It may have been taken up again since.
+                // The run may have been continued since.
                 match db::remote_runs::is_unwanted(tx, run).await? {
                     true => db::remote_runs::find(tx, run).await,
                     false => Ok(None),
@@ -67,7 +67,7 @@ impl JobHandler for CancelRemoteHandler {
             .run_until_cancelled(timeout(LEASE / 2, runtime.tasks.stop_remote_run(&work)))
             .await
         {
-            // Another server takes it up.
+            // This server stops. Another server claims the job when the claim expires.
             None => return Ok(JobOutcome::Settled),
             Some(Ok(ended)) => ended,
             Some(Err(_)) => Err("its server took too long".to_owned()),

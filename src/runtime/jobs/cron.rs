@@ -19,9 +19,9 @@ pub(super) struct CronHandler;
 
 /// The outcome of a due time.
 enum Fired {
-    /// There is nothing to run: another worker has the cron, or it was deleted, or it is over.
+    /// There is nothing to run: another worker has claimed the job, the cron was deleted, or its end has passed.
     Nothing,
-    /// Its run was admitted, or refused.
+    /// The run was admitted or refused.
     Tried(Result<Box<Admitted>, StartError>),
 }
 
@@ -51,7 +51,7 @@ impl JobHandler for CronHandler {
         let claimed = job.clone();
         let write = runtime.core.db.write(move |tx| {
             Box::pin(async move {
-                // In the order in which the deletion of a thread takes them.
+                // The locks are taken in the same order as by the deletion of a thread.
                 if let Some(thread) = ahead.thread {
                     db::threads::lock(tx, thread).await?;
                 }
@@ -67,7 +67,7 @@ impl JobHandler for CronHandler {
             Fired::Tried(Err(refusal)) => {
                 tracing::warn!(cron = %id, %refusal, "a cron is due, but its run was refused");
                 if matches!(refusal, StartError::ThreadFull(_)) {
-                    // It stays due, and is met when there is room.
+                    // The cron stays due, and is met when there is room.
                     return Ok(JobOutcome::NotNow);
                 }
             }
@@ -76,7 +76,7 @@ impl JobHandler for CronHandler {
     }
 }
 
-/// Moves a cron to its next due time and starts the run of this one, unless another worker does.
+/// Moves a cron to its next due time and starts the run of the present one, unless another worker has claimed the job.
 async fn fire(
     tx: &mut Tx<'_>,
     job: &ClaimedJob,
@@ -105,7 +105,7 @@ async fn fire(
     if ahead.request.as_ref() == Some(&cron.request) {
         context.checked = ahead.checked;
     } else {
-        // It was changed since.
+        // The cron was changed since the check.
         ahead.refusal = None;
     }
     if let Some(refusal) = ahead.refusal {

@@ -2,8 +2,8 @@
 //! for each kind, and runs them.
 //!
 //! A claim holds until its lease expires or its worker dies; then another worker claims the job. So a job may run
-//! twice. What must happen once belongs into the transaction that settles the job: settling tells whether the claim
-//! still holds.
+//! twice. Writes that must happen once belong into the transaction that settles the job, since settling tells whether
+//! the claim still holds.
 //!
 //! The loop sleeps until the next job is due. It is woken when this process schedules one; jobs of other processes, and
 //! changes of the clock, are noticed within [`POLL`].
@@ -37,7 +37,7 @@ mod webhook;
 
 pub use webhook::Deliveries;
 
-/// The longest time between two looks at the queue, and the time after which a job is tried again that could not be done.
+/// The longest time between two looks at the queue, and the pause before a job is retried that could not be done.
 const POLL: Duration = Duration::from_secs(1);
 /// The shortest time between two looks, unless the loop is woken.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(25);
@@ -73,7 +73,7 @@ pub(super) trait JobHandler: Sync {
     /// Returns the lease of a claim: longer than a job can take.
     fn lease(&self, runtime: &RuntimeHandles) -> Duration;
 
-    /// Schedules what has become due by facts that do not schedule it themselves.
+    /// Schedules jobs that are due because of facts that do not schedule a job themselves.
     async fn discover(&self, _runtime: &RuntimeHandles) -> DbResult<()> {
         Ok(())
     }
@@ -95,7 +95,7 @@ fn handler(kind: JobKind) -> &'static dyn JobHandler {
     }
 }
 
-/// The kinds of which there is one job for the whole database, done again and again.
+/// The kinds with a single job for the whole database, which is repeated for ever.
 const PERIODIC: [JobKind; 2] = [JobKind::Sweep, JobKind::SweepDeliveries];
 
 /// The state of the job queue in this process.
@@ -106,7 +106,7 @@ pub(super) struct JobQueue {
     discovers: AtomicBool,
     /// True when there may be background tasks whose outcome is not known.
     has_tasks: AtomicBool,
-    /// One for each of [`JobKind::ALL`].
+    /// The states of the kinds, in the order of [`JobKind::ALL`].
     kinds: Vec<KindState>,
 }
 
@@ -129,7 +129,7 @@ impl KindState {
 }
 
 impl JobQueue {
-    /// The queue whose loop is woken by `wakeup`.
+    /// Returns the queue whose loop `wakeup` wakes.
     pub(super) fn new(wakeup: Arc<Notify>) -> Self {
         Self {
             wakeup,
@@ -139,23 +139,23 @@ impl JobQueue {
         }
     }
 
-    /// Has the loop look for jobs that are due.
+    /// Wakes the loop, so that it looks for due jobs.
     pub(super) fn wake(&self) {
         self.wakeup.notify_one();
     }
 
-    /// Has the loop look for what is to be scheduled, too, see [`JobHandler::discover`].
+    /// Wakes the loop, so that it also looks for jobs to schedule; see [`JobHandler::discover`].
     pub(super) fn discover(&self) {
         self.discovers.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Notes whether there may be background tasks whose outcome is not known.
+    /// Stores whether there may be background tasks whose outcome is not known.
     pub(super) fn has_tasks(&self, has: bool) {
         self.has_tasks.store(has, Ordering::Release);
     }
 
-    /// Wakes the loop after the end of a run, if an agent may be to be notified; `of_task` if the run was that of a
+    /// Wakes the loop after the end of a run, if there may be an agent to notify. `of_task` is true for the run of a
     /// background task.
     pub(super) fn run_ended(&self, of_task: bool) {
         if of_task || self.has_tasks.load(Ordering::Acquire) {
@@ -187,7 +187,7 @@ impl JobRunner {
         }
     }
 
-    /// Schedules the jobs that are always there.
+    /// Schedules the periodic jobs.
     pub(super) async fn schedule_periodic_jobs(&self) -> DbResult<()> {
         let now = self.core.clock.now();
         let write = self.core.db.write(move |tx| {
@@ -233,7 +233,7 @@ impl JobRunner {
         }
     }
 
-    /// Begins all that is due, as far as the limits allow. Returns when the next job is due.
+    /// Starts the jobs that are due, as far as the limits allow. Returns the time at which the next job is due.
     async fn start_due_jobs(&self) -> DbResult<Option<Timestamp>> {
         let worker = self.core.id;
         let now = self.core.clock.now();
@@ -264,7 +264,7 @@ impl JobRunner {
         Ok(next)
     }
 
-    /// Claims jobs of a kind, as many as there are slots for, and starts them. The end of a batch wakes the loop.
+    /// Claims as many jobs of a kind as there are free slots, and starts them. The end of a batch wakes the loop.
     async fn start_jobs(&self, state: &KindState, now: Timestamp) -> DbResult<()> {
         let free = state.slots.available_permits();
         if free == 0 || self.core.shutdown.soft().is_cancelled() {
@@ -291,19 +291,19 @@ impl JobRunner {
         let soft = self.core.shutdown.soft();
         let mut has_failed = false;
         for job in batch {
-            // The server that replaces a stopping one continues at once.
+            // The rest of the batch stays due, and the server that replaces a stopping one continues at once.
             if soft.is_cancelled() {
                 break;
             }
             let outcome = handler(kind).run(&self.runtime, &job).await;
             has_failed |= outcome.is_err();
             if let Err(error) = self.settle_job(&job, outcome).await {
-                // The claim runs out, and it is done again.
+                // The claim expires, and the job runs again.
                 tracing::warn!(kind = kind.word(), key = %job.key, %error, "could not settle a job");
             }
         }
         if has_failed {
-            // It stays due, and by whatever clock it is not tried again at once.
+            // The job stays due. The pause prevents an immediate retry, whatever the clocks of the servers say.
             soft.run_until_cancelled(tokio::time::sleep(POLL)).await;
         }
         drop(permit);

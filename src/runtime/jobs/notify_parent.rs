@@ -1,11 +1,11 @@
 //! Notifies idle agents of the outcome of their background tasks.
 //!
-//! An outcome is stored when the run of the task ends, in whatever process, and the agent can be notified once it is
-//! idle. So nothing schedules this job; it looks for agents that are to be notified.
+//! An outcome is stored when the run of the task ends, in any process, and the agent can be notified once it is idle.
+//! So nothing schedules this job; it looks for agents to notify.
 //!
-//! The notification is a run on the thread of the agent. The transaction that starts it also marks the outcome as
-//! reported. Outcomes that are in the state of the agent are left out: an agent that was at work when the task ended
-//! has read it by itself. So each outcome is reported once, on any number of servers.
+//! The notification is a run on the thread of the agent. The transaction that starts the run also marks the outcome as
+//! reported. Outcomes that the state of the agent holds are left out, since an agent that was at work when the task
+//! ended has already read them. So each outcome is reported once, on any number of servers.
 
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ impl JobHandler for NotifyParentHandler {
                 write.await?;
             }
         }
-        // Should there be more, it is found again.
+        // If more outcomes are left, the agent is found again.
         Ok(JobOutcome::Done)
     }
 }
@@ -103,14 +103,14 @@ async fn wake_parent(runtime: &RuntimeHandles, parent: ThreadId) -> DbResult<()>
     Ok(())
 }
 
-/// A task of which the agent is to be notified.
+/// A task whose outcome the agent is to read.
 struct News {
     record: TaskRecord,
     known: BackgroundTask,
     seen: TaskSnapshot,
 }
 
-/// Starts a run that notifies the agent of a thread, if it is idle and there is an outcome that it does not know.
+/// Starts a run that notifies the agent of a thread, if the agent is idle and does not know an outcome.
 async fn start_notifying_run(
     tx: &mut Tx<'_>,
     parent: ThreadId,
@@ -135,7 +135,7 @@ async fn start_notifying_run(
         if !seen.status.is_outcome() {
             continue;
         }
-        // A task that waits has another outcome later.
+        // A task that waits will have another outcome later, so it stays watched.
         db::background::set_notified(tx, record.task, seen.run.parse().ok(), !seen.status.is_final()).await?;
         let known = known(tx, &machine.state, &record)
             .await?
@@ -158,8 +158,8 @@ async fn start_notifying_run(
     }
 }
 
-/// Returns a task as the state of the main agent has it, or else that of the subagent that started it, whose work is
-/// over by now.
+/// Returns a task from the state of the main agent, or else from the state of the subagent that started it, whose work
+/// is over by now.
 async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<Option<BackgroundTask>> {
     let task = record.task.to_string();
     let starter = record.ancestry.starter.as_ref();
@@ -173,7 +173,7 @@ async fn known(tx: &mut Tx<'_>, main: &State, record: &TaskRecord) -> DbResult<O
     }
 }
 
-/// A task that the state of its agent does not hold, since the run that began it broke off.
+/// Returns a task that is missing in the state of its agent, since the run that started it broke off.
 fn unrecorded(record: &TaskRecord, seen: &TaskSnapshot) -> BackgroundTask {
     let thread = record.task.to_string();
     let run = seen.run.clone();

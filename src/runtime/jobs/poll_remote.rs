@@ -1,6 +1,6 @@
-//! Polls the background tasks of other servers until they are over, and cancels those that are not wanted any more.
+//! Polls the background tasks of other servers until they are over, and cancels those that are no longer wanted.
 //!
-//! The pauses grow while nothing changes. The agent is notified as for tasks on this server, see
+//! The pauses between polls grow while nothing changes. The agent is notified as for tasks on this server, see
 //! [`notify_parent`](super::notify_parent).
 
 use std::time::Duration;
@@ -42,11 +42,11 @@ impl JobHandler for PollRemoteHandler {
         let record = match db::unless_corrupt(read.await)? {
             Some(Some(record)) => record,
             Some(None) => return Ok(JobOutcome::Done),
-            // It is polled again when the claim runs out.
+            // The claim expires, and the task is polled again.
             None => return Ok(JobOutcome::Settled),
         };
         let soft = runtime.core.shutdown.soft().clone();
-        // Who takes the place of a server that leaves polls again at once.
+        // If this server stops, the server that replaces it polls the task again at once.
         let Some(work) = soft.run_until_cancelled(runtime.tasks.polled(&record)).await else {
             return Ok(JobOutcome::Settled);
         };
@@ -65,7 +65,7 @@ impl JobHandler for PollRemoteHandler {
             })
         });
         if let Err(error) = written.await {
-            // The claim runs out, and it is polled again.
+            // The claim expires, and the task is polled again.
             tracing::warn!(%task, %error, "could not note how a task on another server stands");
         }
         if has_come {
@@ -76,7 +76,7 @@ impl JobHandler for PollRemoteHandler {
 }
 
 impl BackgroundTasks {
-    /// Polls a task. Returns its new state, or none if it was never started.
+    /// Polls a task. Returns its new state, or none if the task was never started.
     async fn polled(&self, record: &TaskRecord) -> Option<RemoteWork> {
         let work = &record.remote;
         if work.seen.is_none() && self.is_at_work(record).await {
@@ -120,7 +120,7 @@ impl BackgroundTasks {
             .core
             .db
             .read(move |tx| Box::pin(async move { db::runs::get_by_id(tx, parent).await }));
-        // What cannot be read may be.
+        // A run that cannot be read counts as at work, since it may be.
         run.await
             .map_or(true, |run| run.is_some_and(|run| !run.status.is_final()))
     }

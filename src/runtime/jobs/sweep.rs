@@ -1,7 +1,7 @@
-//! Deletes what has expired: threads, histories, idempotency keys, and unfinished copies of threads.
+//! Deletes expired data: threads, histories, idempotency keys, and unfinished copies of threads.
 //!
-//! A thread is checked again in the transaction that deletes it. So two processes may find the same one, and a client
-//! may begin to use it in between; a thread at work is left alone.
+//! A thread is checked again in the transaction that deletes it. So two processes may find the same thread, and a
+//! client may begin to use it in between. A thread at work is left alone.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::runtime::sweeper::sweep_copies;
 
 /// The most threads that one query returns.
 const AT_ONCE: i64 = 100;
-/// The lease of a claim. It does no harm if another process starts before this one is done.
+/// The lease of a claim. Another process may start before this one is done, which does no harm.
 const LEASE: Duration = Duration::from_secs(600);
 
 pub(super) struct SweepHandler;
@@ -46,7 +46,7 @@ impl JobHandler for SweepHandler {
     }
 }
 
-/// Deletes all that has expired. Returns the number of threads.
+/// Deletes all expired data. Returns the number of threads that were swept.
 async fn sweep(core: &Core) -> DbResult<u64> {
     let now = core.clock.now();
     let mut swept = 0;
@@ -86,8 +86,8 @@ async fn sweep(core: &Core) -> DbResult<u64> {
     }
 }
 
-/// Takes these threads away, each in a transaction of its own. Returns how many went. One that cannot be read is left
-/// alone from then on, so that it is not in the way of others.
+/// Sweeps these threads, each in a transaction of its own. Returns their number. A thread that cannot be read is set
+/// aside, so that it does not block others.
 async fn take<J>(core: &Core, threads: Vec<ThreadId>, job: J) -> DbResult<u64>
 where
     J: for<'t> Fn(&'t mut Tx<'_>, ThreadId) -> BoxFuture<'t, DbResult<bool>> + Copy + Send + 'static,
@@ -111,7 +111,7 @@ where
     Ok(gone)
 }
 
-/// Does what is to become of a thread whose time is over. False if it is not over, or the thread is at work.
+/// Deletes or prunes a thread whose TTL has ended. Returns false if the TTL has not ended, or the thread is at work.
 async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<bool> {
     let Some(thread) = db::threads::lock(tx, id).await? else {
         return Ok(false);
@@ -132,7 +132,7 @@ async fn end_time(tx: &mut Tx<'_>, id: ThreadId, now: Timestamp) -> DbResult<boo
     }
 }
 
-/// Takes the history of a thread away, or all of it. False if it changed since, or is at work.
+/// Deletes a thread or prunes its history. Returns false if the thread changed since, or is at work.
 async fn end_history(tx: &mut Tx<'_>, id: ThreadId, ttl: Ttl, now: Timestamp) -> DbResult<bool> {
     let Some(thread) = db::threads::lock(tx, id).await? else {
         return Ok(false);

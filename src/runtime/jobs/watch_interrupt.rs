@@ -1,5 +1,5 @@
-//! Polls the servers of remote subagents that wait for an answer: an interrupt may be answered there, too, or dropped.
-//! Then a run continues with the subagent, see [`interrupts`](crate::runtime::interrupts).
+//! Polls the servers of remote subagents that wait for an answer, since an interrupt may be answered or dropped on
+//! those servers, too. Then a run continues with the subagent, see [`interrupts`](crate::runtime::interrupts).
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl JobHandler for WatchInterruptHandler {
 
     async fn run(&self, runtime: &RuntimeHandles, job: &ClaimedJob) -> DbResult<JobOutcome> {
         let soft = runtime.core.shutdown.soft().clone();
-        // Another process does it when this one stops.
+        // If this process stops, another one polls.
         let polled = soft
             .run_until_cancelled(runtime.interrupts.poll_interrupts(RunId(job.key)))
             .await;
@@ -57,7 +57,8 @@ impl JobHandler for WatchInterruptHandler {
 }
 
 impl Interrupts {
-    /// Checks once whether the interrupts of a subagent are still open on its server, and continues with it if not.
+    /// Checks once whether the interrupts of a subagent are still open on its server. If not, a run continues with the
+    /// subagent.
     async fn poll_interrupts(&self, child: RunId) -> DbResult<JobOutcome> {
         let read = self.core.db.read(move |tx| {
             Box::pin(async move {
@@ -70,7 +71,7 @@ impl Interrupts {
         });
         let (work, open) = read.await?;
         let newest = open.iter().map(|record| record.created_at).max();
-        // It is scheduled again when the subagent waits again.
+        // The job is scheduled again when the subagent waits again.
         let (Some(work), Some(newest)) = (work, newest) else {
             return Ok(JobOutcome::Done);
         };
@@ -92,7 +93,7 @@ impl Interrupts {
         Ok(JobOutcome::Again(now.plus(spread(pause, child.0))))
     }
 
-    /// Starts the run that continues with a subagent, unless an answer was given here meanwhile.
+    /// Starts the run that continues with a subagent, unless a client has answered on this server meanwhile.
     async fn resume_answered_remotely(&self, open: Vec<InterruptRecord>, child: RunId) -> DbResult<()> {
         let started = self.runs.admission.admit(vec![], move |tx, context| {
             Box::pin(async move { resume_answered_remotely(tx, &open, child, &context).await })
@@ -105,7 +106,7 @@ impl Interrupts {
     }
 }
 
-/// Logs that the server of a remote agent did not answer. Then nothing is known of its interrupts.
+/// Logs that the server of a remote agent did not answer. The state of the interrupts is unknown then.
 fn out_of_reach(work: &RemoteRun, reason: &str) -> bool {
     tracing::debug!(run = %work.run, agent = %work.agent, reason, "could not poll the interrupts of another server");
     false

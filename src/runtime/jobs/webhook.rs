@@ -40,7 +40,7 @@ impl JobHandler for WebhookHandler {
         let delivery = match db::unless_corrupt(read.await)? {
             Some(Some(delivery)) => delivery,
             Some(None) => return Ok(JobOutcome::Done),
-            // It is tried again when the claim runs out.
+            // The claim expires, and the delivery is tried again.
             None => return Ok(JobOutcome::Settled),
         };
         let attempt = attempt(runtime, job, &delivery).await;
@@ -55,17 +55,17 @@ impl JobHandler for WebhookHandler {
             .db
             .write(move |tx| Box::pin(async move { deliveries::settle(tx, &settled, &attempt, now).await }));
         if let Err(error) = write.await {
-            // The claim runs out, and it is tried again.
+            // The claim expires, and the delivery is tried again.
             tracing::warn!(delivery = %id, %error, "could not write the result of a webhook");
         }
         Ok(JobOutcome::Settled)
     }
 }
 
-/// Tries a delivery once.
+/// Attempts a delivery once.
 async fn attempt(runtime: &RuntimeHandles, job: &ClaimedJob, delivery: &Delivery) -> Attempt {
     let sending = runtime.core.webhooks.post(delivery, runtime.core.clock.now());
-    // A server that leaves does not wait for others: the next one tries again.
+    // A server that stops does not wait for the receiver; the next server tries again.
     let sent = runtime.core.shutdown.soft().run_until_cancelled(sending).await;
     let now = runtime.core.clock.now();
     match sent {
@@ -114,7 +114,7 @@ fn failed(
     }
 }
 
-/// Deliveries of webhooks. Cheap to clone.
+/// The handle for deliveries of webhooks. Cheap to clone.
 #[derive(Clone)]
 pub struct Deliveries {
     core: Arc<Core>,
@@ -125,7 +125,7 @@ impl Deliveries {
         Self { core }
     }
 
-    /// Sends a delivery again, whatever its status. None if there is none.
+    /// Sends a delivery again, whatever its status. Returns none if it does not exist.
     ///
     /// # Errors
     /// Returns an error when the database fails.

@@ -9,8 +9,8 @@ use crate::domain::time::Timestamp;
 use crate::runtime::background;
 use crate::runtime::registry::Registry;
 
-/// The result of an admission. A refusal is no error: it is a result for the model, and what the transaction writes
-/// beside it is kept.
+/// The result of an admission. A refusal is not an error but a result for the model, so the other writes of the
+/// transaction are kept.
 pub(super) enum AdmittedChild {
     /// The child run is running, or was admitted before.
     Admitted(Box<Run>),
@@ -18,7 +18,7 @@ pub(super) enum AdmittedChild {
     Refused(String),
 }
 
-/// Admits a child run. One that was admitted before is returned again.
+/// Admits a child run. A run that was admitted before is returned again.
 pub(super) async fn admit(
     tx: &mut Tx<'_>,
     root: &Run,

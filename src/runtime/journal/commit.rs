@@ -37,7 +37,7 @@ pub(super) struct CommitBatch {
     pub(super) ended: Option<RunEnd>,
     /// The report for webhooks.
     pub(super) report: Option<Delivery>,
-    /// The usage of the run, if it is to be stored.
+    /// The usage of the run, if the batch stores it.
     pub(super) used: Option<Usage>,
     /// The usage besides that of the meter, when a run ends.
     pub(super) rest: Option<Rest>,
@@ -49,12 +49,12 @@ pub(super) struct CommitBatch {
 pub(super) struct RunEnd {
     pub(super) status: RunStatus,
     pub(super) error: Option<Failure>,
-    /// True when it ends waiting, for answers or at a breakpoint.
+    /// True if the run ends waiting, for answers or at a breakpoint.
     pub(super) waits: bool,
 }
 
 impl CommitBatch {
-    /// Returns the numbers of its events.
+    /// Returns the numbers of the batch's events.
     pub(super) fn numbers(&self) -> Range<i64> {
         self.first..self.first.saturating_add(i64::try_from(self.count).unwrap_or(i64::MAX))
     }
@@ -85,7 +85,7 @@ impl CommitBatch {
         new
     }
 
-    /// Returns whether it is progress: a step was made, or a call answered. A restart is no progress.
+    /// Returns whether the batch is progress: a step was made, or a call answered. A restart is no progress.
     fn gets_on(&self) -> bool {
         !self.entries.is_empty() || self.facts.iter().any(|(_, fact)| matches!(fact, Fact::Answered { .. }))
     }
@@ -128,7 +128,8 @@ pub(super) async fn write_batch(
         Lane::Child(child) => child,
     };
     let at = batch.at;
-    // The row of the main agent's run has the lease, the end of the run and its usage, so one statement does for all.
+    // The row of the main agent's run has the lease, the end of the run and its usage, so one statement changes all
+    // three.
     let used = batch.used.as_ref();
     let usage = used.filter(|_| lane == Lane::Main);
     let trace = RunRowUpdate {
@@ -143,7 +144,7 @@ pub(super) async fn write_batch(
         }
         Some(_) | None => db::runs::check_fence(tx, run_context.holder(), trace).await?,
     };
-    // The row is locked now until the end of the transaction.
+    // The row is locked now until the end of the transaction, so the turn is over.
     drop(turn);
     if !held {
         return Ok(CommitOutcome::Lost);
@@ -212,7 +213,7 @@ async fn write_entries(tx: &mut Tx<'_>, root: &Run, lane: Lane, batch: &CommitBa
         .map(drop)
 }
 
-/// Stores the end of a run of the main agent. One that did not succeed leaves nothing at work below it.
+/// Stores the end of a run of the main agent. Unless the run succeeded, the runs below it are stopped.
 async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     if matches!(
         end.status,
@@ -228,7 +229,7 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
         }
     };
     admission::leave_thread(tx, &run_context.run, status, end.error.clone(), at).await?;
-    // After the write to the thread: its lock is held when subagents are cancelled.
+    // This follows the write to the thread, whose lock is held while subagents are cancelled.
     if end.waits {
         interrupts::report_cancelled(tx, run_context, at).await
     } else {
@@ -236,7 +237,8 @@ async fn end_main(tx: &mut Tx<'_>, run_context: &RunContext, end: &RunEnd, at: T
     }
 }
 
-/// Stores the end of a subagent run. One that was cancelled leaves nothing at work or waiting below it.
+/// Stores the end of a subagent run. If the run was cancelled, the runs below it are stopped, including those that
+/// wait.
 async fn end_child(tx: &mut Tx<'_>, run_context: &RunContext, run: RunId, end: &RunEnd, at: Timestamp) -> DbResult<()> {
     let thread = run_context.run.thread;
     let root = run_context.run.id;

@@ -10,14 +10,14 @@ use crate::domain::item::{Indexing, ItemVector, TextPath};
 use crate::model::ModelError;
 use crate::model::embedding::Embedder;
 
-/// The longest question, in bytes.
+/// The maximum length of a query, in bytes.
 const LONGEST_QUERY: usize = 8192;
 
-/// What an index is made with.
+/// The parts from which an index is made.
 pub struct IndexParts {
-    /// Turns texts into vectors.
+    /// The model that turns texts into vectors.
     pub embedder: Arc<dyn Embedder>,
-    /// The texts by which items are found that do not say otherwise.
+    /// The fields whose texts are indexed, unless an item names others.
     pub fields: Vec<TextPath>,
 }
 
@@ -27,9 +27,9 @@ pub(super) struct Index {
     by: VectorSearch,
 }
 
-/// Why an item or a question has no vectors.
+/// The reason why an item or a query has no vectors.
 pub(super) enum IndexError {
-    /// It cannot be as it is.
+    /// The item or the query is invalid.
     Invalid(Invalid),
     /// The model failed.
     Model(ModelError),
@@ -42,7 +42,7 @@ impl From<Invalid> for IndexError {
 }
 
 impl Index {
-    /// Opens the index and says who compares.
+    /// Opens the index and logs the method of comparing vectors.
     pub(super) async fn open(db: &Db, parts: IndexParts) -> DbResult<Self> {
         let by = db.vector_search().await?;
         match by {
@@ -55,7 +55,7 @@ impl Index {
         Ok(Self { parts, by })
     }
 
-    /// The vectors of an item.
+    /// Returns the vectors of an item.
     pub(super) async fn vectors(
         &self,
         value: &serde_json::Map<String, serde_json::Value>,
@@ -75,7 +75,7 @@ impl Index {
         Ok(pairs.map(|(path, vector)| ItemVector { path, vector }).collect())
     }
 
-    /// What a question looks for.
+    /// Returns the vector query for the text of a query.
     pub(super) async fn near(&self, query: &str) -> Result<VectorQuery, IndexError> {
         if query.len() > LONGEST_QUERY {
             return Err(Invalid::new("query", format!("is longer than {LONGEST_QUERY} bytes")).into());

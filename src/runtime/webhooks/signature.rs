@@ -7,14 +7,15 @@ use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::Sha256;
 
-/// What keys written in Base64 begin with.
+/// The prefix of keys that are written in Base64.
 const ENCODED: &str = "whsec_";
 
-/// The key with which reports are signed.
+/// The key that signs reports.
 pub(super) struct SigningKey(Hmac<Sha256>);
 
 impl SigningKey {
-    /// The key of this secret: bytes in Base64 behind `whsec_`, or else the characters themselves. None if it is empty.
+    /// Returns the key of this secret: the bytes in Base64 behind `whsec_`, otherwise the characters themselves. None
+    /// if the secret is empty.
     pub(super) fn new(secret: &SecretString) -> Option<Self> {
         let text = secret.expose_secret().trim();
         let bytes = match text.strip_prefix(ENCODED) {
@@ -25,7 +26,7 @@ impl SigningKey {
         keyed.filter(|_| !bytes.is_empty()).map(Self)
     }
 
-    /// The signature of a report that is sent at this second.
+    /// Returns the signature of a report that is sent at this second.
     pub(super) fn sign(&self, id: &str, second: i64, body: &str) -> String {
         let mut hash = self.0.clone();
         hash.update(format!("{id}.{second}.").as_bytes());
@@ -42,7 +43,7 @@ mod tests {
         SigningKey::new(&SecretString::from(secret))
     }
 
-    /// The example of the specification's reference library.
+    /// Checks the example of the specification's reference library.
     #[test]
     fn a_signature_is_that_of_the_specification() {
         let key = key("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").expect("a key");

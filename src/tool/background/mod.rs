@@ -1,8 +1,8 @@
-//! Background tasks: the tools with which an agent starts work of another agent, reads its status, adds to it, and
-//! stops it.
+//! Background tasks: the tools with which an agent starts the work of another agent, reads its status, sends it further
+//! messages, and stops it.
 //!
-//! The tools write what they learn into the state, under [`FIELD`](crate::domain::background::FIELD). What really happens is
-//! behind [`Tasks`].
+//! The tools write the status that they read into the state, under [`FIELD`](crate::domain::background::FIELD).
+//! [`Tasks`] does the work itself.
 
 use std::sync::Arc;
 
@@ -20,16 +20,16 @@ mod specs;
 
 pub use specs::prompt;
 
-/// Starts background tasks and looks after them.
+/// A service that starts and manages background tasks.
 #[async_trait]
 pub trait Tasks: Send + Sync {
-    /// Starts a task. If the same call asks again, it returns the task that was started.
+    /// Starts a task. A repetition of the same call returns the task that the call started before.
     ///
     /// # Errors
     /// The reason for the model.
     async fn start(&self, scope: &Scope, order: BackgroundOrder<'_>) -> Result<TaskRun, String>;
 
-    /// Gives a task a further message. Asked again by the same call, it finds the run that that call began.
+    /// Sends a task a further message. A repetition of the same call returns the run that the call started before.
     ///
     /// # Errors
     /// The reason for the model.
@@ -42,7 +42,7 @@ pub trait Tasks: Send + Sync {
     /// The reason for the model.
     async fn look(&self, scope: &Scope, task: &BackgroundTask) -> Result<TaskSnapshot, String>;
 
-    /// Stops a task and returns its status; a task that was over already keeps its status.
+    /// Stops a task and returns its status. A task that was already over keeps its status.
     ///
     /// # Errors
     /// The reason for the model.
@@ -56,11 +56,11 @@ pub struct BackgroundOrder<'a> {
     pub agent: &'a BackgroundAgent,
     /// The work, or the further message.
     pub text: &'a str,
-    /// The call that asks for it.
+    /// The call that starts the task or sends the message.
     pub call: &'a ToolCall,
 }
 
-/// The description of the work.
+/// The sentence for a subagent about the notification after its own work is over.
 const AFTER_YOU: &str = " If your own work is over before, the main agent of this conversation gets it.";
 
 /// The operation of one of the tools.
@@ -80,7 +80,7 @@ struct BackgroundTool {
     agents: Arc<[BackgroundAgent]>,
 }
 
-/// The tools of an agent that may hand work to these.
+/// Returns the tools of an agent that may start tasks of these agents.
 pub fn tools(agents: &Arc<[BackgroundAgent]>) -> Vec<Arc<dyn Tool>> {
     let tool = |action| -> Arc<dyn Tool> {
         Arc::new(BackgroundTool {
@@ -238,7 +238,7 @@ impl BackgroundTool {
         } else {
             format!("The background task {id} was over before: {status}. Nothing was cancelled.")
         };
-        // The outcome of a task that was over before still has to be reported, with its result.
+        // The outcome of a task that was already over still has to be reported, with its result.
         let task = if seen.status == TaskStatus::Cancelled {
             task.with_snapshot(&seen, scope.now())
         } else {
@@ -247,8 +247,8 @@ impl BackgroundTool {
         Ok(noted(call, text, &task))
     }
 
-    /// Lists the tasks by what is known of them, each with how it stands now. An outcome that is first seen here is told
-    /// with its result before the next question to the model.
+    /// Lists the tasks that the state knows, each with its present status. A new outcome is reported with its result
+    /// before the next request to the model.
     async fn list(&self, scope: &Scope, state: &State, call: &ToolCall) -> ToolOutput {
         let filter = argument(call, "status_filter");
         let all = BackgroundTask::all(state);
@@ -279,7 +279,7 @@ impl BackgroundTool {
         self.agents.iter().find(|agent| agent.name == name)
     }
 
-    /// The task that a call is about.
+    /// Returns the task that a call names.
     fn known(&self, state: &State, call: &ToolCall) -> Result<BackgroundTask, String> {
         let id = argument(call, "task_id");
         BackgroundTask::find(state, id).ok_or_else(|| format!("There is no background task `{id}` here."))
@@ -290,7 +290,7 @@ fn argument<'c>(call: &'c ToolCall, name: &str) -> &'c str {
     call.args.get(name).and_then(Value::as_str).unwrap_or_default().trim()
 }
 
-/// An answer with what the state is to know of the task from now on.
+/// Returns an answer with an update that stores the task in the state.
 fn noted(call: &ToolCall, text: impl Into<Content>, task: &BackgroundTask) -> ToolOutput {
     let mut answer = ToolOutput::message(Message::tool(call, ToolStatus::Success, text));
     answer.writes.merge(task.write());

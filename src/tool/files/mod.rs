@@ -1,8 +1,8 @@
 //! The file tools, over any [`FileWorkspace`].
 //!
-//! A [`FileWorkspace`] stores files by absolute path; [`StateFiles`] stores them in the thread's state. The tools contain
-//! the rules for paths and patterns and the texts of the results. Neighbour: [`crate::middleware::files`] adds the
-//! tools to agents and bounds large results.
+//! A [`FileWorkspace`] stores files by absolute path; [`StateFiles`] stores them in the thread's state. The tools
+//! contain the rules for paths and patterns and the texts of the results. Neighbour: [`crate::middleware::files`] adds
+//! the tools to agents and bounds large results.
 
 use std::sync::Arc;
 

@@ -78,8 +78,8 @@ impl ClientHandler for Client {
 #[derive(Clone)]
 struct Abandoned(CancellationToken);
 
-/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more; `None` if the
-/// message is not a request.
+/// Returns the token of a request that is cancelled when its caller does not wait for the answer any more; `None` if
+/// the message is not a request.
 pub(super) fn abandoned(message: &ClientJsonRpcMessage) -> Option<CancellationToken> {
     let ClientJsonRpcMessage::Request(request) = message else {
         return None;

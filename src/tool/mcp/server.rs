@@ -97,7 +97,7 @@ pub(super) struct McpServer {
     tools: RwLock<Vec<Arc<McpTool>>>,
     /// The current connection, if any.
     connection: watch::Sender<Option<Arc<Connection>>>,
-    /// Whether the first connection attempt is over.
+    /// True once the first connection attempt is over.
     attempted: watch::Sender<bool>,
     /// Notified when a call waits for a connection, which ends the pause before the next attempt.
     connection_wanted: Notify,
