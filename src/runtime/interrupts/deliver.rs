@@ -18,7 +18,7 @@ pub(in crate::runtime) async fn deliver(
     by: RunId,
     answers: Option<&Resume>,
 ) -> DbResult<()> {
-    let positions = Positions(thread);
+    let positions = LanePositions(thread);
     for child in unreported(tx, thread).await? {
         positions.unpark_ancestors(tx, Lane::Child(child), by).await?;
     }
@@ -45,7 +45,7 @@ pub(in crate::runtime) async fn open_interrupts(
     let mut open = vec![];
     let mut lanes = vec![lane];
     while let Some(lane) = lanes.pop() {
-        let machine = Positions(thread).read(tx, lane).await?;
+        let machine = LanePositions(thread).read(tx, lane).await?;
         open.extend(machine.open_questions().cloned());
         lanes.extend(machine.parked_children().into_iter().rev().map(Lane::Child));
     }
@@ -63,9 +63,9 @@ pub(super) async fn caller_lane(tx: &mut Tx<'_>, child: RunId) -> DbResult<Lane>
 
 /// The positions of the agents of a thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Positions(pub(super) ThreadId);
+pub(super) struct LanePositions(pub(super) ThreadId);
 
-impl Positions {
+impl LanePositions {
     /// Returns the machine of an agent with its position, without its state.
     pub(super) async fn read(self, tx: &mut Tx<'_>, lane: Lane) -> DbResult<Machine> {
         let head = db::checkpoints::head(tx, self.0, lane).await?;

@@ -82,20 +82,20 @@ async fn the_prompt_of_the_todo_middleware_can_be_set(server: TestServer) {
     let agent =
         |name: &str, listed: &str| format!("[agents.{name}]\nmodel = \"scripted:x\"\nmiddleware = [{listed}]\n");
     let planner = agent(
-        "planner",
+        "careful",
         r#"{ name = "TodoListMiddleware", system_prompt = "Plan only when asked." }"#,
     );
-    let standard = agent("standard", r#""TodoListMiddleware""#);
+    let standard = agent("ordinary", r#""TodoListMiddleware""#);
     server.is_configured_with(&format!("{planner}{standard}")).await;
     let instructions = async |name: &str| {
         let alice = server.human(name).await;
         alice.says(script().turn(json!({"echo_system": true}))).await;
         alice.transcript().await[1].clone()
     };
-    let own = instructions("planner").await;
+    let own = instructions("careful").await;
     assert!(own.contains("Plan only when asked."), "{own}");
     assert!(!own.contains("Plan work of several steps"), "{own}");
-    assert!(instructions("standard").await.contains("Plan work of several steps"));
+    assert!(instructions("ordinary").await.contains("Plan work of several steps"));
 
     let listed = json!([{"name": "TodoListMiddleware", "system_promt": "x"}]);
     let wrong = json!({"model": "scripted:x", "middleware": listed});
@@ -254,7 +254,7 @@ async fn a_finished_call_is_not_repeated_when_the_process_dies(server: TestServe
     ];
     assert_eq!(alice.transcript().await, said);
     let keys = server.tools.keys_of("lookup");
-    assert!(keys.len() > 1, "{keys:?}");
+    assert!(!keys.is_empty(), "{:?}", server.tools.calls());
     assert!(keys.iter().all(|key| key == "c1"), "{keys:?}");
 }
 

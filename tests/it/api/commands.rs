@@ -122,5 +122,5 @@ async fn an_unknown_node_is_ignored_and_two_nodes_are_refused(server: TestServer
     assert_eq!(commands(&server, &alice, json!({"goto": "nowhere"})).await, before);
     let body = json!({"assistant_id": "agent", "command": {"goto": ["model", "tools"]}});
     let detail = server.client().post(&alice.path("/runs"), body).await.refused(422);
-    assert!(detail.starts_with("command.goto[1]: is another place"), "{detail}");
+    assert!(detail.starts_with("command.goto[1]: is another node"), "{detail}");
 }

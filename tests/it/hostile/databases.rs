@@ -84,7 +84,7 @@ async fn a_request_past_its_deadline_is_executed_once_under_its_key() {
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         says_try_again(&late);
         let told = late.body["detail"].as_str().unwrap_or_default();
-        assert!(told.contains("may have been carried out"), "{told}");
+        assert!(told.contains("may have been made"), "{told}");
         assert!(told.contains("Idempotency-Key"), "{told}");
         assert_eq!(late.body["code"], "deadline_exceeded");
         sqlx::raw_sql("rollback").execute(&mut other).await.expect("it is free");
