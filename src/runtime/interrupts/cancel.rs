@@ -5,7 +5,7 @@
 //! notified: by the run at work on the thread, or else by a new one. A run that dies in between, or ends waiting
 //! without having read the mark, leaves it for the next one.
 
-use super::deliver::{Positions, caller_lane};
+use super::deliver::{LanePositions, caller_lane};
 use super::{Resolution, continue_thread, lanes_of, pending};
 use crate::db::{self, DbResult, Notification, Tx, notifications};
 use crate::domain::checkpoint::Lane;
@@ -120,7 +120,7 @@ pub(super) async fn unreported(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<Ve
     let mut unreported = vec![];
     for child in db::runs::unreported(tx, thread).await? {
         let caller = caller_lane(tx, child).await?;
-        if Positions(thread).read(tx, caller).await?.waits_for(child) {
+        if LanePositions(thread).read(tx, caller).await?.waits_for(child) {
             unreported.push(child);
         }
     }
@@ -141,7 +141,7 @@ async fn unpark_below_caller(tx: &mut Tx<'_>, thread: ThreadId, child: RunId, by
         if is_at_work {
             return Ok(at);
         }
-        Positions(thread).unpark(tx, Lane::Child(caller), at, by).await?;
+        LanePositions(thread).unpark(tx, Lane::Child(caller), at, by).await?;
         at = caller;
     }
 }
