@@ -351,7 +351,7 @@ impl Dispatcher {
         match fault(run_context.run.id, error) {
             ExitReason::Fault(failure) => self.fail(run_context, &Machine::default(), failure).await,
             ExitReason::Unavailable | ExitReason::LeaseLost | ExitReason::Cancelled => {
-                self.give_back(run_context).await
+                self.give_back(run_context).await;
             }
         }
     }

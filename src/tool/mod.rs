@@ -220,7 +220,7 @@ impl Toolbox {
         }
     }
 
-    fn from_sources(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
+    fn source_tools(&self) -> impl Iterator<Item = Arc<dyn Tool>> {
         let there = self.sources.iter().flat_map(|source| source.tools());
         there.filter(|tool| !self.tools.contains_key(&tool.spec().name))
     }
@@ -231,7 +231,7 @@ impl Toolbox {
             return None;
         }
         let stays = self.tools.get(name).cloned();
-        stays.or_else(|| self.from_sources().find(|tool| tool.spec().name == name))
+        stays.or_else(|| self.source_tools().find(|tool| tool.spec().name == name))
     }
 
     /// Returns the specifications of all current tools for the model, in their order.
@@ -240,7 +240,7 @@ impl Toolbox {
             .specs
             .iter()
             .cloned()
-            .chain(self.from_sources().map(|tool| Arc::clone(tool.spec())));
+            .chain(self.source_tools().map(|tool| Arc::clone(tool.spec())));
         let there = all.filter(|spec| !self.excluded.contains(&spec.name));
         let described = |spec: Arc<ToolSpec>| match self.described.get(&spec.name) {
             Some(text) => Arc::new(ToolSpec {

@@ -289,7 +289,7 @@ impl V1Presenter {
                 self.messages.broken_off(&self.info, agent, message, out);
             }
             Fact::Paused if self.modes.has(StreamMode::Updates) => {
-                out.push(values::updates_with_interrupts(agent, &[]))
+                out.push(values::updates_with_interrupts(agent, &[]));
             }
             Fact::Custom { value } if self.modes.has(StreamMode::Custom) => out.push(values::custom(agent, value)),
             Fact::Ended {
