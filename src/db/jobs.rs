@@ -1,5 +1,6 @@
 //! The table of jobs: work that is due later, and the worker that has claimed each job.
 
+use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
@@ -50,16 +51,20 @@ pub struct JobOwner {
     pub assistant: Option<AssistantId>,
 }
 
-/// Schedules a job at `due_at` and resets its attempts. An existing job is rescheduled, and a worker that has claimed
-/// it loses the claim.
-///
-/// # Errors
-/// [`super::DbError::Conflict`] when the owner does not exist.
-pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
-    const SQL: &str = "insert into jobs (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
-        values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set \
-        assistant_id = excluded.assistant_id, due_at = excluded.due_at, attempts = 0, worker = null, fence = jobs.fence + 1";
-    on_engine!(tx, |conn| query(SQL)
+const INSERT: &str = "insert into jobs \
+    (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
+    values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set ";
+
+/// Executes `sql`, which begins with [`INSERT`] and says what happens to an existing job.
+async fn insert(
+    tx: &mut Tx<'_>,
+    sql: &'static str,
+    kind: JobKind,
+    key: Uuid,
+    owner: JobOwner,
+    due_at: Timestamp,
+) -> DbResult<()> {
+    on_engine!(tx, |conn| query(sql)
         .bind(JobId::mint().0)
         .bind(kind.word())
         .bind(key)
@@ -72,26 +77,31 @@ pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner
     Ok(())
 }
 
+/// Schedules a job at `due_at` and resets its attempts. An existing job is rescheduled, and a worker that has claimed
+/// it loses the claim.
+///
+/// # Errors
+/// [`super::DbError::Conflict`] when the owner does not exist.
+pub async fn schedule(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
+    const SQL: &str = concatcp!(
+        INSERT,
+        "assistant_id = excluded.assistant_id, due_at = excluded.due_at, attempts = 0, worker = null, \
+         fence = jobs.fence + 1"
+    );
+    insert(tx, SQL, kind, key, owner, due_at).await
+}
+
 /// Schedules a job at `due_at`, unless it exists. An existing job is only moved to an earlier time, and only if no
 /// worker has claimed it.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when the owner does not exist.
 pub async fn ensure(tx: &mut Tx<'_>, kind: JobKind, key: Uuid, owner: JobOwner, due_at: Timestamp) -> DbResult<()> {
-    const SQL: &str = "insert into jobs (job_id, kind, key, thread_id, assistant_id, due_at, attempts, worker, fence) \
-        values ($1, $2, $3, $4, $5, $6, 0, null, 0) on conflict (kind, key) do update set due_at = excluded.due_at \
-        where jobs.worker is null and jobs.due_at > excluded.due_at";
-    on_engine!(tx, |conn| query(SQL)
-        .bind(JobId::mint().0)
-        .bind(kind.word())
-        .bind(key)
-        .bind(owner.thread.map(|thread| thread.0))
-        .bind(owner.assistant.map(|assistant| assistant.0))
-        .bind(due_at.0)
-        .execute(conn)
-        .await
-        .map(drop))?;
-    Ok(())
+    const SQL: &str = concatcp!(
+        INSERT,
+        "due_at = excluded.due_at where jobs.worker is null and jobs.due_at > excluded.due_at"
+    );
+    insert(tx, SQL, kind, key, owner, due_at).await
 }
 
 /// Deletes the job of this kind for this key. A worker that has claimed it loses the claim.

@@ -10,8 +10,8 @@ use super::error::ApiError;
 use crate::definition::suggestion;
 use crate::domain::Invalid;
 
-/// Keys that the official SDKs send with runs and this server ignores.
-const IGNORED_IN_RUNS: [&str; 2] = ["langsmith_tracer", "strict_resume"];
+/// Keys that the official SDKs send with runs, or take for themselves, and this server ignores.
+const IGNORED_IN_RUNS: [&str; 3] = ["langsmith_tracer", "raise_error", "strict_resume"];
 
 /// Further keys of batches by the JavaScript SDK, which sends its own options along with the request.
 const IGNORED_IN_BATCHES: [&str; 19] = [

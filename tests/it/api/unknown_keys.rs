@@ -97,7 +97,7 @@ async fn every_body_refuses_unknown_keys(server: TestServer) {
 
 async fn extra_keys_of_the_sdks_are_ignored(server: TestServer) {
     let client = server.client();
-    let tracer = json!({"langsmith_tracer": {"project_name": "p"}, "strict_resume": true, "feedback_keys": ["a"]});
+    let tracer = json!({"langsmith_tracer": {"project_name": "p"}, "strict_resume": true, "raise_error": false, "feedback_keys": ["a"]});
     client.post("/runs/wait", run_body(tracer.clone())).await.ok();
     let options = json!({"assistantId": "agent", "streamMode": "values", "multitaskStrategy": "reject", "signal": {}});
     client
