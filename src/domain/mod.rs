@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+pub mod access;
 pub mod assistant;
 pub mod background;
 pub mod backoff;
@@ -22,6 +23,7 @@ pub mod graph;
 pub mod headers;
 pub mod id;
 pub mod idempotency;
+pub mod identity;
 pub mod input;
 pub mod interrupt;
 pub mod item;

@@ -1,0 +1,429 @@
+//! Access rules: what an identity may do to which resource. Pure; the facts come from the database.
+//!
+//! Every request is one [`Action`]. The roles of the identity say how far the action reaches ([`Reach`]): over nothing,
+//! over what the caller owns, over what is assigned to the caller, or over the whole tenant. [`may_access`] decides about
+//! one resource, and [`scope_of`] gives the filter of a search that finds the same resources.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+use super::filter::MetadataFilter;
+use super::identity::{Identity, Role, Tenant, UserId};
+
+macro_rules! actions {
+    ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {
+        /// An action on a kind of resource. The words are those of LangGraph's authorisation, where it has one.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Action {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Action {
+            /// All actions.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Returns the word of the action: the resource and the verb, as in `threads:read`.
+            pub fn word(self) -> &'static str {
+                match self {
+                    $(Self::$name => $word,)*
+                }
+            }
+        }
+    };
+}
+
+actions! {
+    /// Create a thread, also as a copy.
+    ThreadsCreate = "threads:create",
+    /// Read a thread, its state, history, runs and streams.
+    ThreadsRead = "threads:read",
+    /// Change the metadata or the state of a thread, or cancel its runs.
+    ThreadsUpdate = "threads:update",
+    /// Delete or prune a thread, or delete one of its runs.
+    ThreadsDelete = "threads:delete",
+    /// Find threads.
+    ThreadsSearch = "threads:search",
+    /// Start a run.
+    ThreadsCreateRun = "threads:create_run",
+    /// Read an interrupt.
+    InterruptsRead = "interrupts:read",
+    /// Find interrupts.
+    InterruptsSearch = "interrupts:search",
+    /// Answer an interrupt.
+    InterruptsResolve = "interrupts:resolve",
+    /// Create an assistant.
+    AssistantsCreate = "assistants:create",
+    /// Read an assistant, also to run it.
+    AssistantsRead = "assistants:read",
+    /// Change an assistant or choose its version.
+    AssistantsUpdate = "assistants:update",
+    /// Delete an assistant.
+    AssistantsDelete = "assistants:delete",
+    /// Find assistants.
+    AssistantsSearch = "assistants:search",
+    /// Read the definitions of agents, or validate one.
+    AgentsRead = "agents:read",
+    /// Define an agent.
+    AgentsPut = "agents:put",
+    /// Delete the definition of an agent.
+    AgentsDelete = "agents:delete",
+    /// Create a cron.
+    CronsCreate = "crons:create",
+    /// Read a cron.
+    CronsRead = "crons:read",
+    /// Change a cron.
+    CronsUpdate = "crons:update",
+    /// Delete a cron.
+    CronsDelete = "crons:delete",
+    /// Find crons.
+    CronsSearch = "crons:search",
+    /// Read a webhook delivery.
+    DeliveriesRead = "deliveries:read",
+    /// Find webhook deliveries.
+    DeliveriesSearch = "deliveries:search",
+    /// Send a webhook delivery again.
+    DeliveriesRedeliver = "deliveries:redeliver",
+    /// Write an item of the Store.
+    StorePut = "store:put",
+    /// Read an item of the Store.
+    StoreGet = "store:get",
+    /// Find items of the Store.
+    StoreSearch = "store:search",
+    /// Delete an item of the Store.
+    StoreDelete = "store:delete",
+    /// List namespaces of the Store.
+    StoreListNamespaces = "store:list_namespaces",
+    /// Read what the server is: its version, features and the caller's identity.
+    ServerRead = "server:read",
+    /// Read the metrics, which count for all tenants.
+    MetricsRead = "metrics:read",
+    /// Get a ticket with which a browser opens a stream.
+    TicketsCreate = "tickets:create",
+    /// Read API keys.
+    KeysRead = "keys:read",
+    /// Create, rotate or revoke an API key.
+    KeysWrite = "keys:write",
+    /// Read the audit.
+    AuditRead = "audit:read",
+}
+
+impl Action {
+    /// Returns the kind of resource, such as `threads`.
+    pub fn resource(self) -> &'static str {
+        self.word().split_once(':').map_or(self.word(), |(resource, _)| resource)
+    }
+
+    /// Returns whether the action changes nothing.
+    pub fn is_read(self) -> bool {
+        let verb = self.word().split_once(':').map_or("", |(_, verb)| verb);
+        matches!(verb, "read" | "search" | "get" | "list_namespaces")
+    }
+
+    /// Returns whether a permission covers the action: `threads:read`, `threads:*` or `*`.
+    pub fn is_covered_by(self, permission: &str) -> bool {
+        permission == "*" || permission == self.word() || permission.strip_suffix(":*") == Some(self.resource())
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// To whom a resource belongs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Ownership {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// The user; empty if the resource belongs to the tenant as a whole.
+    pub owner: UserId,
+}
+
+impl Ownership {
+    /// The word in the place of a tenant for what belongs to the server and is there for all tenants: the default
+    /// assistants. It is no valid name of a tenant.
+    const SERVER: &str = "*";
+
+    /// The ownership of what belongs to the server itself. All tenants can read it.
+    pub fn of_server() -> Self {
+        Self {
+            tenant: Tenant::stored(Self::SERVER.to_owned()),
+            owner: UserId::default(),
+        }
+    }
+
+    /// The ownership of what this identity creates.
+    pub fn of(identity: &Identity) -> Self {
+        Self {
+            tenant: identity.tenant.clone(),
+            owner: identity.user.clone(),
+        }
+    }
+
+    /// Returns whether the resource belongs to the server itself.
+    pub fn is_of_server(&self) -> bool {
+        self.tenant.as_str() == Self::SERVER
+    }
+}
+
+/// How far an action of an identity reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// Over nothing.
+    Nothing,
+    /// Over what is assigned to the caller: interrupts.
+    Assigned,
+    /// Over what the caller owns, and what is shared with the tenant.
+    Own,
+    /// Over everything of the tenant.
+    Tenant,
+    /// Over everything of the server. Only a server without authentication allows that.
+    Server,
+}
+
+/// The resources that their owners share with the tenant: those whose metadata contain a value.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SharingRule {
+    /// Metadata of resources that the whole tenant may read.
+    pub read: Option<MetadataFilter>,
+    /// Metadata of resources that the whole tenant may read and change.
+    pub write: Option<MetadataFilter>,
+}
+
+impl SharingRule {
+    /// Returns the filters, one of which the metadata of a resource must match for the action.
+    pub fn filters(&self, action: Action) -> impl Iterator<Item = &MetadataFilter> {
+        let read = self.read.iter().filter(move |_| action.is_read());
+        read.chain(&self.write)
+    }
+
+    fn shares(&self, action: Action, metadata: &Map<String, Value>) -> bool {
+        self.filters(action).any(|filter| filter.matches(metadata))
+    }
+}
+
+/// What a decision needs to know of a resource.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ResourceFacts {
+    /// To whom it belongs.
+    pub ownership: Ownership,
+    /// Its metadata, for sharing. Empty for kinds that cannot be shared.
+    pub metadata: Map<String, Value>,
+    /// True if the resource is an interrupt that is assigned to the caller.
+    pub is_assigned: bool,
+}
+
+/// The resources that a search may find.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scope {
+    /// All of the server.
+    Server,
+    /// None.
+    Nothing,
+    /// All of this tenant.
+    Tenant(Tenant),
+    /// Those of this owner, and those whose metadata match one of the filters.
+    Own {
+        /// The owner.
+        ownership: Ownership,
+        /// The filters of [`SharingRule`].
+        shared: Vec<MetadataFilter>,
+    },
+}
+
+/// Returns how far an action of this identity reaches.
+pub fn reach(identity: &Identity, action: Action) -> Reach {
+    if !identity.is_authenticated() {
+        return Reach::Server;
+    }
+    let is_in_scopes = |scopes: &Vec<String>| scopes.iter().any(|scope| action.is_covered_by(scope));
+    if !identity.scopes.as_ref().is_none_or(is_in_scopes) {
+        return Reach::Nothing;
+    }
+    let reaches = identity.roles.iter().map(|role| reach_of_role(*role, identity, action));
+    reaches.max().unwrap_or(Reach::Nothing)
+}
+
+fn reach_of_role(role: Role, identity: &Identity, action: Action) -> Reach {
+    // The metrics count for all tenants, so they are for those who run the server.
+    if action == Action::MetricsRead {
+        let runs_server = matches!(role, Role::Admin | Role::Operator) && identity.tenant == Tenant::default();
+        return if runs_server { Reach::Tenant } else { Reach::Nothing };
+    }
+    match (role, action.resource()) {
+        (_, "server" | "tickets") | (Role::Admin, _) => Reach::Tenant,
+        (_, "keys" | "audit") => Reach::Nothing,
+        (Role::Approver, "interrupts") => Reach::Assigned,
+        (Role::Approver, _) => Reach::Nothing,
+        (Role::Developer, "agents" | "assistants") => Reach::Tenant,
+        (_, "agents") if !action.is_read() => Reach::Nothing,
+        (_, "agents") | (Role::Operator, _) => Reach::Tenant,
+        (Role::Developer | Role::User, _) => Reach::Own,
+    }
+}
+
+/// Returns whether the identity may do this to a resource.
+pub fn may_access(identity: &Identity, action: Action, facts: &ResourceFacts, sharing: &SharingRule) -> bool {
+    let reach = reach(identity, action);
+    let ownership = &facts.ownership;
+    if reach == Reach::Server {
+        return true;
+    }
+    if ownership.is_of_server() {
+        // What belongs to the server is changed by those who run it: the admins of the default tenant.
+        let runs_server = identity.tenant == Tenant::default() && identity.has(Role::Admin);
+        return reach > Reach::Assigned && (action.is_read() || runs_server);
+    }
+    if ownership.tenant != identity.tenant {
+        return false;
+    }
+    match reach {
+        Reach::Nothing => false,
+        Reach::Assigned => facts.is_assigned,
+        Reach::Own => {
+            ownership.owner == identity.user || facts.is_assigned || sharing.shares(action, &facts.metadata)
+        }
+        Reach::Tenant | Reach::Server => true,
+    }
+}
+
+/// Returns the filter of a search: the resources for which [`may_access`] is true.
+pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> Scope {
+    match reach(identity, action) {
+        Reach::Nothing | Reach::Assigned => Scope::Nothing,
+        Reach::Own => Scope::Own {
+            ownership: Ownership::of(identity),
+            shared: sharing.filters(action).cloned().collect(),
+        },
+        Reach::Tenant => Scope::Tenant(identity.tenant.clone()),
+        Reach::Server => Scope::Server,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::identity::Credential;
+
+    fn caller(tenant: &str, user: &str, roles: &[Role]) -> Identity {
+        Identity {
+            tenant: Tenant::stored(tenant.to_owned()),
+            user: UserId::stored(user.to_owned()),
+            roles: roles.to_vec(),
+            credential: Credential::ApiKey("k".to_owned()),
+            ..Identity::unauthenticated()
+        }
+    }
+
+    fn of(identity: &Identity) -> ResourceFacts {
+        ResourceFacts {
+            ownership: Ownership::of(identity),
+            ..ResourceFacts::default()
+        }
+    }
+
+    fn may(identity: &Identity, action: Action, facts: &ResourceFacts) -> bool {
+        may_access(identity, action, facts, &SharingRule::default())
+    }
+
+    #[test]
+    fn no_role_reaches_into_another_tenant() {
+        let theirs = of(&caller("other", "ann", &[Role::User]));
+        for role in Role::ALL {
+            let ann = caller("acme", "ann", &[role]);
+            for action in Action::ALL {
+                assert!(!may(&ann, *action, &theirs), "{role:?} {action}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_user_reaches_only_what_is_their_own() {
+        let ann = caller("acme", "ann", &[Role::User]);
+        let bob = caller("acme", "bob", &[Role::User]);
+        assert!(may(&ann, Action::ThreadsDelete, &of(&ann)));
+        assert!(!may(&ann, Action::ThreadsRead, &of(&bob)));
+        assert!(!may(&ann, Action::AgentsPut, &of(&ann)));
+    }
+
+    #[test]
+    fn an_operator_reaches_the_tenant_but_neither_its_agents_nor_its_keys() {
+        let operator = caller("acme", "op", &[Role::Operator]);
+        let theirs = of(&caller("acme", "bob", &[Role::User]));
+        assert!(may(&operator, Action::ThreadsDelete, &theirs));
+        for action in [Action::AgentsPut, Action::KeysRead, Action::KeysWrite, Action::AuditRead] {
+            assert!(!may(&operator, action, &theirs), "{action}");
+        }
+    }
+
+    #[test]
+    fn an_approver_reaches_assigned_interrupts_only() {
+        let approver = caller("acme", "eve", &[Role::Approver]);
+        let theirs = of(&caller("acme", "bob", &[Role::User]));
+        let assigned = ResourceFacts {
+            is_assigned: true,
+            ..theirs.clone()
+        };
+        assert!(may(&approver, Action::InterruptsResolve, &assigned));
+        assert!(!may(&approver, Action::InterruptsResolve, &theirs));
+        assert!(!may(&approver, Action::ThreadsRead, &of(&approver)));
+    }
+
+    #[test]
+    fn scopes_limit_what_the_roles_allow() {
+        let mut ann = caller("acme", "ann", &[Role::Admin]);
+        ann.scopes = Some(vec!["threads:read".to_owned(), "store:*".to_owned()]);
+        let allowed: BTreeSet<_> = Action::ALL.iter().filter(|action| may(&ann, **action, &of(&ann))).collect();
+        let store = Action::ALL.iter().filter(|action| action.resource() == "store");
+        assert_eq!(allowed, store.chain([&Action::ThreadsRead]).collect());
+    }
+
+    #[test]
+    fn shared_metadata_let_the_tenant_read_and_change() {
+        let filter = |value: Value| {
+            let Value::Object(wanted) = json!({"visibility": value}) else {
+                unreachable!("an object")
+            };
+            MetadataFilter::new("metadata", wanted).ok()
+        };
+        let sharing = SharingRule {
+            read: filter(json!("team")),
+            write: filter(json!("open")),
+        };
+        let ann = caller("acme", "ann", &[Role::User]);
+        let shared = |value: &str| ResourceFacts {
+            metadata: Map::from_iter([("visibility".to_owned(), json!(value))]),
+            ..of(&caller("acme", "bob", &[Role::User]))
+        };
+        let may = |action, value| may_access(&ann, action, &shared(value), &sharing);
+        assert!(may(Action::ThreadsRead, "team"));
+        assert!(!may(Action::ThreadsUpdate, "team"));
+        assert!(may(Action::ThreadsUpdate, "open"));
+        assert!(!may(Action::ThreadsRead, "private"));
+    }
+
+    #[test]
+    fn what_belongs_to_the_server_is_read_by_all_and_changed_by_its_admins() {
+        let facts = ResourceFacts {
+            ownership: Ownership::of_server(),
+            ..ResourceFacts::default()
+        };
+        let user = caller("acme", "ann", &[Role::User]);
+        assert!(may(&user, Action::AssistantsRead, &facts));
+        assert!(!may(&caller("acme", "x", &[Role::Admin]), Action::AssistantsUpdate, &facts));
+        assert!(may(&caller(Tenant::DEFAULT, "x", &[Role::Admin]), Action::AssistantsUpdate, &facts));
+    }
+
+    #[test]
+    fn without_authentication_everything_is_allowed() {
+        let anyone = Identity::unauthenticated();
+        let theirs = of(&caller("other", "ann", &[Role::User]));
+        assert!(Action::ALL.iter().all(|action| may(&anyone, *action, &theirs)));
+    }
+}
