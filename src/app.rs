@@ -26,7 +26,7 @@ use crate::domain::thread::{Ttl, TtlStrategy};
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::http::{
-    self, Api, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
+    self, ApiParts, ApiSettings, BodyLimits, CorsSettings, HostRules, OriginRules, ResponseBudget, StreamLimiter,
     StreamLimits,
 };
 use crate::metrics::Metrics;
@@ -138,6 +138,7 @@ impl App {
                 file: config.runtime.max_file_bytes,
                 state: config.runtime.max_state_bytes,
             },
+            sharing: SharingRules::default(),
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -174,7 +175,8 @@ impl App {
     pub async fn serve(self, listener: TcpListener) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
         self.check_address(address)?;
-        let api = Api {
+        let api = ApiParts {
+            access: self.runtime.access.clone(),
             db: self.db.clone(),
             events: self.events.clone(),
             runs: self.runtime.runs.clone(),

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::background::TaskLineage;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
+use super::identity::{Identity, Role, Tenant, UserId};
 use super::machine::Failure;
 use super::message::Message;
 use super::time::Timestamp;
@@ -203,8 +204,78 @@ pub struct RunRequest {
     /// The ancestors of the run, if it belongs to a background task.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub background: Option<TaskLineage>,
+    /// The user on whose behalf the run works. None without authentication.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caller: Option<RunCaller>,
     /// The fields of the request that responses repeat (`webhook`, `feedback_keys`, `durability`).
     pub extra: Map<String, Value>,
+}
+
+/// The beginning of the keys that name the authenticated user in the context of a run. Clients cannot set them.
+const AUTH_KEYS: &str = "langgraph_auth_";
+
+/// The user on whose behalf a run works, as agents and tools see it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunCaller {
+    /// The user's identity.
+    pub identity: UserId,
+    /// The tenant of the user.
+    pub tenant: Tenant,
+    /// The user's name for people.
+    pub display_name: String,
+    /// The user's roles.
+    pub roles: Vec<Role>,
+    /// The permissions of the credential; the roles when it is not limited.
+    pub permissions: Vec<String>,
+    /// Further fields that the authentication knows of the user.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub claims: Map<String, Value>,
+}
+
+impl RunCaller {
+    /// Returns the user that an identity proves; `None` if the identity proves none.
+    pub fn of(identity: &Identity) -> Option<Self> {
+        if identity.user == UserId::default() {
+            return None;
+        }
+        let roles = identity.roles.iter().map(|role| role.word().to_owned()).collect();
+        Some(Self {
+            identity: identity.user.clone(),
+            tenant: identity.tenant.clone(),
+            display_name: identity
+                .display_name
+                .clone()
+                .unwrap_or_else(|| identity.user.to_string()),
+            roles: identity.roles.clone(),
+            permissions: identity.scopes.clone().unwrap_or(roles),
+            claims: identity.claims.clone(),
+        })
+    }
+
+    /// Returns the entries of the context that name the user, with the names and the shape of LangGraph.
+    fn context(&self) -> [(String, Value); 3] {
+        let mut user = self.claims.clone();
+        let own = [
+            ("identity", json!(self.identity)),
+            ("display_name", json!(self.display_name)),
+            ("is_authenticated", json!(true)),
+            ("permissions", json!(self.permissions)),
+            ("roles", json!(self.roles)),
+            ("tenant", json!(self.tenant)),
+        ];
+        user.extend(own.map(|(key, value)| (key.to_owned(), value)));
+        [
+            ("langgraph_auth_user", Value::Object(user)),
+            ("langgraph_auth_user_id", json!(self.identity)),
+            ("langgraph_auth_permissions", json!(self.permissions)),
+        ]
+        .map(|(key, value)| (key.to_owned(), value))
+    }
+}
+
+/// Removes the entries that name an authenticated user: only the server may write them.
+pub fn remove_auth_keys(context: &mut Map<String, Value>) {
+    context.retain(|key, _| !key.starts_with(AUTH_KEYS));
 }
 
 impl RunRequest {
@@ -215,12 +286,18 @@ impl RunRequest {
         Some(u32::try_from(limit).unwrap_or(u32::MAX))
     }
 
-    /// Returns the context for tools: `context`, or `config.configurable` if the request has no context.
-    pub fn tool_context(&self) -> &Map<String, Value> {
-        match self.config.get("configurable").and_then(Value::as_object) {
-            Some(configurable) if self.context.is_empty() => configurable,
-            Some(_) | None => &self.context,
+    /// Returns the context for tools: `context`, or `config.configurable` if the request has no context, with the user on
+    /// whose behalf the run works.
+    pub fn tool_context(&self) -> Map<String, Value> {
+        let mut context = match self.config.get("configurable").and_then(Value::as_object) {
+            Some(configurable) if self.context.is_empty() => configurable.clone(),
+            Some(_) | None => self.context.clone(),
+        };
+        if let Some(caller) = &self.caller {
+            remove_auth_keys(&mut context);
+            context.extend(caller.context());
         }
+        context
     }
 
     /// Returns the URL to notify when the run ends, if any.

@@ -1,7 +1,7 @@
 //! Agents: definitions that clients read, and may create, change and delete.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::response::Response;
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ use crate::runtime::DefinitionError;
         (status = 409, description = "The agent is defined in a file, or the limit of agents is reached", body = ErrorBody),
         (status = 422, description = "The definition is invalid; `findings` lists all errors", body = ErrorBody)))]
 pub(super) async fn put(
-    State(api): State<Api>,
+    api: Api,
     Path(graph_id): Path<String>,
     ApiJson(body): ApiJson<Object>,
 ) -> JsonResult<AgentView> {
@@ -42,7 +42,7 @@ pub(super) async fn put(
     responses((status = 200, description = "The agent, or the requested version", body = AgentOrVersion),
         (status = 404, description = "Agent or version not found", body = ErrorBody)))]
 pub(super) async fn get(
-    State(api): State<Api>,
+    api: Api,
     Path(graph_id): Path<String>,
     params: Params,
 ) -> JsonResult<AgentOrVersion> {
@@ -71,7 +71,7 @@ pub(super) async fn get(
         (status = 403, description = "The configuration does not allow clients to define agents", body = ErrorBody),
         (status = 404, description = "Agent not found", body = ErrorBody),
         (status = 409, description = "The agent is defined in a file", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn delete(api: Api, Path(graph_id): Path<String>) -> Result<Response, ApiError> {
     api.definitions.remove_agent(&graph_id).await?;
     Ok(no_content())
 }
@@ -85,7 +85,7 @@ pub(super) async fn delete(State(api): State<Api>, Path(graph_id): Path<String>)
             headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 404, description = "Agent not found", body = ErrorBody)))]
 pub(super) async fn versions(
-    State(api): State<Api>,
+    api: Api,
     Path(graph_id): Path<String>,
     params: Params,
 ) -> Result<Response, ApiError> {
@@ -112,7 +112,7 @@ pub(super) async fn versions(
 #[utoipa::path(post, path = "/agents/validate", tag = "Agents", request_body = AgentValidate,
     responses((status = 200, description = "The result of the validation with all diagnostics", body = ValidationView)))]
 pub(super) async fn validate(
-    State(api): State<Api>,
+    api: Api,
     JsonWithDefinition(body): JsonWithDefinition<AgentValidate>,
 ) -> JsonResult<ValidationView> {
     let graph_id = body.graph_id.as_deref().unwrap_or("agent");
@@ -127,7 +127,7 @@ pub(super) async fn validate(
 #[utoipa::path(post, path = "/agents/search", tag = "Agents", request_body = AgentSearch,
     responses((status = 200, description = "A page of agents", body = Vec<AgentView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
-pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
+pub(super) async fn search(api: Api, ApiJson(body): ApiJson<AgentSearch>) -> Result<Response, ApiError> {
     let CheckedAgentSearch { filter, page, select } = body.check()?;
     let part = (
         usize::try_from(page.limit).unwrap_or(0),

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
@@ -29,7 +28,7 @@ use crate::runtime::{AssistantError, AssistantRef};
         (status = 404, description = "Agent definition not found", body = ErrorBody),
         (status = 409, description = "Another assistant has this id", body = ErrorBody)))]
 pub(super) async fn create(
-    State(api): State<Api>,
+    api: Api,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<AssistantCreate>>,
 ) -> Result<Response, ApiError> {
     let CheckedAssistant {
@@ -54,7 +53,7 @@ pub(super) async fn create(
     responses((status = 200, description = "A page of assistants", body = Vec<AssistantView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(
-    State(api): State<Api>,
+    api: Api,
     ApiJson(body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
     let CheckedAssistantSearch { query, page, select } = body.check()?;
@@ -75,7 +74,7 @@ pub(super) async fn search(
 /// Counts the assistants that match a search.
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
+pub(super) async fn count(api: Api, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
     let query = body.check()?.query;
     Ok(Json(
         api.db
@@ -88,7 +87,7 @@ pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<Assista
 #[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "Assistants", params(AssistantPath),
     responses((status = 200, description = "The assistant", body = AssistantView),
         (status = 404, description = "Assistant not found", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<AssistantPath>) -> JsonResult<AssistantView> {
     find(&api, path.assistant_id).await.map(|found| Json(found.into()))
 }
 
@@ -99,7 +98,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<Assistant
         (status = 400, description = "`config.configurable` and `context` are both given and differ", body = ErrorBody),
         (status = 404, description = "Assistant or agent definition not found", body = ErrorBody)))]
 pub(super) async fn patch(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<AssistantPatch>,
 ) -> JsonResult<AssistantView> {
@@ -120,7 +119,7 @@ pub(super) async fn patch(
         (status = 404, description = "Assistant not found", body = ErrorBody),
         (status = 409, description = "The assistant is the default assistant of a definition", body = ErrorBody)))]
 pub(super) async fn delete(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<AssistantPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
@@ -136,7 +135,7 @@ pub(super) async fn delete(
     responses((status = 200, description = "A page of versions", body = Vec<VersionView>),
         (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn versions(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionSearch>,
 ) -> Result<Response, ApiError> {
@@ -164,7 +163,7 @@ pub(super) async fn versions(
     responses((status = 200, description = "The assistant with the settings of that version", body = AssistantView),
         (status = 404, description = "Assistant or version not found", body = ErrorBody)))]
 pub(super) async fn use_version(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<AssistantPath>,
     ApiJson(body): ApiJson<VersionChoice>,
 ) -> JsonResult<AssistantView> {
@@ -183,7 +182,7 @@ pub(super) async fn use_version(
     responses((status = 200, description = "The graph", body = GraphView),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn graph(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<AgentPath>,
     params: Params,
 ) -> JsonResult<GraphView> {
@@ -204,7 +203,7 @@ pub(super) async fn graph(
 #[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "Assistants", params(AgentPath),
     responses((status = 200, description = "The schemas", body = SchemasView),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
-pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
+pub(super) async fn schemas(api: Api, ApiPath(path): ApiPath<AgentPath>) -> JsonResult<SchemasView> {
     let graph_id = graph_id_of(&api, path.assistant).await?;
     let schemas = api
         .assistants
@@ -220,7 +219,7 @@ pub(super) async fn schemas(State(api): State<Api>, ApiPath(path): ApiPath<Agent
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn subgraphs(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<AgentPath>,
     params: Params,
 ) -> JsonResult<Subgraphs> {
@@ -234,7 +233,7 @@ pub(super) async fn subgraphs(
     responses((status = 200, description = "The schemas, by name", body = BTreeMap<String, SchemasView>),
         (status = 404, description = "Assistant not found, or its agent is not configured", body = ErrorBody)))]
 pub(super) async fn subgraph(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<SubgraphPath>,
     params: Params,
 ) -> JsonResult<Subgraphs> {

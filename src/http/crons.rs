@@ -1,7 +1,6 @@
 //! Crons: schedules that start runs.
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
@@ -26,7 +25,7 @@ const ATTEMPTS: usize = 5;
         (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
         (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn create(
-    State(api): State<Api>,
+    api: Api,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
     check_keys(&body)?;
@@ -49,7 +48,7 @@ fn created_response(cron: &Cron) -> StoredResponse {
         (status = 400, description = "Two fields cannot be combined", body = ErrorBody),
         (status = 404, description = "Thread or assistant not found", body = ErrorBody)))]
 pub(super) async fn create_for_thread(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<Object>>,
 ) -> Result<Response, ApiError> {
@@ -65,7 +64,7 @@ pub(super) async fn create_for_thread(
 #[utoipa::path(get, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 200, description = "The cron", body = CronView),
         (status = 404, description = "Cron not found", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<CronPath>) -> JsonResult<CronView> {
     Ok(Json(find(&api, path.cron_id).await?.into()))
 }
 
@@ -86,7 +85,7 @@ async fn find(api: &Api, id: CronId) -> Result<Cron, ApiError> {
         (status = 404, description = "Cron or its assistant not found", body = ErrorBody),
         (status = 409, description = "Other clients keep changing the cron", body = ErrorBody)))]
 pub(super) async fn patch(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<CronPath>,
     ApiJson(body): ApiJson<Object>,
 ) -> JsonResult<CronView> {
@@ -110,7 +109,7 @@ pub(super) async fn patch(
 #[utoipa::path(delete, path = "/runs/crons/{cron_id}", tag = "Crons", params(CronPath),
     responses((status = 204, description = "The cron is deleted"),
         (status = 404, description = "Cron not found", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
+pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<CronPath>) -> Result<Response, ApiError> {
     let was_there = api.crons.delete(path.cron_id).await?;
     if was_there {
         Ok(no_content())
@@ -126,7 +125,7 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPa
 #[utoipa::path(post, path = "/runs/crons/search", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
-pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
+pub(super) async fn search(api: Api, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
     let CheckedCronSearch { query, page, select } = body.check()?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
@@ -143,7 +142,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
 /// Counts the crons that match a search.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
+pub(super) async fn count(api: Api, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
     let query = body.check()?.query;
     Ok(Json(
         api.db

@@ -1,7 +1,6 @@
 //! Webhook deliveries: the reports of ended runs, and sending one again.
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 
 use super::error::{ApiError, ErrorBody};
@@ -22,7 +21,7 @@ use crate::domain::id::{RunId, ThreadId};
         ("offset" = Option<i64>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "A page of deliveries", body = Vec<DeliveryView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
-pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Response, ApiError> {
+pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError> {
     let page = params.page(10)?;
     let run = params
         .text("run_id")
@@ -57,7 +56,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
 #[utoipa::path(get, path = "/webhooks/deliveries/{delivery_id}", tag = "Webhooks", params(DeliveryPath),
     responses((status = 200, description = "The delivery", body = DeliveryView),
         (status = 404, description = "Delivery not found", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<DeliveryPath>) -> JsonResult<DeliveryView> {
     let id = path.delivery_id;
     let found = api
         .db
@@ -73,7 +72,7 @@ pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<DeliveryP
     responses((status = 200, description = "The delivery, now pending again", body = DeliveryView),
         (status = 404, description = "Delivery not found", body = ErrorBody)))]
 pub(super) async fn redeliver(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<DeliveryPath>,
 ) -> JsonResult<DeliveryView> {
     let renewed = api.deliveries.redeliver(path.delivery_id).await?;

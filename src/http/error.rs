@@ -16,6 +16,7 @@ use uuid::Uuid;
 use super::wire::agent::DiagnosticView;
 use crate::db::DbError;
 use crate::domain::Invalid;
+use crate::domain::access::Action;
 use crate::domain::id::{AssistantId, CheckpointId, InterruptId, ThreadId};
 use crate::domain::item::ItemError;
 use crate::runtime::{
@@ -110,6 +111,23 @@ impl ApiError {
     /// The resource does not exist. The text does not name it, as the SDKs expect for runs and assistants.
     pub fn not_found(code: &'static str) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, "Not Found")
+    }
+
+    /// The request has no valid credential.
+    pub fn unauthenticated() -> Self {
+        let message = "Authentication required: send an API key as `x-api-key`, or a token as `Authorization: Bearer …`";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
+    }
+
+    /// No role or scope of the caller allows the action.
+    pub fn forbidden(action: Action) -> Self {
+        let message = format!("Not allowed: your roles or the scopes of your key do not include `{action}`");
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    /// The route has no access rule.
+    pub fn no_access_rule() -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", "Not allowed")
     }
 
     /// The thread does not exist.

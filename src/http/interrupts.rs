@@ -1,7 +1,8 @@
 //! Interrupts as resources: questions to a human, and their answers.
 
+use std::sync::Arc;
+
 use axum::Json;
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
@@ -18,7 +19,7 @@ use crate::db::threads;
         ("limit" = Option<u32>, Query, description = "The maximum number of items; 10 by default"),
         ("offset" = Option<u32>, Query, description = "The number of items to skip")),
     responses((status = 200, description = "The interrupts", body = InterruptList)))]
-pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResult<InterruptList> {
+pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptList> {
     params.word("status", (), |word| (word == "pending").then_some(()))?;
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
@@ -51,7 +52,7 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     responses((status = 200, description = "The interrupts", body = InterruptList),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
 ) -> JsonResult<InterruptList> {
@@ -86,7 +87,7 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/threads/{thread_id}/interrupts/{interrupt_id}", tag = "Approvals", params(InterruptPath),
     responses((status = 200, description = "The interrupt", body = InterruptView),
         (status = 404, description = "Interrupt not found", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<InterruptPath>) -> JsonResult<InterruptView> {
     Ok(Json(find(&api, path).await?.into()))
 }
 
@@ -118,14 +119,14 @@ async fn find(api: &Api, path: InterruptPath) -> Result<InterruptRecord, ApiErro
         (status = 422, description = "The answer does not match the schema of the interrupt", body = ErrorBody),
         (status = 502, description = "The interrupt belongs to a remote agent that cannot be reached", body = ErrorBody)))]
 pub(super) async fn resolve(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<InterruptPath>,
     ApiJson(body): ApiJson<InterruptResolve>,
 ) -> Result<Response, ApiError> {
     let answer = body.answer()?;
     let run = api
         .interrupts
-        .resolve(path.thread_id, path.interrupt_id.clone(), answer)
+        .resolve(path.thread_id, path.interrupt_id.clone(), answer, Arc::clone(&api.caller))
         .await?;
     let interrupt = find(&api, path).await?.into();
     Ok((

@@ -20,8 +20,9 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::{Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
+use crate::runtime::{AccessControl, Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
 
+pub mod access;
 mod agents;
 mod assistants;
 mod bodies;
@@ -62,12 +63,14 @@ pub use origins::{HostRules, LOOPBACK, OriginRules};
 pub use response_budget::ResponseBudget;
 pub use stream_limits::{StreamLimiter, StreamLimits};
 
+use access::{Api, Server};
 use bodies::BodyReader;
 use error::ApiError;
 
-/// The parts of the server that handlers use. Cloning copies pointers.
-#[derive(Clone)]
-pub struct Api {
+/// The parts of the server that handlers use. They get them as an [`Api`], with the caller.
+pub struct ApiParts {
+    /// Decides what callers may do.
+    pub access: AccessControl,
     /// The database.
     pub db: Db,
     /// The logs of the threads.
@@ -128,7 +131,7 @@ impl Default for ApiSettings {
 }
 
 /// The routes of the server itself, of assistants and of agents.
-fn discovery_routes() -> OpenApiRouter<Api> {
+fn discovery_routes() -> OpenApiRouter<Server> {
     OpenApiRouter::with_openapi(openapi::preface())
         // The server itself.
         .routes(routes!(system::root))
@@ -154,7 +157,7 @@ fn discovery_routes() -> OpenApiRouter<Api> {
 }
 
 /// The route table: every endpoint, in the order of the API document.
-fn table() -> OpenApiRouter<Api> {
+fn table() -> OpenApiRouter<Server> {
     discovery_routes()
         // Threads.
         .routes(routes!(threads::create))
@@ -212,7 +215,7 @@ fn table() -> OpenApiRouter<Api> {
 }
 
 /// The router with all middleware.
-pub fn router(api: Api) -> Router {
+pub fn router(api: ApiParts) -> Router {
     let settings = api.settings.clone();
     let checks = Arc::new(RequestChecks {
         origins: settings.cors.origins.clone(),
@@ -232,7 +235,7 @@ pub fn router(api: Api) -> Router {
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))
         .layer(from_fn_with_state(api.metrics.clone(), request_metrics::measure))
-        .with_state(api)
+        .with_state(Server::new(api))
 }
 
 /// The checks of a request before its handler runs.

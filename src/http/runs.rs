@@ -1,7 +1,7 @@
 //! Runs on a thread: create, wait, stream, join, cancel, delete.
 
 use axum::Json;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::FromRequestParts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -36,11 +36,12 @@ use crate::runtime::{AssistantRef, CancelAction, RunResponse};
         (status = 404, description = "Thread, assistant or checkpoint not found", body = ErrorBody),
         (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody)))]
 pub(super) async fn create(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_in_background(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
+    let checked = body.check(RunScope::Thread(path.thread_id), &api.caller)?;
+    start_in_background(&api, checked, key, |runs| {
         created_response(runs, run_path)
     })
     .await
@@ -76,7 +77,7 @@ fn run_path(run: &Run) -> String {
         (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn wait(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
@@ -96,7 +97,7 @@ pub(super) async fn wait(
         (status = 409, description = "The thread is busy, or has an open interrupt", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
@@ -183,7 +184,7 @@ pub(super) async fn start_and_wait(
     body: RunCreate,
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(scope)?;
+    let checked = body.check(scope, &api.caller)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
     let StartedRun {
         run,
@@ -209,7 +210,7 @@ pub(super) async fn start_and_stream(
     body: RunCreate,
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(scope)?;
+    let checked = body.check(scope, &api.caller)?;
     let permit = api.streams.acquire(scope.thread(), client)?;
     let started = start(&api, checked, key).await?;
     let mut headers = location_headers(&started.run, Some("stream"));
@@ -294,7 +295,7 @@ fn location_headers(run: &Run, tail: Option<&str>) -> HeaderMap {
     responses((status = 200, description = "The runs", body = Vec<RunView>, headers(("x-pagination-next" = u64))),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn list(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
@@ -329,7 +330,7 @@ pub(super) async fn list(
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run", body = AnyRunView),
         (status = 404, description = "Thread or run not found", body = ErrorBody)))]
-pub(super) async fn get(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<AnyRunView> {
+pub(super) async fn get(api: Api, ApiPath(path): ApiPath<RunPath>) -> JsonResult<AnyRunView> {
     let run = find(&api, path).await?;
     let root = run.lineage.root;
     let used = api
@@ -364,7 +365,7 @@ pub(super) async fn find(api: &Api, path: RunPath) -> Result<Run, ApiError> {
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "Runs", params(RunPath),
     responses((status = 204, description = "The run is deleted"),
         (status = 404, description = "Run not found", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
+pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let was_there = api.runs.delete_run(path.thread_id, path.run_id).await?;
     if was_there {
         Ok(no_content())
@@ -403,7 +404,7 @@ impl JoinRequest {
         (status = 403, description = "A page of a foreign origin requests `cancel_on_disconnect`", body = ErrorBody),
         (status = 404, description = "Thread or run not found", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
-pub(super) async fn join(State(api): State<Api>, request: JoinRequest) -> Result<Response, ApiError> {
+pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
     let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
     let run = find(&api, request.path.0).await?;
     let permit = api.streams.acquire(Some(run.thread), request.client)?;
@@ -429,7 +430,7 @@ pub(super) async fn join(State(api): State<Api>, request: JoinRequest) -> Result
         (status = 404, description = "Thread or run not found", body = ErrorBody),
         (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
-pub(super) async fn join_stream(State(api): State<Api>, request: JoinRequest) -> Result<Response, ApiError> {
+pub(super) async fn join_stream(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
     let filter = requested_modes(&request.params)?;
     let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
     let resume_from = last_event_id(&request.headers)?;
@@ -510,7 +511,7 @@ pub(super) async fn check_gap(api: &Api, thread: ThreadId, resume_from: Option<&
         (status = 422, description = "A child run cannot be rolled back", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn cancel(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<RunPath>,
     params: Params,
     client: ClientId,

@@ -1,7 +1,6 @@
 //! States and histories of threads and subagents.
 
 use axum::Json;
-use axum::extract::State;
 use axum::http::HeaderValue;
 use axum::response::Response;
 use serde_json::Value;
@@ -28,7 +27,7 @@ use crate::runtime::StateWrite;
     responses((status = 200, description = "The state; empty before the first step", body = StateView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn get(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
@@ -45,7 +44,7 @@ pub(super) async fn get(
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn at(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<CheckpointPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
@@ -63,7 +62,7 @@ pub(super) async fn at(
     responses((status = 200, description = "The state", body = StateView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn at_posted(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<StateAt>,
 ) -> Result<Response, ApiError> {
@@ -192,7 +191,7 @@ impl StateReader<'_> {
         (status = 404, description = "Thread or checkpoint not found", body = ErrorBody),
         (status = 409, description = "The thread has active runs", body = ErrorBody)))]
 pub(super) async fn update(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<StateUpdate>>,
 ) -> Result<Response, ApiError> {
@@ -228,7 +227,7 @@ fn updated_response(thread: ThreadId, checkpoint: CheckpointId) -> StoredRespons
             headers(("x-pagination-next" = Uuid, description = "The checkpoint for the next `before`, if the response was cut short"))),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn history(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
@@ -259,7 +258,7 @@ pub(super) async fn history(
             headers(("x-pagination-next" = Uuid, description = "The checkpoint for the next `before`, if the response was cut short"))),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn history_posted(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     ApiJson(body): ApiJson<HistorySearch>,
 ) -> Result<Response, ApiError> {

@@ -1,6 +1,5 @@
 //! Stateless runs, and cancelling several runs.
 
-use axum::extract::State;
 use axum::response::Response;
 
 use super::Api;
@@ -28,10 +27,10 @@ use crate::runtime::{CancelAction, CancelError};
         (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn create(
-    State(api): State<Api>,
+    api: Api,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_in_background(&api, body.check(RunScope::Stateless)?, key, |runs| {
+    start_in_background(&api, body.check(RunScope::Stateless, &api.caller)?, key, |runs| {
         created_response(runs, short_run_path)
     })
     .await
@@ -46,7 +45,7 @@ pub(super) async fn create(
         (status = 404, description = "Assistant not found", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn wait(
-    State(api): State<Api>,
+    api: Api,
     client: ClientId,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
@@ -62,7 +61,7 @@ pub(super) async fn wait(
         (status = 404, description = "Assistant not found", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn stream(
-    State(api): State<Api>,
+    api: Api,
     client: ClientId,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
@@ -76,7 +75,7 @@ pub(super) async fn stream(
         (status = 400, description = "Two fields cannot be combined, or a resume names no thread", body = ErrorBody),
         (status = 404, description = "Assistant not found", body = ErrorBody)))]
 pub(super) async fn batch(
-    State(api): State<Api>,
+    api: Api,
     Idempotent(key, ApiList(bodies)): Idempotent<ApiList<RunCreate>>,
 ) -> Result<Response, ApiError> {
     if bodies.is_empty() || bodies.len() > MAX_BATCH {
@@ -85,7 +84,7 @@ pub(super) async fn batch(
     let mut new_runs = vec![];
     for (at, body) in bodies.into_iter().enumerate() {
         let new_run = body
-            .check(RunScope::Stateless)
+            .check(RunScope::Stateless, &api.caller)
             .map_err(|error| error.of_item(at))?
             .new_run;
         check_graph(&api, &new_run.assistant).map_err(|error| error.of_item(at))?;
@@ -107,7 +106,7 @@ fn batch_response(runs: &[Run]) -> StoredResponse {
     responses((status = 204, description = "The active and queued runs are being cancelled"),
         (status = 404, description = "No run to cancel", body = ErrorBody)))]
 pub(super) async fn cancel(
-    State(api): State<Api>,
+    api: Api,
     params: Params,
     ApiJson(body): ApiJson<RunsCancel>,
 ) -> Result<Response, ApiError> {

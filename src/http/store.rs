@@ -1,7 +1,6 @@
 //! The Store: items in namespaces that outlive threads.
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
 use super::error::{ApiError, ErrorBody};
@@ -19,7 +18,7 @@ use crate::domain::item::{ItemAddress, Namespace};
     responses((status = 204, description = "The item is stored"),
         (status = 400, description = "The namespace is empty or reserved", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
-pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
+pub(super) async fn put(api: Api, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
     api.store.put(body.check()?).await?;
     Ok(no_content())
 }
@@ -30,7 +29,7 @@ pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>)
         ("key" = String, Query, description = "The key within the namespace"),
         ("refresh_ttl" = Option<bool>, Query, description = "Whether the read renews the time to live; as configured if absent")),
     responses((status = 200, description = "The item, or null", body = Option<ItemView>)))]
-pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Option<ItemView>> {
+pub(super) async fn get(api: Api, params: Params) -> JsonResult<Option<ItemView>> {
     let labels = params
         .text("namespace")
         .unwrap_or_default()
@@ -50,7 +49,7 @@ pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Op
 /// Deletes an item, if it exists.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
     responses((status = 204, description = "The item is deleted")))]
-pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
+pub(super) async fn delete(api: Api, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
     api.store.delete(body.check()?).await?;
     Ok(no_content())
 }
@@ -64,7 +63,7 @@ pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDe
             headers(("x-pagination-next" = u64))),
         (status = 424, description = "The embedding model failed", body = ErrorBody)))]
 pub(super) async fn search(
-    State(api): State<Api>,
+    api: Api,
     ApiJson(body): ApiJson<ItemSearchBody>,
 ) -> Result<Response, ApiError> {
     let query = body.check()?;
@@ -83,7 +82,7 @@ pub(super) async fn search(
 #[utoipa::path(post, path = "/store/namespaces", tag = "Store", request_body = NamespaceSearchBody,
     responses((status = 200, description = "A page of namespaces", body = FoundNamespaces)))]
 pub(super) async fn namespaces(
-    State(api): State<Api>,
+    api: Api,
     ApiJson(body): ApiJson<NamespaceSearchBody>,
 ) -> JsonResult<FoundNamespaces> {
     let found = api.store.namespaces(body.check()?).await?;

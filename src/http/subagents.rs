@@ -1,7 +1,6 @@
 //! Child runs as resources: lists, trees, states and streams.
 
 use axum::Json;
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -27,7 +26,7 @@ use crate::runtime::known_status;
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/children", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The child runs", body = Vec<ChildRunView>),
         (status = 404, description = "Thread or run not found", body = ErrorBody)))]
-pub(super) async fn children(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<Vec<ChildRunView>> {
+pub(super) async fn children(api: Api, ApiPath(path): ApiPath<RunPath>) -> JsonResult<Vec<ChildRunView>> {
     let parent = find(&api, path).await?;
     let id = parent.id;
     let root = parent.lineage.root;
@@ -50,7 +49,7 @@ fn is_visible(run: &Run) -> bool {
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/tree", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The run with the runs below it", body = RunTreeView),
         (status = 404, description = "Thread or run not found", body = ErrorBody)))]
-pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> JsonResult<RunTreeView> {
+pub(super) async fn tree(api: Api, ApiPath(path): ApiPath<RunPath>) -> JsonResult<RunTreeView> {
     let top = find(&api, path).await?;
     let id = top.id;
     let root = top.lineage.root;
@@ -85,7 +84,7 @@ pub(super) async fn tree(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/state", tag = "Runs", params(RunPath),
     responses((status = 200, description = "The state; empty before the first step", body = StateView),
         (status = 404, description = "Thread or run not found", body = ErrorBody)))]
-pub(super) async fn state(State(api): State<Api>, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
+pub(super) async fn state(api: Api, ApiPath(path): ApiPath<RunPath>) -> Result<Response, ApiError> {
     let run = find(&api, path).await?;
     let permit = api.answers.permit().await?;
     let fields = HistoryFields {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
 use axum::http::header::{self, HeaderMap};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde_json::{Value, json};
@@ -45,7 +44,7 @@ pub(super) async fn root(headers: HeaderMap) -> Response {
     params(("check_db" = Option<bool>, Query, description = "Whether to test a write to the database")),
     responses((status = 200, description = "The server is up", body = Value, example = json!({"ok": true, "services": {}})),
         (status = 503, description = "The database cannot be written to", body = ErrorBody)))]
-pub(super) async fn ok(State(api): State<Api>, params: Params) -> Result<Json<Value>, ApiError> {
+pub(super) async fn ok(api: Api, params: Params) -> Result<Json<Value>, ApiError> {
     if params.flag("check_db")? {
         // A row is really written: a disk that is full lets an empty transaction pass.
         let now = api.clock.now();
@@ -95,7 +94,7 @@ enum Format {
     params(("format" = Option<String>, Query, description = "`prometheus` (default) or `json`")),
     responses((status = 200, description = "The metrics",
         content((String = "text/plain"), (Value = "application/json")))))]
-pub(super) async fn metrics(State(api): State<Api>, params: Params, headers: HeaderMap) -> Result<Response, ApiError> {
+pub(super) async fn metrics(api: Api, params: Params, headers: HeaderMap) -> Result<Response, ApiError> {
     let format = params.word("format", Format::Prometheus, |word| match word {
         "prometheus" => Some(Format::Prometheus),
         "json" => Some(Format::Json),

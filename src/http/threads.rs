@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -38,7 +37,7 @@ pub(super) mod stream;
         (status = 400, description = "A superstep names an unknown node", body = ErrorBody),
         (status = 409, description = "Another thread has this id", body = ErrorBody)))]
 pub(super) async fn create(
-    State(api): State<Api>,
+    api: Api,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
@@ -68,7 +67,7 @@ fn created_response(new: &CreatedThread) -> StoredResponse {
     responses((status = 200, description = "The thread", body = ThreadView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn get(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
 ) -> JsonResult<ThreadView> {
@@ -103,7 +102,7 @@ pub(super) async fn get(
         (status = 204, description = "The thread was updated"),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn patch(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     headers: HeaderMap,
     ApiJson(body): ApiJson<ThreadPatch>,
@@ -137,7 +136,7 @@ pub(super) async fn patch(
 #[utoipa::path(delete, path = "/threads/{thread_id}", tag = "Threads", params(ThreadPath),
     responses((status = 204, description = "The thread is deleted"),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
+pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> Result<Response, ApiError> {
     let was_there = api.threads.delete_thread(path.thread_id).await?;
     if was_there {
         Ok(no_content())
@@ -153,7 +152,7 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<Thread
     responses((status = 200, description = "The copy", body = ThreadView),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
 pub(super) async fn copy(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, _): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
@@ -174,7 +173,7 @@ pub(super) async fn copy(
 /// threads. Threads that do not exist are not counted.
 #[utoipa::path(post, path = "/threads/prune", tag = "Threads", request_body = ThreadPrune,
     responses((status = 200, description = "The number of pruned threads", body = ThreadsPruned)))]
-pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
+pub(super) async fn prune(api: Api, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
     Ok(Json(ThreadsPruned {
         pruned_count: api.threads.prune(threads, strategy).await?,
@@ -185,7 +184,7 @@ pub(super) async fn prune(State(api): State<Api>, ApiJson(body): ApiJson<ThreadP
 #[utoipa::path(get, path = "/threads/{thread_id}/storage", tag = "Threads", params(ThreadPath),
     responses((status = 200, description = "Rows and bytes by table", body = ThreadStorage),
         (status = 404, description = "Thread not found", body = ErrorBody)))]
-pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<ThreadPath>) -> JsonResult<ThreadStorage> {
+pub(super) async fn storage(api: Api, ApiPath(path): ApiPath<ThreadPath>) -> JsonResult<ThreadStorage> {
     let id = path.thread_id;
     let shares = api
         .db
@@ -205,7 +204,7 @@ pub(super) async fn storage(State(api): State<Api>, ApiPath(path): ApiPath<Threa
     responses((status = 200, description = "A page of threads", body = Vec<ThreadView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64))),
         (status = 422, description = "The search is invalid or too expensive", body = ErrorBody)))]
-pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
+pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Result<Response, ApiError> {
     let CheckedThreadSearch {
         query,
         page,
@@ -253,7 +252,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
 /// Counts the threads that match a search.
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
-pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
+pub(super) async fn count(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
     let query = body.check()?.query;
     Ok(Json(
         api.db

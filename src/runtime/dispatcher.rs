@@ -95,6 +95,7 @@ impl Dispatcher {
             retention: parts.retention,
             bounds: parts.bounds,
             sizes: parts.sizes,
+            sharing: parts.sharing,
             jobs,
             queue: QueueRoom::new(parts.bounds.waiting),
         };

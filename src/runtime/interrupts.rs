@@ -21,6 +21,7 @@ use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
+use crate::domain::identity::Identity;
 use crate::domain::run::{Command, Multitask, Run, RunRequest};
 
 mod answer;
@@ -118,6 +119,7 @@ async fn continue_thread(
     let new_run = NewRun {
         target: Target::Thread(thread),
         assistant: AssistantRef::Id(assistant),
+        caller: Arc::new(Identity::server()),
         request,
         resume: Some(resolution),
         metadata,

@@ -6,6 +6,7 @@
 //!
 //! | File | Subject |
 //! |---|---|
+//! | `access.rs` | whether a caller may do something |
 //! | `admission.rs` | whether a run may start, or has to wait |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
 //! | `prepare.rs` | the state with which a run begins |
@@ -27,6 +28,7 @@ use serde_json::{Map, Value};
 use crate::db::{Db, Engine};
 use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
+use crate::domain::identity::Identity;
 use crate::domain::run::{Run, RunRequest};
 use crate::domain::size::SizeLimits;
 use crate::domain::time::Clock;
@@ -34,6 +36,7 @@ use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::shutdown::Shutdown;
 
+mod access;
 mod admission;
 mod assistants;
 mod background;
@@ -61,6 +64,7 @@ mod sweeper;
 mod threads;
 mod webhooks;
 
+pub use access::{AccessControl, AccessError, ResourceRef, SharingRules};
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant};
 pub use background::known_status;
@@ -92,6 +96,8 @@ pub struct NewRun {
     pub target: Target,
     /// The assistant.
     pub assistant: AssistantRef,
+    /// Who starts the run. What the run creates belongs to them.
+    pub caller: Arc<Identity>,
     /// The request. `command.resume` in it is empty; see `resume`.
     pub request: RunRequest,
     /// The resolution of open interrupts that the run brings.
@@ -183,6 +189,8 @@ pub struct RuntimeParts {
     pub bounds: RunBounds,
     /// The largest sizes of files and states.
     pub sizes: SizeLimits,
+    /// The rules by which owners share resources with their tenant.
+    pub sharing: SharingRules,
     /// The most concurrent tool calls in this process.
     pub max_calls: usize,
     /// The most concurrent tool and model calls of one run with its subagents.
@@ -214,6 +222,8 @@ pub struct RuntimeHandles {
     pub assistants: Assistants,
     /// Definitions of agents.
     pub definitions: Definitions,
+    /// What callers may do.
+    pub access: AccessControl,
     tasks: BackgroundTasks,
     core: Arc<Core>,
 }
@@ -261,6 +271,7 @@ impl RuntimeHandles {
             crons: Crons::new(Arc::clone(&core), runs.admission.clone()),
             assistants: Assistants::new(Arc::clone(&core), threads.clone()),
             definitions: Definitions::new(Arc::clone(&core)),
+            access: AccessControl::new(Arc::clone(&core)),
             runs,
             threads,
             tasks,

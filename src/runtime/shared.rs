@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
 use super::registry::Registry;
-use super::{Retention, RunBounds, Webhooks};
+use super::{Retention, RunBounds, SharingRules, Webhooks};
 use crate::db::{self, Db, DbError, DbResult};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
@@ -32,6 +32,8 @@ pub(super) struct Core {
     pub(super) bounds: RunBounds,
     /// The largest sizes of files and states.
     pub(super) sizes: SizeLimits,
+    /// The rules by which owners share resources with their tenant.
+    pub(super) sharing: SharingRules,
     /// The jobs of this process.
     pub(super) jobs: JobQueue,
     /// The room in the queue of runs.

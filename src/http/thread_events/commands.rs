@@ -1,17 +1,18 @@
 //! Commands to a thread: start a run, answer an interrupt, list the active agents.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::db::{runs, threads};
+use crate::domain::access::Action;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Multitask, Run, RunStatus};
 use crate::domain::thread::ThreadStatus;
-use crate::http::Api;
+use crate::http::access::Api;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::extract::within_limits;
 use crate::http::idempotency::{Idempotent, KeyHeader, Raw};
@@ -21,7 +22,7 @@ use crate::http::stream::{StreamMode, v2};
 use crate::http::wire::Object;
 use crate::http::wire::run::{CommandBody, RunCreate, RunScope};
 use crate::http::wire::thread_command::{CommandAnswer, CommandError, InvalidCommand, ThreadCommand};
-use crate::runtime::{InterruptReply, RespondError, StartError};
+use crate::runtime::{InterruptReply, ResourceRef, RespondError, StartError};
 
 /// Executes a command on a thread.
 ///
@@ -34,7 +35,7 @@ use crate::runtime::{InterruptReply, RespondError, StartError};
         (status = 400, description = "The body is not a command", body = InvalidCommand),
         (status = 413, description = "The body is too large", body = ErrorBody)))]
 pub(in crate::http) async fn post(
-    State(api): State<Api>,
+    api: Api,
     Path(thread): Path<String>,
     Idempotent(key, Raw(body)): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
@@ -105,6 +106,13 @@ impl CommandHandler<'_> {
         Ok(bounds.map_or(0, |(_, last)| last * FRAMES + FRAMES - 1))
     }
 
+    /// Checks whether the caller may do this to the thread.
+    async fn check(&self, action: Action) -> Result<(), CommandError> {
+        let Some(thread) = self.thread else { return Ok(()) };
+        let checked = self.api.check(action, ResourceRef::Thread(thread)).await;
+        checked.map_err(command_error)
+    }
+
     async fn start(&self, params: &Value) -> CommandResult {
         let assistant = params
             .get("assistant_id")
@@ -114,6 +122,11 @@ impl CommandHandler<'_> {
         let thread = self
             .thread
             .ok_or_else(|| CommandError::new("unknown_error", "422: Invalid thread ID"))?;
+        // The thread and the assistant are checked at the admission of the run.
+        self.api
+            .check(Action::ThreadsCreateRun, ResourceRef::Collection)
+            .await
+            .map_err(command_error)?;
         let mut config = object_param(params, "config")?;
         let checkpoint = take_checkpoint(config.as_mut())?;
         let strategy = params.get("multitaskStrategy").and_then(Value::as_str);
@@ -133,7 +146,10 @@ impl CommandHandler<'_> {
             if_not_exists: Some("create".to_owned()),
             ..fully_streamed()
         };
-        let new_run = new_run.check(RunScope::Thread(thread)).map_err(command_error)?.new_run;
+        let new_run = new_run
+            .check(RunScope::Thread(thread), &self.api.caller)
+            .map_err(command_error)?
+            .new_run;
         check_graph(self.api, &new_run.assistant).map_err(command_error)?;
         let seq = self.newest_seq().await?;
         let once = self.api.interrupts.start_or_answer(new_run, self.key.clone()).await;
@@ -151,6 +167,7 @@ impl CommandHandler<'_> {
         let replies = self.replies(params)?;
         let none = || CommandError::new("no_such_run", "No interrupted run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
+        self.check(Action::InterruptsResolve).await?;
         let present = |name: &str| params.get(name).filter(|value| !value.is_null()).cloned();
         let command = CommandBody {
             resume: Some(json!({})),
@@ -165,7 +182,10 @@ impl CommandHandler<'_> {
             metadata: object_param(params, "metadata")?,
             ..fully_streamed()
         };
-        let new_run = new_run.check(RunScope::Thread(thread)).map_err(command_error)?.new_run;
+        let new_run = new_run
+            .check(RunScope::Thread(thread), &self.api.caller)
+            .map_err(command_error)?
+            .new_run;
         let seq = self.newest_seq().await?;
         match self.api.interrupts.respond(thread, new_run, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),
@@ -216,6 +236,7 @@ impl CommandHandler<'_> {
     async fn tree(&self) -> CommandResult {
         let none = || CommandError::new("no_such_run", "No active run is bound to this thread.");
         let thread = self.thread.ok_or_else(none)?;
+        self.check(Action::ThreadsRead).await?;
         let read = self.api.db.read(move |tx| {
             Box::pin(async move {
                 let newest = runs::newest(tx, thread).await?;

@@ -3,7 +3,6 @@
 use std::future::pending;
 
 use axum::Extension;
-use axum::extract::State;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
 use axum::response::Response;
 use bytes::Bytes;
@@ -16,7 +15,7 @@ use crate::db::DbResult;
 use crate::domain::event::Event;
 use crate::domain::id::ThreadId;
 use crate::events::{ThreadEvent, ThreadTail};
-use crate::http::Api;
+use crate::http::access::Api;
 use crate::http::bodies::BodyReader;
 use crate::http::client::ClientId;
 use crate::http::connections::{ConnectionHandle, RequestGuard};
@@ -43,7 +42,7 @@ const MAX_SUBSCRIPTIONS: usize = 64;
         (status = 426, description = "The connection cannot become a WebSocket", body = String),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn get(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     connection: Option<Extension<ConnectionHandle>>,

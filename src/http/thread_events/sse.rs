@@ -1,11 +1,10 @@
 //! The stream of a thread as server-sent events.
 
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::response::Response;
 use serde_json::Value;
 
-use crate::http::Api;
+use crate::http::access::Api;
 use crate::http::client::ClientId;
 use crate::http::error::{ApiError, ErrorBody, Gap};
 use crate::http::extract::{ApiPath, ThreadPath, within_limits};
@@ -26,7 +25,7 @@ use crate::http::wire::thread_command::ThreadStreamRequest;
         (status = 413, description = "The body is too large", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn post(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     client: ClientId,
     body: Bytes,

@@ -1,6 +1,5 @@
 //! The stream of a thread: the events of all its runs, one run after another.
 
-use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use bytes::BytesMut;
@@ -74,7 +73,7 @@ impl StreamModes {
         (status = 409, description = "The log no longer contains the last event", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(in crate::http) async fn follow(
-    State(api): State<Api>,
+    api: Api,
     ApiPath(path): ApiPath<ThreadPath>,
     params: Params,
     headers: HeaderMap,

@@ -1,5 +1,6 @@
 //! Runs on the wire.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, word};
+use crate::domain::identity::Identity;
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
@@ -119,7 +121,7 @@ impl RunCreate {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(mut self, scope: RunScope) -> Result<CheckedRun, ApiError> {
+    pub fn check(mut self, scope: RunScope, caller: &Arc<Identity>) -> Result<CheckedRun, ApiError> {
         let assistant = self
             .assistant_id
             .as_deref()
@@ -142,6 +144,7 @@ impl RunCreate {
         let new_run = NewRun {
             target,
             assistant,
+            caller: Arc::clone(caller),
             request,
             resume: resume.map(Resolution::Answered),
             metadata,

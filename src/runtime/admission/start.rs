@@ -11,17 +11,21 @@ use crate::db::runs::InFlight;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
+use crate::domain::access::{Action, ResourceFacts};
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::REMEMBERED;
+use crate::domain::identity::{Credential, Identity};
 use crate::domain::input::{read_input, read_update};
-use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
+use crate::domain::run::{
+    AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus, remove_auth_keys,
+};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
-use crate::runtime::{CancelAction, NewRun, StartError, Target, interrupts};
+use crate::runtime::{CancelAction, NewRun, SharingRules, StartError, Target, access, interrupts};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -87,6 +91,7 @@ pub(in crate::runtime) async fn start_as(
 ) -> Result<Admitted, StartError> {
     let now = context.now;
     let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
+    check_assistant(&resolved.assistant, &new_run.caller, &context.core.sharing)?;
     resolved.known = context
         .core
         .registry
@@ -96,6 +101,7 @@ pub(in crate::runtime) async fn start_as(
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }
     let thread = find_or_make_thread(tx, new_run, context.core.retention.threads, now).await?;
+    check_thread(&thread, new_run, &context.core.sharing)?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
     check_room(new_run, in_flight, context.most_waiting)?;
     if let Some(checkpoint) = new_run.request.checkpoint
@@ -110,6 +116,10 @@ pub(in crate::runtime) async fn start_as(
         schema.check(&settings.context)?;
     }
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
+    if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
+        // The server continues work on the thread: on behalf of the same user as before.
+        run.request.caller = db::runs::newest(tx, thread.id).await?.and_then(|before| before.request.caller);
+    }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
     let displaced = displace(tx, new_run.request.multitask, thread.id, in_flight, context).await?;
@@ -129,6 +139,42 @@ pub(in crate::runtime) async fn start_as(
         claimed,
         displaced,
     })
+}
+
+/// Checks whether the caller may run an assistant.
+pub(in crate::runtime) fn check_assistant(
+    assistant: &Assistant,
+    caller: &Identity,
+    sharing: &SharingRules,
+) -> Result<(), StartError> {
+    let facts = ResourceFacts {
+        ownership: assistant.ownership.clone(),
+        metadata: assistant.settings.metadata.clone(),
+        is_assigned: false,
+    };
+    if access::decide(caller, Action::AssistantsRead, &facts, sharing) {
+        Ok(())
+    } else {
+        Err(StartError::NoAssistant(assistant.id))
+    }
+}
+
+/// Checks whether the caller may start a run on a thread, or answer its interrupts.
+fn check_thread(thread: &Thread, new_run: &NewRun, sharing: &SharingRules) -> Result<(), StartError> {
+    let action = match new_run.resume {
+        Some(_) => Action::InterruptsResolve,
+        None => Action::ThreadsCreateRun,
+    };
+    let facts = ResourceFacts {
+        ownership: thread.ownership.clone(),
+        metadata: thread.metadata.clone(),
+        is_assigned: false,
+    };
+    if access::decide(&new_run.caller, action, &facts, sharing) {
+        Ok(())
+    } else {
+        Err(StartError::NoThread(thread.id))
+    }
 }
 
 /// Checks whether a run may start, or at least wait, on its thread.
@@ -260,11 +306,23 @@ fn build_run(
         ("assistant_id", assistant.to_string()),
     ];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
-    let RunSettings { config, context } = run_settings;
+    let RunSettings {
+        mut config,
+        mut context,
+    } = run_settings;
+    let mut caller = new_run.request.caller.clone();
+    if new_run.caller.credential != Credential::Server {
+        caller = RunCaller::of(&new_run.caller);
+        remove_auth_keys(&mut context);
+        if let Some(Value::Object(configurable)) = config.get_mut("configurable") {
+            remove_auth_keys(configurable);
+        }
+    }
     let request = RunRequest {
         temporary: new_run.target == Target::Stateless { keep: false },
         config,
         context,
+        caller,
         agent: Some(AssignedAgent {
             graph_id: settings.graph_id.clone(),
             version: *version,

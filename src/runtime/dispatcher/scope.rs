@@ -28,7 +28,7 @@ impl Dispatcher {
             depth: 0,
             subagent: None,
             visibility: run.lineage.visibility,
-            context: Arc::new(run.request.tool_context().clone()),
+            context: Arc::new(run.request.tool_context()),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.core.clock),
             store: Arc::new(self.store.clone()),

@@ -1,5 +1,6 @@
 //! Answers of clients to interrupts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -11,6 +12,7 @@ use crate::domain::Invalid;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once};
+use crate::domain::identity::Identity;
 use crate::domain::interrupt::is_id;
 use crate::domain::run::{Resume, Run, RunRequest};
 use crate::runtime::{AssistantRef, NewRun, ResolveError, StartError, Target};
@@ -81,6 +83,7 @@ impl Interrupts {
         thread: ThreadId,
         interrupt: InterruptId,
         answer: Value,
+        caller: Arc<Identity>,
     ) -> Result<RunId, ResolveError> {
         let assistant = match self.answer_state(thread, &interrupt, &answer).await {
             Ok(AnswerState::Open(assistant)) => assistant,
@@ -95,6 +98,7 @@ impl Interrupts {
         let new_run = NewRun {
             target: Target::Thread(thread),
             assistant: AssistantRef::Id(assistant),
+            caller,
             request,
             resume: Some(Resolution::Answered(json!({interrupt.0.clone(): answer}))),
             metadata: Map::new(),

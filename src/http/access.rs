@@ -1,0 +1,149 @@
+//! The gate of the endpoints: a handler gets its [`Api`] only after the caller was found and the route's rule allows
+//! the request.
+//!
+//! The rules are in `rules.rs`, one for each route. A route without a rule is refused, and so is a request without a
+//! caller. The decision itself is made in the runtime, by [`AccessControl`](crate::runtime::AccessControl).
+
+mod rules;
+
+use std::ops::Deref;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
+use axum::http::request::Parts;
+
+use super::ApiParts;
+use super::error::ApiError;
+use crate::domain::access::{Action, Ownership, Scope};
+use crate::domain::identity::Identity;
+use crate::runtime::{AccessError, ResourceRef};
+use rules::{Rule, Subject, rule_of};
+
+/// The state of the router. Handlers cannot read it; they extract an [`Api`].
+#[derive(Clone)]
+pub struct Server {
+    parts: Arc<ApiParts>,
+}
+
+impl Server {
+    /// Creates the state from the parts of the server.
+    pub fn new(parts: ApiParts) -> Self {
+        Self { parts: Arc::new(parts) }
+    }
+}
+
+/// The parts of the server, for a request of this caller that the route's rule allows. Cloning copies pointers.
+#[derive(Clone)]
+pub struct Api {
+    parts: Arc<ApiParts>,
+    /// Who sends the request.
+    pub caller: Arc<Identity>,
+}
+
+impl Deref for Api {
+    type Target = ApiParts;
+
+    fn deref(&self) -> &ApiParts {
+        &self.parts
+    }
+}
+
+impl Api {
+    /// Decides about a resource that the body of the request names.
+    ///
+    /// # Errors
+    /// 403 if no role of the caller allows the action; 404 if the resource does not exist for the caller.
+    pub async fn check(&self, action: Action, resource: ResourceRef) -> Result<(), ApiError> {
+        Ok(self.access.check(&self.caller, action, resource).await?)
+    }
+
+    /// Returns whether the caller may do this to a resource that the body of the request names.
+    ///
+    /// # Errors
+    /// Returns an error when the database fails.
+    pub async fn may(&self, action: Action, resource: ResourceRef) -> Result<bool, ApiError> {
+        match self.access.check(&self.caller, action, resource).await {
+            Ok(()) => Ok(true),
+            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
+            Err(AccessError::Fault(error)) => Err(error.into()),
+        }
+    }
+
+    /// Returns the filter of a search.
+    pub fn scope(&self, action: Action) -> Scope {
+        self.access.scope(&self.caller, action)
+    }
+
+    /// Returns the ownership of what the request creates.
+    pub fn ownership(&self) -> Ownership {
+        Ownership::of(&self.caller)
+    }
+}
+
+impl FromRequestParts<Server> for Api {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, server: &Server) -> Result<Self, ApiError> {
+        let path = parts.extensions.get::<MatchedPath>().cloned();
+        let rule = path.and_then(|path| rule_of(parts.method.as_str(), path.as_str()));
+        let rule = rule.ok_or_else(ApiError::no_access_rule)?;
+        let caller = parts.extensions.get::<Arc<Identity>>().cloned();
+        let caller = match (caller, rule) {
+            (Some(caller), _) => caller,
+            (None, Rule::Public) => Arc::new(Identity::anonymous()),
+            (None, Rule::Allow(..)) => return Err(ApiError::unauthenticated()),
+        };
+        let api = Self {
+            parts: Arc::clone(&server.parts),
+            caller,
+        };
+        if let Rule::Allow(action, subject) = rule {
+            let resource = resource_of(parts, server, subject).await;
+            api.check(action, resource).await?;
+        }
+        Ok(api)
+    }
+}
+
+/// Returns the resource that the path names. A malformed id names nothing: the handler refuses it by its name.
+async fn resource_of(parts: &mut Parts, server: &Server, subject: Subject) -> ResourceRef {
+    let variable = match subject {
+        Subject::Collection => return ResourceRef::Collection,
+        Subject::Thread => "thread_id",
+        Subject::Assistant => "assistant_id",
+        Subject::Cron => "cron_id",
+        Subject::Delivery => "delivery_id",
+    };
+    let Ok(values) = RawPathParams::from_request_parts(parts, server).await else {
+        return ResourceRef::Collection;
+    };
+    let text = values.iter().find(|(name, _)| *name == variable).map(|(_, value)| value);
+    let Some(text) = text else {
+        return ResourceRef::Collection;
+    };
+    fn read<T: FromStr>(text: &str, resource: fn(T) -> ResourceRef) -> ResourceRef {
+        text.parse().map_or(ResourceRef::Collection, resource)
+    }
+    match subject {
+        Subject::Collection => ResourceRef::Collection,
+        Subject::Thread => read(text, ResourceRef::Thread),
+        Subject::Assistant => read(text, ResourceRef::Assistant),
+        Subject::Cron => read(text, ResourceRef::Cron),
+        Subject::Delivery => read(text, ResourceRef::Delivery),
+    }
+}
+
+impl From<AccessError> for ApiError {
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::Forbidden(action) => Self::forbidden(action),
+            AccessError::NotFound(ResourceRef::Thread(thread)) => Self::no_thread(thread),
+            AccessError::NotFound(ResourceRef::Assistant(_)) => Self::not_found("assistant_not_found"),
+            AccessError::NotFound(ResourceRef::Cron(_)) => Self::not_found("cron_not_found"),
+            AccessError::NotFound(ResourceRef::Delivery(_)) => Self::not_found("delivery_not_found"),
+            AccessError::NotFound(ResourceRef::Collection) => Self::no_route(),
+            AccessError::Fault(error) => error.into(),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The decision about a request: whether its caller may do this to a resource. This is the one place that decides.
+//!
+//! HTTP asks before a handler runs, and the admission of runs asks within its transaction, since a run names its thread
+//! and its assistant in the body. Searches are not decided one by one: they get the scope of the caller as a filter.
+
+use std::sync::Arc;
+
+use super::shared::Core;
+use crate::db::{self, DbError, DbResult, Tx};
+use crate::domain::access::{Action, Reach, ResourceFacts, Scope, SharingRule, may_access, reach, scope_of};
+use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
+use crate::domain::identity::Identity;
+
+/// The resource of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResourceRef {
+    /// No single resource: a search, or a resource that is created.
+    Collection,
+    /// A thread and everything on it, or the thread of a remote background task.
+    Thread(ThreadId),
+    /// An assistant.
+    Assistant(AssistantId),
+    /// A cron.
+    Cron(CronId),
+    /// A webhook delivery.
+    Delivery(DeliveryId),
+}
+
+/// The reason why a request is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// No role or scope of the caller allows the action at all.
+    #[error("the caller may not do `{0}`")]
+    Forbidden(Action),
+    /// The resource does not exist, or the caller may not know that it does.
+    #[error("the resource does not exist for this caller")]
+    NotFound(ResourceRef),
+    /// The database failed.
+    #[error(transparent)]
+    Fault(#[from] DbError),
+}
+
+/// The rules by which owners share resources with their tenant.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SharingRules {
+    /// Threads, with everything on them.
+    pub threads: SharingRule,
+    /// Assistants.
+    pub assistants: SharingRule,
+}
+
+impl SharingRules {
+    /// Returns the rule for the resources of an action.
+    pub fn of(&self, action: Action) -> &SharingRule {
+        const NONE: &SharingRule = &SharingRule { read: None, write: None };
+        match action.resource() {
+            "threads" | "interrupts" => &self.threads,
+            "assistants" => &self.assistants,
+            _ => NONE,
+        }
+    }
+}
+
+/// Decides what callers may do. Cheap to clone.
+#[derive(Clone)]
+pub struct AccessControl {
+    core: Arc<Core>,
+}
+
+impl AccessControl {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    /// Decides whether the caller may do this to the resource. Without authentication nothing is read.
+    ///
+    /// # Errors
+    /// See [`AccessError`].
+    pub async fn check(&self, caller: &Identity, action: Action, resource: ResourceRef) -> Result<(), AccessError> {
+        match reach(caller, action) {
+            Reach::Server => return Ok(()),
+            Reach::Nothing => return Err(AccessError::Forbidden(action)),
+            Reach::Assigned | Reach::Own | Reach::Tenant => {}
+        }
+        if resource == ResourceRef::Collection {
+            return Ok(());
+        }
+        let facts = self.core.db.read(move |tx| Box::pin(facts(tx, resource)));
+        let facts = facts.await?.ok_or(AccessError::NotFound(resource))?;
+        decide(caller, action, &facts, &self.core.sharing)
+            .then_some(())
+            .ok_or(AccessError::NotFound(resource))
+    }
+
+    /// Returns the filter of the caller's searches.
+    pub fn scope(&self, caller: &Identity, action: Action) -> Scope {
+        scope_of(caller, action, self.core.sharing.of(action))
+    }
+}
+
+/// Decides about a resource whose facts are known.
+pub(super) fn decide(caller: &Identity, action: Action, facts: &ResourceFacts, sharing: &SharingRules) -> bool {
+    may_access(caller, action, facts, sharing.of(action))
+}
+
+async fn facts(tx: &mut Tx<'_>, resource: ResourceRef) -> DbResult<Option<ResourceFacts>> {
+    match resource {
+        ResourceRef::Collection => Ok(None),
+        ResourceRef::Thread(thread) => match db::access::thread_facts(tx, thread, true).await? {
+            Some(facts) => Ok(Some(facts)),
+            // The thread of a remote task is on another server. It belongs to the thread that delegated.
+            None => match db::background::parent_of(tx, thread).await? {
+                Some(parent) => db::access::thread_facts(tx, parent, true).await,
+                None => Ok(None),
+            },
+        },
+        ResourceRef::Assistant(assistant) => db::access::assistant_facts(tx, assistant, true).await,
+        ResourceRef::Cron(cron) => db::access::cron_facts(tx, cron).await,
+        ResourceRef::Delivery(delivery) => db::access::delivery_facts(tx, delivery).await,
+    }
+}
