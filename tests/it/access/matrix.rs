@@ -1,0 +1,404 @@
+//! Every endpoint of the API document for every kind of caller. An endpoint that this file does not know fails the test,
+//! so that none is added without a decision about who may use it.
+
+use std::collections::BTreeSet;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::support::client::{Client, Reply, reply};
+use crate::support::{Human, TestServer, mail, on_both_engines, script};
+
+on_both_engines! {
+    every_endpoint_refuses_callers_without_a_valid_credential,
+    every_endpoint_hides_the_resources_of_others,
+    every_endpoint_serves_the_owner_by_role,
+    searches_and_counts_contain_only_what_the_caller_may_see,
+}
+
+/// A word in every resource of the owner. No response to another caller may contain it.
+const MARK: &str = "belongs-to-ann";
+
+/// Who may use an endpoint successfully.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Audience {
+    /// Everybody, also without a credential.
+    Everybody,
+    /// Everybody with a valid credential, for what is their own.
+    Users,
+    /// Admins only.
+    Admins,
+}
+
+/// An endpoint with a request that succeeds for the owner of the fixture.
+struct Endpoint {
+    method: Method,
+    /// The pattern in the API document.
+    pattern: String,
+    path: String,
+    body: Option<Value>,
+    audience: Audience,
+    /// True if the server keeps the connection open, so that a success is only the status.
+    is_stream: bool,
+}
+
+/// Resources of the owner, one of each kind.
+struct Fixture {
+    thread: String,
+    run: String,
+    interrupt: String,
+    checkpoint: String,
+    assistant: String,
+    cron: String,
+    delivery: String,
+}
+
+impl Fixture {
+    /// Creates the resources. The thread has a run that waits for an approval.
+    async fn create(owner: &Client) -> Self {
+        let made = owner.post("/threads", json!({"metadata": {"mark": MARK}})).await.ok();
+        let thread = made["thread_id"].as_str().expect("an id").to_owned();
+        let human = Human::at(owner.clone(), "agent", &thread);
+        let webhook = json!("http://127.0.0.1:9/nobody-listens");
+        let text = script().calls(mail("m1", MARK)).says("sent").to_string();
+        let body = json!({"assistant_id": "agent", "webhook": webhook, "metadata": {"mark": MARK},
+            "input": {"messages": [{"role": "user", "content": text}]}});
+        owner.post(&format!("/threads/{thread}/runs/wait"), body).await.ok();
+        let question = human.question().await;
+        let state = owner.get(&format!("/threads/{thread}/state")).await.ok();
+        let assistant = json!({"graph_id": "agent", "name": MARK, "metadata": {"mark": MARK}});
+        let assistant = owner.post("/assistants", assistant).await.ok();
+        let cron = json!({"assistant_id": "agent", "schedule": "0 0 1 1 *", "metadata": {"mark": MARK},
+            "input": {"messages": [{"role": "user", "content": MARK}]}});
+        let cron = owner.post("/runs/crons", cron).await.ok();
+        let item = json!({"namespace": ["marks"], "key": "mark", "value": {"mark": MARK}});
+        owner.put("/store/items", item).await.ok();
+        let deliveries = owner.get(&format!("/webhooks/deliveries?thread_id={thread}")).await.ok();
+        let text = |value: &Value| value.as_str().expect("a text").to_owned();
+        Self {
+            run: text(&owner.get(&format!("/threads/{thread}/runs")).await.ok()[0]["run_id"]),
+            interrupt: question.id().to_owned(),
+            checkpoint: text(&state["checkpoint"]["checkpoint_id"]),
+            assistant: text(&assistant["assistant_id"]),
+            cron: text(&cron["cron_id"]),
+            delivery: text(&deliveries[0]["delivery_id"]),
+            thread,
+        }
+    }
+
+    /// Returns what the owner sees of the resources.
+    async fn snapshot(&self, owner: &Client) -> Vec<Value> {
+        let mut seen = vec![];
+        for path in [
+            format!("/threads/{}", self.thread),
+            format!("/threads/{}/state", self.thread),
+            format!("/threads/{}/runs", self.thread),
+            format!("/threads/{}/interrupts", self.thread),
+            format!("/assistants/{}", self.assistant),
+            format!("/runs/crons/{}", self.cron),
+            "/store/items?namespace=marks&key=mark".to_owned(),
+        ] {
+            seen.push(owner.get(&path).await.ok());
+        }
+        seen
+    }
+
+    /// Returns the path of a pattern, with the ids of the fixture.
+    fn path(&self, pattern: &str) -> String {
+        pattern
+            .replace("{thread_id}", &self.thread)
+            .replace("{run_id}", &self.run)
+            .replace("{interrupt_id}", &self.interrupt)
+            .replace("{checkpoint_id}", &self.checkpoint)
+            .replace("{assistant_id}", &self.assistant)
+            .replace("{cron_id}", &self.cron)
+            .replace("{delivery_id}", &self.delivery)
+            .replace("{graph_id}", "agent")
+            .replace("{namespace}", "researcher")
+    }
+
+    /// Returns the request of an endpoint that succeeds for the owner.
+    #[expect(clippy::too_many_lines, reason = "one line for each endpoint")]
+    fn endpoint(&self, method: &str, pattern: &str) -> Endpoint {
+        use Audience::{Admins, Everybody, Users};
+        let input = json!({"messages": [{"role": "user", "content": script().says("done").to_string()}]});
+        let run = json!({"assistant_id": "agent", "input": input});
+        let stateless = json!({"assistant_id": self.assistant, "input": input});
+        let empty = Some(json!({}));
+        let mut is_stream = false;
+        let mut path = self.path(pattern);
+        let mut streams = |body: Option<Value>| {
+            is_stream = true;
+            (Users, body)
+        };
+        let (audience, body) = match (method, pattern) {
+            ("get", "/" | "/ok") => (Everybody, None),
+            ("get", "/metrics") | ("get", "/auth/keys") => (Admins, None),
+            ("post", "/auth/keys") => (Admins, Some(json!({"name": "k", "user": "u", "roles": ["user"]}))),
+            ("get" | "delete", "/auth/keys/{key_id}") => (Admins, None),
+            ("post", "/auth/keys/{key_id}/rotate") => (Admins, empty),
+            ("post", "/auth/tickets") => (Users, empty),
+            ("put", "/agents/{graph_id}") => {
+                path = "/agents/matrix".to_owned();
+                (Admins, Some(json!({"model": "scripted:x"})))
+            }
+            ("delete", "/agents/{graph_id}") => {
+                path = "/agents/matrix".to_owned();
+                (Admins, None)
+            }
+            ("post", "/agents/validate") => (Users, Some(json!({"definition": {"model": "scripted:x"}}))),
+            ("post", "/assistants") => (Users, Some(json!({"graph_id": "agent"}))),
+            ("post", "/assistants/{assistant_id}/latest") => (Users, Some(json!({"version": 1}))),
+            ("patch", "/assistants/{assistant_id}") => (Users, Some(json!({"name": MARK}))),
+            ("post", "/threads/prune") => (Users, Some(json!({"thread_ids": [self.thread]}))),
+            ("patch", "/threads/{thread_id}") => (Users, Some(json!({"metadata": {"more": 1}}))),
+            ("post", "/threads/{thread_id}/copy") => (Users, None),
+            ("post", "/threads/{thread_id}/state/checkpoint") => {
+                (Users, Some(json!({"checkpoint": {"checkpoint_id": self.checkpoint}})))
+            }
+            ("post", "/threads/{thread_id}/state") => (Users, Some(json!({"values": {"messages": []}}))),
+            ("post", "/threads/{thread_id}/runs" | "/threads/{thread_id}/runs/wait") => (Users, Some(run)),
+            ("post", "/threads/{thread_id}/runs/stream") => streams(Some(run)),
+            ("post", "/runs" | "/runs/wait") => (Users, Some(stateless)),
+            ("post", "/runs/stream") => streams(Some(stateless)),
+            ("post", "/runs/batch") => (Users, Some(json!([stateless]))),
+            ("post", "/runs/cancel") => (Users, Some(json!({"thread_id": self.thread, "run_ids": [self.run]}))),
+            ("post", "/runs/crons" | "/threads/{thread_id}/runs/crons") => (
+                Users,
+                Some(json!({"assistant_id": self.assistant, "schedule": "0 0 1 1 *", "input": input})),
+            ),
+            ("patch", "/runs/crons/{cron_id}") => (Users, Some(json!({"enabled": false}))),
+            ("post", "/threads/{thread_id}/commands") => {
+                (Users, Some(json!({"id": 1, "method": "agent.getTree", "params": {}})))
+            }
+            ("post", "/threads/{thread_id}/interrupts/{interrupt_id}/resolve") => {
+                (Users, Some(json!({"decisions": [{"type": "reject"}]})))
+            }
+            ("get", "/threads/{thread_id}/stream" | "/threads/{thread_id}/stream/events") => streams(None),
+            ("post", "/threads/{thread_id}/stream/events") => streams(Some(json!({"channels": ["values"]}))),
+            ("get", "/threads/{thread_id}/runs/{run_id}/stream") => streams(None),
+            ("get", "/store/items") => {
+                path.push_str("?namespace=marks&key=mark");
+                (Users, None)
+            }
+            ("put", "/store/items") => (Users, Some(json!({"namespace": ["marks"], "key": "other", "value": {}}))),
+            ("delete", "/store/items") => (Users, Some(json!({"namespace": ["marks"], "key": "mark"}))),
+            ("post", "/store/items/search") => (Users, Some(json!({"namespace_prefix": ["marks"]}))),
+            (
+                "post",
+                "/assistants/search"
+                | "/assistants/count"
+                | "/assistants/{assistant_id}/versions"
+                | "/agents/search"
+                | "/threads"
+                | "/threads/search"
+                | "/threads/count"
+                | "/threads/{thread_id}/history"
+                | "/threads/{thread_id}/runs/{run_id}/cancel"
+                | "/runs/crons/search"
+                | "/runs/crons/count"
+                | "/webhooks/deliveries/{delivery_id}/redeliver"
+                | "/store/namespaces",
+            ) => (Users, empty),
+            (
+                "get",
+                "/info"
+                | "/auth/me"
+                | "/assistants/{assistant_id}"
+                | "/assistants/{assistant_id}/graph"
+                | "/assistants/{assistant_id}/schemas"
+                | "/assistants/{assistant_id}/subgraphs"
+                | "/assistants/{assistant_id}/subgraphs/{namespace}"
+                | "/agents/{graph_id}"
+                | "/agents/{graph_id}/versions"
+                | "/threads/{thread_id}"
+                | "/threads/{thread_id}/storage"
+                | "/threads/{thread_id}/state"
+                | "/threads/{thread_id}/state/{checkpoint_id}"
+                | "/threads/{thread_id}/history"
+                | "/threads/{thread_id}/runs"
+                | "/threads/{thread_id}/runs/{run_id}"
+                | "/threads/{thread_id}/runs/{run_id}/join"
+                | "/threads/{thread_id}/runs/{run_id}/children"
+                | "/threads/{thread_id}/runs/{run_id}/tree"
+                | "/threads/{thread_id}/runs/{run_id}/state"
+                | "/threads/{thread_id}/interrupts"
+                | "/threads/{thread_id}/interrupts/{interrupt_id}"
+                | "/interrupts"
+                | "/webhooks/deliveries"
+                | "/webhooks/deliveries/{delivery_id}"
+                | "/runs/crons/{cron_id}",
+            )
+            | (
+                "delete",
+                "/assistants/{assistant_id}"
+                | "/threads/{thread_id}"
+                | "/threads/{thread_id}/runs/{run_id}"
+                | "/runs/crons/{cron_id}",
+            ) => (Users, None),
+            _ => panic!("{method} {pattern} is new: decide who may use it, here and in src/http/access/rules.rs"),
+        };
+        Endpoint {
+            method: method.to_uppercase().parse().expect("a method"),
+            pattern: pattern.to_owned(),
+            path,
+            body,
+            audience,
+            is_stream,
+        }
+    }
+}
+
+impl Endpoint {
+    /// Sends the request. Of a stream only the head is read.
+    async fn send(&self, client: &Client) -> Reply {
+        let mut request = client.request(self.method.clone(), &self.path);
+        if let Some(body) = &self.body {
+            request = request.json(body);
+        }
+        if !self.is_stream {
+            return reply(request).await;
+        }
+        let response = request.send().await.expect("an answer");
+        let status = response.status();
+        if !status.is_success() {
+            let body = response.json().await.unwrap_or(Value::Null);
+            return Reply::of(status, body);
+        }
+        Reply::of(status, Value::Null)
+    }
+
+    /// Returns true if the endpoint needs a WebSocket, which this client does not open.
+    fn is_socket(&self) -> bool {
+        self.method == Method::GET && self.pattern.ends_with("/stream/events")
+    }
+}
+
+/// Returns the method and the pattern of every endpoint of the document.
+async fn patterns(client: &Client) -> Vec<[String; 2]> {
+    let document = client.get("/openapi.json").await.ok();
+    let paths = document["paths"].as_object().expect("paths");
+    let mut found = vec![];
+    for (path, item) in paths {
+        for method in item.as_object().expect("an item").keys() {
+            found.push([method.clone(), path.clone()]);
+        }
+    }
+    assert!(found.len() > 70, "the document has lost endpoints");
+    found
+}
+
+async fn every_endpoint_refuses_callers_without_a_valid_credential(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let fixture = Fixture::create(&ann).await;
+    let before = fixture.snapshot(&ann).await;
+    for [method, pattern] in patterns(&ann).await {
+        let endpoint = fixture.endpoint(&method, &pattern);
+        for caller in [keys.nobody(), keys.with("adj_unknown_key"), keys.client("expired")] {
+            let reply = endpoint.send(&caller).await;
+            let expected = match endpoint.audience {
+                Audience::Everybody => 200,
+                Audience::Users | Audience::Admins => 401,
+            };
+            assert_eq!(reply.status, expected, "{method} {pattern}: {reply:?}");
+            assert!(!format!("{reply:?}").contains(MARK), "{method} {pattern}: {reply:?}");
+        }
+    }
+    assert_eq!(fixture.snapshot(&ann).await, before);
+}
+
+async fn every_endpoint_hides_the_resources_of_others(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    let fixture = Fixture::create(&ann).await;
+    let before = fixture.snapshot(&ann).await;
+    for [method, pattern] in patterns(&ann).await {
+        let endpoint = fixture.endpoint(&method, &pattern);
+        for other in ["bob", "root-of-other"] {
+            let reply = endpoint.send(&keys.client(other)).await;
+            let names_resource = fixture.path(&pattern) != pattern && !pattern.starts_with("/agents/");
+            if names_resource && !pattern.ends_with("/commands") {
+                assert_eq!(reply.status, 404, "{other}: {method} {pattern}: {reply:?}");
+            }
+            assert!(!format!("{reply:?}").contains(MARK), "{other}: {method} {pattern}: {reply:?}");
+            assert!(reply.status < 500, "{other}: {method} {pattern}: {reply:?}");
+        }
+    }
+    assert_eq!(fixture.snapshot(&ann).await, before);
+}
+
+async fn every_endpoint_serves_the_owner_by_role(server: TestServer) {
+    let keys = server.is_protected().await;
+    let ann = keys.client("ann");
+    for [method, pattern] in patterns(&ann).await {
+        for caller in ["ann", "root"] {
+            let client = keys.client(caller);
+            let fixture = Fixture::create(&ann).await;
+            if pattern == "/agents/{graph_id}" && method == "delete" {
+                let put = fixture.endpoint("put", &pattern);
+                put.send(&keys.client("root")).await.ok();
+            }
+            let mut endpoint = fixture.endpoint(&method, &pattern);
+            if pattern.contains("{key_id}") {
+                let made = fixture.endpoint("post", "/auth/keys").send(&keys.client("root")).await.ok();
+                endpoint.path = endpoint.path.replace("{key_id}", made["id"].as_str().expect("an id"));
+            }
+            if endpoint.is_socket() {
+                // A request that is no upgrade is refused after the gate.
+                assert_eq!(endpoint.send(&client).await.status, 400, "{caller}: {pattern}");
+                continue;
+            }
+            if pattern.ends_with("/cancel") {
+                // The run of the fixture is over: there is nothing to cancel, but it is found.
+                assert!(matches!(endpoint.send(&client).await.status, 404 | 409), "{caller}: {pattern}");
+                continue;
+            }
+            let reply = endpoint.send(&client).await;
+            let is_allowed = endpoint.audience != Audience::Admins || caller == "root";
+            if is_allowed {
+                assert!((200..300).contains(&reply.status), "{caller}: {method} {pattern}: {reply:?}");
+            } else {
+                assert_eq!(reply.status, 403, "{caller}: {method} {pattern}: {reply:?}");
+            }
+        }
+    }
+}
+
+async fn searches_and_counts_contain_only_what_the_caller_may_see(server: TestServer) {
+    let keys = server.is_protected().await;
+    let owners = ["ann", "bob", "root-of-other"];
+    for owner in owners {
+        Fixture::create(&keys.client(owner)).await;
+    }
+    for owner in owners {
+        let client = keys.client(owner);
+        assert_eq!(count(&client, "/threads/count").await, 1, "{owner}");
+        assert_eq!(found(&client, "/threads/search").await.len(), 1, "{owner}");
+        assert_eq!(count(&client, "/runs/crons/count").await, 1, "{owner}");
+        assert_eq!(found(&client, "/runs/crons/search").await.len(), 1, "{owner}");
+        assert_eq!(client.get("/webhooks/deliveries").await.ok().as_array().map(Vec::len), Some(1), "{owner}");
+        let interrupts = client.get("/interrupts").await.ok();
+        assert_eq!(interrupts["interrupts"].as_array().map(Vec::len), Some(1), "{owner}");
+        let marked = json!({"metadata": {"mark": MARK}});
+        let assistants = client.post("/assistants/search", marked).await.ok();
+        assert_eq!(assistants.as_array().map(Vec::len), Some(1), "{owner}");
+    }
+    let operator = keys.client("operator");
+    assert_eq!(count(&operator, "/threads/count").await, 2);
+    assert_eq!(count(&operator, "/runs/crons/count").await, 2);
+    let ids: BTreeSet<_> = found(&operator, "/threads/search").await.into_iter().collect();
+    assert_eq!(ids.len(), 2);
+}
+
+async fn count(client: &Client, path: &str) -> i64 {
+    client.post(path, json!({})).await.ok().as_i64().expect("a number")
+}
+
+/// Returns the ids of what a search finds.
+async fn found(client: &Client, path: &str) -> Vec<String> {
+    let found = client.post(path, json!({"limit": 100})).await.ok();
+    let found = found.as_array().expect("a list");
+    let id = |item: &Value| item.get("thread_id").or(item.get("cron_id")).map(ToString::to_string);
+    found.iter().filter_map(id).collect()
+}

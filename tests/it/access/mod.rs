@@ -1,0 +1,3 @@
+//! Access: who is it, and what may they do.
+
+mod matrix;
