@@ -139,6 +139,7 @@ impl App {
                 state: config.runtime.max_state_bytes,
             },
             sharing: SharingRules::default(),
+            audit: AuditSettings::default(),
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })
@@ -177,6 +178,7 @@ impl App {
         self.check_address(address)?;
         let api = ApiParts {
             access: self.runtime.access.clone(),
+            audit: self.runtime.audit.clone(),
             db: self.db.clone(),
             events: self.events.clone(),
             runs: self.runtime.runs.clone(),

@@ -8,6 +8,7 @@
 //! of the writes of its ancestors, see [`checkpoints`].
 
 pub mod assistants;
+pub mod audit;
 pub mod background;
 pub mod checkpoints;
 pub mod copies;

@@ -5,6 +5,7 @@ use std::fmt;
 
 pub mod access;
 pub mod assistant;
+pub mod audit;
 pub mod background;
 pub mod backoff;
 pub mod busy;

@@ -14,11 +14,16 @@ use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use axum::http::request::Parts;
 
 use super::ApiParts;
+use super::audit;
 use super::error::ApiError;
 use crate::domain::access::{Action, Ownership, Scope};
+use crate::domain::audit::AuditOutcome;
 use crate::domain::identity::Identity;
 use crate::runtime::{AccessError, ResourceRef};
 use rules::{Rule, Subject, rule_of};
+
+/// The longest part of a path that the audit repeats, in characters.
+const MAX_RESOURCE_CHARS: usize = 128;
 
 /// The state of the router. Handlers cannot read it; they extract an [`Api`].
 #[derive(Clone)]
@@ -100,10 +105,29 @@ impl FromRequestParts<Server> for Api {
         };
         if let Rule::Allow(action, subject) = rule {
             let resource = resource_of(parts, server, subject).await;
-            api.check(action, resource).await?;
+            let checked = api.access.check(&api.caller, action, resource).await;
+            let outcome = match &checked {
+                Ok(()) => AuditOutcome::Allowed,
+                Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => AuditOutcome::Denied,
+                Err(AccessError::Fault(_)) => return Err(checked.err().map_or_else(ApiError::no_access_rule, ApiError::from)),
+            };
+            audit::record(&api, parts, action, resource_text(parts, server).await, outcome);
+            checked?;
         }
         Ok(api)
     }
+}
+
+/// Returns the resources that the path names as the audit shows them, such as `thread:<id>/run:<id>`.
+async fn resource_text(parts: &mut Parts, server: &Server) -> String {
+    let Ok(values) = RawPathParams::from_request_parts(parts, server).await else {
+        return String::new();
+    };
+    let named = values.iter().map(|(name, value)| {
+        let value: String = value.chars().take(MAX_RESOURCE_CHARS).collect();
+        format!("{}:{value}", name.strip_suffix("_id").unwrap_or(name))
+    });
+    named.collect::<Vec<_>>().join("/")
 }
 
 /// Returns the resource that the path names. A malformed id names nothing: the handler refuses it by its name.

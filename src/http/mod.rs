@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderValue, header};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use tower_http::catch_panic::CatchPanicLayer;
@@ -20,11 +20,12 @@ use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::runtime::{AccessControl, Assistants, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
+use crate::runtime::{AccessControl, Assistants, Audit, Crons, Definitions, Deliveries, Interrupts, Runs, Store, Threads};
 
 pub mod access;
 mod agents;
 mod assistants;
+mod audit;
 mod bodies;
 mod body_guard;
 mod client;
@@ -71,6 +72,8 @@ use error::ApiError;
 pub struct ApiParts {
     /// Decides what callers may do.
     pub access: AccessControl,
+    /// Records who did what.
+    pub audit: Audit,
     /// The database.
     pub db: Db,
     /// The logs of the threads.
@@ -138,6 +141,7 @@ fn discovery_routes() -> OpenApiRouter<Server> {
         .routes(routes!(system::ok))
         .routes(routes!(system::info))
         .routes(routes!(system::metrics))
+        .routes(routes!(audit::list))
         // Assistants.
         .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
@@ -231,6 +235,7 @@ pub fn router(api: ApiParts) -> Router {
         // The limit is enforced where bodies are read.
         .layer(DefaultBodyLimit::disable())
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(audit::wait_for_entries))
         .layer(from_fn_with_state(settings.request, deadline::limit))
         .layer(from_fn_with_state(checks, admit))
         .layer(cors::layer(&settings.cors))

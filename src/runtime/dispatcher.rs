@@ -96,6 +96,7 @@ impl Dispatcher {
             bounds: parts.bounds,
             sizes: parts.sizes,
             sharing: parts.sharing,
+            audit: parts.audit,
             jobs,
             queue: QueueRoom::new(parts.bounds.waiting),
         };

@@ -15,6 +15,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::admission::{self, AdmissionContext, Admitted};
+use super::audit;
 use super::shared::Core;
 use super::{AssistantRef, BackgroundTasks, NewRun, Runs, StartError, Target};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
@@ -72,7 +73,12 @@ impl Interrupts {
 ///
 /// # Errors
 /// Returns the refusal of an answer that does not fit the open interrupts.
-pub(super) async fn resolve(tx: &mut Tx<'_>, run: &mut Run, resolution: &Resolution) -> Result<(), StartError> {
+pub(super) async fn resolve(
+    tx: &mut Tx<'_>,
+    run: &mut Run,
+    resolution: &Resolution,
+    caller: &Identity,
+) -> Result<(), StartError> {
     let answers = match resolution {
         Resolution::Answered(answer) => Some(answer::match_answer(tx, run.thread, answer).await?),
         Resolution::AnsweredRemotely(child) => Some(remote::placeholders(tx, *child).await?),
@@ -80,6 +86,7 @@ pub(super) async fn resolve(tx: &mut Tx<'_>, run: &mut Run, resolution: &Resolut
     };
     for (id, answer) in answers.iter().flatten() {
         db::interrupts::resolve(tx, run.thread, id, answer, run.id, run.created_at).await?;
+        audit::record_answer(tx, caller, run.thread, id, answer, run.created_at).await?;
     }
     let command = run.request.command.get_or_insert_with(Command::default);
     command.resume = answers;

@@ -6,7 +6,7 @@
 //!
 //! | File | Subject |
 //! |---|---|
-//! | `access.rs` | whether a caller may do something |
+//! | `access.rs`, `audit.rs` | whether a caller may do something; who did what |
 //! | `admission.rs` | whether a run may start, or has to wait |
 //! | `dispatcher.rs`, `lease.rs` | which process drives a run, and what happens when it dies |
 //! | `prepare.rs` | the state with which a run begins |
@@ -39,6 +39,7 @@ use crate::shutdown::Shutdown;
 mod access;
 mod admission;
 mod assistants;
+mod audit;
 mod background;
 mod cancel;
 mod children;
@@ -67,6 +68,7 @@ mod webhooks;
 pub use access::{AccessControl, AccessError, ResourceRef, SharingRules};
 pub use admission::RunBounds;
 pub use assistants::{Assistants, DefaultAssistant};
+pub use audit::{Audit, AuditReceipt, AuditSettings};
 pub use background::known_status;
 pub use cancel::CancelAction;
 pub use crons::{Crons, NewCron};
@@ -191,6 +193,8 @@ pub struct RuntimeParts {
     pub sizes: SizeLimits,
     /// The rules by which owners share resources with their tenant.
     pub sharing: SharingRules,
+    /// What the audit contains.
+    pub audit: AuditSettings,
     /// The most concurrent tool calls in this process.
     pub max_calls: usize,
     /// The most concurrent tool and model calls of one run with its subagents.
@@ -224,6 +228,8 @@ pub struct RuntimeHandles {
     pub definitions: Definitions,
     /// What callers may do.
     pub access: AccessControl,
+    /// The audit.
+    pub audit: Audit,
     tasks: BackgroundTasks,
     core: Arc<Core>,
 }
@@ -272,6 +278,7 @@ impl RuntimeHandles {
             assistants: Assistants::new(Arc::clone(&core), threads.clone()),
             definitions: Definitions::new(Arc::clone(&core)),
             access: AccessControl::new(Arc::clone(&core)),
+            audit: Audit::new(Arc::clone(&core)),
             runs,
             threads,
             tasks,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::admission::QueueRoom;
 use super::jobs::JobQueue;
 use super::registry::Registry;
-use super::{Retention, RunBounds, SharingRules, Webhooks};
+use super::{AuditSettings, Retention, RunBounds, SharingRules, Webhooks};
 use crate::db::{self, Db, DbError, DbResult};
 use crate::domain::id::WorkerId;
 use crate::domain::idempotency::{IdempotencyKey, Once};
@@ -34,6 +34,8 @@ pub(super) struct Core {
     pub(super) sizes: SizeLimits,
     /// The rules by which owners share resources with their tenant.
     pub(super) sharing: SharingRules,
+    /// What the audit contains.
+    pub(super) audit: AuditSettings,
     /// The jobs of this process.
     pub(super) jobs: JobQueue,
     /// The room in the queue of runs.

@@ -31,7 +31,7 @@ pub(in crate::http) enum Rule {
 pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
     use Action::{
         AgentsDelete, AgentsPut, AgentsRead, AssistantsCreate, AssistantsDelete, AssistantsRead, AssistantsSearch,
-        AssistantsUpdate, CronsCreate, CronsDelete, CronsRead, CronsSearch, CronsUpdate, DeliveriesRead,
+        AssistantsUpdate, AuditRead, CronsCreate, CronsDelete, CronsRead, CronsSearch, CronsUpdate, DeliveriesRead,
         DeliveriesRedeliver, DeliveriesSearch, InterruptsRead, InterruptsResolve, InterruptsSearch, KeysRead, KeysWrite,
         MetricsRead, ServerRead, StoreDelete, StoreGet, StoreListNamespaces, StorePut, StoreSearch, ThreadsCreate,
         ThreadsCreateRun, ThreadsDelete, ThreadsRead, ThreadsSearch, ThreadsUpdate, TicketsCreate,
@@ -43,6 +43,7 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
     let rule = match (method, path) {
         ("GET", "/" | "/ok") => Public,
         ("GET", "/info" | "/auth/me") => Allow(ServerRead, Collection),
+        ("GET", "/audit") => Allow(AuditRead, Collection),
         ("GET", "/metrics") => Allow(MetricsRead, Collection),
         ("POST", "/auth/tickets") => Allow(TicketsCreate, Collection),
         ("GET", "/auth/keys" | "/auth/keys/{key_id}") => Allow(KeysRead, Collection),

@@ -1,5 +1,6 @@
 //! The transaction that admits a run: it checks the request against the thread and stores the run.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -25,7 +26,8 @@ use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
 use crate::runtime::registry::ResolvedAssistant;
-use crate::runtime::{CancelAction, NewRun, SharingRules, StartError, Target, access, interrupts};
+use crate::runtime::shared::Core;
+use crate::runtime::{CancelAction, NewRun, StartError, Target, access, audit, interrupts};
 
 /// The TTL of the thread of a stateless run, in case its process stops before it can delete the thread.
 const TEMPORARY: Ttl = Ttl {
@@ -91,7 +93,7 @@ pub(in crate::runtime) async fn start_as(
 ) -> Result<Admitted, StartError> {
     let now = context.now;
     let mut resolved = context.core.registry.resolve(tx, &new_run.assistant).await?;
-    check_assistant(&resolved.assistant, &new_run.caller, &context.core.sharing)?;
+    check_assistant(&resolved.assistant, &new_run.caller, &context.core)?;
     resolved.known = context
         .core
         .registry
@@ -101,7 +103,7 @@ pub(in crate::runtime) async fn start_as(
         check(new_run, &resolved.known.agent, context.core.sizes)?;
     }
     let thread = find_or_make_thread(tx, new_run, context.core.retention.threads, now).await?;
-    check_thread(&thread, new_run, &context.core.sharing)?;
+    check_thread(&thread, new_run, &context.core)?;
     let in_flight = db::runs::count_in_flight(tx, thread.id).await?;
     check_room(new_run, in_flight, context.most_waiting)?;
     if let Some(checkpoint) = new_run.request.checkpoint
@@ -145,22 +147,22 @@ pub(in crate::runtime) async fn start_as(
 pub(in crate::runtime) fn check_assistant(
     assistant: &Assistant,
     caller: &Identity,
-    sharing: &SharingRules,
+    core: &Arc<Core>,
 ) -> Result<(), StartError> {
     let facts = ResourceFacts {
         ownership: assistant.ownership.clone(),
         metadata: assistant.settings.metadata.clone(),
         is_assigned: false,
     };
-    if access::decide(caller, Action::AssistantsRead, &facts, sharing) {
-        Ok(())
-    } else {
-        Err(StartError::NoAssistant(assistant.id))
+    if access::decide(caller, Action::AssistantsRead, &facts, &core.sharing) {
+        return Ok(());
     }
+    audit::record_refusal(core, caller, Action::AssistantsRead, format!("assistant:{}", assistant.id));
+    Err(StartError::NoAssistant(assistant.id))
 }
 
 /// Checks whether the caller may start a run on a thread, or answer its interrupts.
-fn check_thread(thread: &Thread, new_run: &NewRun, sharing: &SharingRules) -> Result<(), StartError> {
+fn check_thread(thread: &Thread, new_run: &NewRun, core: &Arc<Core>) -> Result<(), StartError> {
     let action = match new_run.resume {
         Some(_) => Action::InterruptsResolve,
         None => Action::ThreadsCreateRun,
@@ -170,11 +172,11 @@ fn check_thread(thread: &Thread, new_run: &NewRun, sharing: &SharingRules) -> Re
         metadata: thread.metadata.clone(),
         is_assigned: false,
     };
-    if access::decide(&new_run.caller, action, &facts, sharing) {
-        Ok(())
-    } else {
-        Err(StartError::NoThread(thread.id))
+    if access::decide(&new_run.caller, action, &facts, &core.sharing) {
+        return Ok(());
     }
+    audit::record_refusal(core, &new_run.caller, action, format!("thread:{}", thread.id));
+    Err(StartError::NoThread(thread.id))
 }
 
 /// Checks whether a run may start, or at least wait, on its thread.
@@ -369,7 +371,7 @@ async fn settle_questions(
         if matches!(new_run.target, Target::Stateless { .. }) {
             return Err(StartError::ResumeNeedsThread);
         }
-        return interrupts::resolve(tx, run, resolution).await;
+        return interrupts::resolve(tx, run, resolution, &new_run.caller).await;
     }
     let begins_anew = new_run.request.input.is_some() && new_run.request.command.is_none();
     if !begins_anew || !in_flight.is_none() {

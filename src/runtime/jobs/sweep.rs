@@ -66,6 +66,7 @@ async fn sweep(core: &Core) -> DbResult<u64> {
         .await?
         > 0
     {}
+    sweep_audit(core, now).await?;
     sweep_copies(core, false).await?;
     let Some(ttl) = core.retention.checkpoints else {
         return Ok(swept);
@@ -84,6 +85,19 @@ async fn sweep(core: &Core) -> DbResult<u64> {
             return Ok(swept);
         }
     }
+}
+
+/// Deletes the entries of the audit that are older than the configuration says.
+async fn sweep_audit(core: &Core, now: Timestamp) -> DbResult<()> {
+    let Some(keep) = core.audit.keep else { return Ok(()) };
+    let until = now.minus(keep);
+    while core
+        .db
+        .write(move |tx| Box::pin(db::audit::sweep(tx, until, AT_ONCE)))
+        .await?
+        > 0
+    {}
+    Ok(())
 }
 
 /// Sweeps these threads, each in a transaction of its own. Returns their number. A thread that cannot be read is set

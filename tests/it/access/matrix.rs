@@ -133,7 +133,7 @@ impl Fixture {
         };
         let (audience, body) = match (method, pattern) {
             ("get", "/" | "/ok") => (Everybody, None),
-            ("get", "/metrics") | ("get", "/auth/keys") => (Admins, None),
+            ("get", "/metrics" | "/audit" | "/auth/keys") => (Admins, None),
             ("post", "/auth/keys") => (Admins, Some(json!({"name": "k", "user": "u", "roles": ["user"]}))),
             ("get" | "delete", "/auth/keys/{key_id}") => (Admins, None),
             ("post", "/auth/keys/{key_id}/rotate") => (Admins, empty),

@@ -1,0 +1,151 @@
+//! The table of the audit. Rows are inserted and, when they are old, deleted; no function changes one.
+
+use sqlx::{QueryBuilder, query};
+use uuid::Uuid;
+
+use super::engine::on_engine;
+use super::json::ColumnRef;
+use super::part::{ListBuilder, ListPart};
+use super::{DbResult, Tx};
+use crate::domain::audit::{AuditEntry, AuditOutcome};
+use crate::domain::identity::Tenant;
+use crate::domain::time::Timestamp;
+
+const TABLE: &str = "audit";
+
+#[derive(sqlx::FromRow)]
+struct AuditRow {
+    entry_id: Uuid,
+    tenant: String,
+    user_id: String,
+    credential: String,
+    action: String,
+    resource: String,
+    outcome: String,
+    address: Option<String>,
+    detail: String,
+    created_at: i64,
+}
+
+impl TryFrom<AuditRow> for AuditEntry {
+    type Error = super::DbError;
+
+    fn try_from(row: AuditRow) -> DbResult<Self> {
+        let at = |column| ColumnRef {
+            table: TABLE,
+            column,
+            id: &row.entry_id,
+        };
+        Ok(Self {
+            id: row.entry_id,
+            outcome: AuditOutcome::from_word(&row.outcome).ok_or_else(|| at("outcome").corrupt())?,
+            address: row.address.as_deref().and_then(|address| address.parse().ok()),
+            detail: at("detail").decode_or_default(&row.detail),
+            tenant: row.tenant,
+            user: row.user_id,
+            credential: row.credential,
+            action: row.action,
+            resource: row.resource,
+            created_at: Timestamp(row.created_at),
+        })
+    }
+}
+
+/// Stores an entry.
+pub async fn insert(tx: &mut Tx<'_>, entry: &AuditEntry) -> DbResult<()> {
+    const SQL: &str = "insert into audit (entry_id, tenant, user_id, credential, action, resource, outcome, address, \
+        detail, created_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+    let detail = super::json::encode(&entry.detail)?;
+    on_engine!(tx, |conn| query(SQL)
+        .bind(entry.id)
+        .bind(&entry.tenant)
+        .bind(&entry.user)
+        .bind(&entry.credential)
+        .bind(&entry.action)
+        .bind(&entry.resource)
+        .bind(entry.outcome.word())
+        .bind(entry.address.map(|address| address.to_string()))
+        .bind(detail)
+        .bind(entry.created_at.0)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// A search for entries of one tenant, newest first.
+#[derive(Debug, Clone)]
+pub struct AuditSearch {
+    /// The tenant.
+    pub tenant: Tenant,
+    /// Only entries of this user.
+    pub user: Option<String>,
+    /// Only entries about this resource.
+    pub resource: Option<String>,
+    /// Only entries with this action.
+    pub action: Option<String>,
+    /// Only entries with this outcome.
+    pub outcome: Option<AuditOutcome>,
+    /// Only entries from this time on.
+    pub since: Option<Timestamp>,
+    /// Only entries before this time.
+    pub until: Option<Timestamp>,
+    /// Only entries that are older than this one: the last of the page before.
+    pub before: Option<Uuid>,
+    /// The maximum number of entries.
+    pub limit: i64,
+}
+
+/// Returns a page of entries that takes at most about `bytes` of memory.
+pub async fn search(tx: &mut Tx<'_>, wanted: &AuditSearch, bytes: usize) -> DbResult<ListPart<AuditEntry>> {
+    let mut page = ListBuilder::new(wanted.limit, bytes);
+    while let Some(next) = page.next() {
+        let skipped = page.count();
+        let rows: Vec<AuditRow> = on_engine!(tx, |conn| {
+            let mut sql = QueryBuilder::new(
+                "select entry_id, tenant, user_id, credential, action, resource, outcome, address, detail, created_at \
+                 from audit where tenant = ",
+            );
+            sql.push_bind(wanted.tenant.as_str());
+            if let Some(user) = &wanted.user {
+                sql.push(" and user_id = ").push_bind(user);
+            }
+            if let Some(resource) = &wanted.resource {
+                sql.push(" and resource = ").push_bind(resource);
+            }
+            if let Some(action) = &wanted.action {
+                sql.push(" and action = ").push_bind(action);
+            }
+            if let Some(outcome) = wanted.outcome {
+                sql.push(" and outcome = ").push_bind(outcome.word());
+            }
+            if let Some(since) = wanted.since {
+                sql.push(" and created_at >= ").push_bind(since.0);
+            }
+            if let Some(until) = wanted.until {
+                sql.push(" and created_at < ").push_bind(until.0);
+            }
+            if let Some(before) = wanted.before {
+                sql.push(" and entry_id < ").push_bind(before);
+            }
+            sql.push(" order by entry_id desc limit ").push_bind(next);
+            sql.push(" offset ").push_bind(skipped);
+            sql.build_query_as().fetch_all(conn).await
+        })?;
+        page.take(next, rows, |row| row.detail.len() + 300, AuditEntry::try_from)?;
+    }
+    Ok(page.finish())
+}
+
+/// Deletes up to `limit` entries that are older than `until`. Returns their number.
+pub async fn sweep(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<u64> {
+    const SQL: &str = "delete from audit where entry_id in \
+        (select entry_id from audit where created_at < $1 order by created_at, entry_id limit $2)";
+    let deleted = on_engine!(tx, |conn| query(SQL)
+        .bind(until.0)
+        .bind(limit)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(deleted)
+}

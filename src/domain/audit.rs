@@ -1,0 +1,91 @@
+//! The audit: who did what to which resource, from where, and whether it was allowed.
+
+use std::net::IpAddr;
+
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::access::Action;
+use super::identity::{Credential, Identity};
+use super::time::Timestamp;
+
+/// Whether a request was allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AuditOutcome {
+    /// The request was allowed. It may still have failed, for instance because its body was invalid.
+    Allowed,
+    /// The request was refused because of who sent it.
+    Denied,
+}
+
+impl AuditOutcome {
+    /// Returns the word that clients and the database use.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+        }
+    }
+
+    /// Parses the word that clients and the database use.
+    pub fn from_word(word: &str) -> Option<Self> {
+        [Self::Allowed, Self::Denied]
+            .into_iter()
+            .find(|outcome| outcome.word() == word)
+    }
+}
+
+/// An entry of the audit. Entries never change.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AuditEntry {
+    /// The id. Ids sort by time.
+    pub id: Uuid,
+    /// The tenant of the caller; the default tenant if the caller is unknown.
+    pub tenant: String,
+    /// The user; empty if the caller is unknown.
+    pub user: String,
+    /// How the caller was authenticated: `key:<id>`, `jwt:<issuer>`, `hook`, or `none`.
+    pub credential: String,
+    /// The word of the action, such as `threads:delete`.
+    pub action: String,
+    /// The resource, such as `thread:<id>`; empty for searches and creations.
+    pub resource: String,
+    /// Whether it was allowed.
+    pub outcome: AuditOutcome,
+    /// The address of the client; none for work of this process.
+    pub address: Option<IpAddr>,
+    /// Further facts: the decisions of an approval, without arguments and messages.
+    pub detail: Map<String, Value>,
+    /// The time.
+    pub created_at: Timestamp,
+}
+
+impl AuditEntry {
+    /// Creates an entry about a request of this caller.
+    #[expect(clippy::disallowed_methods, reason = "entries are sorted by the time in their ids")]
+    pub fn new(caller: &Identity, action: Action, resource: String, outcome: AuditOutcome, now: Timestamp) -> Self {
+        Self {
+            id: Uuid::now_v7(),
+            tenant: caller.tenant.to_string(),
+            user: caller.user.to_string(),
+            credential: credential_text(&caller.credential),
+            action: action.word().to_owned(),
+            resource,
+            outcome,
+            address: None,
+            detail: Map::new(),
+            created_at: now,
+        }
+    }
+}
+
+/// Returns a credential as the audit and the log show it. Nothing in it is secret.
+pub fn credential_text(credential: &Credential) -> String {
+    match credential {
+        Credential::None | Credential::Anonymous => "none".to_owned(),
+        Credential::Server => "server".to_owned(),
+        Credential::ApiKey(id) => format!("key:{id}"),
+        Credential::Jwt(issuer) => format!("jwt:{issuer}"),
+        Credential::Hook => "hook".to_owned(),
+    }
+}

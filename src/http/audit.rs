@@ -1,0 +1,165 @@
+//! The audit: recording requests, and reading what was recorded.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::extract::{ConnectInfo, Request};
+use axum::http::header;
+use axum::http::request::Parts;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::Api;
+use super::error::{ApiError, ErrorBody};
+use super::extract::Params;
+use super::wire::{Object, json};
+use crate::db::audit::{self, AuditSearch};
+use crate::domain::access::Action;
+use crate::domain::audit::{AuditEntry, AuditOutcome};
+use crate::domain::time::Timestamp;
+use crate::runtime::AuditReceipt;
+
+/// The largest page of entries.
+const MAX_ENTRIES: i64 = 1000;
+
+/// The entries of a request that are being stored.
+#[derive(Clone, Default)]
+struct PendingEntries(Arc<Mutex<Vec<AuditReceipt>>>);
+
+/// Holds the response back until the entries about the request are durable.
+pub(super) async fn wait_for_entries(mut request: Request, next: Next) -> Response {
+    let entries = PendingEntries::default();
+    request.extensions_mut().insert(entries.clone());
+    let response = next.run(request).await;
+    let receipts = std::mem::take(&mut *entries.0.lock().unwrap_or_else(PoisonError::into_inner));
+    for receipt in receipts {
+        match receipt.await {
+            Ok(Some(Ok(()))) => {}
+            Ok(Some(Err(error))) => return ApiError::from(error).into_response(),
+            Ok(None) | Err(_) => return ApiError::shutting_down().into_response(),
+        }
+    }
+    response
+}
+
+/// Records a request, if the audit contains such requests.
+pub(super) fn record(api: &Api, parts: &Parts, action: Action, resource: String, outcome: AuditOutcome) {
+    if !api.audit.contains(&api.caller, action, outcome) {
+        return;
+    }
+    let peer = parts.extensions.get::<ConnectInfo<SocketAddr>>();
+    let entry = AuditEntry {
+        address: peer.map(|ConnectInfo(peer)| peer.ip().to_canonical()),
+        ..AuditEntry::new(&api.caller, action, resource, outcome, api.audit.now())
+    };
+    let receipt = api.audit.record(entry);
+    if let Some(entries) = parts.extensions.get::<PendingEntries>() {
+        entries.0.lock().unwrap_or_else(PoisonError::into_inner).push(receipt);
+    }
+}
+
+/// An entry of the audit.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AuditEntryView {
+    /// The id; `before` in the next request for older entries.
+    id: Uuid,
+    /// The time.
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// The tenant of the caller.
+    tenant: String,
+    /// The user.
+    user: String,
+    /// How the caller was authenticated: `key:<id>`, `jwt:<issuer>` or `hook`.
+    credential: String,
+    /// The action, such as `threads:delete`.
+    action: String,
+    /// The resource, such as `thread:<id>`; empty for searches and creations.
+    resource: String,
+    /// `allowed` or `denied`.
+    outcome: &'static str,
+    /// The address of the client.
+    address: Option<String>,
+    /// Further facts, such as the types of an approval's decisions.
+    detail: Object,
+}
+
+impl From<AuditEntry> for AuditEntryView {
+    fn from(entry: AuditEntry) -> Self {
+        Self {
+            id: entry.id,
+            created_at: entry.created_at,
+            tenant: entry.tenant,
+            user: entry.user,
+            credential: entry.credential,
+            action: entry.action,
+            resource: entry.resource,
+            outcome: entry.outcome.word(),
+            address: entry.address.map(|address| address.to_string()),
+            detail: entry.detail,
+        }
+    }
+}
+
+/// The output format of `GET /audit`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AuditFormat {
+    Json,
+    JsonLines,
+}
+
+/// Lists who did what in the caller's tenant, newest first. With `format=jsonl` there is one JSON object on each line.
+#[utoipa::path(get, path = "/audit", tag = "Access",
+    params(("user" = Option<String>, Query, description = "Only entries of this user"),
+        ("action" = Option<String>, Query, description = "Only entries with this action, such as `threads:delete`"),
+        ("resource" = Option<String>, Query, description = "Only entries about this resource, such as `thread:<id>`"),
+        ("outcome" = Option<String>, Query, description = "`allowed` or `denied`"),
+        ("since" = Option<String>, Query, description = "Only entries from this time on, in RFC 3339"),
+        ("until" = Option<String>, Query, description = "Only entries before this time, in RFC 3339"),
+        ("before" = Option<Uuid>, Query, description = "The id of the last entry of the page before"),
+        ("limit" = Option<i64>, Query, description = "The maximum number of entries, 1 to 1000; 100 by default"),
+        ("format" = Option<String>, Query, description = "`json` (default) or `jsonl`")),
+    responses((status = 200, description = "A page of entries", body = Vec<AuditEntryView>),
+        (status = 403, description = "The caller is no admin", body = ErrorBody)))]
+pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError> {
+    let format = params.word("format", AuditFormat::Json, |word| match word {
+        "json" => Some(AuditFormat::Json),
+        "jsonl" => Some(AuditFormat::JsonLines),
+        _ => None,
+    })?;
+    let time = |name: &str| {
+        let text = params.text(name);
+        let time = text.map(|text| Timestamp::parse(text).ok_or_else(|| ApiError::bad_parameter(name, text)));
+        time.transpose()
+    };
+    let before = params.text("before").map(|id| id.parse().map_err(|_| ApiError::bad_id("audit entry")));
+    let wanted = AuditSearch {
+        tenant: api.caller.tenant.clone(),
+        user: params.text("user").map(str::to_owned),
+        resource: params.text("resource").map(str::to_owned),
+        action: params.text("action").map(str::to_owned),
+        outcome: params.word("outcome", None, |word| AuditOutcome::from_word(word).map(Some))?,
+        since: time("since")?,
+        until: time("until")?,
+        before: before.transpose()?,
+        limit: i64::from(params.page(100)?.limit).min(MAX_ENTRIES),
+    };
+    let permit = api.answers.permit().await?;
+    let bytes = api.answers.bytes();
+    let read = api.db.read(move |tx| Box::pin(async move { audit::search(tx, &wanted, bytes).await }));
+    let entries: Vec<AuditEntryView> = read.await?.into_items().into_iter().map(AuditEntryView::from).collect();
+    match format {
+        AuditFormat::Json => permit.answer(&entries),
+        AuditFormat::JsonLines => {
+            let mut text = String::new();
+            for entry in &entries {
+                text.push_str(&json(entry).to_string());
+                text.push('\n');
+            }
+            Ok(([(header::CONTENT_TYPE, "application/jsonl")], text).into_response())
+        }
+    }
+}
