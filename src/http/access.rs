@@ -106,12 +106,13 @@ impl FromRequestParts<Server> for Api {
         if let Rule::Allow(action, subject) = rule {
             let resource = resource_of(parts, server, subject).await;
             let checked = api.access.check(&api.caller, action, resource).await;
-            let outcome = match &checked {
+            let outcome = match checked {
                 Ok(()) => AuditOutcome::Allowed,
                 Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => AuditOutcome::Denied,
-                Err(AccessError::Fault(_)) => return Err(checked.err().map_or_else(ApiError::no_access_rule, ApiError::from)),
+                Err(AccessError::Fault(error)) => return Err(error.into()),
             };
-            audit::record(&api, parts, action, resource_text(parts, server).await, outcome);
+            let named = resource_text(parts, server).await;
+            audit::record(&api, parts, action, named, outcome);
             checked?;
         }
         Ok(api)

@@ -67,8 +67,7 @@ pub(super) struct AuditEntryView {
     /// The id; `before` in the next request for older entries.
     id: Uuid,
     /// The time.
-    #[schema(value_type = String, format = DateTime)]
-    created_at: Timestamp,
+    created_at: String,
     /// The tenant of the caller.
     tenant: String,
     /// The user.
@@ -91,7 +90,7 @@ impl From<AuditEntry> for AuditEntryView {
     fn from(entry: AuditEntry) -> Self {
         Self {
             id: entry.id,
-            created_at: entry.created_at,
+            created_at: entry.created_at.to_string(),
             tenant: entry.tenant,
             user: entry.user,
             credential: entry.credential,
@@ -132,7 +131,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
     })?;
     let time = |name: &str| {
         let text = params.text(name);
-        let time = text.map(|text| Timestamp::parse(text).ok_or_else(|| ApiError::bad_parameter(name, text)));
+        let time = text.map(|text| Timestamp::read(text).ok_or_else(|| ApiError::bad_parameter(name, text)));
         time.transpose()
     };
     let before = params.text("before").map(|id| id.parse().map_err(|_| ApiError::bad_id("audit entry")));
