@@ -139,7 +139,10 @@ impl App {
                 state: config.runtime.max_state_bytes,
             },
             sharing: SharingRules::default(),
-            audit: AuditSettings::default(),
+            audit: AuditSettings {
+                reads: config.audit.reads,
+                keep: config.audit.keep(),
+            },
             max_calls: config.runtime.max_calls,
             max_calls_per_run: config.runtime.max_calls_per_run,
         })

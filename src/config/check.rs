@@ -14,6 +14,8 @@ use crate::definition::{Diagnostic, FieldPath, Segment};
 const MAX_TIME_S: f64 = 86_400.0;
 /// The maximum time limit of a run, in seconds: a year.
 const MAX_RUN_S: f64 = 31_536_000.0;
+/// The longest time for which entries of the audit are kept, in days: a hundred years.
+const MAX_KEEP_DAYS: f64 = 36_500.0;
 /// The maximum time to live, in minutes: a hundred years.
 const MAX_TTL_MINUTES: f64 = 52_560_000.0;
 
@@ -24,6 +26,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
     check.server(config);
     check.runtime(config);
     check.agents_api(config);
+    check.audit(config);
     check.time_to_live("threads", config.threads.ttl.as_ref());
     check.time_to_live("checkpointer", config.checkpointer.ttl.as_ref());
     check.storage(config);
@@ -137,6 +140,14 @@ impl Check {
     fn seconds(&mut self, field: &[&str], value: f64) {
         if !(value > 0.0 && value <= MAX_TIME_S) {
             self.error(field, format!("must be more than 0 and at most {MAX_TIME_S} seconds"));
+        }
+    }
+
+    fn audit(&mut self, config: &Config) {
+        let days = config.audit.keep_days;
+        if !(0.0..=MAX_KEEP_DAYS).contains(&days) {
+            let message = format!("must be at least 0, which means for ever, and at most {MAX_KEEP_DAYS} days");
+            self.error(&["audit", "keep_days"], message);
         }
     }
 

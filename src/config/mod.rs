@@ -45,7 +45,7 @@ pub use peers::PeersSection;
 pub use problem::{Problem, Problems, TextPosition};
 pub use report::report;
 pub use sections::{
-    AgentsApi, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
+    AgentsApi, AuditSection, DatabaseUrl, KeySource, Log, LogFormat, NamedEntries, ProviderSection, RetentionSections, Runtime,
     Server, Storage, SweepStrategy, TimeToLive,
 };
 pub use store::{IndexSection, ItemTtl, StoreSection};
@@ -91,6 +91,8 @@ pub struct Config {
     pub peers: PeersSection,
     /// The limits of responses from models, tools and other servers.
     pub answers: AnswersSection,
+    /// Who did what, on a server with authentication.
+    pub audit: AuditSection,
     /// The API for clients that define agents.
     pub agents_api: AgentsApi,
     /// The log.

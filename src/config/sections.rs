@@ -262,6 +262,33 @@ impl Runtime {
     }
 }
 
+/// `[audit]`: who did what, on a server with authentication.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct AuditSection {
+    /// True to record requests that change nothing as well. Changes and refusals are always recorded.
+    pub reads: bool,
+    /// The time for which an entry is kept, in days; 0 for ever.
+    pub keep_days: f64,
+}
+
+impl Default for AuditSection {
+    fn default() -> Self {
+        Self {
+            reads: false,
+            keep_days: 365.0,
+        }
+    }
+}
+
+impl AuditSection {
+    /// Returns [`AuditSection::keep_days`] as a duration; none for ever.
+    pub fn keep(&self) -> Option<Duration> {
+        (self.keep_days > 0.0).then(|| seconds(self.keep_days * 86_400.0))
+    }
+}
+
 /// `[agents_api]`: whether clients may define agents over HTTP, and what these agents may use.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
