@@ -82,6 +82,7 @@ fn page() -> String {
     section::<WebhooksSection>(&mut page, "[webhooks]");
     section::<PeersSection>(&mut page, "[peers]");
     section::<AgentsApi>(&mut page, "[agents_api]");
+    section::<AuditSection>(&mut page, "[audit]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");
