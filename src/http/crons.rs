@@ -11,6 +11,7 @@ use super::wire::Object;
 use super::wire::cron::{CheckedCronSearch, CronCreate, CronSearch, CronView, check_keys, read_new_cron, read_patch};
 use super::{Api, JsonResult};
 use crate::db::crons;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::cron::Cron;
 use crate::domain::id::CronId;
 use crate::domain::idempotency::StoredResponse;
@@ -32,7 +33,7 @@ pub(super) async fn create(
     check_keys(&body)?;
     let once = api
         .crons
-        .create(read_new_cron(body, None)?, key, created_response)
+        .create(read_new_cron(body, None, Ownership::default())?, key, created_response)
         .await?;
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
@@ -56,7 +57,11 @@ pub(super) async fn create_for_thread(
     check_keys(&body)?;
     let once = api
         .crons
-        .create(read_new_cron(body, Some(path.thread_id))?, key, created_response)
+        .create(
+            read_new_cron(body, Some(path.thread_id), Ownership::default())?,
+            key,
+            created_response,
+        )
         .await?;
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
@@ -127,7 +132,7 @@ pub(super) async fn delete(State(api): State<Api>, ApiPath(path): ApiPath<CronPa
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
-    let CheckedCronSearch { query, page, select } = body.check()?;
+    let CheckedCronSearch { query, page, select } = body.check(Scope::Server)?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
@@ -144,7 +149,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<CronSe
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
-    let query = body.check()?.query;
+    let query = body.check(Scope::Server)?.query;
     Ok(Json(
         api.db
             .read(move |tx| Box::pin(async move { crons::count(tx, &query).await }))

@@ -10,6 +10,7 @@ use super::wire::delivery::DeliveryView;
 use super::wire::json;
 use super::{Api, JsonResult};
 use crate::db::deliveries::{self, DeliverySearch};
+use crate::domain::access::Scope;
 use crate::domain::delivery::DeliveryStatus;
 use crate::domain::id::{RunId, ThreadId};
 
@@ -31,6 +32,7 @@ pub(super) async fn list(State(api): State<Api>, params: Params) -> Result<Respo
         .text("thread_id")
         .map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
     let query = DeliverySearch {
+        scope: Scope::Server,
         run: run.transpose()?,
         thread: thread.transpose()?,
         status: params.word("status", None, |word| DeliveryStatus::from_word(word).map(Some))?,

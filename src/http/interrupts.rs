@@ -11,6 +11,7 @@ use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved,
 use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::threads;
+use crate::domain::access::Scope;
 
 /// Lists the open interrupts of all threads, oldest first.
 #[utoipa::path(get, path = "/interrupts", tag = "Approvals",
@@ -23,7 +24,10 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
-    let remote = api.interrupts.pending_of_remote_tasks(limit + offset).await?;
+    let remote = api
+        .interrupts
+        .pending_of_remote_tasks(Scope::Server, limit + offset)
+        .await?;
     // Local and remote interrupts are merged before a page is cut.
     let (limit_of_read, offset_of_read) = if remote.is_empty() {
         (limit, offset)
@@ -32,7 +36,9 @@ pub(super) async fn pending(State(api): State<Api>, params: Params) -> JsonResul
     };
     let mut all = api
         .db
-        .read(move |tx| Box::pin(interrupts::pending(tx, limit_of_read, offset_of_read)))
+        .read(move |tx| {
+            Box::pin(async move { interrupts::pending(tx, &Scope::Server, limit_of_read, offset_of_read).await })
+        })
         .await?;
     if !remote.is_empty() {
         all.extend(remote);

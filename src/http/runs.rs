@@ -21,6 +21,7 @@ use super::wire::server_sent_event::ServerSentEvent;
 use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
+use crate::domain::access::Ownership;
 use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Run, RunStatus};
@@ -40,10 +41,8 @@ pub(super) async fn create(
     ApiPath(path): ApiPath<ThreadPath>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_in_background(&api, body.check(RunScope::Thread(path.thread_id))?, key, |runs| {
-        created_response(runs, run_path)
-    })
-    .await
+    let checked = body.check(RunScope::Thread(path.thread_id), Ownership::default())?;
+    start_in_background(&api, checked, key, |runs| created_response(runs, run_path)).await
 }
 
 /// The response to a request that creates a run: the run and its location.
@@ -183,7 +182,7 @@ pub(super) async fn start_and_wait(
     body: RunCreate,
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(scope)?;
+    let checked = body.check(scope, Ownership::default())?;
     let permit = api.streams.acquire(scope.thread(), client)?;
     let StartedRun {
         run,
@@ -209,7 +208,7 @@ pub(super) async fn start_and_stream(
     body: RunCreate,
     key: Option<IdempotencyKey>,
 ) -> Result<Response, ApiError> {
-    let checked = body.check(scope)?;
+    let checked = body.check(scope, Ownership::default())?;
     let permit = api.streams.acquire(scope.thread(), client)?;
     let started = start(&api, checked, key).await?;
     let mut headers = location_headers(&started.run, Some("stream"));

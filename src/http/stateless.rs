@@ -16,6 +16,7 @@ use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
 use crate::domain::Invalid;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::id::RunId;
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::Run;
@@ -31,9 +32,12 @@ pub(super) async fn create(
     State(api): State<Api>,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_in_background(&api, body.check(RunScope::Stateless)?, key, |runs| {
-        created_response(runs, short_run_path)
-    })
+    start_in_background(
+        &api,
+        body.check(RunScope::Stateless, Ownership::default())?,
+        key,
+        |runs| created_response(runs, short_run_path),
+    )
     .await
 }
 
@@ -85,7 +89,7 @@ pub(super) async fn batch(
     let mut new_runs = vec![];
     for (at, body) in bodies.into_iter().enumerate() {
         let new_run = body
-            .check(RunScope::Stateless)
+            .check(RunScope::Stateless, Ownership::default())
             .map_err(|error| error.of_item(at))?
             .new_run;
         check_graph(&api, &new_run.assistant).map_err(|error| error.of_item(at))?;
@@ -122,7 +126,7 @@ pub(super) async fn cancel(
         ],
     )?;
     let any_cancelled = match (status, &body.thread_id, &body.run_ids) {
-        (Some((pending, running)), None, None) => api.runs.cancel_all(pending, running, action).await?,
+        (Some((pending, running)), None, None) => api.runs.cancel_all(Scope::Server, pending, running, action).await?,
         (None, Some(thread), Some(ids)) => cancel_listed(&api, thread, ids, action).await?,
         (Some(_), _, _) => {
             return Err(Invalid::new("status", "cannot be combined with thread_id and run_ids").into());

@@ -12,6 +12,7 @@ use super::wire::item::{
 use super::wire::json;
 use super::{Api, JsonResult};
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::item::{ItemAddress, Namespace};
 
 /// Stores an item, replacing an existing one.
@@ -20,7 +21,7 @@ use crate::domain::item::{ItemAddress, Namespace};
         (status = 400, description = "The namespace is empty or reserved", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(State(api): State<Api>, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
-    api.store.put(body.check()?).await?;
+    api.store.put(&Ownership::default(), body.check()?).await?;
     Ok(no_content())
 }
 
@@ -44,14 +45,15 @@ pub(super) async fn get(State(api): State<Api>, params: Params) -> JsonResult<Op
         .is_some()
         .then(|| params.flag("refresh_ttl"))
         .transpose()?;
-    Ok(Json(api.store.get(address, refresh).await?.map(ItemView::from)))
+    let found = api.store.get(&Ownership::default(), address, refresh).await?;
+    Ok(Json(found.map(ItemView::from)))
 }
 
 /// Deletes an item, if it exists.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
     responses((status = 204, description = "The item is deleted")))]
 pub(super) async fn delete(State(api): State<Api>, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
-    api.store.delete(body.check()?).await?;
+    api.store.delete(&Ownership::default(), body.check()?).await?;
     Ok(no_content())
 }
 
@@ -73,7 +75,10 @@ pub(super) async fn search(
         offset: query.wanted.offset,
     };
     let permit = api.answers.permit().await?;
-    let found = api.store.search(query, api.answers.bytes()).await?;
+    let found = api
+        .store
+        .search(&Ownership::default(), query, api.answers.bytes())
+        .await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
     let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
     Ok((headers, permit.object("items", texts)).into_response())
@@ -86,7 +91,7 @@ pub(super) async fn namespaces(
     State(api): State<Api>,
     ApiJson(body): ApiJson<NamespaceSearchBody>,
 ) -> JsonResult<FoundNamespaces> {
-    let found = api.store.namespaces(body.check()?).await?;
+    let found = api.store.namespaces(&Ownership::default(), body.check()?).await?;
     Ok(Json(FoundNamespaces {
         namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),
     }))

@@ -22,6 +22,7 @@ use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
@@ -42,7 +43,7 @@ pub(super) async fn create(
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
-    let new_thread = body.into_new_thread()?;
+    let new_thread = body.into_new_thread(Ownership::default())?;
     match (
         api.threads.create_thread(new_thread, key, created_response).await,
         if_exists,
@@ -164,7 +165,7 @@ pub(super) async fn copy(
     }
     let once = api
         .threads
-        .copy_thread(from, key, created_response)
+        .copy_thread(from, Ownership::default(), key, created_response)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
     idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
@@ -211,7 +212,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
         page,
         select,
         extract,
-    } = body.check()?;
+    } = body.check(Scope::Server)?;
     let permit = api.answers.permit().await?;
     let most_bytes = api.answers.bytes();
     let query = threads::ThreadQuery {
@@ -254,7 +255,7 @@ pub(super) async fn search(State(api): State<Api>, ApiJson(body): ApiJson<Thread
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(State(api): State<Api>, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
-    let query = body.check()?.query;
+    let query = body.check(Scope::Server)?.query;
     Ok(Json(
         api.db
             .search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))

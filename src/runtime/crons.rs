@@ -17,6 +17,7 @@ use super::shared::Core;
 use super::{AssistantRef, BatchError, CronError, NewRun, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
@@ -26,6 +27,8 @@ use crate::domain::time::Timestamp;
 /// A request for a cron whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewCron {
+    /// To whom it belongs, and the threads that it makes.
+    pub ownership: Ownership,
     /// The thread of its runs; with none, every run has a thread of its own.
     pub thread: Option<ThreadId>,
     /// The assistant of its runs.
@@ -50,6 +53,7 @@ impl NewCron {
     /// Returns the cron without a due time.
     fn into_cron(self, id: CronId, assistant: AssistantId, now: Timestamp) -> Cron {
         let Self {
+            ownership,
             thread,
             schedule,
             end,
@@ -68,6 +72,7 @@ impl NewCron {
         let updated_at = now;
         Cron {
             id,
+            ownership,
             assistant,
             thread,
             schedule,
@@ -105,6 +110,7 @@ pub(super) fn new_run_of(cron: &Cron) -> NewRun {
     metadata.insert("cron_id".to_owned(), json!(cron.id));
     NewRun {
         target: cron.thread.map_or(Target::Stateless { keep }, Target::Thread),
+        ownership: cron.ownership.clone(),
         assistant: AssistantRef::Id(cron.assistant),
         request: cron.request.clone(),
         resume: None,
@@ -189,7 +195,7 @@ impl Crons {
         write.await
     }
 
-    /// Replaces the cron `old`, as it was read, with `new_cron`. The next due time changes only with the schedule, the
+    /// Replaces the cron `old`, as it was read, with `new_cron`, except for its ownership. The next due time changes only with the schedule, the
     /// zone or the end, or when the cron is enabled. Due times that passed while it was disabled are not made up for.
     ///
     /// # Errors
@@ -216,6 +222,7 @@ impl Crons {
                         return Err(CronError::Stale);
                     }
                     let mut new = Cron {
+                        ownership: found.ownership.clone(),
                         thread: old.thread,
                         created_at: old.created_at,
                         ..check_cron(tx, new_cron, &context, old.id).await?

@@ -19,6 +19,7 @@ use super::shared::Core;
 use super::{AssistantRef, BackgroundTasks, NewRun, Runs, StartError, Target};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, RunId, ThreadId};
 use crate::domain::run::{Command, Multitask, Run, RunRequest};
@@ -117,6 +118,7 @@ async fn continue_thread(
     };
     let new_run = NewRun {
         target: Target::Thread(thread),
+        ownership: Ownership::of_server(),
         assistant: AssistantRef::Id(assistant),
         request,
         resume: Some(resolution),

@@ -25,6 +25,7 @@ use futures::FutureExt;
 use serde_json::{Map, Value};
 
 use crate::db::{Db, Engine};
+use crate::domain::access::Ownership;
 use crate::domain::id::{AssistantId, CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::{Run, RunRequest};
@@ -90,6 +91,9 @@ use shared::Core;
 pub struct NewRun {
     /// The thread.
     pub target: Target,
+    /// To whom the thread belongs if the run creates it. An existing thread keeps its owner; runs that the server itself
+    /// starts on one have [`Ownership::of_server`].
+    pub ownership: Ownership,
     /// The assistant.
     pub assistant: AssistantRef,
     /// The request. `command.resume` in it is empty; see `resume`.

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::db::{runs, threads};
+use crate::domain::access::Ownership;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Multitask, Run, RunStatus};
@@ -133,7 +134,10 @@ impl CommandHandler<'_> {
             if_not_exists: Some("create".to_owned()),
             ..fully_streamed()
         };
-        let new_run = new_run.check(RunScope::Thread(thread)).map_err(command_error)?.new_run;
+        let new_run = new_run
+            .check(RunScope::Thread(thread), Ownership::default())
+            .map_err(command_error)?
+            .new_run;
         check_graph(self.api, &new_run.assistant).map_err(command_error)?;
         let seq = self.newest_seq().await?;
         let once = self.api.interrupts.start_or_answer(new_run, self.key.clone()).await;
@@ -165,7 +169,10 @@ impl CommandHandler<'_> {
             metadata: object_param(params, "metadata")?,
             ..fully_streamed()
         };
-        let new_run = new_run.check(RunScope::Thread(thread)).map_err(command_error)?.new_run;
+        let new_run = new_run
+            .check(RunScope::Thread(thread), Ownership::default())
+            .map_err(command_error)?
+            .new_run;
         let seq = self.newest_seq().await?;
         match self.api.interrupts.respond(thread, new_run, &replies).await {
             Ok(_) => Ok((json!({}), Some(seq))),

@@ -11,6 +11,7 @@ use super::thread::SortOrder;
 use super::{Object, word};
 use crate::db::crons as rows;
 use crate::domain::Invalid;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
@@ -111,11 +112,11 @@ pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
     unknown_keys::check(payload.keys(), Some(&known))
 }
 
-/// Reads a request to create a cron.
+/// Reads a request to create a cron, which belongs to `ownership`.
 ///
 /// # Errors
 /// Names the invalid field.
-pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
+pub fn read_new_cron(payload: Object, thread: Option<ThreadId>, ownership: Ownership) -> Result<NewCron, ApiError> {
     let CronCreate { run, timing } = CronCreate {
         run: fields(&payload)?,
         timing: fields(&payload)?,
@@ -134,7 +135,8 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
         timing.on_run_completed.as_deref(),
         &[("delete", false), ("keep", true)],
     )?;
-    let new_run = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.new_run;
+    let place = thread.map_or(RunScope::Stateless, RunScope::Thread);
+    let new_run = run.check(place, ownership)?.new_run;
     if new_run.resume.is_some() {
         return Err(Invalid::new("command.resume", "is not allowed for a cron").into());
     }
@@ -146,6 +148,7 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
         .into());
     }
     Ok(NewCron {
+        ownership: new_run.ownership,
         thread,
         assistant: new_run.assistant,
         schedule,
@@ -172,7 +175,7 @@ pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
             _ => _ = payload.insert(name.to_owned(), value.clone()),
         }
     }
-    read_new_cron(payload, old.thread)
+    read_new_cron(payload, old.thread, old.ownership.clone())
 }
 
 /// Removes the cron's id from the settings; it was added by the server.
@@ -248,7 +251,7 @@ impl CronSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self) -> Result<CheckedCronSearch, ApiError> {
+    pub fn check(self, scope: Scope) -> Result<CheckedCronSearch, ApiError> {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
@@ -267,6 +270,7 @@ impl CronSearch {
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
         let query = rows::CronQuery {
+            scope,
             assistant,
             thread,
             enabled: self.enabled,

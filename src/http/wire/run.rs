@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Object, word};
+use crate::domain::access::Ownership;
 use crate::domain::run::{Multitask, Run, RunRequest, RunStatus};
 use crate::domain::{self, Invalid};
 use crate::http::error::ApiError;
@@ -115,11 +116,11 @@ pub struct CheckedRun {
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
 
 impl RunCreate {
-    /// Validates the request.
+    /// Validates the request. A thread that the run creates belongs to `ownership`.
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(mut self, scope: RunScope) -> Result<CheckedRun, ApiError> {
+    pub fn check(mut self, scope: RunScope, ownership: Ownership) -> Result<CheckedRun, ApiError> {
         let assistant = self
             .assistant_id
             .as_deref()
@@ -141,6 +142,7 @@ impl RunCreate {
         domain::metadata::check(&metadata)?;
         let new_run = NewRun {
             target,
+            ownership,
             assistant,
             request,
             resume: resume.map(Resolution::Answered),

@@ -126,6 +126,7 @@ pub(in crate::runtime) async fn start_as(
     enter_thread(tx, &thread, &run, &resolved.known, now).await?;
     Ok(Admitted {
         run,
+        ownership: thread.ownership,
         claimed,
         displaced,
     })
@@ -206,7 +207,7 @@ async fn find_or_make_thread(
     } else {
         ttl
     };
-    let thread = Thread::new(id, new_run.metadata.clone(), now).with_ttl(ttl);
+    let thread = Thread::new(id, new_run.ownership.clone(), new_run.metadata.clone(), now).with_ttl(ttl);
     if db::threads::insert(tx, &thread).await? {
         return Ok(thread);
     }

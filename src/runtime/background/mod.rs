@@ -22,6 +22,7 @@ use super::shared::Core;
 use super::{AssistantRef, NewRun, Runs, StartError, Target};
 use crate::db::{self, DbError, DbResult, Tx};
 use crate::definition::UpdateStrategy;
+use crate::domain::access::Ownership;
 use crate::domain::background::{
     BackgroundTask, RemoteWork, StartedBy, TaskLineage, TaskRecord, TaskRun, TaskSnapshot,
 };
@@ -215,12 +216,16 @@ fn new_task_run(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, mul
         extra,
         ..streamed_request()
     };
-    new_run(
-        thread,
-        AssistantRef::Graph(agent.graph_id.clone()),
-        request,
-        notes(scope, order),
-    )
+    NewRun {
+        // The thread of a task belongs to the owner of the thread that started the task.
+        ownership: scope.ownership.clone(),
+        ..new_run(
+            thread,
+            AssistantRef::Graph(agent.graph_id.clone()),
+            request,
+            notes(scope, order),
+        )
+    }
 }
 
 /// Returns the run that drops the interrupts of a task and does nothing else.
@@ -238,6 +243,7 @@ fn new_cancelling_run(scope: &Scope, thread: ThreadId, graph_id: &str) -> NewRun
     new_run(thread, AssistantRef::Graph(graph_id.to_owned()), request, metadata)
 }
 
+/// Returns a run that the server itself starts.
 pub(super) fn new_run(
     thread: ThreadId,
     assistant: AssistantRef,
@@ -246,6 +252,7 @@ pub(super) fn new_run(
 ) -> NewRun {
     NewRun {
         target: Target::ThreadOrNew(thread),
+        ownership: Ownership::of_server(),
         assistant,
         request,
         resume: None,

@@ -8,6 +8,7 @@ use super::{Interrupts, Resolution, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{AssistantId, InterruptId, RunId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once};
@@ -94,6 +95,7 @@ impl Interrupts {
         };
         let new_run = NewRun {
             target: Target::Thread(thread),
+            ownership: Ownership::of_server(),
             assistant: AssistantRef::Id(assistant),
             request,
             resume: Some(Resolution::Answered(json!({interrupt.0.clone(): answer}))),
