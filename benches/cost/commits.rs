@@ -1,6 +1,7 @@
 //! The cost of a durable transaction, alone and with concurrent writers.
 
 use adjutant::db::threads;
+use adjutant::domain::access::Ownership;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::thread::Thread;
 use adjutant::domain::time::{Clock, SystemClock};
@@ -13,7 +14,7 @@ use crate::meter::{Cost, line};
 pub(crate) async fn measure(lab: &Lab) {
     for writers in [1, 16, 64] {
         let cost = Cost::of(2_000, writers, || async {
-            let thread = Thread::new(ThreadId::mint(), Map::new(), SystemClock.now());
+            let thread = Thread::new(ThreadId::mint(), Ownership::default(), Map::new(), SystemClock.now());
             let write = lab
                 .db
                 .write(move |tx| Box::pin(async move { threads::insert(tx, &thread).await }));

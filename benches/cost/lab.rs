@@ -10,6 +10,7 @@ use adjutant::db::Db;
 use adjutant::definition::check::ValidationContext;
 use adjutant::definition::provider::ProviderKind;
 use adjutant::definition::{AgentDefinition, SubagentDefinition, ToolDefinition, ToolKind};
+use adjutant::domain::access::Ownership;
 use adjutant::domain::background::PollPolicy;
 use adjutant::domain::id::ThreadId;
 use adjutant::domain::run::{Run, RunRequest};
@@ -165,6 +166,7 @@ impl Lab {
         let input = json!({"messages": [{"role": "user", "content": script.to_string()}]});
         let request = NewRun {
             target: Target::ThreadOrNew(thread),
+            ownership: Ownership::default(),
             assistant: AssistantRef::Graph(AGENT.to_owned()),
             request: RunRequest {
                 input: Some(input),

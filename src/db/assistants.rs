@@ -5,10 +5,12 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
+use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
@@ -20,9 +22,20 @@ const TABLE: &str = "assistants";
 const COLUMNS: &str = "\
     assistant_id, version, graph_id, cast(config as text) as config, cast(context as text) as context, \
     cast(metadata as text) as metadata, name, description, created_at";
-const SELECT: &str = concatcp!("select ", COLUMNS, ", updated_at from assistants");
-/// Versions never change, so they have no column `updated_at`.
-const SELECT_VERSION: &str = concatcp!("select ", COLUMNS, ", created_at as updated_at from assistant_versions");
+const SELECT: &str = concatcp!("select ", COLUMNS, ", updated_at, tenant, owner from assistants");
+/// Versions never change, so they have no column `updated_at`. They belong to whom their assistant belongs.
+const SELECT_VERSION: &str = concatcp!(
+    "select ",
+    COLUMNS,
+    ", created_at as updated_at, '' as tenant, '' as owner from assistant_versions"
+);
+/// The rows of the table, for scopes.
+const SCOPED: ScopedRows = ScopedRows {
+    alias: "",
+    can_be_shared: true,
+    some_are_of_server: true,
+    by_other_index: false,
+};
 
 /// A row of either table.
 #[derive(sqlx::FromRow)]
@@ -37,6 +50,8 @@ struct AssistantRow {
     description: Option<String>,
     created_at: i64,
     updated_at: i64,
+    tenant: String,
+    owner: String,
 }
 
 impl TryFrom<AssistantRow> for Assistant {
@@ -50,6 +65,7 @@ impl TryFrom<AssistantRow> for Assistant {
         };
         Ok(Self {
             id: AssistantId(row.assistant_id),
+            ownership: access::ownership(row.tenant, row.owner),
             version: row.version,
             settings: AssistantSettings {
                 config: at("config").decode(&row.config)?,
@@ -93,8 +109,8 @@ fn fold_case(name: &str) -> String {
 /// Stores a new assistant with its first version. Returns false, and changes nothing, when the id is taken.
 pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
     const SQL: &str = "insert into assistants (assistant_id, version, graph_id, config, context, metadata, name, folded, \
-        description, created_at, updated_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) \
-        on conflict (assistant_id) do nothing";
+        description, created_at, updated_at, tenant, owner) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict (assistant_id) do nothing";
     let settings = &assistant.settings;
     let inserted = on_engine!(tx, |conn| query(SQL)
         .bind(assistant.id.0)
@@ -108,6 +124,8 @@ pub async fn insert(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<bool> {
         .bind(&settings.description)
         .bind(assistant.created_at.0)
         .bind(assistant.updated_at.0)
+        .bind(assistant.ownership.tenant.as_str())
+        .bind(assistant.ownership.owner.as_str())
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -134,6 +152,30 @@ pub async fn lock(tx: &mut Tx<'_>, id: AssistantId) -> DbResult<Option<Assistant
 async fn select_one(tx: &mut Tx<'_>, sql: &'static str, id: AssistantId) -> DbResult<Option<Assistant>> {
     let row: Option<AssistantRow> = on_engine!(tx, |conn| query_as(sql).bind(id.0).fetch_optional(conn).await)?;
     row.map(Assistant::try_from).transpose()
+}
+
+/// Gives these assistants to the server. For the default assistants of definitions; those from before there were owners
+/// belonged to nobody in particular.
+pub async fn give_to_server(tx: &mut Tx<'_>, ids: &[AssistantId]) -> DbResult<()> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let server = Ownership::of_server();
+    on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("update assistants set tenant = ");
+        sql.push_bind(server.tenant.as_str())
+            .push(", owner = ")
+            .push_bind(server.owner.as_str());
+        sql.push(" where tenant <> ").push_bind(server.tenant.as_str());
+        sql.push(" and assistant_id in (");
+        let mut list = sql.separated(", ");
+        for id in ids {
+            list.push_bind(id.0);
+        }
+        sql.push(")");
+        sql.build().execute(conn).await.map(drop)
+    })?;
+    Ok(())
 }
 
 /// Updates an assistant that the caller has locked. Its version is stored, too, if it is new.
@@ -272,9 +314,12 @@ pub enum AssistantOrder {
     Graph,
 }
 
-/// A search for assistants. The default finds the ten newest.
+/// A search for assistants.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AssistantQuery {
+    /// Only assistants in this scope. The default assistants of definitions are in every scope but
+    /// [`Scope::Nothing`].
+    pub scope: Scope,
     /// Only assistants of this definition.
     pub graph_id: Option<String>,
     /// Only assistants whose name contains this, case-insensitively.
@@ -291,9 +336,11 @@ pub struct AssistantQuery {
     pub offset: i64,
 }
 
-impl Default for AssistantQuery {
-    fn default() -> Self {
+impl AssistantQuery {
+    /// Returns the search for the ten newest assistants of a scope.
+    pub fn within(scope: Scope) -> Self {
         Self {
+            scope,
             graph_id: None,
             name: None,
             metadata: MetadataFilter::default(),
@@ -303,9 +350,7 @@ impl Default for AssistantQuery {
             offset: 0,
         }
     }
-}
 
-impl AssistantQuery {
     fn order(&self) -> &'static str {
         match (self.sort, self.ascending) {
             (AssistantOrder::Id, true) => " order by assistant_id",
@@ -339,7 +384,7 @@ impl AssistantQuery {
         if !self.metadata.is_empty() {
             sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
         }
-        Ok(())
+        push_scope(sql, &self.scope, SCOPED)
     }
 }
 

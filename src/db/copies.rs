@@ -7,6 +7,7 @@ use super::checkpoints::lane_id;
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode};
 use super::{DbError, DbResult, Engine, Tx, checkpoints, threads};
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::ThreadId;
 use crate::domain::machine::{Phase, Position};
@@ -41,16 +42,22 @@ pub struct Copy {
     remains: bool,
 }
 
-/// Begins to copy the thread `from`; none if it does not exist.
+/// Begins to copy the thread `from` for `ownership`, to whom the copy belongs; none if it does not exist.
 ///
 /// # Errors
 /// [`super::DbError::Conflict`] when the id `to` is taken.
-pub async fn begin(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId, now: Timestamp) -> DbResult<Option<Copy>> {
+pub async fn begin(
+    tx: &mut Tx<'_>,
+    from: ThreadId,
+    to: ThreadId,
+    ownership: Ownership,
+    now: Timestamp,
+) -> DbResult<Option<Copy>> {
     const SQL: &str = "insert into unfinished_copies (thread_id, touched_at) values ($1, $2)";
     let Some(original) = threads::lock(tx, from).await? else {
         return Ok(None);
     };
-    let copy = Thread::new(to, original.metadata, now).with_ttl(original.ttl);
+    let copy = Thread::new(to, ownership, original.metadata, now).with_ttl(original.ttl);
     threads::insert_unindexed(tx, &copy).await?;
     on_engine!(tx, |conn| query(SQL)
         .bind(to.0)

@@ -4,11 +4,13 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
+use super::access::{self, ScopedRows, push_scope};
 use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::{ColumnRef, encode};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
+use crate::domain::access::Scope;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
@@ -21,7 +23,7 @@ const TABLE: &str = "crons";
 macro_rules! select {
     () => {
         "select cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, keep_threads, due_at, request, \
-         payload, cast(metadata as text) as metadata, created_at, updated_at from crons"
+         payload, cast(metadata as text) as metadata, created_at, updated_at, tenant, owner from crons"
     };
 }
 
@@ -41,6 +43,8 @@ struct CronRow {
     metadata: String,
     created_at: i64,
     updated_at: i64,
+    tenant: String,
+    owner: String,
 }
 
 impl TryFrom<CronRow> for Cron {
@@ -54,6 +58,7 @@ impl TryFrom<CronRow> for Cron {
         };
         Ok(Self {
             id: CronId(row.cron_id),
+            ownership: access::ownership(row.tenant, row.owner),
             assistant: AssistantId(row.assistant_id),
             thread: row.thread_id.map(ThreadId),
             schedule: Schedule::read(&row.schedule, row.timezone.as_deref()).map_err(|invalid| {
@@ -83,8 +88,8 @@ impl TryFrom<CronRow> for Cron {
 /// [`super::DbError::Conflict`] when its thread or its assistant is gone.
 pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
     const SQL: &str = "insert into crons (cron_id, assistant_id, thread_id, schedule, timezone, end_time, enabled, \
-        keep_threads, due_at, request, payload, metadata, created_at, updated_at) \
-        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)";
+        keep_threads, due_at, request, payload, metadata, created_at, updated_at, tenant, owner) \
+        values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
     let request = encode(&cron.request)?;
     let payload = encode(&cron.payload)?;
     on_engine!(tx, |conn| query(SQL)
@@ -102,6 +107,8 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<()> {
         .bind(Json(&cron.metadata))
         .bind(cron.created_at.0)
         .bind(cron.updated_at.0)
+        .bind(cron.ownership.tenant.as_str())
+        .bind(cron.ownership.owner.as_str())
         .execute(conn)
         .await
         .map(drop))?;
@@ -139,7 +146,7 @@ async fn one(tx: &mut Tx<'_>, sql: &'static str, id: CronId) -> DbResult<Option<
     row.map(Cron::try_from).transpose()
 }
 
-/// Updates a cron: everything except its id, its thread and its creation time. Returns whether it exists. A worker that
+/// Updates a cron: everything except its id, its ownership, its thread and its creation time. Returns whether it exists. A worker that
 /// has claimed its job loses the claim.
 pub async fn update(tx: &mut Tx<'_>, cron: &Cron) -> DbResult<bool> {
     const SQL: &str = "update crons set assistant_id = $2, schedule = $3, timezone = $4, end_time = $5, enabled = $6, \
@@ -219,9 +226,11 @@ pub enum CronOrder {
     End,
 }
 
-/// A query for crons. The default returns none.
-#[derive(Debug, Clone, Default)]
+/// A query for crons.
+#[derive(Debug, Clone)]
 pub struct CronQuery {
+    /// Only crons in this scope. Crons cannot be shared.
+    pub scope: Scope,
     /// Only crons of this assistant.
     pub assistant: Option<AssistantId>,
     /// Only crons of this thread.
@@ -241,6 +250,21 @@ pub struct CronQuery {
 }
 
 impl CronQuery {
+    /// Returns the query for up to `limit` crons of a scope, the newest first.
+    pub fn within(scope: Scope, limit: i64) -> Self {
+        Self {
+            scope,
+            assistant: None,
+            thread: None,
+            enabled: None,
+            metadata: MetadataFilter::default(),
+            sort: CronOrder::default(),
+            ascending: false,
+            limit,
+            offset: 0,
+        }
+    }
+
     fn order(&self) -> &'static str {
         match (self.sort, self.ascending) {
             (CronOrder::Id, true) => " order by cron_id",
@@ -265,6 +289,7 @@ impl CronQuery {
         DB: sqlx::Database,
         QueryBuilder<DB>: Contains,
         for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+        for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
         sql.push(" where true");
         if let Some(assistant) = self.assistant {
@@ -279,7 +304,13 @@ impl CronQuery {
         if !self.metadata.is_empty() {
             sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
         }
-        Ok(())
+        let rows = ScopedRows {
+            alias: "",
+            can_be_shared: false,
+            some_are_of_server: false,
+            by_other_index: self.assistant.is_some() || self.thread.is_some(),
+        };
+        push_scope(sql, &self.scope, rows)
     }
 }
 

@@ -3,11 +3,13 @@
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
-use super::engine::on_engine;
+use super::access::{self, ScopedRows, push_scope};
+use super::engine::{Contains, on_engine};
 use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
+use crate::domain::access::Scope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -19,7 +21,8 @@ const TABLE: &str = "deliveries";
 macro_rules! select {
     () => {
         "select d.delivery_id, d.run_id, d.thread_id, d.url, d.body, d.status, coalesce(j.attempts, d.attempts) as attempts, \
-         d.answer, d.error, case when j.worker is null then j.due_at end as next_attempt_at, d.created_at, d.finished_at \
+         d.answer, d.error, case when j.worker is null then j.due_at end as next_attempt_at, d.created_at, d.finished_at, \
+         d.tenant, d.owner \
          from deliveries d left join jobs j on j.kind = 'webhook' and j.key = d.delivery_id"
     };
 }
@@ -38,6 +41,8 @@ struct DeliveryRow {
     next_attempt_at: Option<i64>,
     created_at: i64,
     finished_at: Option<i64>,
+    tenant: String,
+    owner: String,
 }
 
 impl TryFrom<DeliveryRow> for Delivery {
@@ -53,6 +58,7 @@ impl TryFrom<DeliveryRow> for Delivery {
             id: DeliveryId(row.delivery_id),
             run: RunId(row.run_id),
             thread: ThreadId(row.thread_id),
+            ownership: access::ownership(row.tenant, row.owner),
             url: row.url,
             body: row.body,
             status: DeliveryStatus::from_word(&row.status).ok_or_else(|| at("status").corrupt())?,
@@ -73,7 +79,7 @@ impl TryFrom<DeliveryRow> for Delivery {
 /// Stores a new delivery, with the job that sends it.
 pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
     const SQL: &str = "insert into deliveries (delivery_id, run_id, thread_id, url, body, status, attempts, answer, error, \
-        created_at, finished_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+        created_at, finished_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
     on_engine!(tx, |conn| query(SQL)
         .bind(delivery.id.0)
         .bind(delivery.run.0)
@@ -86,6 +92,8 @@ pub async fn insert(tx: &mut Tx<'_>, delivery: &Delivery) -> DbResult<()> {
         .bind(delivery.error.as_deref())
         .bind(delivery.created_at.0)
         .bind(delivery.finished_at.map(|at| at.0))
+        .bind(delivery.ownership.tenant.as_str())
+        .bind(delivery.ownership.owner.as_str())
         .execute(conn)
         .await
         .map(drop))?;
@@ -173,8 +181,10 @@ pub async fn forget_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
 }
 
 /// A query for deliveries, newest first.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct DeliverySearch {
+    /// Only deliveries in this scope. Deliveries cannot be shared.
+    pub scope: Scope,
     /// Only deliveries of this run.
     pub run: Option<RunId>,
     /// Only deliveries of this thread.
@@ -188,9 +198,23 @@ pub struct DeliverySearch {
 }
 
 impl DeliverySearch {
-    fn push_conditions<DB>(&self, sql: &mut QueryBuilder<DB>)
+    /// Returns the query for up to `limit` deliveries of a scope.
+    pub fn within(scope: Scope, limit: i64) -> Self {
+        Self {
+            scope,
+            run: None,
+            thread: None,
+            status: None,
+            limit,
+            offset: 0,
+        }
+    }
+
+    fn push_conditions<DB>(&self, sql: &mut QueryBuilder<DB>) -> DbResult<()>
     where
         DB: sqlx::Database,
+        QueryBuilder<DB>: Contains,
+        for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
         for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
         for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
@@ -204,6 +228,13 @@ impl DeliverySearch {
         if let Some(status) = self.status {
             sql.push(" and d.status = ").push_bind(status.word());
         }
+        let rows = ScopedRows {
+            alias: "d.",
+            can_be_shared: false,
+            some_are_of_server: false,
+            by_other_index: self.run.is_some() || self.thread.is_some(),
+        };
+        push_scope(sql, &self.scope, rows)
     }
 }
 
@@ -215,7 +246,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> D
         let offset = wanted.offset + filling.count();
         let rows: Vec<DeliveryRow> = on_engine!(tx, |conn| {
             let mut sql = QueryBuilder::new(select!());
-            wanted.push_conditions(&mut sql);
+            wanted.push_conditions(&mut sql)?;
             sql.push(" order by d.created_at desc, d.delivery_id desc limit ")
                 .push_bind(next);
             sql.push(" offset ").push_bind(offset);
@@ -230,7 +261,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &DeliverySearch, bytes: usize) -> D
 pub async fn count(tx: &mut Tx<'_>, wanted: &DeliverySearch) -> DbResult<i64> {
     let count = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new("select count(*) from deliveries d");
-        wanted.push_conditions(&mut sql);
+        wanted.push_conditions(&mut sql)?;
         sql.build_query_scalar().fetch_one(conn).await
     })?;
     Ok(count)

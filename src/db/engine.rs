@@ -344,12 +344,18 @@ const DEEPEST_FILTER: usize = 16;
 
 /// A query under construction, on either engine.
 pub(super) trait Contains {
+    /// The word before a column that keeps the planner from using an index of that column. SQLite has no statistics, so
+    /// it takes any index of a column that must equal a value for a good one.
+    const WITHOUT_INDEX: &'static str;
+
     /// Adds the condition that the JSON object in `column` contains `filter`: every key of the filter is there, with an
     /// equal scalar, an object that contains the filter's, or an array in which every item of the filter's has a match.
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()>;
 }
 
 impl Contains for QueryBuilder<Postgres> {
+    const WITHOUT_INDEX: &'static str = "";
+
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {
         self.push(column).push(" @> ").push_bind(Json(filter.clone()));
         Ok(())
@@ -357,6 +363,8 @@ impl Contains for QueryBuilder<Postgres> {
 }
 
 impl Contains for QueryBuilder<Sqlite> {
+    const WITHOUT_INDEX: &'static str = "+";
+
     /// The operator `@>` of Postgres spelled out: an `exists` over `json_each` for each key and item of the filter. As
     /// in Postgres, an empty filter matches everything and numbers are compared by value.
     fn push_contains(&mut self, column: &str, filter: &Map<String, Value>) -> DbResult<()> {

@@ -9,10 +9,12 @@ use sqlx::types::Json;
 use sqlx::{QueryBuilder, query, query_as};
 use uuid::Uuid;
 
+use super::access::push_scope_of_thread;
 use super::checkpoints::{lane_id, lane_of};
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};
+use crate::domain::access::Scope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
@@ -227,13 +229,17 @@ pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunI
         .collect())
 }
 
-/// Returns the pending interrupts of all threads, oldest first.
-pub async fn pending(tx: &mut Tx<'_>, limit: i64, offset: i64) -> DbResult<Vec<InterruptRecord>> {
-    const SQL: &str = concatcp!(
-        SELECT,
-        " where status = 'pending' order by created_at, seq, interrupt_id limit $1 offset $2"
-    );
-    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).bind(offset).fetch_all(conn).await)?;
+/// Returns the pending interrupts of the threads in a scope, oldest first.
+pub async fn pending(tx: &mut Tx<'_>, scope: &Scope, limit: i64, offset: i64) -> DbResult<Vec<InterruptRecord>> {
+    let rows: Vec<InterruptRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where status = 'pending'"));
+        push_scope_of_thread(&mut sql, scope, "interrupts.thread_id")?;
+        sql.push(" order by created_at, seq, interrupt_id limit ")
+            .push_bind(limit)
+            .push(" offset ")
+            .push_bind(offset);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
     readable(rows)
 }
 

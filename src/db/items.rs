@@ -1,5 +1,8 @@
 //! The table of items: the content of the Store.
 //!
+//! Every owner has a Store of their own, its *space*: two owners can have items at the same address. Only the sweep of
+//! expired items goes through all spaces.
+//!
 //! A namespace is stored as text, with a dot after each label. So all items in or below a namespace are one range of
 //! the primary key: from that text up to the same text with a slash (the character after the dot) in place of the last
 //! dot.
@@ -13,6 +16,7 @@ use super::engine::{Matches, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::item::{AFTER_ALL, Item, ItemAddress, ItemChange, ItemSearch, Namespace, PreparedItem};
 use crate::domain::json_limits::parsed_bytes;
 use crate::domain::time::Timestamp;
@@ -83,19 +87,19 @@ fn range(prefix: &Namespace) -> (String, String) {
     (from, to)
 }
 
-/// Applies a change.
-pub async fn change(tx: &mut Tx<'_>, change: &ItemChange, now: Timestamp) -> DbResult<()> {
+/// Applies a change in the space of an owner.
+pub async fn change(tx: &mut Tx<'_>, space: &Ownership, change: &ItemChange, now: Timestamp) -> DbResult<()> {
     match change {
-        ItemChange::Put(draft) => put(tx, draft, now).await,
-        ItemChange::Delete(address) => delete(tx, address, now).await.map(drop),
+        ItemChange::Put(draft) => put(tx, space, draft, now).await,
+        ItemChange::Delete(address) => delete(tx, space, address, now).await.map(drop),
     }
 }
 
 /// Stores an item with its vectors. An existing item keeps its creation time, unless it has expired.
-pub async fn put(tx: &mut Tx<'_>, draft: &PreparedItem, now: Timestamp) -> DbResult<()> {
-    const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at) \
-        values ($1, $2, $3, $4, $5, $6, $6) on conflict (namespace, key) do update set value = excluded.value, \
-        ttl = excluded.ttl, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
+pub async fn put(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem, now: Timestamp) -> DbResult<()> {
+    const SQL: &str = "insert into items (namespace, key, value, ttl, expires_at, created_at, updated_at, tenant, owner) \
+        values ($1, $2, $3, $4, $5, $6, $6, $7, $8) \
+        on conflict (tenant, owner, namespace, key) do update set value = excluded.value, ttl = excluded.ttl, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         created_at = case when items.expires_at <= $6 then excluded.created_at else items.created_at end";
     let ttl = draft.ttl.map(|ttl| i64::try_from(ttl.as_micros()).unwrap_or(i64::MAX));
     on_engine!(tx, |conn| query(SQL)
@@ -105,49 +109,67 @@ pub async fn put(tx: &mut Tx<'_>, draft: &PreparedItem, now: Timestamp) -> DbRes
         .bind(ttl)
         .bind(draft.ttl.map(|ttl| now.plus(ttl).0))
         .bind(now.0)
+        .bind(space.tenant.as_str())
+        .bind(space.owner.as_str())
         .execute(conn)
         .await
         .map(drop))?;
-    vectors::replace(tx, draft).await
+    vectors::replace(tx, space, draft).await
 }
 
 /// Returns the item at this address, unless it has expired.
-pub async fn find(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<Option<Item>> {
+pub async fn find(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now: Timestamp) -> DbResult<Option<Item>> {
     const SQL: &str = concatcp!(
         SELECT,
-        " where namespace = $1 and key = $2 and (expires_at is null or expires_at > $3)"
+        " where tenant = $4 and owner = $5 and namespace = $1 and key = $2 \
+         and (expires_at is null or expires_at > $3)"
     );
     let namespace = text_of(&address.namespace);
     let row: Option<ItemRow> = on_engine!(tx, |conn| query_as(SQL)
         .bind(&namespace)
         .bind(&address.key)
         .bind(now.0)
+        .bind(space.tenant.as_str())
+        .bind(space.owner.as_str())
         .fetch_optional(conn)
         .await)?;
     row.map(Item::try_from).transpose()
 }
 
 /// Deletes an item. Returns whether it existed and had not expired.
-pub async fn delete(tx: &mut Tx<'_>, address: &ItemAddress, now: Timestamp) -> DbResult<bool> {
-    const SQL: &str = "delete from items where namespace = $1 and key = $2 returning expires_at";
+pub async fn delete(tx: &mut Tx<'_>, space: &Ownership, address: &ItemAddress, now: Timestamp) -> DbResult<bool> {
+    const SQL: &str = "delete from items where tenant = $3 and owner = $4 and namespace = $1 and key = $2 \
+        returning expires_at";
     let namespace = text_of(&address.namespace);
     let deleted: Option<(Option<i64>,)> = on_engine!(tx, |conn| query_as(SQL)
         .bind(&namespace)
         .bind(&address.key)
+        .bind(space.tenant.as_str())
+        .bind(space.owner.as_str())
         .fetch_optional(conn)
         .await)?;
     Ok(deleted.is_some_and(|(expires_at,)| expires_at.is_none_or(|at| at > now.0)))
 }
 
 /// Returns the items that match a search, in the order of their addresses, up to about `bytes` of memory.
-pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Timestamp) -> DbResult<ListPart<Item>> {
+pub async fn search(
+    tx: &mut Tx<'_>,
+    space: &Ownership,
+    wanted: &ItemSearch,
+    bytes: usize,
+    now: Timestamp,
+) -> DbResult<ListPart<Item>> {
     let (from, to) = range(&wanted.prefix);
     let mut filling = ListBuilder::new(i64::from(wanted.limit), bytes);
     while let Some(next) = filling.next() {
         let offset = i64::from(wanted.offset) + filling.count();
         let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where namespace >= "));
-            sql.push_bind(from.clone())
+            let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
+            sql.push_bind(space.tenant.as_str())
+                .push(" and owner = ")
+                .push_bind(space.owner.as_str());
+            sql.push(" and namespace >= ")
+                .push_bind(from.clone())
                 .push(" and namespace < ")
                 .push_bind(to.clone());
             sql.push(" and (expires_at is null or expires_at > ")
@@ -166,7 +188,7 @@ pub async fn search(tx: &mut Tx<'_>, wanted: &ItemSearch, bytes: usize, now: Tim
 }
 
 /// Restarts the TTL of these items. Items without a TTL and expired items do not change.
-pub async fn refresh(tx: &mut Tx<'_>, addresses: &[ItemAddress], now: Timestamp) -> DbResult<()> {
+pub async fn refresh(tx: &mut Tx<'_>, space: &Ownership, addresses: &[ItemAddress], now: Timestamp) -> DbResult<()> {
     if addresses.is_empty() {
         return Ok(());
     }
@@ -175,23 +197,43 @@ pub async fn refresh(tx: &mut Tx<'_>, addresses: &[ItemAddress], now: Timestamp)
         sql.push_bind(now.0)
             .push(" where ttl is not null and expires_at > ")
             .push_bind(now.0);
-        sql.push(" and (namespace, key) in (");
-        sql.push_values(addresses, |mut row, address| {
-            row.push_bind(text_of(&address.namespace))
-                .push_bind(address.key.clone());
-        });
-        sql.push(")").build().execute(conn).await.map(drop)
+        sql.push(" and tenant = ")
+            .push_bind(space.tenant.as_str())
+            .push(" and owner = ")
+            .push_bind(space.owner.as_str());
+        push_addresses(
+            &mut sql,
+            addresses
+                .iter()
+                .map(|address| (text_of(&address.namespace), address.key.clone())),
+        );
+        sql.build().execute(conn).await.map(drop)
     })?;
     Ok(())
 }
 
-/// Deletes up to `limit` expired items, the first expired first. Returns their number. Several servers can sweep at
+/// Appends the condition that an item is at one of these addresses, each the text of a namespace and a key, after
+/// `and`. SQLite looks the addresses up in the primary key only if they come from a select.
+fn push_addresses<DB>(sql: &mut QueryBuilder<DB>, addresses: impl Iterator<Item = (String, String)>)
+where
+    DB: sqlx::Database,
+    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(" and (namespace, key) in (select wanted.column1, wanted.column2 from (");
+    sql.push_values(addresses, |mut row, (namespace, key)| {
+        row.push_bind(namespace).push_bind(key);
+    });
+    sql.push(") wanted)");
+}
+
+/// Deletes up to `limit` expired items of all owners, the first expired first. Returns their number. Several servers can sweep at
 /// once without waiting for each other.
 pub async fn sweep(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> DbResult<u64> {
-    const SQLITE: &str = "delete from items where (namespace, key) in \
-        (select namespace, key from items where expires_at <= $1 order by expires_at limit $2)";
-    const POSTGRES: &str = "delete from items where (namespace, key) in \
-        (select namespace, key from items where expires_at <= $1 order by expires_at limit $2 for update skip locked)";
+    const SQLITE: &str = "delete from items where (tenant, owner, namespace, key) in \
+        (select tenant, owner, namespace, key from items where expires_at <= $1 order by expires_at limit $2)";
+    const POSTGRES: &str = "delete from items where (tenant, owner, namespace, key) in \
+        (select tenant, owner, namespace, key from items where expires_at <= $1 order by expires_at limit $2 \
+        for update skip locked)";
     let sql = tx.either(SQLITE, POSTGRES);
     let swept = on_engine!(tx, |conn| query(sql)
         .bind(now.0)

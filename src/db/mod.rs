@@ -7,6 +7,7 @@
 //! A step is stored as the values that it *wrote*, never as the resulting state. The state at a checkpoint is the sum
 //! of the writes of its ancestors, see [`checkpoints`].
 
+pub mod access;
 pub mod assistants;
 pub mod audit;
 pub mod background;

@@ -11,6 +11,7 @@ mod interrupts;
 mod items;
 mod jobs;
 mod notifications;
+mod ownership;
 mod plans;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
@@ -26,6 +27,7 @@ use serde_json::{Map, Value, json};
 use tokio_util::task::TaskTracker;
 
 use super::{Db, DbError, DbResult};
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::{CheckpointSource, Entry};
 use crate::domain::id::{AssistantId, CheckpointId, RunId, ThreadId};
 use crate::domain::message::Message;
@@ -113,6 +115,7 @@ fn object(value: Value) -> Map<String, Value> {
 fn thread_at(now: i64) -> Thread {
     Thread {
         id: ThreadId::mint(),
+        ownership: Ownership::default(),
         status: ThreadStatus::Idle,
         metadata: Map::new(),
         config: Map::new(),

@@ -17,7 +17,7 @@ pub use search::{COUNTED, LOOKED_INTO, ThreadOrder, ThreadPage, ThreadQuery, cou
 
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, log_unreadable};
-use super::{DbResult, Tx};
+use super::{DbResult, Tx, access};
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::machine::Failure;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
@@ -26,7 +26,7 @@ use crate::domain::time::Timestamp;
 const TABLE: &str = "threads";
 
 const COLUMNS: &str = "thread_id, status, cast(metadata as text) as metadata, cast(config as text) as config, error, \
-    created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at";
+    created_at, updated_at, state_updated_at, ttl, ttl_strategy, expires_at, tenant, owner";
 const SELECT: &str = concatcp!("select ", COLUMNS, " from threads");
 
 #[derive(sqlx::FromRow)]
@@ -42,6 +42,8 @@ struct ThreadRow {
     ttl: Option<i64>,
     ttl_strategy: Option<String>,
     expires_at: Option<i64>,
+    tenant: String,
+    owner: String,
 }
 
 /// Reads a thread leniently: a thread with unreadable JSON columns can still run, expire and be deleted.
@@ -70,6 +72,7 @@ impl From<ThreadRow> for Thread {
             state_updated_at: Timestamp(row.state_updated_at),
             ttl: read_ttl(row.ttl, row.ttl_strategy.as_deref()),
             expires_at: row.expires_at.map(Timestamp),
+            ownership: access::ownership(row.tenant, row.owner),
         }
     }
 }
@@ -94,7 +97,8 @@ pub async fn insert(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
 pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResult<bool> {
     const SQL: &str = "insert into threads \
         (thread_id, status, metadata, config, error, created_at, updated_at, state_updated_at, ttl, ttl_strategy, \
-        expires_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) on conflict (thread_id) do nothing";
+        expires_at, tenant, owner) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) \
+        on conflict (thread_id) do nothing";
     let error = thread.error.as_ref().map(encode).transpose()?;
     let inserted = on_engine!(tx, |conn| query(SQL)
         .bind(thread.id.0)
@@ -108,6 +112,8 @@ pub(super) async fn insert_unindexed(tx: &mut Tx<'_>, thread: &Thread) -> DbResu
         .bind(thread.ttl.map(micros))
         .bind(thread.ttl.map(|ttl| ttl.strategy.word()))
         .bind(thread.expires_at.map(|at| at.0))
+        .bind(thread.ownership.tenant.as_str())
+        .bind(thread.ownership.owner.as_str())
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;

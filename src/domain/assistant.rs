@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::access::Ownership;
 use super::id::AssistantId;
 use super::time::Timestamp;
 use super::{Invalid, metadata};
@@ -20,6 +21,8 @@ pub const MAX_SETTING_BYTES: usize = 128 * 1024;
 pub struct Assistant {
     /// The id.
     pub id: AssistantId,
+    /// To whom it belongs.
+    pub ownership: Ownership,
     /// The number of the version in use.
     pub version: i64,
     /// The settings of the version in use.
@@ -78,7 +81,7 @@ pub struct AssistantChange {
 }
 
 impl Assistant {
-    /// Creates the default assistant of a definition.
+    /// Creates the default assistant of a definition, which belongs to the server.
     pub fn automatic(graph_id: &str, name: &str, description: Option<&str>, now: Timestamp) -> Self {
         let settings = AssistantSettings {
             graph_id: graph_id.to_owned(),
@@ -87,13 +90,14 @@ impl Assistant {
             description: description.map(str::to_owned),
             ..AssistantSettings::default()
         };
-        Self::new(AssistantId::of_graph(graph_id), settings, now)
+        Self::new(AssistantId::of_graph(graph_id), Ownership::of_server(), settings, now)
     }
 
     /// Creates an assistant with version 1.
-    pub fn new(id: AssistantId, settings: AssistantSettings, now: Timestamp) -> Self {
+    pub fn new(id: AssistantId, ownership: Ownership, settings: AssistantSettings, now: Timestamp) -> Self {
         Self {
             id,
+            ownership,
             version: 1,
             settings,
             created_at: now,

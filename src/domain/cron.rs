@@ -9,6 +9,7 @@ use croner::parser::{CronParser, Seconds, Year};
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::access::Ownership;
 use super::id::{AssistantId, CronId, ThreadId};
 use super::run::RunRequest;
 use super::time::Timestamp;
@@ -18,6 +19,8 @@ use super::time::Timestamp;
 pub struct Cron {
     /// The id.
     pub id: CronId,
+    /// To whom it belongs, and the threads that it makes.
+    pub ownership: Ownership,
     /// The assistant to run.
     pub assistant: AssistantId,
     /// The thread of the runs; none to give every run a new thread.

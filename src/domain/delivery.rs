@@ -1,5 +1,6 @@
 //! Deliveries: webhook requests that report the end of a run.
 
+use super::access::Ownership;
 use super::id::{DeliveryId, RunId, ThreadId};
 use super::time::Timestamp;
 
@@ -12,6 +13,8 @@ pub struct Delivery {
     pub run: RunId,
     /// The thread of the run.
     pub thread: ThreadId,
+    /// To whom the thread belonged when the run ended.
+    pub ownership: Ownership,
     /// The webhook URL.
     pub url: String,
     /// The JSON body.
@@ -34,11 +37,12 @@ pub struct Delivery {
 
 impl Delivery {
     /// Creates a delivery of `body` to `url` that is due at once.
-    pub fn new(run: RunId, thread: ThreadId, url: &str, body: String, now: Timestamp) -> Self {
+    pub fn new(run: RunId, thread: ThreadId, ownership: Ownership, url: &str, body: String, now: Timestamp) -> Self {
         Self {
             id: DeliveryId::mint(),
             run,
             thread,
+            ownership,
             url: url.to_owned(),
             body,
             status: DeliveryStatus::Pending,

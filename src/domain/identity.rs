@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::Invalid;
+use super::access::Ownership;
 use super::time::Timestamp;
 
 /// The longest name of a tenant, in characters.
@@ -250,14 +251,14 @@ impl Identity {
 
     /// The identity with which the server continues work on a thread.
     pub fn server() -> Self {
-        Self::server_for(Tenant::default(), UserId::default())
+        Self::server_for(&Ownership::default())
     }
 
     /// The identity with which the server works for a user: what it creates belongs to them.
-    pub fn server_for(tenant: Tenant, user: UserId) -> Self {
+    pub fn server_for(owner: &Ownership) -> Self {
         Self {
-            tenant,
-            user,
+            tenant: owner.tenant.clone(),
+            user: owner.owner.clone(),
             credential: Credential::Server,
             ..Self::unauthenticated()
         }

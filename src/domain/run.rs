@@ -274,7 +274,7 @@ impl RunCaller {
 }
 
 /// Removes the entries that name an authenticated user: only the server may write them.
-pub fn remove_auth_keys(context: &mut Map<String, Value>) {
+fn remove_auth_keys(context: &mut Map<String, Value>) {
     context.retain(|key, _| !key.starts_with(AUTH_KEYS));
 }
 
@@ -298,6 +298,15 @@ impl RunRequest {
             context.extend(caller.context());
         }
         context
+    }
+
+    /// Makes the request one of this caller: what clients wrote in the place of the authenticated user is removed.
+    pub fn assign_to(&mut self, caller: &Identity) {
+        self.caller = RunCaller::of(caller);
+        remove_auth_keys(&mut self.context);
+        if let Some(Value::Object(configurable)) = self.config.get_mut("configurable") {
+            remove_auth_keys(configurable);
+        }
     }
 
     /// Returns the URL to notify when the run ends, if any.

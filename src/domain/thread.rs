@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::access::Ownership;
 use super::id::ThreadId;
 use super::machine::Failure;
 use super::time::Timestamp;
@@ -13,6 +14,8 @@ use super::time::Timestamp;
 pub struct Thread {
     /// The id.
     pub id: ThreadId,
+    /// To whom it belongs.
+    pub ownership: Ownership,
     /// The status.
     pub status: ThreadStatus,
     /// The client's metadata, searchable.
@@ -35,7 +38,7 @@ pub struct Thread {
 
 impl Thread {
     /// Creates a thread without runs.
-    pub fn new(id: ThreadId, metadata: Map<String, Value>, now: Timestamp) -> Self {
+    pub fn new(id: ThreadId, ownership: Ownership, metadata: Map<String, Value>, now: Timestamp) -> Self {
         let created_at = now;
         let updated_at = now;
         let state_updated_at = now;
@@ -46,6 +49,7 @@ impl Thread {
         let expires_at = None;
         Self {
             id,
+            ownership,
             status,
             metadata,
             config,

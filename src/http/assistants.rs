@@ -15,6 +15,7 @@ use super::wire::assistant::{
 use super::wire::json;
 use super::{Api, JsonResult};
 use crate::db::assistants;
+use crate::domain::access::Action;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
@@ -40,7 +41,14 @@ pub(super) async fn create(
         |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
     let once = api
         .assistants
-        .create_assistant(id, settings, reuse_existing, key, created_response)
+        .create_assistant(
+            id,
+            api.ownership(),
+            settings,
+            reuse_existing,
+            key,
+            created_response,
+        )
         .await?;
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
@@ -56,7 +64,7 @@ pub(super) async fn search(
     api: Api,
     ApiJson(body): ApiJson<AssistantSearch>,
 ) -> Result<Response, ApiError> {
-    let CheckedAssistantSearch { query, page, select } = body.check()?;
+    let CheckedAssistantSearch { query, page, select } = body.check(api.scope(Action::AssistantsSearch))?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
@@ -75,7 +83,7 @@ pub(super) async fn search(
 #[utoipa::path(post, path = "/assistants/count", tag = "Assistants", request_body = AssistantSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<AssistantSearch>) -> JsonResult<i64> {
-    let query = body.check()?.query;
+    let query = body.check(api.scope(Action::AssistantsSearch))?.query;
     Ok(Json(
         api.db
             .read(move |tx| Box::pin(async move { assistants::count(tx, &query).await }))
@@ -123,9 +131,8 @@ pub(super) async fn delete(
     ApiPath(path): ApiPath<AssistantPath>,
     params: Params,
 ) -> Result<Response, ApiError> {
-    api.assistants
-        .delete_assistant(path.assistant_id, params.flag("delete_threads")?)
-        .await?;
+    let threads = params.flag("delete_threads")?.then(|| api.scope(Action::ThreadsDelete));
+    api.assistants.delete_assistant(path.assistant_id, threads).await?;
     Ok(no_content())
 }
 

@@ -10,6 +10,7 @@ use super::wire::Object;
 use super::wire::cron::{CheckedCronSearch, CronCreate, CronSearch, CronView, check_keys, read_new_cron, read_patch};
 use super::{Api, JsonResult};
 use crate::db::crons;
+use crate::domain::access::Action;
 use crate::domain::cron::Cron;
 use crate::domain::id::CronId;
 use crate::domain::idempotency::StoredResponse;
@@ -31,7 +32,7 @@ pub(super) async fn create(
     check_keys(&body)?;
     let once = api
         .crons
-        .create(read_new_cron(body, None)?, key, created_response)
+        .create(read_new_cron(body, None, &api.caller)?, key, created_response)
         .await?;
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
@@ -55,7 +56,11 @@ pub(super) async fn create_for_thread(
     check_keys(&body)?;
     let once = api
         .crons
-        .create(read_new_cron(body, Some(path.thread_id))?, key, created_response)
+        .create(
+            read_new_cron(body, Some(path.thread_id), &api.caller)?,
+            key,
+            created_response,
+        )
         .await?;
     idempotency::respond(once, |cron| idempotency::response(created_response(&cron)))
 }
@@ -96,7 +101,7 @@ pub(super) async fn patch(
     let mut outcome = Err(CronError::Stale);
     for _ in 0..ATTEMPTS {
         let old = find(&api, path.cron_id).await?;
-        let change = read_patch(&old, &body)?;
+        let change = read_patch(&old, &body, &api.caller)?;
         outcome = api.crons.update(old, change).await;
         if !matches!(outcome, Err(CronError::Stale)) {
             break;
@@ -126,7 +131,7 @@ pub(super) async fn delete(api: Api, ApiPath(path): ApiPath<CronPath>) -> Result
     responses((status = 200, description = "A page of crons", body = Vec<CronView>,
         headers(("x-pagination-total" = u64), ("x-pagination-next" = u64)))))]
 pub(super) async fn search(api: Api, ApiJson(body): ApiJson<CronSearch>) -> Result<Response, ApiError> {
-    let CheckedCronSearch { query, page, select } = body.check()?;
+    let CheckedCronSearch { query, page, select } = body.check(api.scope(Action::CronsSearch))?;
     let permit = api.answers.permit().await?;
     let bytes = api.answers.bytes();
     let read = api.db.read(move |tx| {
@@ -143,7 +148,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<CronSearch>) -> Resu
 #[utoipa::path(post, path = "/runs/crons/count", tag = "Crons", request_body = CronSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<CronSearch>) -> JsonResult<i64> {
-    let query = body.check()?.query;
+    let query = body.check(api.scope(Action::CronsSearch))?.query;
     Ok(Json(
         api.db
             .read(move |tx| Box::pin(async move { crons::count(tx, &query).await }))

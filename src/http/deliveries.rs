@@ -9,6 +9,7 @@ use super::wire::delivery::DeliveryView;
 use super::wire::json;
 use super::{Api, JsonResult};
 use crate::db::deliveries::{self, DeliverySearch};
+use crate::domain::access::Action;
 use crate::domain::delivery::DeliveryStatus;
 use crate::domain::id::{RunId, ThreadId};
 
@@ -30,6 +31,7 @@ pub(super) async fn list(api: Api, params: Params) -> Result<Response, ApiError>
         .text("thread_id")
         .map(|id| id.parse::<ThreadId>().map_err(|_| ApiError::bad_id("thread")));
     let query = DeliverySearch {
+        scope: api.scope(Action::DeliveriesSearch),
         run: run.transpose()?,
         thread: thread.transpose()?,
         status: params.word("status", None, |word| DeliveryStatus::from_word(word).map(Some))?,

@@ -12,6 +12,7 @@ use super::wire::interrupt::{InterruptList, InterruptResolve, InterruptResolved,
 use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::threads;
+use crate::domain::access::Action;
 
 /// Lists the open interrupts of all threads, oldest first.
 #[utoipa::path(get, path = "/interrupts", tag = "Approvals",
@@ -24,16 +25,22 @@ pub(super) async fn pending(api: Api, params: Params) -> JsonResult<InterruptLis
     let page = params.page(10)?;
     let limit = i64::from(page.limit);
     let offset = i64::from(page.offset);
-    let remote = api.interrupts.pending_of_remote_tasks(limit + offset).await?;
+    let remote = api
+        .interrupts
+        .pending_of_remote_tasks(api.scope(Action::InterruptsSearch), limit + offset)
+        .await?;
     // Local and remote interrupts are merged before a page is cut.
     let (limit_of_read, offset_of_read) = if remote.is_empty() {
         (limit, offset)
     } else {
         (limit + offset, 0)
     };
+    let scope = api.scope(Action::InterruptsSearch);
     let mut all = api
         .db
-        .read(move |tx| Box::pin(interrupts::pending(tx, limit_of_read, offset_of_read)))
+        .read(move |tx| {
+            Box::pin(async move { interrupts::pending(tx, &scope, limit_of_read, offset_of_read).await })
+        })
         .await?;
     if !remote.is_empty() {
         all.extend(remote);

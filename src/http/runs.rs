@@ -21,12 +21,13 @@ use super::wire::server_sent_event::ServerSentEvent;
 use super::{Api, JsonResult};
 use crate::db::runs::RunList;
 use crate::db::{runs, threads};
+use crate::domain::access::Action;
 use crate::domain::id::ThreadId;
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::visibility::Visibility;
 use crate::events::After;
-use crate::runtime::{AssistantRef, CancelAction, RunResponse};
+use crate::runtime::{AssistantRef, CancelAction, ResourceRef, RunResponse};
 
 /// Creates a run and returns without waiting for it.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "Runs", params(ThreadPath, KeyHeader),
@@ -41,10 +42,7 @@ pub(super) async fn create(
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
     let checked = body.check(RunScope::Thread(path.thread_id), &api.caller)?;
-    start_in_background(&api, checked, key, |runs| {
-        created_response(runs, run_path)
-    })
-    .await
+    start_in_background(&api, checked, key, |runs| created_response(runs, run_path)).await
 }
 
 /// The response to a request that creates a run: the run and its location.
@@ -384,12 +382,14 @@ pub(super) struct JoinRequest {
 }
 
 impl JoinRequest {
-    /// Returns true if the client wants the run cancelled when it disconnects. Such a GET changes data, and a browser
-    /// would send it for any link, so foreign pages are refused.
-    fn cancel_on_disconnect(&self, api: &Api) -> Result<bool, ApiError> {
+    /// Returns true if the client wants the run cancelled when it disconnects. Such a GET changes data: callers who may
+    /// only read the thread are refused, and so are foreign pages, since a browser would send it for any link.
+    async fn cancel_on_disconnect(&self, api: &Api) -> Result<bool, ApiError> {
         let is_wanted = self.params.flag("cancel_on_disconnect")?;
         if is_wanted {
             origins::check_read_with_effect(&api.settings.cors.origins, &self.headers)?;
+            api.check(Action::ThreadsUpdate, ResourceRef::Thread(self.path.0.thread_id))
+                .await?;
         }
         Ok(is_wanted)
     }
@@ -405,7 +405,7 @@ impl JoinRequest {
         (status = 404, description = "Thread or run not found", body = ErrorBody),
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
-    let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
+    let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let run = find(&api, request.path.0).await?;
     let permit = api.streams.acquire(Some(run.thread), request.client)?;
     let guard = CancelOnDisconnect::new(cancel_on_disconnect, &api.runs, &run);
@@ -432,7 +432,7 @@ pub(super) async fn join(api: Api, request: JoinRequest) -> Result<Response, Api
         (status = 429, description = "The thread or the client has reached its limit of open streams", body = ErrorBody)))]
 pub(super) async fn join_stream(api: Api, request: JoinRequest) -> Result<Response, ApiError> {
     let filter = requested_modes(&request.params)?;
-    let cancel_on_disconnect = request.cancel_on_disconnect(&api)?;
+    let cancel_on_disconnect = request.cancel_on_disconnect(&api).await?;
     let resume_from = last_event_id(&request.headers)?;
     let run = find(&api, request.path.0).await?;
     let resume_from = resume_from.filter(|_| run.lineage.depth > 0 || run.request.stream_resumable);

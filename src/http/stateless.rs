@@ -15,10 +15,11 @@ use super::wire::run::{MAX_BATCH, RunCreate, RunScope, RunView, RunsCancel};
 use super::wire::server_sent_event::ServerSentEvent;
 use super::wire::word;
 use crate::domain::Invalid;
+use crate::domain::access::Action;
 use crate::domain::id::RunId;
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::run::Run;
-use crate::runtime::{CancelAction, CancelError};
+use crate::runtime::{CancelAction, CancelError, ResourceRef};
 
 /// Creates a run on a new thread and returns without waiting for it.
 #[utoipa::path(post, path = "/runs", tag = "Stateless runs", request_body = RunCreate,
@@ -30,9 +31,12 @@ pub(super) async fn create(
     api: Api,
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<RunCreate>>,
 ) -> Result<Response, ApiError> {
-    start_in_background(&api, body.check(RunScope::Stateless, &api.caller)?, key, |runs| {
-        created_response(runs, short_run_path)
-    })
+    start_in_background(
+        &api,
+        body.check(RunScope::Stateless, &api.caller)?,
+        key,
+        |runs| created_response(runs, short_run_path),
+    )
     .await
 }
 
@@ -121,7 +125,7 @@ pub(super) async fn cancel(
         ],
     )?;
     let any_cancelled = match (status, &body.thread_id, &body.run_ids) {
-        (Some((pending, running)), None, None) => api.runs.cancel_all(pending, running, action).await?,
+        (Some((pending, running)), None, None) => api.runs.cancel_all(api.scope(Action::ThreadsUpdate), pending, running, action).await?,
         (None, Some(thread), Some(ids)) => cancel_listed(&api, thread, ids, action).await?,
         (Some(_), _, _) => {
             return Err(Invalid::new("status", "cannot be combined with thread_id and run_ids").into());
@@ -141,6 +145,7 @@ async fn cancel_listed(api: &Api, thread: &str, ids: &[String], action: CancelAc
         return Err(Invalid::new("run_ids", format!("names more than {MAX_BATCH} runs")).into());
     }
     let thread = parse_thread_id(thread)?;
+    api.check(Action::ThreadsUpdate, ResourceRef::Thread(thread)).await?;
     let ids = ids
         .iter()
         .map(|id| id.parse().map_err(|_| ApiError::bad_id("run")))

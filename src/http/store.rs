@@ -19,7 +19,7 @@ use crate::domain::item::{ItemAddress, Namespace};
         (status = 400, description = "The namespace is empty or reserved", body = ErrorBody),
         (status = 424, description = "The embedding model failed; nothing is stored", body = ErrorBody)))]
 pub(super) async fn put(api: Api, ApiJson(body): ApiJson<ItemPut>) -> Result<Response, ApiError> {
-    api.store.put(body.check()?).await?;
+    api.store.put(&api.ownership(), body.check()?).await?;
     Ok(no_content())
 }
 
@@ -43,14 +43,15 @@ pub(super) async fn get(api: Api, params: Params) -> JsonResult<Option<ItemView>
         .is_some()
         .then(|| params.flag("refresh_ttl"))
         .transpose()?;
-    Ok(Json(api.store.get(address, refresh).await?.map(ItemView::from)))
+    let found = api.store.get(&api.ownership(), address, refresh).await?;
+    Ok(Json(found.map(ItemView::from)))
 }
 
 /// Deletes an item, if it exists.
 #[utoipa::path(delete, path = "/store/items", tag = "Store", request_body = ItemDelete,
     responses((status = 204, description = "The item is deleted")))]
 pub(super) async fn delete(api: Api, ApiJson(body): ApiJson<ItemDelete>) -> Result<Response, ApiError> {
-    api.store.delete(body.check()?).await?;
+    api.store.delete(&api.ownership(), body.check()?).await?;
     Ok(no_content())
 }
 
@@ -72,7 +73,10 @@ pub(super) async fn search(
         offset: query.wanted.offset,
     };
     let permit = api.answers.permit().await?;
-    let found = api.store.search(query, api.answers.bytes()).await?;
+    let found = api
+        .store
+        .search(&api.ownership(), query, api.answers.bytes())
+        .await?;
     let texts = permit.texts(found, |found| Some(json(&FoundItemView::from(found))))?;
     let headers = page.truncated_headers(None, texts.rows_read, texts.is_cut);
     Ok((headers, permit.object("items", texts)).into_response())
@@ -85,7 +89,7 @@ pub(super) async fn namespaces(
     api: Api,
     ApiJson(body): ApiJson<NamespaceSearchBody>,
 ) -> JsonResult<FoundNamespaces> {
-    let found = api.store.namespaces(body.check()?).await?;
+    let found = api.store.namespaces(&api.ownership(), body.check()?).await?;
     Ok(Json(FoundNamespaces {
         namespaces: found.into_iter().map(|name| name.labels().to_vec()).collect(),
     }))

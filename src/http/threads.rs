@@ -21,13 +21,14 @@ use super::{Api, JsonResult};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx, background, checkpoints, retention, threads};
 use crate::domain;
+use crate::domain::access::Action;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::StoredResponse;
 use crate::domain::state::State as Fields;
 use crate::domain::thread::Thread;
 use crate::domain::visibility::Visibility;
-use crate::runtime::{CreateThreadError, CreatedThread};
+use crate::runtime::{CreateThreadError, CreatedThread, ResourceRef};
 
 pub(super) mod stream;
 
@@ -41,16 +42,18 @@ pub(super) async fn create(
     Idempotent(key, ApiJson(body)): Idempotent<ApiJson<ThreadCreate>>,
 ) -> Result<Response, ApiError> {
     let if_exists = body.if_exists.unwrap_or_default();
-    let new_thread = body.into_new_thread()?;
+    let new_thread = body.into_new_thread(api.ownership())?;
     match (
         api.threads.create_thread(new_thread, key, created_response).await,
         if_exists,
     ) {
         (Ok(once), _) => idempotency::respond(once, |new| idempotency::response(created_response(&new))),
-        (Err(CreateThreadError::Exists(id)), IfExists::DoNothing) => {
+        (Err(CreateThreadError::Exists(id)), IfExists::DoNothing)
+            if api.may(Action::ThreadsRead, ResourceRef::Thread(id)).await? =>
+        {
             Ok(Json(load_view(&api, id).await?).into_response())
         }
-        (Err(CreateThreadError::Exists(id)), IfExists::Raise) => Err(ApiError::thread_exists(id)),
+        (Err(CreateThreadError::Exists(id)), IfExists::Raise | IfExists::DoNothing) => Err(ApiError::thread_exists(id)),
         (Err(CreateThreadError::Write(error)), _) => Err(error.into()),
     }
 }
@@ -157,13 +160,14 @@ pub(super) async fn copy(
     Idempotent(key, _): Idempotent<Raw>,
 ) -> Result<Response, ApiError> {
     let from = path.thread_id;
+    api.check(Action::ThreadsCreate, ResourceRef::Collection).await?;
     let visibility = api.db.read(move |tx| Box::pin(background::visibility(tx, from)));
     if visibility.await? != Visibility::Full {
         return Err(ApiError::no_thread(from));
     }
     let once = api
         .threads
-        .copy_thread(from, key, created_response)
+        .copy_thread(from, api.ownership(), key, created_response)
         .await?
         .ok_or_else(|| ApiError::no_thread(from))?;
     idempotency::respond(once, |copy| idempotency::response(created_response(&copy)))
@@ -175,8 +179,14 @@ pub(super) async fn copy(
     responses((status = 200, description = "The number of pruned threads", body = ThreadsPruned)))]
 pub(super) async fn prune(api: Api, ApiJson(body): ApiJson<ThreadPrune>) -> JsonResult<ThreadsPruned> {
     let (threads, strategy) = body.check()?;
+    let mut allowed = vec![];
+    for thread in threads {
+        if api.may(Action::ThreadsDelete, ResourceRef::Thread(thread)).await? {
+            allowed.push(thread);
+        }
+    }
     Ok(Json(ThreadsPruned {
-        pruned_count: api.threads.prune(threads, strategy).await?,
+        pruned_count: api.threads.prune(allowed, strategy).await?,
     }))
 }
 
@@ -210,7 +220,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
         page,
         select,
         extract,
-    } = body.check()?;
+    } = body.check(api.scope(Action::ThreadsSearch))?;
     let permit = api.answers.permit().await?;
     let most_bytes = api.answers.bytes();
     let query = threads::ThreadQuery {
@@ -253,7 +263,7 @@ pub(super) async fn search(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> Re
 #[utoipa::path(post, path = "/threads/count", tag = "Threads", request_body = ThreadSearch,
     responses((status = 200, description = "The number of matches", body = u64)))]
 pub(super) async fn count(api: Api, ApiJson(body): ApiJson<ThreadSearch>) -> JsonResult<i64> {
-    let query = body.check()?.query;
+    let query = body.check(api.scope(Action::ThreadsSearch))?.query;
     Ok(Json(
         api.db
             .search(move |tx| Box::pin(async move { threads::count(tx, &query).await }))

@@ -106,14 +106,7 @@ pub(super) fn decide(caller: &Identity, action: Action, facts: &ResourceFacts, s
 async fn facts(tx: &mut Tx<'_>, resource: ResourceRef) -> DbResult<Option<ResourceFacts>> {
     match resource {
         ResourceRef::Collection => Ok(None),
-        ResourceRef::Thread(thread) => match db::access::thread_facts(tx, thread, true).await? {
-            Some(facts) => Ok(Some(facts)),
-            // The thread of a remote task is on another server. It belongs to the thread that delegated.
-            None => match db::background::parent_of(tx, thread).await? {
-                Some(parent) => db::access::thread_facts(tx, parent, true).await,
-                None => Ok(None),
-            },
-        },
+        ResourceRef::Thread(thread) => db::access::thread_facts(tx, thread, true).await,
         ResourceRef::Assistant(assistant) => db::access::assistant_facts(tx, assistant, true).await,
         ResourceRef::Cron(cron) => db::access::cron_facts(tx, cron).await,
         ResourceRef::Delivery(delivery) => db::access::delivery_facts(tx, delivery).await,

@@ -18,6 +18,7 @@ use super::{BatchError, CancelAction, NewRun, log_lines};
 use crate::db::runs::Claim;
 use crate::db::{DbError, Tx};
 use crate::definition::Digest;
+use crate::domain::access::Ownership;
 use crate::domain::id::{RunId, WorkerId};
 use crate::domain::run::Run;
 use crate::domain::time::Timestamp;
@@ -37,6 +38,8 @@ pub(super) use withdraw::{leave_thread, undo, withdraw};
 /// A run that was admitted.
 pub(super) struct Admitted {
     pub(super) run: Run,
+    /// To whom its thread belongs.
+    pub(super) ownership: Ownership,
     /// True if the run is stored as running, under fence 1, and this process has to drive it.
     pub(super) claimed: bool,
     /// The runs that this run displaces, each with the action on its checkpoints. Other processes were notified of
@@ -168,6 +171,7 @@ impl Admission {
     pub(super) fn start_or_queue(&self, admitted: Admitted, permit: Option<OwnedSemaphorePermit>) -> Run {
         let Admitted {
             run,
+            ownership,
             claimed,
             displaced,
         } = admitted;
@@ -175,6 +179,7 @@ impl Admission {
         if claimed {
             let claim = Claim {
                 run: run.clone(),
+                ownership,
                 fence: 0,
                 crashes: 0,
             };

@@ -11,6 +11,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::db::threads::{ThreadOrder, ThreadQuery};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
@@ -31,14 +32,15 @@ pub(super) fn automatic(graph_id: &str, agent: &AgentDefinition, now: Timestamp)
     )
 }
 
-/// Stores the default assistant of a definition. A stored assistant stays as it is. If it was never changed, it takes
+/// Stores the default assistant of a definition. A stored assistant stays as it is, but it belongs to the server from
+/// now on. If it was never changed, it takes
 /// the name and the description of its definition.
 pub(super) async fn register(tx: &mut Tx<'_>, assistant: &Assistant) -> DbResult<()> {
     if assistants::insert(tx, assistant).await? {
-        Ok(())
-    } else {
-        refresh(tx, assistant).await
+        return Ok(());
     }
+    assistants::give_to_server(tx, &[assistant.id]).await?;
+    refresh(tx, assistant).await
 }
 
 async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
@@ -66,8 +68,8 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
     Ok(())
 }
 
-/// Returns up to `limit` threads on which this assistant worked last.
-async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
+/// Returns up to `limit` threads in a scope on which this assistant worked last.
+async fn threads_of(tx: &mut Tx<'_>, scope: &Scope, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
     let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
     let metadata = MetadataFilter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
     let wanted = ThreadQuery {
@@ -75,7 +77,7 @@ async fn threads_of(tx: &mut Tx<'_>, id: AssistantId, limit: i64) -> DbResult<Ve
         sort: ThreadOrder::Id,
         ascending: true,
         limit,
-        ..ThreadQuery::default()
+        ..ThreadQuery::within(scope.clone())
     };
     Ok(threads::search(tx, &wanted)
         .await?
@@ -97,7 +99,7 @@ impl Assistants {
         Self { core, threads }
     }
 
-    /// Creates an assistant, once per key. `shown` renders the stored response. If the id is taken and `or_take_it` is
+    /// Creates an assistant for `ownership`, once per key. `shown` renders the stored response. If the id is taken and `or_take_it` is
     /// set, the existing assistant is returned.
     ///
     /// # Errors
@@ -105,6 +107,7 @@ impl Assistants {
     pub async fn create_assistant(
         &self,
         id: AssistantId,
+        ownership: Ownership,
         settings: AssistantSettings,
         or_take_it: bool,
         key: Option<IdempotencyKey>,
@@ -114,7 +117,7 @@ impl Assistants {
         settings.check()?;
         self.check_graph(&settings.graph_id)?;
         let now = self.core.clock.now();
-        let assistant = Assistant::new(id, settings, now);
+        let assistant = Assistant::new(id, ownership, settings, now);
         let write = self.core.db.write_once(key, now, shown, move |tx| {
             Box::pin(async move {
                 if assistants::insert(tx, &assistant).await? {
@@ -184,12 +187,12 @@ impl Assistants {
         write.await
     }
 
-    /// Deletes an assistant with its versions. `with_threads` also deletes the threads on which it worked last. Runs of
-    /// the assistant continue, since they hold its settings.
+    /// Deletes an assistant with its versions. With a scope, also deletes the threads in that scope on which it worked
+    /// last. Runs of the assistant continue, since they hold its settings.
     ///
     /// # Errors
     /// See [`AssistantError`]. A default assistant cannot be deleted as long as its definition exists.
-    pub async fn delete_assistant(&self, id: AssistantId, with_threads: bool) -> Result<(), AssistantError> {
+    pub async fn delete_assistant(&self, id: AssistantId, threads: Option<Scope>) -> Result<(), AssistantError> {
         if let Some(graph_id) = self
             .core
             .registry
@@ -202,13 +205,16 @@ impl Assistants {
         let found = self.core.db.read(move |tx| Box::pin(assistants::find(tx, id))).await?;
         found.ok_or(AssistantError::NoAssistant(id))?;
         loop {
-            if with_threads {
-                self.delete_threads_of(id).await?;
+            if let Some(scope) = &threads {
+                self.delete_threads_of(id, scope).await?;
             }
+            let scope = threads.clone();
             let write = self.core.db.write(move |tx| {
                 Box::pin(async move {
                     // A run may have started on a new thread meanwhile.
-                    if with_threads && !threads_of(tx, id, 1).await?.is_empty() {
+                    if let Some(scope) = scope
+                        && !threads_of(tx, &scope, id, 1).await?.is_empty()
+                    {
                         return Ok(None);
                     }
                     assistants::delete(tx, id).await.map(Some)
@@ -222,9 +228,13 @@ impl Assistants {
         }
     }
 
-    async fn delete_threads_of(&self, id: AssistantId) -> DbResult<()> {
+    async fn delete_threads_of(&self, id: AssistantId, scope: &Scope) -> DbResult<()> {
         loop {
-            let read = self.core.db.read(move |tx| Box::pin(threads_of(tx, id, THREADS)));
+            let scope = scope.clone();
+            let read = self
+                .core
+                .db
+                .read(move |tx| Box::pin(async move { threads_of(tx, &scope, id, THREADS).await }));
             let threads = read.await?;
             if threads.is_empty() {
                 return Ok(());

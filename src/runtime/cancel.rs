@@ -8,6 +8,7 @@ use super::interrupts::{self, CallerNotice};
 use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, log_lines};
 use crate::db::{self, DbResult, Tx};
+use crate::domain::access::Scope;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
@@ -78,16 +79,16 @@ impl Runs {
         }));
     }
 
-    /// Cancels all runs that are queued by now (`pending`), all runs that are at work (`running`), or both. Returns
-    /// false if there were none.
+    /// Cancels all runs on the threads in a scope that are queued by now (`pending`), that are at work (`running`), or
+    /// both. Returns false if there were none.
     ///
     /// # Errors
     /// Returns an error when the database fails; some runs may be cancelled already.
-    pub async fn cancel_all(&self, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
+    pub async fn cancel_all(&self, scope: Scope, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
         let runs = self.clone();
         let work = self.core.run_detached(async move {
-            let stopped = running && runs.stop_all(action).await?;
-            let withdrawn = pending && runs.withdraw_all(action).await?;
+            let stopped = running && runs.stop_all(&scope, action).await?;
+            let withdrawn = pending && runs.withdraw_all(&scope, action).await?;
             runs.dispatcher.wakeup.notify_one();
             runs.core.webhooks.wake();
             Ok(stopped || withdrawn)
@@ -95,14 +96,15 @@ impl Runs {
         work.await
     }
 
-    /// Cancels all runs that are at work. Returns false if there are none.
-    async fn stop_all(&self, action: CancelAction) -> DbResult<bool> {
+    /// Cancels all runs that are at work in a scope. Returns false if there are none.
+    async fn stop_all(&self, scope: &Scope, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
+            let scope = scope.clone();
             let page = self
                 .core
                 .db
-                .write(move |tx| Box::pin(some_running(tx, last, action)))
+                .write(move |tx| Box::pin(async move { some_running(tx, &scope, last, action).await }))
                 .await?;
             let Some((thread, _)) = page.last() else {
                 return Ok(last.is_some());
@@ -114,16 +116,17 @@ impl Runs {
         }
     }
 
-    /// Withdraws all runs that are queued by now. Returns false if there are none.
-    async fn withdraw_all(&self, action: CancelAction) -> DbResult<bool> {
+    /// Withdraws all runs that are queued by now in a scope. Returns false if there are none.
+    async fn withdraw_all(&self, scope: &Scope, action: CancelAction) -> DbResult<bool> {
         let now = self.core.clock.now();
         let mut any = false;
         loop {
+            let scope = scope.clone();
             let webhooks = Arc::clone(&self.core.webhooks);
             match self
                 .core
                 .db
-                .write(move |tx| Box::pin(some_pending(tx, action, webhooks, now)))
+                .write(move |tx| Box::pin(async move { some_pending(tx, &scope, action, &webhooks, now).await }))
                 .await?
             {
                 true => any = true,
@@ -200,29 +203,31 @@ async fn request(
 /// The most runs that one transaction cancels.
 const AT_ONCE: i64 = 100;
 
-/// Requests that some runs at work stop: those on threads after `after`. Returns these runs.
+/// Requests that some runs at work in a scope stop: those on threads after `after`. Returns these runs.
 async fn some_running(
     tx: &mut Tx<'_>,
+    scope: &Scope,
     after: Option<ThreadId>,
     action: CancelAction,
 ) -> DbResult<Vec<(ThreadId, RunId)>> {
-    let page = db::runs::some_running(tx, after, AT_ONCE).await?;
+    let page = db::runs::some_running(tx, scope, after, AT_ONCE).await?;
     for (_, run) in &page {
         db::runs::request_cancel(tx, *run, action.word()).await?;
     }
     Ok(page)
 }
 
-/// Withdraws some of the runs that were queued by `now`. Returns false if there are none.
+/// Withdraws some of the runs that were queued by `now` in a scope. Returns false if there are none.
 async fn some_pending(
     tx: &mut Tx<'_>,
+    scope: &Scope,
     action: CancelAction,
-    webhooks: Arc<Webhooks>,
+    webhooks: &Webhooks,
     now: Timestamp,
 ) -> DbResult<bool> {
-    let page = db::runs::some_pending(tx, now, AT_ONCE).await?;
+    let page = db::runs::some_pending(tx, scope, now, AT_ONCE).await?;
     for run in &page {
-        admission::withdraw(tx, run, action, &webhooks, now).await?;
+        admission::withdraw(tx, run, action, webhooks, now).await?;
     }
     Ok(!page.is_empty())
 }

@@ -17,15 +17,19 @@ use super::shared::Core;
 use super::{AssistantRef, BatchError, CronError, NewRun, StartError, Target};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::id::{AssistantId, CronId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
+use crate::domain::identity::Identity;
 use crate::domain::run::RunRequest;
 use crate::domain::time::Timestamp;
 
 /// A request for a cron whose form was checked.
 #[derive(Debug, Clone)]
 pub struct NewCron {
+    /// Who creates it. The cron and the threads that it makes belong to them.
+    pub caller: Arc<Identity>,
     /// The thread of its runs; with none, every run has a thread of its own.
     pub thread: Option<ThreadId>,
     /// The assistant of its runs.
@@ -50,6 +54,7 @@ impl NewCron {
     /// Returns the cron without a due time.
     fn into_cron(self, id: CronId, assistant: AssistantId, now: Timestamp) -> Cron {
         let Self {
+            caller,
             thread,
             schedule,
             end,
@@ -60,6 +65,7 @@ impl NewCron {
             mut payload,
             ..
         } = self;
+        request.assign_to(&caller);
         mark(&mut request.config, id);
         payload.insert("assistant_id".to_owned(), json!(assistant));
         mark(open(&mut payload, "config"), id);
@@ -68,6 +74,7 @@ impl NewCron {
         let updated_at = now;
         Cron {
             id,
+            ownership: Ownership::of(&caller),
             assistant,
             thread,
             schedule,
@@ -105,6 +112,7 @@ pub(super) fn new_run_of(cron: &Cron) -> NewRun {
     metadata.insert("cron_id".to_owned(), json!(cron.id));
     NewRun {
         target: cron.thread.map_or(Target::Stateless { keep }, Target::Thread),
+        caller: Arc::new(Identity::server_for(&cron.ownership)),
         assistant: AssistantRef::Id(cron.assistant),
         request: cron.request.clone(),
         resume: None,
@@ -132,6 +140,7 @@ async fn check_cron(
     id: CronId,
 ) -> Result<Cron, CronError> {
     let resolved = context.core.registry.resolve(tx, &new_cron.assistant).await?;
+    admission::check_assistant(&resolved.assistant, &new_cron.caller, &context.core).map_err(CronError::of_check)?;
     let cron = new_cron.into_cron(id, resolved.assistant.id, context.now);
     admission::check_ahead(&new_run_of(&cron), &resolved, context)?;
     if cron.thread.is_none() && cron.request.checkpoint.is_some() {
@@ -189,8 +198,8 @@ impl Crons {
         write.await
     }
 
-    /// Replaces the cron `old`, as it was read, with `new_cron`. The next due time changes only with the schedule, the
-    /// zone or the end, or when the cron is enabled. Due times that passed while it was disabled are not made up for.
+    /// Replaces the cron `old`, as it was read, with `new_cron`. It keeps its owner, for whom its runs work. The next due
+    /// time changes only with the schedule, the zone or the end, or when the cron is enabled. Due times that passed while it was disabled are not made up for.
     ///
     /// # Errors
     /// See [`CronError`]; [`CronError::Stale`] when the cron was changed since it was read. Nothing is stored then.
@@ -215,10 +224,16 @@ impl Crons {
                     if (found.updated_at, &found.payload) != (old.updated_at, &old.payload) {
                         return Err(CronError::Stale);
                     }
+                    let new = check_cron(tx, new_cron, &context, old.id).await?;
                     let mut new = Cron {
+                        ownership: found.ownership.clone(),
+                        request: RunRequest {
+                            caller: found.request.caller.clone(),
+                            ..new.request
+                        },
                         thread: old.thread,
                         created_at: old.created_at,
-                        ..check_cron(tx, new_cron, &context, old.id).await?
+                        ..new
                     };
                     let is_woken = new.enabled && !found.enabled;
                     let still_due = found.due_at.filter(|due| new.end.is_none_or(|end| *due <= end));

@@ -78,9 +78,19 @@ impl Registry {
         self.read_clients(&mut sources).await?;
         self.replace(&sources);
         let before = self.clock.now().minus(GRACE);
-        self.db
-            .write(move |tx| Box::pin(db::definitions::sweep(tx, before)))
-            .await?;
+        let defaults: Vec<AssistantId> = sources
+            .clients
+            .keys()
+            .map(|graph_id| AssistantId::of_graph(graph_id))
+            .collect();
+        let write = self.db.write(move |tx| {
+            Box::pin(async move {
+                // Those of files were stored anew above.
+                db::assistants::give_to_server(tx, &defaults).await?;
+                db::definitions::sweep(tx, before).await
+            })
+        });
+        write.await?;
         Ok(())
     }
 

@@ -248,11 +248,18 @@ impl Dispatcher {
         None
     }
 
-    fn run_context(&self, Claim { run, fence, crashes }: Claim) -> RunContext {
+    fn run_context(&self, claim: Claim) -> RunContext {
+        let Claim {
+            run,
+            ownership,
+            fence,
+            crashes,
+        } = claim;
         RunContext {
             core: Arc::clone(&self.core),
             log: self.core.events.log(run.thread),
             run,
+            ownership,
             fence,
             crashes,
             has_company: self.has_company.load(Ordering::Acquire),
@@ -320,7 +327,7 @@ impl Dispatcher {
             agent: &agent,
             plan,
             lineage: &run.lineage,
-            scope: self.scope(run, &known, stop, budget),
+            scope: self.scope(run_context, &known, stop, budget),
             journal: &journal,
             breakpoints: Breakpoints {
                 before: run.request.interrupt_before.clone(),

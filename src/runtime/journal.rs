@@ -314,12 +314,16 @@ impl LaneJournal {
             ..run.clone()
         };
         let values = machine.state.values();
-        self.run_context.core.webhooks.delivery(&Report {
+        let report = Report {
             run: &run,
             began: Some(self.began),
             ended: at,
             values,
-        })
+        };
+        self.run_context
+            .core
+            .webhooks
+            .delivery(&report, self.run_context.ownership.clone())
     }
 
     /// Counts the stored events in the metrics and the log.

@@ -98,7 +98,7 @@ pub struct NewRun {
     pub target: Target,
     /// The assistant.
     pub assistant: AssistantRef,
-    /// Who starts the run. What the run creates belongs to them.
+    /// Who starts the run. A thread that the run creates belongs to them; an existing thread keeps its owner.
     pub caller: Arc<Identity>,
     /// The request. `command.resume` in it is empty; see `resume`.
     pub request: RunRequest,

@@ -8,6 +8,7 @@ use super::ledger::BudgetLedger;
 use super::shared::Core;
 use crate::agent::ExitReason;
 use crate::db::{self, DbError, DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::id::RunId;
 use crate::domain::machine::Failure;
 use crate::domain::run::Run;
@@ -20,6 +21,8 @@ pub(super) struct RunContext {
     pub(super) log: Arc<ThreadLog>,
     /// The run of the main agent.
     pub(super) run: Run,
+    /// To whom the thread belongs, and with it all that the run makes.
+    pub(super) ownership: Ownership,
     /// The number of the lease: a write under an older number finds no row.
     pub(super) fence: i64,
     /// The number of crashes since the run last made progress.

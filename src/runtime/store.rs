@@ -1,4 +1,4 @@
-//! The Store: items that outlive threads.
+//! The Store: items that outlive threads. Every owner has a Store of their own, its *space*.
 //!
 //! All writes of clients and tools go through here. Reads do, too, since reading may extend the lifetime of an item.
 
@@ -12,6 +12,7 @@ use crate::db::ListPart;
 use crate::db::items::{self, MOST_COMPARED, NamespaceSearch};
 use crate::db::{Db, DbError, DbResult};
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemLifetime, ItemQuery, Namespace, NewItem, PreparedItem};
 use crate::domain::machine::Failure;
 use crate::domain::time::Clock;
@@ -108,16 +109,25 @@ impl Store {
         })))
     }
 
-    /// Writes an item. An existing item at the same address is replaced.
+    /// Returns the space of an owner, as agents see it.
+    pub(super) fn space_of(&self, ownership: Ownership) -> StoreSpace {
+        StoreSpace {
+            store: self.clone(),
+            ownership,
+        }
+    }
+
+    /// Writes an item into the space of an owner. An existing item at the same address is replaced.
     ///
     /// # Errors
     /// See [`StoreError`]; nothing is written then.
-    pub async fn put(&self, wish: NewItem) -> Result<(), StoreError> {
+    pub async fn put(&self, space: &Ownership, wish: NewItem) -> Result<(), StoreError> {
         let draft = self.draft(wish).await?;
+        let space = space.clone();
         let now = self.0.clock.now();
         self.0
             .db
-            .write(move |tx| Box::pin(async move { items::put(tx, &draft, now).await }))
+            .write(move |tx| Box::pin(async move { items::put(tx, &space, &draft, now).await }))
             .await?;
         Ok(())
     }
@@ -138,52 +148,60 @@ impl Store {
         Ok(PreparedItem { vectors, ..draft })
     }
 
-    /// Returns the item at this address. The read may restart the lifetime of the item: as configured, unless `refresh`
+    /// Returns the item at this address of a space. The read may restart the lifetime of the item: as configured, unless `refresh`
     /// says otherwise.
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn get(&self, address: ItemAddress, refresh: Option<bool>) -> DbResult<Option<Item>> {
+    pub async fn get(&self, space: &Ownership, address: ItemAddress, refresh: Option<bool>) -> DbResult<Option<Item>> {
         let now = self.0.clock.now();
+        let space_of_read = space.clone();
         let found = self
             .0
             .db
-            .read(move |tx| Box::pin(async move { items::find(tx, &address, now).await }))
+            .read(move |tx| Box::pin(async move { items::find(tx, &space_of_read, &address, now).await }))
             .await?;
-        self.was_read(found.iter(), refresh).await?;
+        self.was_read(space, found.iter(), refresh).await?;
         Ok(found)
     }
 
-    /// Deletes an item. Returns whether it existed.
+    /// Deletes an item from a space. Returns whether it existed.
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn delete(&self, address: ItemAddress) -> DbResult<bool> {
+    pub async fn delete(&self, space: &Ownership, address: ItemAddress) -> DbResult<bool> {
         let now = self.0.clock.now();
+        let space = space.clone();
         self.0
             .db
-            .write(move |tx| Box::pin(async move { items::delete(tx, &address, now).await }))
+            .write(move |tx| Box::pin(async move { items::delete(tx, &space, &address, now).await }))
             .await
     }
 
-    /// Returns the items that match a search. Without a query they are in the order of their namespaces and keys, and
+    /// Returns the items of a space that match a search. Without a query they are in the order of their namespaces and keys, and
     /// take about `bytes` of memory at most. With a query the closest come first, and only items in the index are
     /// found. The search may restart the lifetime of the items found.
     ///
     /// # Errors
     /// See [`StoreError`].
-    pub async fn search(&self, inquiry: ItemQuery, bytes: usize) -> Result<ListPart<FoundItem>, StoreError> {
+    pub async fn search(
+        &self,
+        space: &Ownership,
+        inquiry: ItemQuery,
+        bytes: usize,
+    ) -> Result<ListPart<FoundItem>, StoreError> {
         let ItemQuery { wanted, query, refresh } = inquiry;
         let near = match (&self.0.index, query.filter(|query| !query.trim().is_empty())) {
             (Some(index), Some(query)) => Some(index.near(&query).await?),
             (None, _) | (_, None) => None,
         };
         let now = self.0.clock.now();
+        let space_of_read = space.clone();
         let searched = self.0.db.read(move |tx| {
             Box::pin(async move {
                 match near {
                     Some(near) => {
-                        let found = items::nearest(tx, &wanted, &near, now).await?;
+                        let found = items::nearest(tx, &space_of_read, &wanted, &near, now).await?;
                         let part = |found: Vec<FoundItem>| ListPart {
                             rows: found.into_iter().map(Some).collect(),
                             is_cut: false,
@@ -191,7 +209,7 @@ impl Store {
                         Ok(found.map(part))
                     }
                     None => {
-                        let found = items::search(tx, &wanted, bytes, now).await?;
+                        let found = items::search(tx, &space_of_read, &wanted, bytes, now).await?;
                         Ok(Some(found.map(|item| FoundItem { item, score: None })))
                     }
                 }
@@ -201,34 +219,41 @@ impl Store {
             let reason = format!("has more than {MOST_COMPARED} texts below it; search in a narrower one");
             Invalid::new("namespace_prefix", reason)
         })?;
-        self.was_read(found.rows.iter().flatten().map(|found| &found.item), refresh)
-            .await?;
+        let items = found.rows.iter().flatten().map(|found| &found.item);
+        self.was_read(space, items, refresh).await?;
         Ok(found)
     }
 
-    /// Returns the namespaces that have items.
+    /// Returns the namespaces of a space that have items.
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn namespaces(&self, wanted: NamespaceSearch) -> DbResult<Vec<Namespace>> {
+    pub async fn namespaces(&self, space: &Ownership, wanted: NamespaceSearch) -> DbResult<Vec<Namespace>> {
         let now = self.0.clock.now();
+        let space = space.clone();
         self.0
             .db
-            .read(move |tx| Box::pin(async move { items::list_namespaces(tx, &wanted, now).await }))
+            .read(move |tx| Box::pin(async move { items::list_namespaces(tx, &space, &wanted, now).await }))
             .await
     }
 
     /// Restarts the lifetime of these items, except of those that do not expire, if reads do that.
-    async fn was_read(&self, items: impl Iterator<Item = &Item>, refresh: Option<bool>) -> DbResult<()> {
+    async fn was_read(
+        &self,
+        space: &Ownership,
+        items: impl Iterator<Item = &Item>,
+        refresh: Option<bool>,
+    ) -> DbResult<()> {
         let ageing = items.filter(|item| item.expires_at.is_some());
         let ageing: Vec<ItemAddress> = ageing.map(|item| item.address.clone()).collect();
         if ageing.is_empty() || !refresh.unwrap_or(self.0.settings.refresh_on_read) {
             return Ok(());
         }
         let now = self.0.clock.now();
+        let space = space.clone();
         self.0
             .db
-            .write(move |tx| Box::pin(async move { items::refresh(tx, &ageing, now).await }))
+            .write(move |tx| Box::pin(async move { items::refresh(tx, &space, &ageing, now).await }))
             .await
     }
 
@@ -284,20 +309,25 @@ fn told(error: StoreError) -> Failure {
     }
 }
 
+/// The space of the owner of a thread, in which the agents of the thread work.
+pub(super) struct StoreSpace {
+    store: Store,
+    ownership: Ownership,
+}
+
 #[async_trait]
-impl Items for Store {
+impl Items for StoreSpace {
     async fn get(&self, address: ItemAddress) -> Result<Option<Item>, Failure> {
-        Self::get(self, address, None).await.map_err(|error| told(error.into()))
+        let found = self.store.get(&self.ownership, address, None).await;
+        found.map_err(|error| told(error.into()))
     }
 
     async fn search(&self, inquiry: ItemQuery) -> Result<Vec<FoundItem>, Failure> {
-        Self::search(self, inquiry, MOST_FOUND_BYTES)
-            .await
-            .map(ListPart::into_items)
-            .map_err(told)
+        let found = self.store.search(&self.ownership, inquiry, MOST_FOUND_BYTES).await;
+        found.map(ListPart::into_items).map_err(told)
     }
 
     async fn draft(&self, wish: NewItem) -> Result<PreparedItem, Failure> {
-        Self::draft(self, wish).await.map_err(told)
+        self.store.draft(wish).await.map_err(told)
     }
 }

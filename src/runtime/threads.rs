@@ -8,6 +8,7 @@ use super::shared::Core;
 use super::state_update::{self, History};
 use super::{CreateThreadError, Deliveries, Runs, StateWrite, StateWriteError};
 use crate::db::{self, DbResult};
+use crate::domain::access::Ownership;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::idempotency::{IdempotencyKey, Once, StoredResponse};
@@ -19,6 +20,8 @@ use crate::domain::thread::{Thread, Ttl, TtlStrategy};
 pub struct NewThread {
     /// The id.
     pub id: ThreadId,
+    /// To whom it belongs.
+    pub ownership: Ownership,
     /// The metadata.
     pub metadata: Map<String, Value>,
     /// The lifetime; the default of the server when none.
@@ -127,7 +130,7 @@ impl Threads {
     ) -> Result<Once<CreatedThread>, CreateThreadError> {
         let now = self.core.clock.now();
         let ttl = new_thread.ttl.or(self.core.retention.threads);
-        let thread = Thread::new(new_thread.id, new_thread.metadata, now).with_ttl(ttl);
+        let thread = Thread::new(new_thread.id, new_thread.ownership, new_thread.metadata, now).with_ttl(ttl);
         let agents = self.core.registry.agents();
         let known = agents.last_on(&thread);
         let history = History::replayed(
@@ -155,8 +158,8 @@ impl Threads {
         write.await
     }
 
-    /// Copies a thread with the history of its main agent, once per key. Returns none if the thread does not exist.
-    /// `shown` renders the stored response.
+    /// Copies a thread with the history of its main agent, once per key. The copy belongs to `ownership`. Returns none
+    /// if the thread does not exist. `shown` renders the stored response.
     ///
     /// The copy is made in pieces and appears as a whole. It is completed even if the client disconnects meanwhile.
     ///
@@ -165,13 +168,14 @@ impl Threads {
     pub async fn copy_thread(
         &self,
         from: ThreadId,
+        ownership: Ownership,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
         let threads = self.clone();
         let work = self.core.run_detached(async move {
             let to = ThreadId::mint();
-            let copied = threads.copy_in_pieces(from, to, key, shown).await;
+            let copied = threads.copy_in_pieces(from, (to, ownership), key, shown).await;
             if !matches!(copied, Ok(None | Some(Once::First(_)))) {
                 let abandoned = threads.core.db.write(move |tx| Box::pin(db::copies::abandon(tx, to)));
                 if let Err(error) = abandoned.await {
@@ -186,7 +190,7 @@ impl Threads {
     async fn copy_in_pieces(
         &self,
         from: ThreadId,
-        to: ThreadId,
+        (to, ownership): (ThreadId, Ownership),
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {
@@ -194,7 +198,7 @@ impl Threads {
         let begun = self
             .core
             .db
-            .write(move |tx| Box::pin(db::copies::begin(tx, from, to, now)))
+            .write(move |tx| Box::pin(db::copies::begin(tx, from, to, ownership, now)))
             .await?;
         let Some(mut copy) = begun else { return Ok(None) };
         loop {

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::backoff::Backoff;
 use crate::domain::checkpoint::Lane;
 use crate::domain::delivery::Delivery;
@@ -142,11 +143,13 @@ impl Webhooks {
         self.rules.check("webhook", url).map(drop)
     }
 
-    /// Returns the delivery for a run that has ended, if its request has a webhook.
-    pub(super) fn delivery(&self, report: &Report<'_>) -> Option<Delivery> {
+    /// Returns the delivery for a run that has ended, if its request has a webhook. It belongs to the owner of the
+    /// thread.
+    pub(super) fn delivery(&self, report: &Report<'_>, ownership: Ownership) -> Option<Delivery> {
         let url = report.run.request.webhook()?;
         let body = Value::Object((self.render)(report)).to_string();
-        Some(Delivery::new(report.run.id, report.run.thread, url, body, report.ended))
+        let run = report.run;
+        Some(Delivery::new(run.id, run.thread, ownership, url, body, report.ended))
     }
 
     /// Stores the report about a run that was cancelled before it began.
@@ -154,6 +157,9 @@ impl Webhooks {
         if run.request.webhook().is_none() {
             return Ok(());
         }
+        let Some(ownership) = db::access::thread_ownership(tx, run.thread).await? else {
+            return Ok(());
+        };
         // A history that cannot be read must not prevent the cancellation of a run.
         let read = db::unless_corrupt(db::checkpoints::machine(tx, run.thread, Lane::Main).await)?;
         let values = read.map(|(machine, _)| machine.state.values()).unwrap_or_default();
@@ -168,7 +174,7 @@ impl Webhooks {
             ended: now,
             values,
         };
-        match self.delivery(&report) {
+        match self.delivery(&report, ownership) {
             Some(delivery) => db::deliveries::insert(tx, &delivery).await,
             None => Ok(()),
         }

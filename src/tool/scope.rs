@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::definition::ContextScoping;
+use crate::domain::access::Ownership;
 use crate::domain::id::{AssistantId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::Question;
 use crate::domain::size::SizeLimits;
@@ -25,6 +26,8 @@ pub struct Scope {
     pub path: Arc<[String]>,
     /// The thread.
     pub thread: ThreadId,
+    /// To whom the thread belongs.
+    pub ownership: Ownership,
     /// The run of the main agent, which is the run that clients see.
     pub run: RunId,
     /// The assistant of the run.
@@ -41,7 +44,8 @@ pub struct Scope {
     pub context_scoping: ContextScoping,
     /// The source of the time.
     pub clock: Arc<dyn Clock>,
-    /// The Store, which is shared by all threads. A scope gives access to all its namespaces.
+    /// The Store of the owner of the thread, which all threads of that owner share. A scope gives access to all its
+    /// namespaces.
     pub store: Arc<dyn Items>,
     /// The background tasks.
     pub tasks: Arc<dyn Tasks>,
@@ -109,6 +113,7 @@ impl Scope {
             agent: "researcher".to_owned(),
             path: Arc::from(["main".to_owned(), "researcher".to_owned()]),
             thread: ThreadId(uuid::Uuid::from_u128(1)),
+            ownership: Ownership::default(),
             run: RunId(uuid::Uuid::from_u128(2)),
             assistant: AssistantId(uuid::Uuid::from_u128(3)),
             depth: 1,

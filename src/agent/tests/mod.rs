@@ -129,6 +129,7 @@ impl Stage {
             agent: self.agent.name.clone(),
             path: lineage.path.clone().into(),
             thread: self.thread,
+            ownership: crate::domain::access::Ownership::default(),
             run: lineage.root,
             assistant: AssistantId::of_graph("agent"),
             depth: 0,

@@ -1,13 +1,15 @@
 //! The remote runs of background tasks: their last polled state and the next poll.
 
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::TaskRow;
+use crate::db::access::push_scope_of_thread;
 use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
 use crate::db::json::{ColumnRef, encode, readable};
 use crate::db::{DbResult, Tx};
+use crate::domain::access::Scope;
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::ThreadId;
 use crate::domain::job::JobKind;
@@ -40,14 +42,19 @@ async fn poll_at(tx: &mut Tx<'_>, task: &TaskRecord, due_at: Option<Timestamp>) 
     }
 }
 
-/// Returns the tasks that wait for an answer, oldest first.
-pub async fn waiting(tx: &mut Tx<'_>, limit: i64) -> DbResult<Vec<TaskRecord>> {
+/// Returns the tasks that wait for an answer, oldest first, among those that threads in a scope have given away.
+pub async fn waiting(tx: &mut Tx<'_>, scope: &Scope, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
         " where w.seen_status = 'waiting' and not w.unwanted and exists (select 1 from jobs j where j.kind = 'poll_remote' \
-         and j.key = t.task_id) order by t.created_at, t.task_id limit $1"
+         and j.key = t.task_id)"
     );
-    let rows: Vec<TaskRow> = on_engine!(tx, |conn| query_as(SQL).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<TaskRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        push_scope_of_thread(&mut sql, scope, "t.parent_thread")?;
+        sql.push(" order by t.created_at, t.task_id limit ").push_bind(limit);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
     readable(rows)
 }
 

@@ -5,6 +5,7 @@ use sqlx::query_scalar;
 use super::{namespace_of, range, text_of};
 use crate::db::engine::on_engine;
 use crate::db::{DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::item::Namespace;
 use crate::domain::time::Timestamp;
 
@@ -58,14 +59,19 @@ impl NamespaceSearch {
     }
 }
 
-/// Returns the namespaces that have items. Each costs one index lookup, however many items it has. Of namespaces that
+/// Returns the namespaces in which an owner has items. Each costs one index lookup, however many items it has. Of namespaces that
 /// `max_depth` makes one, at most one batch is read.
-pub async fn list_namespaces(tx: &mut Tx<'_>, wanted: &NamespaceSearch, now: Timestamp) -> DbResult<Vec<Namespace>> {
+pub async fn list_namespaces(
+    tx: &mut Tx<'_>,
+    space: &Ownership,
+    wanted: &NamespaceSearch,
+    now: Timestamp,
+) -> DbResult<Vec<Namespace>> {
     let (mut from, to) = range(&wanted.fixed_prefix());
     let mut found: Vec<Namespace> = vec![];
     let most = wanted.offset.saturating_add(wanted.limit);
     loop {
-        let batch = batch(tx, &from, &to, now).await?;
+        let batch = batch(tx, space, (&from, &to), now).await?;
         for text in &batch {
             let namespace = namespace_of(text);
             let cut = wanted.cut(&namespace);
@@ -97,11 +103,11 @@ fn next_after(wanted: &NamespaceSearch, last: &str, last_listed: Option<&Namespa
 }
 
 /// Returns the next namespaces with items, from one text (included) to another (excluded).
-async fn batch(tx: &mut Tx<'_>, from: &str, to: &str, now: Timestamp) -> DbResult<Vec<String>> {
+async fn batch(tx: &mut Tx<'_>, space: &Ownership, (from, to): (&str, &str), now: Timestamp) -> DbResult<Vec<String>> {
     const SQL: &str = "with recursive found (name, number) as ( \
-        select (select namespace from items where namespace >= $1 and namespace < $2 \
+        select (select namespace from items where tenant = $5 and owner = $6 and namespace >= $1 and namespace < $2 \
             and (expires_at is null or expires_at > $3) order by namespace limit 1), 1 \
-        union all select (select namespace from items where namespace > found.name and namespace < $2 \
+        union all select (select namespace from items where tenant = $5 and owner = $6 and namespace > found.name and namespace < $2 \
             and (expires_at is null or expires_at > $3) order by namespace limit 1), number + 1 \
         from found where name is not null and number < $4) \
         select name from found where name is not null order by number";
@@ -110,6 +116,8 @@ async fn batch(tx: &mut Tx<'_>, from: &str, to: &str, now: Timestamp) -> DbResul
         .bind(to)
         .bind(now.0)
         .bind(BATCH)
+        .bind(space.tenant.as_str())
+        .bind(space.owner.as_str())
         .fetch_all(conn)
         .await)?;
     Ok(names)

@@ -9,10 +9,11 @@ use std::collections::HashMap;
 use const_format::concatcp;
 use sqlx::{QueryBuilder, query, query_scalar};
 
-use super::{ItemRow, SELECT, namespace_of, range, text_of};
+use super::{ItemRow, SELECT, namespace_of, push_addresses, range, text_of};
 use crate::db::engine::{Engine, Matches, Vector, on_engine};
 use crate::db::json::{readable_with, unless_corrupt};
 use crate::db::{Db, DbResult, Tx};
+use crate::domain::access::Ownership;
 use crate::domain::item::{FoundItem, Item, ItemAddress, ItemSearch, PreparedItem};
 use crate::domain::time::Timestamp;
 
@@ -86,13 +87,15 @@ impl Db {
 }
 
 /// Replaces the vectors of a stored item.
-pub(super) async fn replace(tx: &mut Tx<'_>, draft: &PreparedItem) -> DbResult<()> {
-    const DELETE: &str = "delete from item_vectors where namespace = $1 and key = $2";
+pub(super) async fn replace(tx: &mut Tx<'_>, space: &Ownership, draft: &PreparedItem) -> DbResult<()> {
+    const DELETE: &str = "delete from item_vectors where tenant = $3 and owner = $4 and namespace = $1 and key = $2";
     let namespace = text_of(&draft.address.namespace);
     let key = draft.address.key.as_str();
     on_engine!(tx, |conn| query(DELETE)
         .bind(&namespace)
         .bind(key)
+        .bind(space.tenant.as_str())
+        .bind(space.owner.as_str())
         .execute(conn)
         .await
         .map(drop))?;
@@ -100,8 +103,9 @@ pub(super) async fn replace(tx: &mut Tx<'_>, draft: &PreparedItem) -> DbResult<(
         return Ok(());
     }
     on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new("insert into item_vectors (namespace, key, path, vector) ");
+        let mut sql = QueryBuilder::new("insert into item_vectors (tenant, owner, namespace, key, path, vector) ");
         sql.push_values(&draft.vectors, |mut row, found_by| {
+            row.push_bind(space.tenant.as_str()).push_bind(space.owner.as_str());
             row.push_bind(&namespace).push_bind(key).push_bind(&found_by.path);
             row.push_bind(Vector(found_by.vector.clone()));
         });
@@ -114,13 +118,14 @@ pub(super) async fn replace(tx: &mut Tx<'_>, draft: &PreparedItem) -> DbResult<(
 /// vectors to compare.
 pub async fn nearest(
     tx: &mut Tx<'_>,
+    space: &Ownership,
     wanted: &ItemSearch,
     near: &VectorQuery,
     now: Timestamp,
 ) -> DbResult<Option<Vec<FoundItem>>> {
     match near.by {
-        VectorSearch::Extension => search_in_postgres(tx, wanted, near, now).await.map(Some),
-        VectorSearch::Scan => search_by_scan(tx, wanted, near, now).await,
+        VectorSearch::Extension => search_in_postgres(tx, space, wanted, near, now).await.map(Some),
+        VectorSearch::Scan => search_by_scan(tx, space, wanted, near, now).await,
     }
 }
 
@@ -134,6 +139,7 @@ struct ScoredRow {
 /// Searches with pgvector. For unit vectors the inner product is the cosine; the operator `<#>` returns it negated.
 async fn search_in_postgres(
     tx: &mut Tx<'_>,
+    space: &Ownership,
     wanted: &ItemSearch,
     near: &VectorQuery,
     now: Timestamp,
@@ -146,8 +152,14 @@ async fn search_in_postgres(
              from item_vectors, (select ",
         );
         sql.push_bind(Vector(near.vector.clone()))
-            .push("::real[] as question) asked where namespace >= ");
-        sql.push_bind(from).push(" and namespace < ").push_bind(to);
+            .push("::real[] as question) asked where tenant = ");
+        sql.push_bind(space.tenant.as_str())
+            .push(" and owner = ")
+            .push_bind(space.owner.as_str());
+        sql.push(" and namespace >= ")
+            .push_bind(from)
+            .push(" and namespace < ")
+            .push_bind(to);
         sql.push(" and cardinality(vector) = ")
             .push_bind(length)
             .push(" group by namespace, key) ");
@@ -155,7 +167,11 @@ async fn search_in_postgres(
             "select i.namespace, i.key, cast(i.value as text) as value, i.expires_at, i.created_at, i.updated_at, ",
         );
         sql.push("near.score from near join items i on i.namespace = near.namespace and i.key = near.key ");
-        sql.push("where (i.expires_at is null or i.expires_at > ")
+        sql.push("where i.tenant = ")
+            .push_bind(space.tenant.as_str())
+            .push(" and i.owner = ")
+            .push_bind(space.owner.as_str());
+        sql.push(" and (i.expires_at is null or i.expires_at > ")
             .push_bind(now.0)
             .push(")");
         sql.push_matches("i.value", &wanted.filter);
@@ -192,6 +208,7 @@ impl Scored {
 
 async fn search_by_scan(
     tx: &mut Tx<'_>,
+    space: &Ownership,
     wanted: &ItemSearch,
     near: &VectorQuery,
     now: Timestamp,
@@ -202,7 +219,7 @@ async fn search_by_scan(
     let mut compared = 0;
     let mut best = Vec::<Scored>::new();
     loop {
-        let rows = vectors_after(tx, wanted, (&position, &to), now).await?;
+        let rows = vectors_after(tx, space, wanted, (&position, &to), now).await?;
         compared += rows.len();
         if compared > MOST_COMPARED {
             return Ok(None);
@@ -244,12 +261,13 @@ async fn search_by_scan(
         .skip(wanted.offset as usize)
         .take(wanted.limit as usize)
         .collect();
-    read_items(tx, page).await.map(Some)
+    read_items(tx, space, page).await.map(Some)
 }
 
 /// Returns the next batch of vectors after a position.
 async fn vectors_after(
     tx: &mut Tx<'_>,
+    space: &Ownership,
     wanted: &ItemSearch,
     ((namespace, key, path), to): (&(String, String, String), &str),
     now: Timestamp,
@@ -257,9 +275,14 @@ async fn vectors_after(
     let rows = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(
             "select v.namespace, v.key, v.path, v.vector from item_vectors v \
-             join items i on i.namespace = v.namespace and i.key = v.key where (v.namespace, v.key, v.path) > (",
+             join items i on i.tenant = v.tenant and i.owner = v.owner and i.namespace = v.namespace and i.key = v.key \
+             where v.tenant = ",
         );
-        sql.push_bind(namespace)
+        sql.push_bind(space.tenant.as_str())
+            .push(" and v.owner = ")
+            .push_bind(space.owner.as_str());
+        sql.push(" and (v.namespace, v.key, v.path) > (")
+            .push_bind(namespace)
             .push(", ")
             .push_bind(key)
             .push(", ")
@@ -276,16 +299,18 @@ async fn vectors_after(
 }
 
 /// Reads the items of a page, in its order.
-async fn read_items(tx: &mut Tx<'_>, page: Vec<Scored>) -> DbResult<Vec<FoundItem>> {
+async fn read_items(tx: &mut Tx<'_>, space: &Ownership, page: Vec<Scored>) -> DbResult<Vec<FoundItem>> {
     if page.is_empty() {
         return Ok(vec![]);
     }
     let rows: Vec<ItemRow> = on_engine!(tx, |conn| {
-        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where (namespace, key) in ("));
-        sql.push_values(&page, |mut row, scored| {
-            row.push_bind(&scored.namespace).push_bind(&scored.key);
-        });
-        sql.push(")").build_query_as().fetch_all(conn).await
+        let mut sql = QueryBuilder::new(concatcp!(SELECT, " where tenant = "));
+        sql.push_bind(space.tenant.as_str())
+            .push(" and owner = ")
+            .push_bind(space.owner.as_str());
+        let addresses = page.iter().map(|scored| (scored.namespace.clone(), scored.key.clone()));
+        push_addresses(&mut sql, addresses);
+        sql.build_query_as().fetch_all(conn).await
     })?;
     let mut items: HashMap<ItemAddress, Item> = HashMap::new();
     for row in rows {

@@ -2,15 +2,17 @@
 //! with an older fence can no longer write for the run.
 
 use const_format::concatcp;
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_as, query_scalar};
 use uuid::Uuid;
 
 use super::below::WITH_TREE;
 use super::{COLUMNS, ReadRun, RunRow, SELECT};
+use crate::db::access::{self, push_scope_of_thread};
 use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
 use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
@@ -29,6 +31,8 @@ const SAVE_STATUS: &str = "\
 pub struct Claim {
     /// The run, now running.
     pub run: Run,
+    /// To whom its thread belongs.
+    pub ownership: Ownership,
     /// The fence that the worker passes with every write.
     pub fence: i64,
     /// The number of server crashes during the run since it last made progress.
@@ -40,7 +44,15 @@ async fn claim_row(tx: &mut Tx<'_>, row: RunRow, status_before: RunStatus, now: 
     let fence = row.fence;
     let crashes = u32::try_from(row.crashes).unwrap_or(0);
     match row.into() {
-        ReadRun { run, corrupt: None } => Ok(Some(Claim { run, fence, crashes })),
+        ReadRun { run, corrupt: None } => {
+            let ownership = access::thread_ownership(tx, run.thread).await?;
+            Ok(ownership.map(|ownership| Claim {
+                run,
+                ownership,
+                fence,
+                crashes,
+            }))
+        }
         ReadRun {
             run,
             corrupt: Some(error),
@@ -259,22 +271,37 @@ pub async fn first_seq(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<i64>> {
     Ok(found.flatten())
 }
 
-/// Returns up to `limit` pending runs of main agents created at or before `until`, in the order in which they are due.
-pub async fn some_pending(tx: &mut Tx<'_>, until: Timestamp, limit: i64) -> DbResult<Vec<Run>> {
-    const SQL: &str = concatcp!(
-        SELECT,
-        " where depth = 0 and status = 'pending' and created_at <= $1 order by due_at, run_id limit $2"
-    );
-    let rows: Vec<RunRow> = on_engine!(tx, |conn| query_as(SQL).bind(until.0).bind(limit).fetch_all(conn).await)?;
+/// Returns up to `limit` pending runs of main agents created at or before `until`, on the threads in a scope, in the
+/// order in which they are due.
+pub async fn some_pending(tx: &mut Tx<'_>, scope: &Scope, until: Timestamp, limit: i64) -> DbResult<Vec<Run>> {
+    const SQL: &str = concatcp!(SELECT, " where depth = 0 and status = 'pending' and created_at <= ");
+    let rows: Vec<RunRow> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_bind(until.0);
+        push_scope_of_thread(&mut sql, scope, "runs.thread_id")?;
+        sql.push(" order by due_at, run_id limit ").push_bind(limit);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
     Ok(rows.into_iter().map(Run::from).collect())
 }
 
-/// Returns up to `limit` running runs of main agents with their threads, ordered by thread id, after thread `after`.
-pub async fn some_running(tx: &mut Tx<'_>, after: Option<ThreadId>, limit: i64) -> DbResult<Vec<(ThreadId, RunId)>> {
-    const SQL: &str = "select thread_id, run_id from runs where depth = 0 and status = 'running' and thread_id > $1 \
-        order by thread_id limit $2";
+/// Returns up to `limit` running runs of main agents with their threads, which are in a scope, ordered by thread id,
+/// after thread `after`.
+pub async fn some_running(
+    tx: &mut Tx<'_>,
+    scope: &Scope,
+    after: Option<ThreadId>,
+    limit: i64,
+) -> DbResult<Vec<(ThreadId, RunId)>> {
+    const SQL: &str = "select thread_id, run_id from runs where depth = 0 and status = 'running' and thread_id > ";
     let after = after.map_or(Uuid::nil(), |after| after.0);
-    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| query_as(SQL).bind(after).bind(limit).fetch_all(conn).await)?;
+    let rows: Vec<(Uuid, Uuid)> = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new(SQL);
+        sql.push_bind(after);
+        push_scope_of_thread(&mut sql, scope, "runs.thread_id")?;
+        sql.push(" order by thread_id limit ").push_bind(limit);
+        sql.build_query_as().fetch_all(conn).await
+    })?;
     Ok(rows
         .into_iter()
         .map(|(thread, run)| (ThreadId(thread), RunId(run)))

@@ -4,6 +4,7 @@ use super::tables::plan;
 use super::{Db, object, on_both, read, write};
 use crate::db::assistants::{self, AssistantOrder, AssistantQuery};
 use crate::db::engine::Conn;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::assistant::{Assistant, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
@@ -24,7 +25,7 @@ fn named(name: &str, graph_id: &str, now: i64) -> Assistant {
         graph_id: graph_id.to_owned(),
         ..AssistantSettings::default()
     };
-    Assistant::new(AssistantId::mint(), settings, Timestamp(now))
+    Assistant::new(AssistantId::mint(), Ownership::default(), settings, Timestamp(now))
 }
 
 fn filter(wanted: Value) -> MetadataFilter {
@@ -40,7 +41,7 @@ async fn an_assistant_is_stored_once_with_its_first_version(db: Db) {
         name: "Ä name".to_owned(),
         description: Some("what for".to_owned()),
     };
-    let assistant = Assistant::new(AssistantId::mint(), settings, Timestamp(7));
+    let assistant = Assistant::new(AssistantId::mint(), Ownership::default(), settings, Timestamp(7));
     let first = assistant.clone();
     let again = assistant.clone();
     let id = assistant.id;
@@ -112,7 +113,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
             .collect();
         (places, read!(db, |tx| assistants::count(tx, &counted)))
     };
-    let all = AssistantQuery::default();
+    let all = AssistantQuery::within(Scope::Server);
     assert_eq!(found(all.clone()).await, (vec![3, 2, 1, 0], 4));
     assert_eq!(
         found(AssistantQuery {
@@ -154,7 +155,7 @@ async fn a_search_finds_any_part_of_a_name(db: Db) {
         let wanted = AssistantQuery {
             name: Some(name.to_owned()),
             ascending: true,
-            ..AssistantQuery::default()
+            ..AssistantQuery::within(Scope::Server)
         };
         let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         found.into_iter().map(|one| one.settings.name).collect::<Vec<_>>()
@@ -189,7 +190,7 @@ async fn renaming_changes_the_only_version(db: Db) {
     assert_eq!(version.settings, found.settings);
     let by_name = AssistantQuery {
         name: Some("new".to_owned()),
-        ..AssistantQuery::default()
+        ..AssistantQuery::within(Scope::Server)
     };
     assert_eq!(read!(db, |tx| assistants::count(tx, &by_name)), 1);
 }

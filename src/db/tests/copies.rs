@@ -3,6 +3,7 @@ use serde_json::json;
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::{Engine, Tx, copies, threads};
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
 use crate::domain::id::{RunId, TaskId, ThreadId};
@@ -43,8 +44,14 @@ fn ended() -> Position {
 }
 
 async fn copy(db: &Db, from: ThreadId) -> ThreadId {
+    copy_for(db, from, Ownership::default()).await
+}
+
+/// Copies a thread for an owner.
+pub(super) async fn copy_for(db: &Db, from: ThreadId, owner: Ownership) -> ThreadId {
     let to = ThreadId::mint();
-    let mut copy = write!(db, |tx| copies::begin(tx, from, to, Timestamp(90))).expect("an original");
+    let begun = write!(db, |tx| copies::begin(tx, from, to, owner, Timestamp(90)));
+    let mut copy = begun.expect("an original");
     loop {
         let (begun, piece) = read!(db, |tx| next(tx, copy));
         copy = begun;
@@ -67,7 +74,7 @@ async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy
 async fn found(db: &Db) -> usize {
     let all = threads::ThreadQuery {
         limit: 100,
-        ..threads::ThreadQuery::default()
+        ..threads::ThreadQuery::within(Scope::Server)
     };
     let page = read!(db, |tx| threads::search(tx, &all));
     page.threads
@@ -182,7 +189,7 @@ async fn a_copy_asks_and_delegates_again(db: Db) {
 async fn an_unknown_thread_is_not_copied(db: Db) {
     let from = ThreadId::mint();
     let to = ThreadId::mint();
-    assert!(write!(db, |tx| copies::begin(tx, from, to, Timestamp(1))).is_none());
+    assert!(write!(db, |tx| copies::begin(tx, from, to, Ownership::default(), Timestamp(1))).is_none());
     assert_eq!(read!(db, |tx| threads::find(tx, to)), None);
 }
 
@@ -192,7 +199,14 @@ async fn abandoned_copies_are_swept(db: Db) {
     put(&db, original, Lane::Main, 1, &step, ended()).await;
     let to = ThreadId::mint();
     let hour = 3_600_000_000;
-    let copy = write!(db, |tx| copies::begin(tx, original, to, Timestamp(10))).expect("an original");
+    let copy = write!(db, |tx| copies::begin(
+        tx,
+        original,
+        to,
+        Ownership::default(),
+        Timestamp(10)
+    ))
+    .expect("an original");
     let (_, piece) = read!(db, |tx| next(tx, copy));
     let piece = piece.expect("a piece");
     write!(db, |tx| copies::store(tx, piece, Timestamp(20)));

@@ -1,6 +1,7 @@
 use super::{Db, object, on_both, read, stored_thread, thread_at, write};
 use crate::db::crons::{self, CronOrder, CronQuery};
 use crate::db::{DbError, assistants, jobs, threads};
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
@@ -18,9 +19,10 @@ on_both!(
     are_sorted
 );
 
-fn cron_at(thread: Option<ThreadId>, now: i64) -> Cron {
+pub(super) fn cron_at(thread: Option<ThreadId>, now: i64) -> Cron {
     Cron {
         id: CronId::mint(),
+        ownership: Ownership::default(),
         assistant: AssistantId::of_graph("agent"),
         thread,
         schedule: Schedule::read("*/5 * * * *", Some("Europe/Paris")).expect("a schedule"),
@@ -204,7 +206,7 @@ async fn are_sorted(db: Db) {
                 sort,
                 ascending,
                 limit: 10,
-                ..CronQuery::default()
+                ..CronQuery::within(Scope::Server, 10)
             };
             let mut found: Vec<CronId> = read!(db, |tx| crons::search(tx, &wanted, usize::MAX))
                 .into_items()
@@ -220,7 +222,7 @@ async fn are_sorted(db: Db) {
     let who = MetadataFilter::new("metadata", object(serde_json::json!({"who": "me"}))).expect("a filter");
     let wanted = CronQuery {
         metadata: who,
-        ..CronQuery::default()
+        ..CronQuery::within(Scope::Server, 10)
     };
     assert_eq!(read!(db, |tx| crons::count(tx, &wanted)), 3);
 }

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::{Db, on_both, read, stored_thread, write};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
+use crate::domain::access::Scope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
@@ -9,7 +10,7 @@ use crate::domain::time::Timestamp;
 
 on_both!(interrupts_are_stored_and_answered, pending_interrupts_are_dropped);
 
-fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> InterruptRecord {
+pub(super) fn pending_interrupt(thread: ThreadId, lane: Lane, seq: i64) -> InterruptRecord {
     let task = TaskId::of_step(None, &format!("{thread}"), usize::try_from(seq).expect("small"));
     let question = Question {
         kind: QuestionKind::Question,
@@ -68,7 +69,7 @@ async fn interrupts_are_stored_and_answered(db: Db) {
         [first.clone(), later.clone()]
     );
     assert_eq!(
-        read!(db, |tx| interrupts::pending(tx, 2, 1)),
+        read!(db, |tx| interrupts::pending(tx, &Scope::Server, 2, 1)),
         [on_other_thread, later.clone()]
     );
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{object, on_both, read, write};
 use crate::db::Db;
 use crate::db::items::{self, NamespaceSearch};
+use crate::domain::access::Ownership;
 use crate::domain::item::{Item, ItemAddress, ItemFilter, ItemSearch, Namespace, PreparedItem};
 use crate::domain::time::Timestamp;
 
@@ -35,12 +36,17 @@ fn draft(labels: &str, key: &str, value: Value) -> PreparedItem {
 }
 
 async fn put(db: &Db, draft: PreparedItem, now: i64) {
-    write!(db, |tx| items::put(tx, &draft, Timestamp(now)));
+    write!(db, |tx| items::put(tx, &Ownership::default(), &draft, Timestamp(now)));
 }
 
 async fn find(db: &Db, labels: &str, key: &str, now: i64) -> Option<Item> {
     let address = address(labels, key);
-    read!(db, |tx| items::find(tx, &address, Timestamp(now)))
+    read!(db, |tx| items::find(
+        tx,
+        &Ownership::default(),
+        &address,
+        Timestamp(now)
+    ))
 }
 
 /// Returns the keys that a search finds, in order.
@@ -52,7 +58,14 @@ async fn keys(db: &Db, prefix: &str, filter: Value, page: (u32, u32)) -> Vec<Str
         limit: page.0,
         offset: page.1,
     };
-    let found = read!(db, |tx| items::search(tx, &wanted, usize::MAX, Timestamp(100))).into_items();
+    let found = read!(db, |tx| items::search(
+        tx,
+        &Ownership::default(),
+        &wanted,
+        usize::MAX,
+        Timestamp(100)
+    ))
+    .into_items();
     found.into_iter().map(|item| item.address.key).collect()
 }
 
@@ -77,7 +90,12 @@ async fn items_are_written_read_and_deleted(db: Db) {
     let deleted = address("a.b", "k");
     let forget = async || {
         let deleted = deleted.clone();
-        write!(db, |tx| items::delete(tx, &deleted, Timestamp(4)))
+        write!(db, |tx| items::delete(
+            tx,
+            &Ownership::default(),
+            &deleted,
+            Timestamp(4)
+        ))
     };
     assert!(forget().await);
     assert!(!forget().await);
@@ -185,7 +203,12 @@ async fn expired_items_are_not_found(db: Db) {
     assert_eq!(find(&db, "n", "k", 100).await, None);
     assert_eq!(keys(&db, "n", json!({}), (10, 0)).await, ["l"]);
     let deleted = address("n", "k");
-    assert!(!write!(db, |tx| items::delete(tx, &deleted, Timestamp(100))));
+    assert!(!write!(db, |tx| items::delete(
+        tx,
+        &Ownership::default(),
+        &deleted,
+        Timestamp(100)
+    )));
     put(&db, short_lived("n", "l"), 200).await;
     let anew = find(&db, "n", "l", 201).await.expect("it is there again");
     assert_eq!(anew.created_at, Timestamp(200));
@@ -201,14 +224,14 @@ async fn refreshing_restarts_the_ttl(db: Db) {
     put(&db, draft("n", "l", json!({})), 0).await;
     let both = [address("n", "k"), address("n", "l")];
     let again = both.clone();
-    write!(db, |tx| items::refresh(tx, &again, Timestamp(9)));
+    write!(db, |tx| items::refresh(tx, &Ownership::default(), &again, Timestamp(9)));
     let found = find(&db, "n", "k", 18).await.expect("it stays longer");
     assert_eq!(found.expires_at, Some(Timestamp(19)));
     assert_eq!(found.updated_at, Timestamp(0));
-    write!(db, |tx| items::refresh(tx, &both, Timestamp(19)));
+    write!(db, |tx| items::refresh(tx, &Ownership::default(), &both, Timestamp(19)));
     assert_eq!(find(&db, "n", "k", 19).await, None);
     assert_eq!(find(&db, "n", "l", 19).await.and_then(|item| item.expires_at), None);
-    write!(db, |tx| items::refresh(tx, &[], Timestamp(19)));
+    write!(db, |tx| items::refresh(tx, &Ownership::default(), &[], Timestamp(19)));
 }
 
 async fn expired_items_are_swept_once(db: Db) {
@@ -242,7 +265,12 @@ async fn listed(db: &Db, ends: [&str; 2], max_depth: Option<usize>, page: (usize
         limit: page.0,
         offset: page.1,
     };
-    let found = read!(db, |tx| items::list_namespaces(tx, &wanted, Timestamp(100)));
+    let found = read!(db, |tx| items::list_namespaces(
+        tx,
+        &Ownership::default(),
+        &wanted,
+        Timestamp(100)
+    ));
     found.iter().map(ToString::to_string).collect()
 }
 
@@ -279,7 +307,7 @@ async fn namespaces_are_listed_across_batches(db: Db) {
             for user in 0..3 {
                 for note in 0..200 {
                     let labels = format!("users.{user}.{note:03}");
-                    items::put(tx, &draft(&labels, "k", json!({})), Timestamp(1)).await?;
+                    items::put(tx, &Ownership::default(), &draft(&labels, "k", json!({})), Timestamp(1)).await?;
                 }
             }
             crate::db::DbResult::Ok(())

@@ -7,13 +7,17 @@ use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
 use crate::db::threads::{self, AccessPath, ThreadOrder, ThreadQuery};
 use crate::db::{DbResult, Tx};
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::filter::{MetadataFilter, Term};
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::thread::ThreadStatus;
 
 on_both!(
     pages_are_read_from_an_index,
     matches_are_counted_in_an_index,
-    searches_find_rare_and_frequent_terms
+    searches_find_rare_and_frequent_terms,
+    searches_of_a_scope_are_read_from_an_index,
+    searches_of_a_scope_find_few_and_many_threads
 );
 
 const SORTS: [ThreadOrder; 5] = [
@@ -46,9 +50,12 @@ fn only_term(filter: &MetadataFilter) -> Term {
 async fn fill(db: &Db) {
     let threads = |id: &str, numbers: &str, pair: &str| {
         format!(
-            "insert into threads (thread_id, status, metadata, config, created_at, updated_at, state_updated_at) \
+            "insert into threads (thread_id, status, metadata, config, created_at, updated_at, state_updated_at, tenant, owner) \
              select {id}, case n % 10 when 0 then 'idle' when 1 then 'error' when 2 then 'busy' else 'interrupted' end, \
-             case when n <= 10 then {pair} else '{{\"graph_id\":\"agent\"}}' end, '{{}}', n, 200000 - n, n from {numbers};"
+             case when n <= 10 then {pair} else '{{\"graph_id\":\"agent\"}}' end, '{{}}', n, 200000 - n, n, \
+             case when n > 40000 then 'acme' else 'default' end, \
+             case when n > 50000 then 'ann' when n > 40010 then 'cleo' when n > 40000 then 'bob' else '' end \
+             from {numbers};"
         )
     };
     let all = only_term(&many()).0;
@@ -131,6 +138,7 @@ fn assert_indexed(plan: &str, about: &str) {
             || line.contains("SCAN")
                 && !line.contains("INDEX")
                 && !line.contains("SCAN page")
+                && !line.contains("SCAN known")
                 && !line.contains("matches");
         assert!(!whole_table || by_id, "{about}\n{plan}");
     }
@@ -161,7 +169,7 @@ fn searches() -> Vec<(ThreadQuery, AccessPath)> {
                             status,
                             sort,
                             ascending,
-                            ..ThreadQuery::default()
+                            ..ThreadQuery::within(Scope::Server)
                         },
                         path,
                     )
@@ -189,13 +197,13 @@ async fn pages_are_read_from_an_index(db: Db) {
             assert!(path != AccessPath::Order || sorts <= 1, "{about}\n{plan}");
         }
     }
-    let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::default()));
+    let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::within(Scope::Server)));
     let ids = Some(ids.threads.iter().map(|thread| thread.id).collect());
     for sort in SORTS {
         let search = ThreadQuery {
             ids: ids.clone(),
             sort,
-            ..ThreadQuery::default()
+            ..ThreadQuery::within(Scope::Server)
         };
         let plan = read!(db, |tx| plan(tx, &search, AccessPath::Ids, Part::Page));
         assert_indexed(&plan, "by ids");
@@ -216,22 +224,20 @@ async fn matches_are_counted_in_an_index(db: Db) {
     }
 }
 
+/// Returns the times of creation of the threads on a page, and the total.
+async fn found(db: &Db, wanted: ThreadQuery) -> (Vec<i64>, i64) {
+    let page = read!(db, |tx| threads::search(tx, &wanted));
+    let times = page.threads.iter().map(|thread| thread.created_at.0);
+    (times.collect(), page.total)
+}
+
 async fn searches_find_rare_and_frequent_terms(db: Db) {
     fill(&db).await;
-    let found = async |wanted: ThreadQuery| {
-        let page = read!(db, |tx| threads::search(tx, &wanted));
-        (
-            page.threads
-                .iter()
-                .map(|thread| thread.created_at.0)
-                .collect::<Vec<_>>(),
-            page.total,
-        )
-    };
+    let found = async |wanted: ThreadQuery| found(&db, wanted).await;
     let all = ThreadQuery {
         limit: 3,
         ascending: true,
-        ..ThreadQuery::default()
+        ..ThreadQuery::within(Scope::Server)
     };
     assert_eq!(found(all.clone()).await, (vec![1, 2, 3], 100_000));
     let deep = ThreadQuery {
@@ -275,6 +281,101 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
     );
     let none = filter(json!({"owner": "you"}));
     assert_eq!(found(ThreadQuery { metadata: none, ..all }).await, (vec![], 0));
+}
+
+fn own(tenant: &str, user: &str, shared: Vec<MetadataFilter>) -> Scope {
+    let ownership = Ownership {
+        tenant: Tenant::stored(tenant.to_owned()),
+        owner: UserId::stored(user.to_owned()),
+    };
+    Scope::Own { ownership, shared }
+}
+
+fn tenant(name: &str) -> Scope {
+    Scope::Tenant(Tenant::stored(name.to_owned()))
+}
+
+async fn searches_of_a_scope_are_read_from_an_index(db: Db) {
+    fill(&db).await;
+    let scopes = [
+        Scope::Nothing,
+        tenant("acme"),
+        tenant("nobody"),
+        own("acme", "bob", vec![]),
+        own("default", "zoe", vec![few()]),
+        own("default", "zoe", vec![few(), many()]),
+    ];
+    for scope in scopes {
+        for (wanted, path) in searches() {
+            let wanted = ThreadQuery {
+                scope: scope.clone(),
+                ..wanted
+            };
+            let about = format!("{wanted:?}");
+            for path in [path, AccessPath::Scope] {
+                let asked = wanted.clone();
+                let page = read!(db, |tx| plan(tx, &asked, path, Part::Page));
+                assert_indexed(&page, &about);
+                // The index of owners must not displace that of the order.
+                let sorts = page.matches("TEMP B-TREE").count();
+                assert!(path != AccessPath::Order || sorts <= 1, "{about}\n{page}");
+            }
+            let asked = wanted.clone();
+            let count = read!(db, |tx| plan(tx, &asked, AccessPath::Scope, Part::Count));
+            assert_indexed(&count, &about);
+        }
+    }
+}
+
+async fn searches_of_a_scope_find_few_and_many_threads(db: Db) {
+    fill(&db).await;
+    let first = async |scope: Scope, metadata: MetadataFilter| {
+        let wanted = ThreadQuery {
+            metadata,
+            limit: 2,
+            ascending: true,
+            ..ThreadQuery::within(scope)
+        };
+        let counted = wanted.clone();
+        let page = found(&db, wanted).await;
+        let count = read!(db, |tx| threads::count(tx, &counted));
+        assert_eq!(count, page.1, "{counted:?}");
+        page
+    };
+    let any = MetadataFilter::default;
+    assert_eq!(first(tenant("acme"), any()).await, (vec![40_001, 40_002], 60_000));
+    assert_eq!(first(tenant("acme"), many()).await, (vec![40_001, 40_002], 60_000));
+    assert_eq!(first(tenant("acme"), few()).await, (vec![], 0));
+    assert_eq!(first(tenant("default"), any()).await, (vec![1, 2], 40_000));
+    assert_eq!(first(tenant("default"), few()).await, (vec![1, 2], 10));
+    assert_eq!(first(tenant("nobody"), any()).await, (vec![], 0));
+    assert_eq!(first(Scope::Nothing, any()).await, (vec![], 0));
+    assert_eq!(
+        first(own("acme", "ann", vec![]), any()).await,
+        (vec![50_001, 50_002], 50_000)
+    );
+    assert_eq!(
+        first(own("acme", "bob", vec![]), any()).await,
+        (vec![40_001, 40_002], 10)
+    );
+    assert_eq!(
+        first(own("acme", "bob", vec![few()]), many()).await,
+        (vec![40_001, 40_002], 10)
+    );
+    assert_eq!(first(own("default", "ann", vec![]), any()).await, (vec![], 0));
+    assert_eq!(first(own("default", "zoe", vec![few()]), any()).await, (vec![1, 2], 10));
+    assert_eq!(
+        first(own("default", "zoe", vec![few(), many()]), any()).await,
+        (vec![1, 2], 40_000)
+    );
+    assert_eq!(
+        first(own("acme", "bob", vec![few(), many()]), any()).await,
+        (vec![40_001, 40_002], 60_000)
+    );
+    assert_eq!(
+        first(own("acme", "bob", vec![any()]), any()).await,
+        (vec![40_001, 40_002], 60_000)
+    );
 }
 
 #[test]

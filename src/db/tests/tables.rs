@@ -89,7 +89,7 @@ pub(super) async fn plan(tx: &mut Tx<'_>, sql: &str) -> DbResult<String> {
 }
 
 /// Queries and the indexes they must use. `{id}` is replaced by an id.
-const SEARCHES: [(&str, &str); 35] = [
+const SEARCHES: [(&str, &str); 41] = [
     (
         "select job_id from jobs where kind = 'cron' and due_at <= 5 and (worker is null or worker = {id}) \
          order by due_at, job_id limit 9",
@@ -219,22 +219,49 @@ const SEARCHES: [(&str, &str); 35] = [
     ),
     ("select * from interrupts where interrupt_id = 'x'", "interrupts_by_id"),
     (
-        "select * from items where namespace >= 'u.7.' and namespace < 'u.7/' \
+        "select * from items where tenant = 'default' and owner = '' and namespace >= 'u.7.' and namespace < 'u.7/' \
          and (expires_at is null or expires_at > 5) order by namespace, key limit 10",
         "sqlite_autoindex_items_1",
     ),
     (
-        "select * from items where namespace = 'u.7.' and key = 'k'",
+        "select * from items where tenant = 'default' and owner = '' and namespace = 'u.7.' and key = 'k'",
         "sqlite_autoindex_items_1",
     ),
     (
-        "select namespace from items where namespace > 'u.7.' and namespace < 'u/' \
+        "select namespace from items where tenant = 'default' and owner = '' and namespace > 'u.7.' and namespace < 'u/' \
          and (expires_at is null or expires_at > 5) order by namespace limit 1",
         "sqlite_autoindex_items_1",
     ),
     (
         "select namespace, key from items where expires_at <= 5 order by expires_at limit 500",
         "items_by_expiry",
+    ),
+    (
+        "select * from items where tenant = 'default' and owner = '' and (namespace, key) in \
+         (select wanted.column1, wanted.column2 from (values ('u.7.', 'k350'), ('u.7.', 'k351')) wanted)",
+        "sqlite_autoindex_items_1 (tenant=? AND owner=? AND namespace=? AND key=?)",
+    ),
+    (
+        "select count(*) from (select 1 as one from threads where tenant = 'acme' and owner = 'ann' limit 9) few",
+        "threads_by_owner",
+    ),
+    (
+        "select * from crons where tenant = 'acme' and owner = 'ann' order by created_at desc, cron_id desc limit 9",
+        "crons_by_tenant",
+    ),
+    (
+        "select * from deliveries where tenant = 'acme' and owner = 'ann' \
+         order by created_at desc, delivery_id desc limit 9",
+        "deliveries_by_tenant",
+    ),
+    (
+        "select count(*) from assistants where tenant in ('*', 'acme') and (owner = 'ann' or tenant = '*')",
+        "assistants_by_tenant",
+    ),
+    (
+        "select * from interrupts where status = 'pending' and exists (select 1 from threads scoped \
+         where scoped.thread_id = interrupts.thread_id and scoped.tenant = 'acme') order by created_at, seq limit 9",
+        "interrupts_by_status",
     ),
 ];
 

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::{object, on_both, read, write};
 use crate::db::items::{self, VectorQuery, VectorSearch, nearest};
 use crate::db::{Db, Engine};
+use crate::domain::access::Ownership;
 use crate::domain::item::{ItemAddress, ItemFilter, ItemSearch, ItemVector, Namespace, PreparedItem};
 use crate::domain::time::Timestamp;
 
@@ -32,7 +33,7 @@ async fn put(db: &Db, labels: &str, key: &str, vectors: &[[f32; 2]], value: Valu
         vectors,
         ..PreparedItem::new(address, object(value), None).expect("a draft")
     };
-    write!(db, |tx| items::put(tx, &draft, Timestamp(1)));
+    write!(db, |tx| items::put(tx, &Ownership::default(), &draft, Timestamp(1)));
 }
 
 /// Returns keys and scores of the items nearest to the vector (1, 0), and checks that all methods of this database
@@ -57,7 +58,14 @@ async fn nearest_keys(db: &Db, labels: &str, filter: Value, page: (u32, u32)) ->
             vector: vec![1.0, 0.0],
             by,
         };
-        let found = read!(db, |tx| nearest(tx, &wanted, &near, Timestamp(5))).expect("few enough");
+        let found = read!(db, |tx| nearest(
+            tx,
+            &Ownership::default(),
+            &wanted,
+            &near,
+            Timestamp(5)
+        ))
+        .expect("few enough");
         let scores = found
             .into_iter()
             .map(|found| (found.item.address.key, found.score.unwrap_or(9.0)));
@@ -108,7 +116,12 @@ async fn vectors_are_replaced_and_deleted_with_their_items(db: Db) {
     assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, []);
     put(&db, "n", "a", &[[1.0, 0.0]], json!({})).await;
     let deleted = ItemAddress::new(namespace("n"), "a").expect("an address");
-    write!(db, |tx| items::delete(tx, &deleted, Timestamp(2)));
+    write!(db, |tx| items::delete(
+        tx,
+        &Ownership::default(),
+        &deleted,
+        Timestamp(2)
+    ));
     put(&db, "n", "a", &[], json!({})).await;
     assert_eq!(nearest_keys(&db, "n", json!({}), (10, 0)).await, []);
 }
@@ -129,6 +142,7 @@ async fn pages_are_right_among_many_vectors(db: Db) {
                 let draft = PreparedItem::new(address, object(json!({"number": number})), None).expect("a draft");
                 items::put(
                     tx,
+                    &Ownership::default(),
                     &PreparedItem {
                         vectors: vectors.collect(),
                         ..draft

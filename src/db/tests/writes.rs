@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::{Db, Refusal, on_both, read, stored_thread, thread_at, write};
 use crate::db::{DbError, DbResult, threads};
+use crate::domain::access::Scope;
 
 on_both!(
     concurrent_writes_all_succeed,
@@ -28,7 +29,13 @@ async fn concurrent_writes_all_succeed(db: Db) {
         }
     });
     futures::future::join_all(writes).await;
-    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 64);
+    assert_eq!(
+        read!(db, |tx| threads::count(
+            tx,
+            &threads::ThreadQuery::within(Scope::Server)
+        )),
+        64
+    );
 }
 
 async fn a_failed_job_does_not_affect_others(db: Db) {
@@ -56,7 +63,13 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
         }
     });
     futures::future::join_all(writes).await;
-    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 42);
+    assert_eq!(
+        read!(db, |tx| threads::count(
+            tx,
+            &threads::ThreadQuery::within(Scope::Server)
+        )),
+        42
+    );
 }
 
 async fn a_refused_job_leaves_nothing_behind(db: Db) {
@@ -129,7 +142,10 @@ async fn a_panicking_job_does_not_affect_others(db: Db) {
         matches!(&later, Err(DbError::Panicked(text)) if text == "in the middle"),
         "{later:?}"
     );
-    let found = read!(db, |tx| threads::search(tx, &threads::ThreadQuery::default()));
+    let found = read!(db, |tx| threads::search(
+        tx,
+        &threads::ThreadQuery::within(Scope::Server)
+    ));
     assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
 
@@ -179,7 +195,13 @@ async fn closing_finishes_accepted_writes() {
     db.close().await;
     let db = super::open(&url).await;
     assert!(read!(db, |tx| threads::find(tx, id)).is_some());
-    assert_eq!(read!(db, |tx| threads::count(tx, &threads::ThreadQuery::default())), 21);
+    assert_eq!(
+        read!(db, |tx| threads::count(
+            tx,
+            &threads::ThreadQuery::within(Scope::Server)
+        )),
+        21
+    );
     db.close().await;
 }
 

@@ -2,9 +2,11 @@
 //!
 //! A search never reads the whole table. Without metadata it walks the index of its sort order; for each status there
 //! is one per order. With metadata the rarest term decides: if few threads have it, these are fetched and sorted; if
-//! many, the index of the order is walked and the terms of each thread are checked, since many of them match. The ids
-//! of a page come from the index before any other column is read.
+//! many, the index of the order is walked and the terms of each thread are checked, since many of them match. The scope
+//! of a search is like a term: there is an index of owners, and threads that are shared are found by a term of the rule
+//! that shares them. The ids of a page come from the index before any other column is read.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use const_format::concatcp;
@@ -16,15 +18,20 @@ use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
 use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::id::ThreadId;
+use crate::domain::identity::{Tenant, UserId};
 use crate::domain::state::State;
 use crate::domain::thread::{Thread, ThreadStatus};
 use crate::domain::visibility::Visibility;
 
 /// The maximum number of threads to fetch and sort; with more, the index of the order is walked.
 const MAX_SORTED: i64 = 1000;
+/// The same for the threads of a scope. It is higher, so that a search of a tenant with a thousand threads among the
+/// millions of other tenants does not walk past all of theirs.
+const MAX_SORTED_OF_SCOPE: i64 = 20_000;
 /// The maximum number of matches that a search counts.
 pub const COUNTED: i64 = 100_000;
 /// The maximum number of threads whose states a search by values may fold.
@@ -48,9 +55,11 @@ pub enum ThreadOrder {
     StateUpdatedAt,
 }
 
-/// A search for threads. The default finds the ten newest.
+/// A search for threads.
 #[derive(Debug, Clone)]
 pub struct ThreadQuery {
+    /// Only threads in this scope.
+    pub scope: Scope,
     /// Only threads with these ids.
     pub ids: Option<Vec<ThreadId>>,
     /// Only threads whose metadata contains this.
@@ -74,9 +83,11 @@ pub struct ThreadQuery {
     pub hidden: Vec<ThreadId>,
 }
 
-impl Default for ThreadQuery {
-    fn default() -> Self {
+impl ThreadQuery {
+    /// Returns the search for the ten newest threads of a scope.
+    pub fn within(scope: Scope) -> Self {
         Self {
+            scope,
             ids: None,
             metadata: MetadataFilter::default(),
             values: MetadataFilter::default(),
@@ -107,8 +118,49 @@ pub(in crate::db) enum AccessPath {
     Ids,
     /// The index of terms, for a term that few threads have.
     Term(Term),
+    /// The index of owners and, for shared threads, that of terms, for a scope with few threads.
+    Scope,
     /// The index of the sort order.
     Order,
+}
+
+/// The threads among which all of a scope are.
+enum Candidates<'a> {
+    /// All threads.
+    All,
+    /// No threads.
+    None,
+    /// All threads of a tenant.
+    OfTenant(&'a Tenant),
+    /// The threads of an owner, and all that have one of these terms.
+    Own(&'a Ownership, BTreeSet<Term>),
+}
+
+impl<'a> Candidates<'a> {
+    fn of(scope: &'a Scope) -> Self {
+        match scope {
+            Scope::Server => Self::All,
+            Scope::Nothing => Self::None,
+            Scope::Tenant(tenant) => Self::OfTenant(tenant),
+            Scope::Own { ownership, shared } => {
+                let terms = shared.iter().map(|filter| filter.terms().first().copied());
+                // A rule without a value shares everything with the tenant.
+                terms.collect::<Option<_>>().map_or_else(
+                    || Self::OfTenant(&ownership.tenant),
+                    |terms| Self::Own(ownership, terms),
+                )
+            }
+        }
+    }
+
+    /// Returns whether all of them are in the scope.
+    fn are_decided(&self, scope: &Scope) -> bool {
+        match self {
+            Self::All | Self::None => true,
+            Self::OfTenant(_) => matches!(scope, Scope::Tenant(_)),
+            Self::Own(_, terms) => terms.is_empty(),
+        }
+    }
 }
 
 impl ThreadQuery {
@@ -128,8 +180,17 @@ impl ThreadQuery {
     }
 
     /// Returns whether a condition needs columns of the table of threads itself.
-    fn filters_on_table(&self) -> bool {
-        self.status.is_some() || !self.metadata.is_decided_by_terms()
+    fn filters_on_table(&self, path: AccessPath) -> bool {
+        self.status.is_some() || !self.metadata.is_decided_by_terms() || self.checks_scope(path)
+    }
+
+    /// Returns whether not all candidates of this path are in the scope.
+    fn checks_scope(&self, path: AccessPath) -> bool {
+        let candidates = Candidates::of(&self.scope);
+        match path {
+            AccessPath::Scope => !candidates.are_decided(&self.scope),
+            AccessPath::Ids | AccessPath::Term(_) | AccessPath::Order => !matches!(candidates, Candidates::All),
+        }
     }
 
     /// Appends the tables and the conditions. An empty list of ids matches nothing.
@@ -141,6 +202,7 @@ impl ThreadQuery {
         for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
         match path {
+            AccessPath::Scope => push_candidates(sql, &Candidates::of(&self.scope), needs_table),
             AccessPath::Term(term) if needs_table => {
                 sql.push(" from thread_terms known cross join threads found where found.thread_id = known.thread_id");
                 sql.push(" and known.term = ").push_bind(term.0);
@@ -178,17 +240,14 @@ impl ThreadQuery {
         if let Some(status) = self.status {
             sql.push(" and status = ").push_bind(status.word());
         }
-        for term in self
-            .metadata
-            .terms()
-            .into_iter()
-            .filter(|term| path != AccessPath::Term(*term))
-        {
-            sql.push(" and exists (select 1 from thread_terms also where also.thread_id = found.thread_id");
-            sql.push(" and also.term = ").push_bind(term.0).push(")");
-        }
-        if !self.metadata.is_decided_by_terms() {
-            sql.push(" and ").push_contains("metadata", self.metadata.wanted())?;
+        let terms = self.metadata.terms().into_iter();
+        push_metadata(
+            sql,
+            terms.filter(|term| path != AccessPath::Term(*term)),
+            &self.metadata,
+        )?;
+        if self.checks_scope(path) {
+            push_scope(sql, &self.scope)?;
         }
         Ok(())
     }
@@ -230,7 +289,7 @@ impl ThreadQuery {
         for<'q> i64: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
     {
         sql.push("select count(*) from (select 1 as one");
-        self.push_matches(sql, path, self.filters_on_table())?;
+        self.push_matches(sql, path, self.filters_on_table(path))?;
         if let Some(most) = most {
             sql.push(" limit ").push_bind(most);
         }
@@ -244,6 +303,116 @@ impl ThreadQuery {
             offset,
             ..self.clone()
         }
+    }
+}
+
+/// Appends the condition that a thread is in the scope, after `and`. The index of owners is not used for it.
+fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &Scope) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+    for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    let tenant = match scope {
+        Scope::Server => return Ok(()),
+        Scope::Nothing => {
+            sql.push(" and false");
+            return Ok(());
+        }
+        Scope::Tenant(tenant) => tenant,
+        Scope::Own { ownership, .. } => &ownership.tenant,
+    };
+    sql.push(" and ")
+        .push(<QueryBuilder<DB> as Contains>::WITHOUT_INDEX)
+        .push("found.tenant = ")
+        .push_bind(tenant.as_str());
+    if let Scope::Own { ownership, shared } = scope {
+        sql.push(" and (found.owner = ").push_bind(ownership.owner.as_str());
+        for filter in shared {
+            sql.push(" or (true");
+            push_metadata(sql, filter.terms().into_iter(), filter)?;
+            sql.push(")");
+        }
+        sql.push(")");
+    }
+    Ok(())
+}
+
+/// Appends the conditions that the metadata of a thread match the filter, of whose terms only these are left to check.
+fn push_metadata<DB>(
+    sql: &mut QueryBuilder<DB>,
+    terms: impl Iterator<Item = Term>,
+    filter: &MetadataFilter,
+) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+    for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    for term in terms {
+        sql.push(" and exists (select 1 from thread_terms also where also.thread_id = found.thread_id");
+        sql.push(" and also.term = ").push_bind(term.0).push(")");
+    }
+    if !filter.is_decided_by_terms() {
+        sql.push(" and ").push_contains("found.metadata", filter.wanted())?;
+    }
+    Ok(())
+}
+
+/// Appends the tables from which the candidates of a scope are read, each candidate once.
+fn push_candidates<DB>(sql: &mut QueryBuilder<DB>, candidates: &Candidates<'_>, needs_table: bool)
+where
+    DB: sqlx::Database,
+    for<'q> Uuid: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    let none = BTreeSet::new();
+    let (tenant, owner, terms) = match candidates {
+        Candidates::All => {
+            sql.push(" from threads found where true");
+            return;
+        }
+        Candidates::None => {
+            sql.push(" from threads found where false");
+            return;
+        }
+        Candidates::OfTenant(tenant) => (*tenant, None, &none),
+        Candidates::Own(ownership, terms) => (&ownership.tenant, Some(&ownership.owner), terms),
+    };
+    if terms.is_empty() && !needs_table {
+        sql.push(" from threads found where ");
+        push_owner(sql, "found", tenant, owner);
+        return;
+    }
+    sql.push(" from (select owned.thread_id from threads owned where ");
+    push_owner(sql, "owned", tenant, owner);
+    for (at, term) in terms.iter().enumerate() {
+        sql.push(" union all select shared.thread_id from thread_terms shared where shared.term = ")
+            .push_bind(term.0);
+        sql.push(" and not exists (select 1 from threads owned where owned.thread_id = shared.thread_id and ");
+        push_owner(sql, "owned", tenant, owner);
+        sql.push(")");
+        for earlier in terms.iter().take(at) {
+            sql.push(" and not exists (select 1 from thread_terms also where also.thread_id = shared.thread_id");
+            sql.push(" and also.term = ").push_bind(earlier.0).push(")");
+        }
+    }
+    sql.push(") known cross join threads found where found.thread_id = known.thread_id");
+}
+
+/// Appends the condition that a thread belongs to this owner, or to any of the tenant.
+fn push_owner<DB>(sql: &mut QueryBuilder<DB>, alias: &'static str, tenant: &Tenant, owner: Option<&UserId>)
+where
+    DB: sqlx::Database,
+    for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    sql.push(alias).push(".tenant = ").push_bind(tenant.as_str());
+    if let Some(owner) = owner {
+        sql.push(" and ")
+            .push(alias)
+            .push(".owner = ")
+            .push_bind(owner.as_str());
     }
 }
 
@@ -290,7 +459,8 @@ struct AccessPaths {
     to_count: AccessPath,
 }
 
-/// Chooses the access paths of a search by the number of threads that have its rarest term.
+/// Chooses the access paths of a search by the number of threads that have its rarest term, and by the number of its
+/// scope.
 async fn access_paths(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<AccessPaths> {
     if wanted.ids.is_some() {
         return Ok(AccessPaths {
@@ -303,20 +473,58 @@ async fn access_paths(tx: &mut Tx<'_>, wanted: &ThreadQuery) -> DbResult<AccessP
         let found = (count_term(tx, term).await?, term);
         rarest = Some(rarest.map_or(found, |rarest| rarest.min(found)));
     }
-    Ok(match rarest {
-        None => AccessPaths {
-            to_read: AccessPath::Order,
-            to_count: AccessPath::Order,
-        },
-        Some((count, term)) if count <= MAX_SORTED => AccessPaths {
-            to_read: AccessPath::Term(term),
-            to_count: AccessPath::Term(term),
-        },
-        Some((_, term)) => AccessPaths {
-            to_read: AccessPath::Order,
-            to_count: AccessPath::Term(term),
-        },
+    let scope = count_scope(tx, &Candidates::of(&wanted.scope)).await?;
+    let few_by_term = rarest.filter(|(count, _)| *count <= MAX_SORTED);
+    let few_by_scope = scope.filter(|count| *count <= MAX_SORTED_OF_SCOPE);
+    let few = match (few_by_term, few_by_scope) {
+        (Some((count, _)), Some(of_scope)) if of_scope < count => Some(AccessPath::Scope),
+        (Some((_, term)), _) => Some(AccessPath::Term(term)),
+        (None, Some(_)) => Some(AccessPath::Scope),
+        (None, None) => None,
+    };
+    if let Some(path) = few {
+        return Ok(AccessPaths {
+            to_read: path,
+            to_count: path,
+        });
+    }
+    let to_count = match (scope, rarest) {
+        (Some(_), _) => AccessPath::Scope,
+        (None, Some((_, term))) => AccessPath::Term(term),
+        (None, None) => AccessPath::Order,
+    };
+    Ok(AccessPaths {
+        to_read: AccessPath::Order,
+        to_count,
     })
+}
+
+/// Counts the candidates of a scope, up to a few more than [`MAX_SORTED_OF_SCOPE`]; none if these are all threads.
+async fn count_scope(tx: &mut Tx<'_>, candidates: &Candidates<'_>) -> DbResult<Option<i64>> {
+    let (tenant, owner) = match candidates {
+        Candidates::All => return Ok(None),
+        Candidates::None => return Ok(Some(0)),
+        Candidates::OfTenant(tenant) => (*tenant, None),
+        Candidates::Own(ownership, _) => (&ownership.tenant, Some(&ownership.owner)),
+    };
+    let mut count: i64 = on_engine!(tx, |conn| {
+        let mut sql = QueryBuilder::new("select count(*) from (select 1 as one from threads owned where ");
+        push_owner(&mut sql, "owned", tenant, owner);
+        sql.push(" limit ").push_bind(MAX_SORTED_OF_SCOPE + 1).push(") few");
+        sql.build_query_scalar().fetch_one(conn).await
+    })?;
+    if let Candidates::Own(_, terms) = candidates {
+        for term in terms {
+            // More threads than a search may sort by a term are too many for a scope, too.
+            let found = count_term(tx, *term).await?;
+            count += if found > MAX_SORTED {
+                MAX_SORTED_OF_SCOPE + 1
+            } else {
+                found
+            };
+        }
+    }
+    Ok(Some(count))
 }
 
 /// Counts the threads that have this term, up to one more than [`MAX_SORTED`].

@@ -149,6 +149,7 @@ fn no_due_time_is_after_the_end() {
     let at = |text| Timestamp::read(text).expect("an instant");
     let cron = Cron {
         id: CronId::mint(),
+        ownership: Ownership::default(),
         assistant: AssistantId::of_graph("agent"),
         thread: None,
         schedule: Schedule::read("0 * * * *", None).expect("a schedule"),

@@ -3,6 +3,7 @@
 use serde_json::Map;
 
 use super::*;
+use crate::domain::access::Ownership;
 use crate::domain::event::Origin;
 use tokio_util::sync::CancellationToken;
 
@@ -33,7 +34,7 @@ impl Scene {
         let spawn = |_: &'static str, task: futures::future::BoxFuture<'static, ()>| drop(tokio::spawn(task));
         let db = Db::open("sqlite::memory:", &spawn).await.unwrap();
         let thread = ThreadId::mint();
-        let row = Thread::new(thread, Map::new(), Timestamp(0));
+        let row = Thread::new(thread, Ownership::default(), Map::new(), Timestamp(0));
         db.write(move |tx| Box::pin(async move { db::threads::insert(tx, &row).await }))
             .await
             .unwrap();

@@ -9,6 +9,7 @@ use super::thread::{IfExists, SortOrder};
 use super::{Object, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
+use crate::domain::access::Scope;
 use crate::domain::assistant::{
     Assistant, AssistantChange, AssistantSettings, AssistantVersion, MAX_NAME_CHARS, UNTITLED,
 };
@@ -184,7 +185,7 @@ impl AssistantSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self) -> Result<CheckedAssistantSearch, ApiError> {
+    pub fn check(self, scope: Scope) -> Result<CheckedAssistantSearch, ApiError> {
         if self
             .name
             .as_ref()
@@ -202,6 +203,7 @@ impl AssistantSearch {
             AssistantSort::GraphId => rows::AssistantOrder::Graph,
         };
         let query = rows::AssistantQuery {
+            scope,
             graph_id: self.graph_id,
             name: self.name,
             metadata: MetadataFilter::new("metadata", self.metadata.unwrap_or_default())?,

@@ -1,5 +1,7 @@
 //! Crons on the wire.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::openapi::{RefOr, Schema};
@@ -11,9 +13,11 @@ use super::thread::SortOrder;
 use super::{Object, word};
 use crate::db::crons as rows;
 use crate::domain::Invalid;
+use crate::domain::access::Scope;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
+use crate::domain::identity::Identity;
 use crate::domain::time::Timestamp;
 use crate::http::error::ApiError;
 use crate::http::extract::{Page, Select, fields};
@@ -111,11 +115,11 @@ pub fn check_keys(payload: &Object) -> Result<(), ApiError> {
     unknown_keys::check(payload.keys(), Some(&known))
 }
 
-/// Reads a request to create a cron.
+/// Reads a request of `caller` to create a cron.
 ///
 /// # Errors
 /// Names the invalid field.
-pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCron, ApiError> {
+pub fn read_new_cron(payload: Object, thread: Option<ThreadId>, caller: &Arc<Identity>) -> Result<NewCron, ApiError> {
     let CronCreate { run, timing } = CronCreate {
         run: fields(&payload)?,
         timing: fields(&payload)?,
@@ -134,7 +138,8 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
         timing.on_run_completed.as_deref(),
         &[("delete", false), ("keep", true)],
     )?;
-    let new_run = run.check(thread.map_or(RunScope::Stateless, RunScope::Thread))?.new_run;
+    let place = thread.map_or(RunScope::Stateless, RunScope::Thread);
+    let new_run = run.check(place, caller)?.new_run;
     if new_run.resume.is_some() {
         return Err(Invalid::new("command.resume", "is not allowed for a cron").into());
     }
@@ -146,6 +151,7 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
         .into());
     }
     Ok(NewCron {
+        caller: new_run.caller,
         thread,
         assistant: new_run.assistant,
         schedule,
@@ -162,7 +168,7 @@ pub fn read_new_cron(payload: Object, thread: Option<ThreadId>) -> Result<NewCro
 ///
 /// # Errors
 /// Names the invalid field.
-pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
+pub fn read_patch(old: &Cron, patch: &Object, caller: &Arc<Identity>) -> Result<NewCron, ApiError> {
     let mut payload = old.payload.clone();
     remove_cron_id(&mut payload);
     for name in PATCHABLE {
@@ -172,7 +178,7 @@ pub fn read_patch(old: &Cron, patch: &Object) -> Result<NewCron, ApiError> {
             _ => _ = payload.insert(name.to_owned(), value.clone()),
         }
     }
-    read_new_cron(payload, old.thread)
+    read_new_cron(payload, old.thread, caller)
 }
 
 /// Removes the cron's id from the settings; it was added by the server.
@@ -248,7 +254,7 @@ impl CronSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self) -> Result<CheckedCronSearch, ApiError> {
+    pub fn check(self, scope: Scope) -> Result<CheckedCronSearch, ApiError> {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));
@@ -267,6 +273,7 @@ impl CronSearch {
         };
         let page = Page::checked(self.limit, self.offset, 10)?;
         let query = rows::CronQuery {
+            scope,
             assistant,
             thread,
             enabled: self.enabled,

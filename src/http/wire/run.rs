@@ -117,7 +117,7 @@ pub struct CheckedRun {
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 86_400);
 
 impl RunCreate {
-    /// Validates the request.
+    /// Validates the request. A thread that the run creates belongs to `ownership`.
     ///
     /// # Errors
     /// Names the invalid field.

@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::Object;
 use super::retention::{TtlRequest, TtlView};
 use crate::db::threads as rows;
+use crate::domain::access::{Ownership, Scope};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
@@ -101,11 +102,11 @@ impl SuperstepRequest {
 }
 
 impl ThreadCreate {
-    /// Validates the request.
+    /// Validates the request. The thread belongs to `ownership`.
     ///
     /// # Errors
     /// If the id or a field is invalid.
-    pub fn into_new_thread(self) -> Result<NewThread, ApiError> {
+    pub fn into_new_thread(self, ownership: Ownership) -> Result<NewThread, ApiError> {
         let metadata = self.metadata.unwrap_or_default();
         domain::metadata::check(&metadata)?;
         let supersteps = self.supersteps.unwrap_or_default();
@@ -117,6 +118,7 @@ impl ThreadCreate {
         let supersteps = supersteps.into_iter().enumerate();
         Ok(NewThread {
             id: self.thread_id.map_or_else(|| Ok(ThreadId::mint()), |id| read_id(&id))?,
+            ownership,
             metadata,
             ttl: self.ttl.map(TtlRequest::check).transpose()?,
             supersteps: supersteps
@@ -258,7 +260,7 @@ impl ThreadSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self) -> Result<CheckedThreadSearch, ApiError> {
+    pub fn check(self, scope: Scope) -> Result<CheckedThreadSearch, ApiError> {
         let extract = self.extract.unwrap_or_default();
         if extract.len() > MAX_EXTRACTS {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
@@ -287,7 +289,7 @@ impl ThreadSearch {
             ascending: matches!(self.sort_order.unwrap_or_default(), SortOrder::Asc),
             limit: page.limit.into(),
             offset: page.offset.into(),
-            ..rows::ThreadQuery::default()
+            ..rows::ThreadQuery::within(scope)
         };
         Ok(CheckedThreadSearch {
             query,
@@ -403,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_fresh_thread_shows_all_its_keys() {
-        let thread = Thread::new(ThreadId::mint(), Object::new(), Timestamp(0));
+        let thread = Thread::new(ThreadId::mint(), Ownership::default(), Object::new(), Timestamp(0));
         let view = super::super::json(&ThreadView::new(thread, None, Object::new()));
         assert_eq!(
             view.as_object()
@@ -421,7 +423,9 @@ mod tests {
             thread_id: Some("nope".into()),
             ..ThreadCreate::default()
         };
-        let error = request.into_new_thread().expect_err("nope is no id");
+        let error = request
+            .into_new_thread(Ownership::default())
+            .expect_err("nope is no id");
         assert_eq!(error.message(), "Invalid thread ID: must be a UUID");
     }
 
@@ -440,14 +444,18 @@ mod tests {
         };
         assert!(
             select
-                .check()
+                .check(Scope::Server)
                 .is_err_and(|e| e.message().starts_with("select[0]: is \"bogus\""))
         );
         let limit = ThreadSearch {
             limit: Some(0),
             ..ThreadSearch::default()
         };
-        assert!(limit.check().is_err_and(|e| e.message().starts_with("limit: ")));
+        assert!(
+            limit
+                .check(Scope::Server)
+                .is_err_and(|e| e.message().starts_with("limit: "))
+        );
     }
 
     #[test]

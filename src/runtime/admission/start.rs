@@ -12,16 +12,14 @@ use crate::db::runs::InFlight;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::OnPendingInterrupt;
 use crate::domain::Invalid;
-use crate::domain::access::{Action, ResourceFacts};
+use crate::domain::access::{Action, Ownership, ResourceFacts};
 use crate::domain::assistant::{Assistant, RunSettings};
 use crate::domain::goto::Destination;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::idempotency::REMEMBERED;
 use crate::domain::identity::{Credential, Identity};
 use crate::domain::input::{read_input, read_update};
-use crate::domain::run::{
-    AssignedAgent, Command, Lineage, Multitask, Run, RunCaller, RunRequest, RunStatus, remove_auth_keys,
-};
+use crate::domain::run::{AssignedAgent, Command, Lineage, Multitask, Run, RunRequest, RunStatus};
 use crate::domain::size::SizeLimits;
 use crate::domain::thread::{Thread, ThreadStatus, Ttl, TtlStrategy};
 use crate::domain::time::Timestamp;
@@ -138,6 +136,7 @@ pub(in crate::runtime) async fn start_as(
     enter_thread(tx, &thread, &run, &resolved.known, now).await?;
     Ok(Admitted {
         run,
+        ownership: thread.ownership,
         claimed,
         displaced,
     })
@@ -254,7 +253,7 @@ async fn find_or_make_thread(
     } else {
         ttl
     };
-    let thread = Thread::new(id, new_run.metadata.clone(), now).with_ttl(ttl);
+    let thread = Thread::new(id, Ownership::of(&new_run.caller), new_run.metadata.clone(), now).with_ttl(ttl);
     if db::threads::insert(tx, &thread).await? {
         return Ok(thread);
     }
@@ -308,23 +307,11 @@ fn build_run(
         ("assistant_id", assistant.to_string()),
     ];
     metadata.extend(own.map(|(key, value)| (key.to_owned(), value.into())));
-    let RunSettings {
-        mut config,
-        mut context,
-    } = run_settings;
-    let mut caller = new_run.request.caller.clone();
-    if new_run.caller.credential != Credential::Server {
-        caller = RunCaller::of(&new_run.caller);
-        remove_auth_keys(&mut context);
-        if let Some(Value::Object(configurable)) = config.get_mut("configurable") {
-            remove_auth_keys(configurable);
-        }
-    }
-    let request = RunRequest {
+    let RunSettings { config, context } = run_settings;
+    let mut request = RunRequest {
         temporary: new_run.target == Target::Stateless { keep: false },
         config,
         context,
-        caller,
         agent: Some(AssignedAgent {
             graph_id: settings.graph_id.clone(),
             version: *version,
@@ -332,6 +319,9 @@ fn build_run(
         }),
         ..new_run.request.clone()
     };
+    if new_run.caller.credential != Credential::Server {
+        request.assign_to(&new_run.caller);
+    }
     Run {
         id,
         thread: thread.id,

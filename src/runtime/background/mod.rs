@@ -27,6 +27,7 @@ use crate::domain::background::{
 };
 use crate::domain::goto::Goto;
 use crate::domain::id::{RunId, ThreadId};
+use crate::domain::identity::Identity;
 use crate::domain::machine::END;
 use crate::domain::run::{Command, Multitask, RunRequest};
 use crate::tool::Scope;
@@ -215,12 +216,16 @@ fn new_task_run(scope: &Scope, order: BackgroundOrder<'_>, thread: ThreadId, mul
         extra,
         ..streamed_request()
     };
-    new_run(
-        thread,
-        AssistantRef::Graph(agent.graph_id.clone()),
-        request,
-        notes(scope, order),
-    )
+    NewRun {
+        // The thread of a task belongs to the owner of the thread that started the task.
+        caller: Arc::new(Identity::server_for(&scope.ownership)),
+        ..new_run(
+            thread,
+            AssistantRef::Graph(agent.graph_id.clone()),
+            request,
+            notes(scope, order),
+        )
+    }
 }
 
 /// Returns the run that drops the interrupts of a task and does nothing else.
@@ -238,6 +243,7 @@ fn new_cancelling_run(scope: &Scope, thread: ThreadId, graph_id: &str) -> NewRun
     new_run(thread, AssistantRef::Graph(graph_id.to_owned()), request, metadata)
 }
 
+/// Returns a run that the server itself starts.
 pub(super) fn new_run(
     thread: ThreadId,
     assistant: AssistantRef,
@@ -246,6 +252,7 @@ pub(super) fn new_run(
 ) -> NewRun {
     NewRun {
         target: Target::ThreadOrNew(thread),
+        caller: Arc::new(Identity::server()),
         assistant,
         request,
         resume: None,

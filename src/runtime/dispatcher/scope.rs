@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Dispatcher;
 use crate::agent::assemble::RegisteredAgent;
-use crate::domain::run::Run;
+use crate::runtime::run_context::RunContext;
 use crate::runtime::{BackgroundTasks, Runs};
 use crate::tool::budget::Budget;
 use crate::tool::{CallSlots, ProgressSink, Scope};
@@ -14,15 +14,18 @@ use crate::tool::{CallSlots, ProgressSink, Scope};
 impl Dispatcher {
     pub(super) fn scope(
         self: &Arc<Self>,
-        run: &Run,
+        run_context: &RunContext,
         known: &RegisteredAgent,
         stop: CancellationToken,
         budget: Budget,
     ) -> Scope {
+        let run = &run_context.run;
+        let ownership = run_context.ownership.clone();
         Scope {
             agent: known.agent.name.clone(),
             path: run.lineage.path.clone().into(),
             thread: run.thread,
+            ownership: ownership.clone(),
             run: run.id,
             assistant: run.assistant,
             depth: 0,
@@ -31,7 +34,7 @@ impl Dispatcher {
             context: Arc::new(run.request.tool_context()),
             context_scoping: known.context_scoping,
             clock: Arc::clone(&self.core.clock),
-            store: Arc::new(self.store.clone()),
+            store: Arc::new(self.store.space_of(ownership)),
             tasks: Arc::new(BackgroundTasks::new(Runs::new(self))),
             task: None,
             step_limit: run.request.step_limit(),

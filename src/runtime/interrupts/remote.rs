@@ -14,6 +14,7 @@ use super::{Interrupts, Resolution, continue_thread, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
+use crate::domain::access::Scope;
 use crate::domain::background::{Answered, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
@@ -40,15 +41,15 @@ impl Interrupts {
         Ok(self.remote_task(task).await?.map(|record| interrupts_of(&record)))
     }
 
-    /// Returns the open interrupts of up to `tasks` remote tasks.
+    /// Returns the open interrupts of up to `tasks` remote tasks that threads in a scope have given away.
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn pending_of_remote_tasks(&self, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
+    pub async fn pending_of_remote_tasks(&self, scope: Scope, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
         let read = self
             .core
             .db
-            .read(move |tx| Box::pin(db::background::remote::waiting(tx, tasks)));
+            .read(move |tx| Box::pin(async move { db::background::remote::waiting(tx, &scope, tasks).await }));
         let all = read.await?.iter().flat_map(interrupts_of).collect::<Vec<_>>();
         Ok(all
             .into_iter()

@@ -175,7 +175,7 @@ pub(super) async fn write_batch(
         db::interrupts::insert(tx, asked).await?;
     }
     for change in &batch.items {
-        db::items::change(tx, change, at).await?;
+        db::items::change(tx, &run_context.ownership, change, at).await?;
     }
     if let Some(end) = &batch.ended {
         if lane != Lane::Main {

@@ -113,6 +113,7 @@ fn scene() -> HistoryContext {
 fn thread() -> Thread {
     Thread {
         id: ThreadId(Uuid::from_u128(1)),
+        ownership: crate::domain::access::Ownership::default(),
         status: ThreadStatus::Idle,
         metadata: Object::from_iter([("graph_id".to_owned(), json!("agent"))]),
         config: Object::new(),

@@ -1,0 +1,202 @@
+//! The ownership of resources: the facts by which access to one of them is decided, and the conditions by which a
+//! search finds only those that its scope allows.
+//!
+//! Threads, assistants, crons, deliveries and items have the columns `tenant` and `owner`. Whatever belongs to a thread
+//! (runs, interrupts, events) has the ownership of the thread.
+
+use serde_json::{Map, Value};
+use sqlx::{QueryBuilder, query_as, query_scalar};
+use uuid::Uuid;
+
+use super::engine::{Contains, on_engine};
+use super::json::ColumnRef;
+use super::{DbResult, Tx};
+use crate::domain::access::{Ownership, ResourceFacts, Scope};
+use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
+use crate::domain::identity::{Tenant, UserId};
+
+/// Returns the ownership in the columns of a row.
+pub(super) fn ownership(tenant: String, owner: String) -> Ownership {
+    Ownership {
+        tenant: Tenant::stored(tenant),
+        owner: UserId::stored(owner),
+    }
+}
+
+/// Returns the word in the column `tenant` of rows that belong to the server.
+fn tenant_of_server() -> String {
+    Ownership::of_server().tenant.into()
+}
+
+/// The columns of a resource that decide about access.
+#[derive(sqlx::FromRow)]
+struct FactsRow {
+    tenant: String,
+    owner: String,
+    metadata: Option<String>,
+}
+
+/// Reads the facts of a resource by one statement.
+async fn find_facts(
+    tx: &mut Tx<'_>,
+    sql: &'static str,
+    table: &'static str,
+    id: Uuid,
+) -> DbResult<Option<ResourceFacts>> {
+    let row: Option<FactsRow> = on_engine!(tx, |conn| query_as(sql).bind(id).fetch_optional(conn).await)?;
+    let read = |row: FactsRow| {
+        let cell = ColumnRef {
+            table,
+            column: "metadata",
+            id: &id,
+        };
+        // Metadata that cannot be read share nothing.
+        let metadata = row
+            .metadata
+            .map(|text| cell.decode_or_default::<Map<String, Value>>(&text));
+        ResourceFacts {
+            ownership: ownership(row.tenant, row.owner),
+            metadata: metadata.unwrap_or_default(),
+            ..ResourceFacts::default()
+        }
+    };
+    Ok(row.map(read))
+}
+
+/// Returns the facts about a thread, with its metadata if a rule for sharing needs them. A background task on another
+/// server, which has no thread here, has the facts of the thread that gave it away.
+pub async fn thread_facts(tx: &mut Tx<'_>, id: ThreadId, with_metadata: bool) -> DbResult<Option<ResourceFacts>> {
+    const PLAIN: &str = "select tenant, owner, null as metadata from threads where thread_id = $1 \
+        union all select p.tenant, p.owner, null from background_tasks b join threads p on p.thread_id = b.parent_thread \
+        where b.task_id = $1 and not exists (select 1 from threads where thread_id = $1)";
+    const WITH_METADATA: &str = "select tenant, owner, cast(metadata as text) as metadata from threads \
+        where thread_id = $1 union all select p.tenant, p.owner, cast(p.metadata as text) from background_tasks b \
+        join threads p on p.thread_id = b.parent_thread \
+        where b.task_id = $1 and not exists (select 1 from threads where thread_id = $1)";
+    let sql = if with_metadata { WITH_METADATA } else { PLAIN };
+    find_facts(tx, sql, "threads", id.0).await
+}
+
+/// Returns the facts about an assistant, with its metadata if a rule for sharing needs them.
+pub async fn assistant_facts(tx: &mut Tx<'_>, id: AssistantId, with_metadata: bool) -> DbResult<Option<ResourceFacts>> {
+    const PLAIN: &str = "select tenant, owner, null as metadata from assistants where assistant_id = $1";
+    const WITH_METADATA: &str =
+        "select tenant, owner, cast(metadata as text) as metadata from assistants where assistant_id = $1";
+    let sql = if with_metadata { WITH_METADATA } else { PLAIN };
+    find_facts(tx, sql, "assistants", id.0).await
+}
+
+/// Returns the facts about a cron. Crons cannot be shared, so their metadata are not read.
+pub async fn cron_facts(tx: &mut Tx<'_>, id: CronId) -> DbResult<Option<ResourceFacts>> {
+    const SQL: &str = "select tenant, owner, null as metadata from crons where cron_id = $1";
+    find_facts(tx, SQL, "crons", id.0).await
+}
+
+/// Returns the facts about a delivery. Deliveries cannot be shared.
+pub async fn delivery_facts(tx: &mut Tx<'_>, id: DeliveryId) -> DbResult<Option<ResourceFacts>> {
+    const SQL: &str = "select tenant, owner, null as metadata from deliveries where delivery_id = $1";
+    find_facts(tx, SQL, "deliveries", id.0).await
+}
+
+/// Returns the ownership of a thread.
+pub async fn thread_ownership(tx: &mut Tx<'_>, id: ThreadId) -> DbResult<Option<Ownership>> {
+    const SQL: &str = "select tenant, owner, null as metadata from threads where thread_id = $1";
+    Ok(find_facts(tx, SQL, "threads", id.0).await?.map(|facts| facts.ownership))
+}
+
+/// Returns the thread of a run.
+pub async fn run_thread(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<ThreadId>> {
+    const SQL: &str = "select thread_id from runs where run_id = $1";
+    let found: Option<Uuid> = on_engine!(tx, |conn| query_scalar(SQL).bind(run.0).fetch_optional(conn).await)?;
+    Ok(found.map(ThreadId))
+}
+
+/// The rows to which a scope is applied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScopedRows {
+    /// The alias of their table with a period, or nothing.
+    pub(super) alias: &'static str,
+    /// True if their metadata can share them with the tenant.
+    pub(super) can_be_shared: bool,
+    /// True if the server itself owns some of them, which all scopes but [`Scope::Nothing`] contain.
+    pub(super) some_are_of_server: bool,
+    /// True if they are found by the index of another condition, so that the index of owners must not be used.
+    pub(super) by_other_index: bool,
+}
+
+/// Appends the condition that a row is in the scope, after `and`.
+pub(super) fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &Scope, rows: ScopedRows) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    let (tenant, own) = match scope {
+        Scope::Server => return Ok(()),
+        Scope::Nothing => {
+            sql.push(" and false");
+            return Ok(());
+        }
+        Scope::Tenant(tenant) => (tenant, None),
+        Scope::Own { ownership, shared } => (&ownership.tenant, Some((&ownership.owner, shared))),
+    };
+    let alias = rows.alias;
+    sql.push(" and ");
+    if rows.by_other_index {
+        sql.push(<QueryBuilder<DB> as Contains>::WITHOUT_INDEX);
+    }
+    sql.push(alias).push("tenant");
+    if rows.some_are_of_server {
+        sql.push(" in (")
+            .push_bind(tenant_of_server())
+            .push(", ")
+            .push_bind(tenant.as_str().to_owned())
+            .push(")");
+    } else {
+        sql.push(" = ").push_bind(tenant.as_str().to_owned());
+    }
+    let Some((owner, shared)) = own else { return Ok(()) };
+    sql.push(" and (")
+        .push(alias)
+        .push("owner = ")
+        .push_bind(owner.as_str().to_owned());
+    if rows.some_are_of_server {
+        sql.push(" or ")
+            .push(alias)
+            .push("tenant = ")
+            .push_bind(tenant_of_server());
+    }
+    if rows.can_be_shared {
+        for filter in shared {
+            sql.push(" or ")
+                .push_contains(&format!("{alias}metadata"), filter.wanted())?;
+        }
+    }
+    sql.push(")");
+    Ok(())
+}
+
+/// Appends the condition that the thread named by `column` is in the scope, after `and`.
+pub(super) fn push_scope_of_thread<DB>(sql: &mut QueryBuilder<DB>, scope: &Scope, column: &'static str) -> DbResult<()>
+where
+    DB: sqlx::Database,
+    QueryBuilder<DB>: Contains,
+    for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
+{
+    let rows = ScopedRows {
+        alias: "scoped.",
+        can_be_shared: true,
+        some_are_of_server: false,
+        by_other_index: true,
+    };
+    match scope {
+        Scope::Server | Scope::Nothing => push_scope(sql, scope, rows),
+        Scope::Tenant(_) | Scope::Own { .. } => {
+            sql.push(" and exists (select 1 from threads scoped where scoped.thread_id = ")
+                .push(column);
+            push_scope(sql, scope, rows)?;
+            sql.push(")");
+            Ok(())
+        }
+    }
+}
