@@ -81,7 +81,6 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
             "GET",
             "/threads/{thread_id}/storage"
             | "/threads/{thread_id}/stream"
-            | "/threads/{thread_id}/stream/events"
             | "/threads/{thread_id}/state"
             | "/threads/{thread_id}/state/{checkpoint_id}"
             | "/threads/{thread_id}/history"
@@ -95,10 +94,10 @@ pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
         ) => Allow(ThreadsRead, Thread),
         (
             "POST",
-            "/threads/{thread_id}/stream/events"
-            | "/threads/{thread_id}/state/checkpoint"
-            | "/threads/{thread_id}/history",
+            "/threads/{thread_id}/state/checkpoint" | "/threads/{thread_id}/history",
         ) => Allow(ThreadsRead, Thread),
+        // The stream may wait for a thread that does not exist yet, so each run is checked when it begins.
+        ("GET" | "POST", "/threads/{thread_id}/stream/events") => Allow(ThreadsRead, Collection),
         ("POST", "/threads/{thread_id}/state") => Allow(ThreadsUpdate, Thread),
         ("POST", "/threads/{thread_id}/runs/{run_id}/cancel") => Allow(ThreadsUpdate, Thread),
         ("DELETE", "/threads/{thread_id}/runs/{run_id}") => Allow(ThreadsDelete, Thread),

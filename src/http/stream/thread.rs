@@ -10,28 +10,31 @@ use serde_json::{Value, json};
 use super::pump::{self, Flow, Projection};
 use super::v2::{CurrentRun, V2Frame, V2Presenter};
 use crate::db::DbResult;
+use crate::domain::access::Action;
 use crate::domain::event::Event;
 use crate::domain::id::{RunId, ThreadId};
-use crate::events::{Events, ThreadEvent, ThreadTail};
+use crate::events::{ThreadEvent, ThreadTail};
+use crate::http::access::Api;
+use crate::runtime::{AccessError, ResourceRef};
 
 /// Creates the frames of a thread's events and reads the data that they need.
 pub struct ThreadFrames {
-    events: Events,
+    api: Api,
     thread: ThreadId,
     /// The presenter with the client's filter.
     pub presenter: V2Presenter,
-    /// A run that was deleted by a rollback; its events are skipped.
-    deleted_run: Option<RunId>,
+    /// A run whose events are skipped: it was deleted by a rollback, or the caller may not read it.
+    skipped_run: Option<RunId>,
 }
 
 impl ThreadFrames {
-    /// Creates a reader of `thread`.
-    pub fn new(events: Events, thread: ThreadId, presenter: V2Presenter) -> Self {
+    /// Creates a reader of `thread` for the caller of `api`.
+    pub fn new(api: Api, thread: ThreadId, presenter: V2Presenter) -> Self {
         Self {
-            events,
+            api,
             thread,
             presenter,
-            deleted_run: None,
+            skipped_run: None,
         }
     }
 
@@ -40,12 +43,17 @@ impl ThreadFrames {
     /// # Errors
     /// If the database fails.
     pub async fn frames(&mut self, event: &Event) -> DbResult<Vec<V2Frame>> {
-        if self.deleted_run == Some(event.run) {
+        if self.skipped_run == Some(event.run) {
             return Ok(vec![]);
         }
         if let Some(id) = self.presenter.required_run(event) {
-            let Some(run) = Box::pin(self.events.run(id)).await? else {
-                self.deleted_run = Some(id);
+            // The thread may be one that did not exist when the stream began, or that another user has created anew.
+            if !self.may_read().await? {
+                self.skipped_run = Some(id);
+                return Ok(vec![]);
+            }
+            let Some(run) = Box::pin(self.api.events.run(id)).await? else {
+                self.skipped_run = Some(id);
                 return Ok(vec![]);
             };
             let graph = run
@@ -57,10 +65,23 @@ impl ThreadFrames {
             self.presenter.start_run(CurrentRun { id, graph });
         }
         let base = match self.presenter.required_state(event) {
-            Some(checkpoint) => Some(Box::pin(self.events.state_at(self.thread, checkpoint)).await?),
+            Some(checkpoint) => Some(Box::pin(self.api.events.state_at(self.thread, checkpoint)).await?),
             None => None,
         };
         Ok(self.presenter.present(event, base))
+    }
+}
+
+impl ThreadFrames {
+    /// Returns whether the caller may read the thread now.
+    async fn may_read(&self) -> DbResult<bool> {
+        let resource = ResourceRef::Thread(self.thread);
+        let checked = Box::pin(self.api.access.check(&self.api.caller, Action::ThreadsRead, resource));
+        match checked.await {
+            Ok(()) => Ok(true),
+            Err(AccessError::Forbidden(_) | AccessError::NotFound(_)) => Ok(false),
+            Err(AccessError::Fault(error)) => Err(error),
+        }
     }
 }
 

@@ -91,7 +91,7 @@ impl SocketSession {
         permit: StreamPermit,
         connection: Option<RequestGuard>,
     ) -> Self {
-        let reader = ThreadFrames::new(api.events.clone(), thread, V2Presenter::default());
+        let reader = ThreadFrames::new(api.clone(), thread, V2Presenter::default());
         let heartbeat = heartbeat_interval(api.settings.heartbeat);
         let pending_read = None;
         let subscriptions = vec![];
@@ -279,7 +279,7 @@ impl SocketSession {
             filters: vec![filter.clone()],
             since,
         };
-        let mut reader = ThreadFrames::new(events, self.thread, V2Presenter::new(filter));
+        let mut reader = ThreadFrames::new(self.api.clone(), self.thread, V2Presenter::new(filter));
         let mut count = 0;
         while let Some(event) = next_until(&mut tail, until).await? {
             let frames = reader.frames(&event).await?;

@@ -55,7 +55,7 @@ pub(in crate::http) async fn post(
         filters: vec![filter],
         since,
     });
-    let reader = ThreadFrames::new(api.events.clone(), path.thread_id, presenter);
+    let reader = ThreadFrames::new(api.clone(), path.thread_id, presenter);
     let tail = api.events.tail_of_thread(path.thread_id, after);
     Ok(thread::respond(reader, tail, api.settings.heartbeat, permit))
 }
