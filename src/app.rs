@@ -36,7 +36,7 @@ use crate::model::providers::{ApiKeySource, ProviderConfig, Providers};
 use crate::net::ssrf::AddressRules;
 use crate::peer::{PeerAnswerLimits, PeerPolicy, Peers};
 use crate::runtime::{
-    AgentSources, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, Store, StoreSettings,
+    AgentSources, AuditSettings, IndexParts, Retention, RunBounds, RuntimeHandles, RuntimeParts, SharingRules, Store, StoreSettings,
     WebhookSettings, Webhooks,
 };
 use crate::shutdown::Shutdown;

@@ -192,6 +192,7 @@ impl RunCreate {
         .map(|strategy| (strategy.word(), strategy));
         let temporary = scope == RunScope::Stateless && self.on_completion.as_deref() != Some("keep");
         Ok(RunRequest {
+            caller: None,
             background: None,
             input,
             command: self.command.as_ref().map(CommandBody::read).transpose()?,

@@ -13,6 +13,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::db::{self, DbResult, Tx};
 use crate::definition::Digest;
 use crate::domain::Invalid;
+use crate::domain::access::Ownership;
 use crate::domain::id::{CheckpointId, ThreadId};
 use crate::domain::input::read_update;
 use crate::domain::size::{self, SizeLimits};

@@ -157,7 +157,7 @@ pub(in crate::runtime) fn check_assistant(
         return Ok(());
     }
     audit::record_refusal(core, caller, Action::AssistantsRead, format!("assistant:{}", assistant.id));
-    Err(StartError::NoAssistant(assistant.id))
+    Err(StartError::NoAssistant(assistant.id.to_string()))
 }
 
 /// Checks whether the caller may start a run on a thread, or answer its interrupts.
