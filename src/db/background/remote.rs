@@ -1,6 +1,6 @@
 //! The remote runs of background tasks: their last polled state and the next poll.
 
-use sqlx::{QueryBuilder, query, query_as, query_scalar};
+use sqlx::{QueryBuilder, query, query_scalar};
 use uuid::Uuid;
 
 use super::TaskRow;
