@@ -9,7 +9,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection, raw_sql};
 use super::copies::copy_for;
 use super::crons::cron_at;
 use super::interrupts::pending_interrupt;
-use super::{Db, object, on_both, open, postgres, read, run_at, thread_at, write};
+use super::postgres::fresh_database;
+use super::{Db, object, on_both, open, read, run_at, thread_at, write};
 use crate::db::access::{assistant_facts, cron_facts, delivery_facts, run_thread, thread_facts, thread_ownership};
 use crate::db::assistants::{self, AssistantQuery};
 use crate::db::crons::{self, CronQuery};
@@ -711,7 +712,7 @@ async fn a_sqlite_database_without_owners_is_upgraded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_postgres_database_without_owners_is_upgraded() {
-    let Some(database) = postgres::fresh_database().await else {
+    let Some(database) = fresh_database().await else {
         return;
     };
     let id = uuid::Uuid::now_v7();

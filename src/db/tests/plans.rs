@@ -337,9 +337,10 @@ async fn searches_of_a_scope_find_few_and_many_threads(db: Db) {
             ..ThreadQuery::within(scope)
         };
         let counted = wanted.clone();
+        let about = format!("{wanted:?}");
         let page = found(&db, wanted).await;
         let count = read!(db, |tx| threads::count(tx, &counted));
-        assert_eq!(count, page.1, "{counted:?}");
+        assert_eq!(count, page.1, "{about}");
         page
     };
     let any = MetadataFilter::default;
