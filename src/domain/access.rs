@@ -235,7 +235,7 @@ pub enum Scope {
 
 /// Returns how far an action of this identity reaches.
 pub fn reach(identity: &Identity, action: Action) -> Reach {
-    if !identity.is_authenticated() {
+    if identity.is_unrestricted() {
         return Reach::Server;
     }
     let is_in_scopes = |scopes: &Vec<String>| scopes.iter().any(|scope| action.is_covered_by(scope));

@@ -187,10 +187,15 @@ impl FromStr for Role {
 }
 
 /// How an identity was proved.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Credential {
-    /// By nothing: the server runs without authentication, or the server itself acts.
+    /// By nothing, on a server without authentication.
     None,
+    /// By nothing, on a server with authentication: the caller of a public endpoint.
+    Anonymous,
+    /// By the server itself, which acts for a user: a cron, or a background task.
+    Server,
     /// By the API key with this id.
     ApiKey(String),
     /// By a token of this issuer.
@@ -200,7 +205,7 @@ pub enum Credential {
 }
 
 /// An authenticated caller.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The tenant. All resources that the caller creates belong to it.
     pub tenant: Tenant,
@@ -220,6 +225,25 @@ pub struct Identity {
     pub expires_at: Option<Timestamp>,
 }
 
+impl Credential {
+    /// Returns the kind of the credential, for logs and clients.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Anonymous => "anonymous",
+            Self::Server => "server",
+            Self::ApiKey(_) => "api_key",
+            Self::Jwt(_) => "jwt",
+            Self::Hook => "hook",
+        }
+    }
+
+    /// Returns whether the identity was proved by the caller.
+    pub fn is_proof(&self) -> bool {
+        matches!(self, Self::ApiKey(_) | Self::Jwt(_) | Self::Hook)
+    }
+}
+
 impl Identity {
     /// The identity of every caller of a server without authentication. It may do everything.
     pub fn unauthenticated() -> Self {
@@ -235,19 +259,38 @@ impl Identity {
         }
     }
 
-    /// Returns whether the caller has been authenticated.
-    pub fn is_authenticated(&self) -> bool {
-        self.credential != Credential::None
+    /// The identity of a caller without a credential, on a server with authentication. It may do nothing.
+    pub fn anonymous() -> Self {
+        Self {
+            roles: vec![],
+            credential: Credential::Anonymous,
+            ..Self::unauthenticated()
+        }
+    }
+
+    /// The identity with which the server continues work on a thread.
+    pub fn server() -> Self {
+        Self::server_for(Tenant::default(), UserId::default())
+    }
+
+    /// The identity with which the server works for a user: what it creates belongs to them.
+    pub fn server_for(tenant: Tenant, user: UserId) -> Self {
+        Self {
+            tenant,
+            user,
+            credential: Credential::Server,
+            ..Self::unauthenticated()
+        }
+    }
+
+    /// Returns whether the caller may do everything: on a server without authentication, or as the server itself.
+    pub fn is_unrestricted(&self) -> bool {
+        matches!(self.credential, Credential::None | Credential::Server)
     }
 
     /// Returns whether the caller has this role.
     pub fn has(&self, role: Role) -> bool {
         self.roles.contains(&role)
-    }
-
-    /// Returns whether two requests come from the same user.
-    pub fn is_same_user(&self, other: &Self) -> bool {
-        self.tenant == other.tenant && self.user == other.user
     }
 }
 

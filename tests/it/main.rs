@@ -7,6 +7,7 @@
     reason = "a test stops at the first surprise, reads the environment, and starts what it needs"
 )]
 
+mod access;
 mod agents;
 mod api;
 mod compat;

@@ -82,6 +82,10 @@ fn page() -> String {
     section::<WebhooksSection>(&mut page, "[webhooks]");
     section::<PeersSection>(&mut page, "[peers]");
     section::<AgentsApi>(&mut page, "[agents_api]");
+    section::<AuthSection>(&mut page, "[auth]");
+    section::<AuthKeySection>(&mut page, "[[auth.keys]]");
+    section::<JwtSection>(&mut page, "[[auth.jwt]]");
+    section::<HookSection>(&mut page, "[auth.hook]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");

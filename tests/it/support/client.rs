@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use reqwest::header::HeaderMap;
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -14,6 +14,8 @@ use super::sse::Sse;
 pub(crate) struct Client {
     http: reqwest::Client,
     address: Arc<watch::Sender<Address>>,
+    /// The API key that it sends, unless it uses that of the server.
+    key: Option<String>,
 }
 
 /// The address of a server.
@@ -22,6 +24,8 @@ struct Address {
     base: String,
     /// Whether the test has stopped the server.
     is_down: bool,
+    /// The API key of clients that have none of their own.
+    key: Option<String>,
 }
 
 /// The connection to the server was refused or broke.
@@ -46,10 +50,12 @@ impl Client {
         let address = Address {
             base: base.to_owned(),
             is_down: false,
+            key: None,
         };
         Self {
             http,
             address: Arc::new(watch::Sender::new(address)),
+            key: None,
         }
     }
 
@@ -60,10 +66,23 @@ impl Client {
 
     /// Sets the new address of the server.
     pub(crate) fn moved_to(&self, base: &str) {
-        self.address.send_replace(Address {
-            base: base.to_owned(),
-            is_down: false,
+        self.address.send_modify(|address| {
+            base.clone_into(&mut address.base);
+            address.is_down = false;
         });
+    }
+
+    /// Returns a client of the same server that sends this API key; none if it is empty.
+    pub(crate) fn with_key(&self, key: &str) -> Self {
+        Self {
+            key: Some(key.to_owned()),
+            ..self.clone()
+        }
+    }
+
+    /// Sets the API key of all clients of the server that have none of their own.
+    pub(crate) fn uses_key(&self, key: &str) {
+        self.address.send_modify(|address| address.key = Some(key.to_owned()));
     }
 
     /// Lets the requests that wait for a server wait until it has a new address.
@@ -99,7 +118,12 @@ impl Client {
 
     /// Builds a request.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http.request(method, format!("{}{path}", self.base()))
+        let request = self.http.request(method, format!("{}{path}", self.base()));
+        let key = self.key.clone().or_else(|| self.address.borrow().key.clone());
+        match key.filter(|key| !key.is_empty()) {
+            Some(key) => request.header("x-api-key", key),
+            None => request,
+        }
     }
 
     /// Sends a GET request.
@@ -179,6 +203,15 @@ async fn read(response: Response) -> reqwest::Result<Reply> {
 }
 
 impl Reply {
+    /// Creates a response without headers.
+    pub(crate) fn of(status: StatusCode, body: Value) -> Self {
+        Self {
+            status: status.as_u16(),
+            headers: HeaderMap::new(),
+            body,
+        }
+    }
+
     /// Returns the body of a successful response; panics otherwise.
     #[track_caller]
     pub(crate) fn ok(self) -> Value {

@@ -33,6 +33,80 @@ pub(crate) enum Engine {
     Postgres,
 }
 
+/// A caller of a server with authentication.
+struct Caller {
+    name: &'static str,
+    tenant: &'static str,
+    role: &'static str,
+    /// Further lines of the key.
+    more: &'static str,
+}
+
+/// The callers of a server with authentication. The harness itself is the first.
+const CALLERS: [Caller; 7] = [
+    Caller::new("harness", "default", "admin"),
+    Caller::new("ann", "acme", "user"),
+    Caller::new("bob", "acme", "user"),
+    Caller::new("root", "acme", "admin"),
+    Caller::new("operator", "acme", "operator"),
+    Caller::new("root-of-other", "other", "admin"),
+    Caller {
+        more: "expires_at = \"2020-01-01T00:00:00Z\"\n",
+        ..Caller::new("expired", "acme", "admin")
+    },
+];
+
+impl Caller {
+    const fn new(name: &'static str, tenant: &'static str, role: &'static str) -> Self {
+        Self {
+            name,
+            tenant,
+            role,
+            more: "",
+        }
+    }
+
+    /// Returns the secret of the caller.
+    fn key(&self) -> String {
+        format!("the-secret-key-of-{}-0123456789abcdef", self.name)
+    }
+
+    /// Returns the lines of the configuration for the key.
+    fn configuration(&self) -> String {
+        let Self {
+            name,
+            tenant,
+            role,
+            more,
+        } = self;
+        format!(
+            "[[auth.keys]]\nname = \"{name}\"\nuser = \"{name}\"\ntenant = \"{tenant}\"\nroles = [\"{role}\"]\n\
+             key_file = \"keys/{name}\"\n{more}"
+        )
+    }
+}
+
+/// The keys of the callers of a server with authentication.
+pub(crate) struct Keys(Client);
+
+impl Keys {
+    /// Returns a client of this caller.
+    pub(crate) fn client(&self, name: &str) -> Client {
+        let caller = CALLERS.iter().find(|caller| caller.name == name);
+        self.with(&caller.expect("a caller").key())
+    }
+
+    /// Returns a client with this key.
+    pub(crate) fn with(&self, key: &str) -> Client {
+        self.0.with_key(key)
+    }
+
+    /// Returns a client without a key.
+    pub(crate) fn nobody(&self) -> Client {
+        self.0.with_key("")
+    }
+}
+
 /// A server under test. Clones share the same server.
 #[derive(Clone)]
 pub(crate) struct TestServer {
@@ -394,6 +468,20 @@ impl TestServer {
     pub(crate) fn database_url(&self) -> String {
         self.starts_if_new();
         self.shared.database.lock().unwrap().as_ref().expect("a database").url()
+    }
+
+    /// Restarts the server with authentication, and returns the keys of its callers.
+    pub(crate) async fn is_protected(&self) -> Keys {
+        let folder = self.shared.folder.path();
+        std::fs::create_dir_all(folder.join("keys")).expect("a folder");
+        let mut lines = "[auth]\n".to_owned();
+        for caller in CALLERS {
+            std::fs::write(folder.join("keys").join(caller.name), caller.key()).expect("a key");
+            lines.push_str(&caller.configuration());
+        }
+        self.client.uses_key(&CALLERS[0].key());
+        self.is_configured_with(&lines).await;
+        Keys(self.client())
     }
 
     /// Restarts the server, embedded in the test program.

@@ -1,0 +1,109 @@
+//! Finds out who sends a request, before anything else of the request is read.
+//!
+//! The identity is put into the extensions of the request, from where handlers take it. With the section `[auth]` a
+//! request without valid credentials ends here with 401, whatever its path is; only a few pages are public.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::http::request::Parts;
+use axum::http::{Method, header};
+
+use super::error::ApiError;
+use crate::auth::{AuthError, Authenticator, Credentials};
+use crate::domain::access::{Action, Reach, reach};
+use crate::domain::identity::Identity;
+
+/// The routes that are public, for GET and HEAD.
+const PUBLIC: [&str; 5] = ["/ok", "/openapi.json", "/docs", "/docs/{*file}", "/favicon.ico"];
+
+/// The routes of streams and WebSockets that a browser opens with GET and without headers: a ticket may authenticate
+/// them.
+const STREAMS: [&str; 3] = [
+    "/threads/{thread_id}/stream",
+    "/threads/{thread_id}/stream/events",
+    "/threads/{thread_id}/runs/{run_id}/stream",
+];
+
+/// The query parameter with a ticket.
+const TICKET: &str = "ticket";
+
+/// Puts the identity of the caller into the extensions of a request.
+///
+/// # Errors
+/// 401 without valid credentials; 503 if they cannot be checked now.
+pub(super) async fn identify(auth: &Authenticator, request: &mut Request) -> Result<(), ApiError> {
+    if auth.is_on() && is_public(request) {
+        return Ok(());
+    }
+    let ticket = ticket_of(request);
+    let credentials = Credentials {
+        method: request.method(),
+        path: request.uri().path(),
+        headers: request.headers(),
+        ticket: ticket.as_deref(),
+    };
+    let identity = auth.authenticate(credentials).await.map_err(|error| match error {
+        AuthError::Refused(_) => ApiError::unauthenticated(),
+        AuthError::Unavailable(_) => ApiError::authentication_unavailable(),
+    })?;
+    request.extensions_mut().insert(identity);
+    Ok(())
+}
+
+/// Returns whether a request needs no identity.
+fn is_public(request: &Request) -> bool {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return false;
+    }
+    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    match route {
+        // Browsers are redirected to the document. Others would learn the version of the server.
+        Some("/") => request
+            .headers()
+            .get(header::ACCEPT)
+            .and_then(|accept| accept.to_str().ok())
+            .is_some_and(|accept| accept.contains("text/html")),
+        Some(route) => PUBLIC.contains(&route),
+        None => false,
+    }
+}
+
+/// Returns the ticket of a request for a stream.
+fn ticket_of(request: &Request) -> Option<Cow<'_, str>> {
+    let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    if *request.method() != Method::GET || !route.is_some_and(|route| STREAMS.contains(&route)) {
+        return None;
+    }
+    let query = request.uri().query()?.as_bytes();
+    let mut parameters = url::form_urlencoded::parse(query);
+    parameters.find(|(name, _)| name == TICKET).map(|(_, ticket)| ticket)
+}
+
+/// The identity of the caller.
+pub(super) struct Caller(pub(super) Arc<Identity>);
+
+impl Caller {
+    /// Checks that the caller may do this to something of its tenant.
+    ///
+    /// # Errors
+    /// 403 if no role of the caller allows the action.
+    pub(super) fn check(&self, action: Action) -> Result<(), ApiError> {
+        match reach(&self.0, action) {
+            Reach::Tenant | Reach::Server => Ok(()),
+            Reach::Nothing | Reach::Assigned | Reach::Own => Err(ApiError::forbidden(action)),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let identity = parts.extensions.get::<Arc<Identity>>().cloned();
+        // A request that passed nobody who identifies callers may do nothing.
+        Ok(Self(identity.unwrap_or_else(|| Arc::new(Identity::anonymous()))))
+    }
+}
