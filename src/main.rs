@@ -23,7 +23,11 @@ fn main() -> ExitCode {
             let (text, is_usable) = config::report(prepared.as_ref().map(Prepared::loaded));
             // The exit code tells the result even if standard output is closed.
             let _ = std::io::stdout().write_all(text.as_bytes());
-            if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if is_usable {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
         }
         ProgramCommand::Keys(command) => manage_keys(prepared, command),
     }

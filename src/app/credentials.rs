@@ -49,7 +49,8 @@ pub(super) fn authenticator(
 
 fn configured_key(section: &AuthKeySection) -> anyhow::Result<ConfiguredKey> {
     let name = &section.name;
-    let text = super::secret(section.key()).with_context(|| format!("cannot read the key {name:?} of [[auth.keys]]"))?;
+    let text =
+        super::secret(section.key()).with_context(|| format!("cannot read the key {name:?} of [[auth.keys]]"))?;
     let text = text.ok_or_else(|| anyhow!("the key {name:?} of [[auth.keys]] has no `key_env` and no `key_file`"))?;
     if text.expose_secret().len() < MIN_KEY_BYTES {
         return Err(anyhow!(
@@ -109,7 +110,11 @@ fn read_secret(section: &JwtSection) -> anyhow::Result<Option<SecretString>> {
 }
 
 fn hook(section: &HookSection) -> anyhow::Result<HookSettings> {
-    let headers = section.headers.iter().map(|name| name.parse()).collect::<Result<_, _>>();
+    let headers = section
+        .headers
+        .iter()
+        .map(|name| name.parse())
+        .collect::<Result<_, _>>();
     Ok(HookSettings {
         url: Url::parse(&section.url)?,
         timeout: section.timeout(),
@@ -130,15 +135,17 @@ impl From<DbError> for CredentialStoreError {
 #[async_trait]
 impl CredentialStore for StoredCredentials {
     async fn find_key(&self, id: ApiKeyId) -> Result<Option<StoredApiKey>, CredentialStoreError> {
-        let read = self.0.read(move |tx| Box::pin(async move { keys::find(tx, &id).await }));
+        let read = self
+            .0
+            .read(move |tx| Box::pin(async move { keys::find(tx, &id).await }));
         Ok(read.await?)
     }
 
     async fn insert_key(&self, key: StoredApiKey, now: Timestamp) -> Result<bool, CredentialStoreError> {
         let forgotten = now.minus(REVOKED_FOR);
-        let write = self.0.write(move |tx| {
-            Box::pin(async move { keys::insert(tx, &key, forgotten).await })
-        });
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { keys::insert(tx, &key, forgotten).await }));
         Ok(write.await?)
     }
 
@@ -188,9 +195,9 @@ impl CredentialStore for StoredCredentials {
 
     async fn record_use(&self, id: ApiKeyId, at: Timestamp) -> Result<(), CredentialStoreError> {
         let before = at.minus(USE_INTERVAL);
-        let write = self.0.write(move |tx| {
-            Box::pin(async move { keys::record_use(tx, &id, at, before).await })
-        });
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { keys::record_use(tx, &id, at, before).await }));
         Ok(write.await?)
     }
 
@@ -205,21 +212,23 @@ impl CredentialStore for StoredCredentials {
             identity,
             expires_at,
         };
-        let write = self.0.write(move |tx| {
-            Box::pin(async move { keys::insert_ticket(tx, &record, now).await })
-        });
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { keys::insert_ticket(tx, &record, now).await }));
         Ok(write.await?)
     }
 
     async fn take_ticket(&self, digest: SecretDigest) -> Result<Option<StoredTicket>, CredentialStoreError> {
         // Most made-up tickets end here, without a write.
-        let read = self.0.read(move |tx| Box::pin(async move { keys::has_ticket(tx, &digest).await }));
+        let read = self
+            .0
+            .read(move |tx| Box::pin(async move { keys::has_ticket(tx, &digest).await }));
         if !read.await? {
             return Ok(None);
         }
-        let write = self.0.write(move |tx| {
-            Box::pin(async move { keys::take_ticket(tx, &digest).await })
-        });
+        let write = self
+            .0
+            .write(move |tx| Box::pin(async move { keys::take_ticket(tx, &digest).await }));
         let taken: Option<TicketRecord> = write.await?;
         Ok(taken.map(|record| StoredTicket {
             digest: record.digest,

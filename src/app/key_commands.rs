@@ -87,7 +87,9 @@ async fn run_on(db: &Db, command: &KeysCommand) -> anyhow::Result<String> {
         } => {
             let grace = Duration::from_hours((*grace_hours).into());
             let issued = keys.rotate(None, reference(key_id)?, grace).await;
-            Ok(describe_issued(&issued.with_context(|| format!("cannot rotate {key_id}"))?))
+            Ok(describe_issued(
+                &issued.with_context(|| format!("cannot rotate {key_id}"))?,
+            ))
         }
         KeysCommand::Revoke { settings: _, key_id } => {
             let revoked = keys.revoke(reference(key_id)?).await;
@@ -120,7 +122,8 @@ fn describe_issued(issued: &IssuedKey) -> String {
 }
 
 async fn list(keys: &ApiKeys, tenant: Option<Tenant>) -> anyhow::Result<String> {
-    let mut text = "id                tenant            user              roles             status            name\n".to_owned();
+    let mut text =
+        "id                tenant            user              roles             status            name\n".to_owned();
     let mut offset = 0;
     loop {
         let search = KeySearch {

@@ -16,7 +16,10 @@ pub(super) async fn read<T: DeserializeOwned>(response: Response, max_bytes: usi
     let bytes = read_bytes(response, max_bytes).await?;
     serde_json::from_slice(&bytes).map_err(|error| {
         let place = format!("line {} column {}", error.line(), error.column());
-        format!("the response is not the expected JSON ({:?} error at {place})", error.classify())
+        format!(
+            "the response is not the expected JSON ({:?} error at {place})",
+            error.classify()
+        )
     })
 }
 

@@ -114,7 +114,9 @@ impl Hook {
             .await
             .map_err(|reason| unavailable(&reason))?;
         if answer.is_authenticated == Some(false) {
-            return Err(AuthError::refused("the hook answers that the caller is not authenticated"));
+            return Err(AuthError::refused(
+                "the hook answers that the caller is not authenticated",
+            ));
         }
         let expires_in = answer.expires_in_s.filter(|seconds| *seconds > 0.0);
         let expires_in = expires_in.and_then(|seconds| Duration::try_from_secs_f64(seconds.min(MAX_CACHED_S)).ok());

@@ -129,7 +129,9 @@ impl Issuer {
     /// If the token is not valid, or if the keys of the issuer cannot be fetched.
     pub(super) async fn verify(&self, token: &ParsedToken<'_>) -> Result<Arc<Identity>, AuthError> {
         if token.header.crit.is_some() {
-            return Err(AuthError::refused("the token has critical extensions, which are not known here"));
+            return Err(AuthError::refused(
+                "the token has critical extensions, which are not known here",
+            ));
         }
         let algorithm = token.header.alg.parse::<JwtAlgorithm>().ok();
         let algorithm = algorithm.filter(|algorithm| self.settings.algorithms.contains(algorithm));
@@ -203,7 +205,9 @@ impl Issuer {
         };
         let roles: Vec<Role> = rules.roles(claims);
         if roles.is_empty() {
-            return Err(AuthError::refused("the token gives no role, and there is none by default"));
+            return Err(AuthError::refused(
+                "the token gives no role, and there is none by default",
+            ));
         }
         Ok(Identity {
             tenant,

@@ -243,7 +243,12 @@ impl ApiKeys {
     /// If there is no such key, or the database fails.
     pub async fn get(&self, wanted: &KeyRef) -> Result<ApiKey, KeyError> {
         let found = self.0.store.find_key(wanted.id.clone()).await?;
-        let is_of_tenant = |key: &ApiKey| wanted.tenant.as_ref().is_none_or(|tenant: &Tenant| key.tenant == *tenant);
+        let is_of_tenant = |key: &ApiKey| {
+            wanted
+                .tenant
+                .as_ref()
+                .is_none_or(|tenant: &Tenant| key.tenant == *tenant)
+        };
         let key = found.map(|stored| stored.key).filter(is_of_tenant);
         key.ok_or(KeyError::NoKey)
     }

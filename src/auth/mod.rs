@@ -37,9 +37,7 @@ pub use configured_keys::ConfiguredKey;
 pub use hook::HookSettings;
 pub use jwt::{ClaimRules, IssuerSettings};
 pub use keys::{ApiKeys, IssuedKey};
-pub use store::{
-    CredentialStore, CredentialStoreError, KeyPage, KeyRef, KeyRotation, KeySearch, StoredTicket,
-};
+pub use store::{CredentialStore, CredentialStoreError, KeyPage, KeyRef, KeyRotation, KeySearch, StoredTicket};
 pub use tickets::IssuedTicket;
 
 use configured_keys::ConfiguredKeys;
@@ -74,7 +72,7 @@ pub enum AuthError {
 
 impl AuthError {
     /// Creates the error for credentials that are not valid.
-    pub(crate) fn refused(reason: &'static str) -> Self {
+    fn refused(reason: &'static str) -> Self {
         Self::Refused(reason)
     }
 }

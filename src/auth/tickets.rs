@@ -89,7 +89,9 @@ impl Tickets {
         {
             let keys = keys.ok_or_else(|| AuthError::refused("the API keys of the database are switched off"))?;
             if !keys.is_valid(&id).await? {
-                return Err(AuthError::refused("the API key behind the ticket has expired or was revoked"));
+                return Err(AuthError::refused(
+                    "the API key behind the ticket has expired or was revoked",
+                ));
             }
         }
         Ok(Arc::new(ticket.identity))

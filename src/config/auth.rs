@@ -204,7 +204,8 @@ impl AuthSection {
         let section = FieldPath::of(["auth"]);
         let mut findings = vec![];
         if !self.api_keys && self.keys.is_empty() && self.jwt.is_empty() && self.hook.is_none() {
-            let message = "accepts nobody: without `api_keys` it needs `[[auth.keys]]`, `[[auth.jwt]]` or `[auth.hook]`";
+            let message =
+                "accepts nobody: without `api_keys` it needs `[[auth.keys]]`, `[[auth.jwt]]` or `[auth.hook]`";
             findings.push(Diagnostic::error(section.clone(), message));
         }
         let mut names = BTreeSet::new();
@@ -339,10 +340,17 @@ impl JwtSection {
             findings.push(error("algorithms", "must have at least one algorithm"));
         }
         if is_symmetric && self.secret_env.is_some() == self.secret_file.is_some() {
-            findings.push(error("algorithms", "`HS256` needs a `secret_env` or a `secret_file`, and not both"));
+            findings.push(error(
+                "algorithms",
+                "`HS256` needs a `secret_env` or a `secret_file`, and not both",
+            ));
         }
         if !is_symmetric && self.has_secret() {
-            let field = if self.secret_env.is_some() { "secret_env" } else { "secret_file" };
+            let field = if self.secret_env.is_some() {
+                "secret_env"
+            } else {
+                "secret_file"
+            };
             findings.push(error(field, "is for `HS256` only, which is not in `algorithms`"));
         }
         check_variable(&mut findings, "secret_env", self.secret_env.as_ref());
@@ -384,7 +392,11 @@ impl JwtSection {
             None => ("issuer", &self.issuer),
         };
         if let Some(problem) = address_problem(address.1) {
-            let hint = if address.0 == "issuer" { "; else give `jwks_url`" } else { "" };
+            let hint = if address.0 == "issuer" {
+                "; else give `jwks_url`"
+            } else {
+                ""
+            };
             findings.push(error(address.0, format!("{problem}{hint}")));
         } else if !is_https_or_loopback(address.1) {
             let message = "must begin with https://, unless it is on this machine: who could change the keys on their \
@@ -426,7 +438,10 @@ impl HookSection {
             findings.push(error("url", problem));
         }
         if !(self.timeout_s > 0.0 && self.timeout_s <= MAX_HOOK_TIMEOUT_S) {
-            findings.push(error("timeout_s", format!("must be more than 0 and at most {MAX_HOOK_TIMEOUT_S} seconds")));
+            findings.push(error(
+                "timeout_s",
+                format!("must be more than 0 and at most {MAX_HOOK_TIMEOUT_S} seconds"),
+            ));
         }
         if self.headers.is_empty() || self.headers.len() > MAX_HOOK_HEADERS {
             findings.push(error("headers", format!("must name 1 to {MAX_HOOK_HEADERS} headers")));
@@ -434,7 +449,10 @@ impl HookSection {
         for (at, name) in self.headers.iter().enumerate() {
             if name.parse::<HeaderName>().is_err() {
                 let field = FieldPath::of(["headers"]).then(at);
-                findings.push(Diagnostic::error(field, format!("`{name}` must be the name of a header")));
+                findings.push(Diagnostic::error(
+                    field,
+                    format!("`{name}` must be the name of a header"),
+                ));
             }
         }
         add_invalid(&mut findings, "tenant", self.tenant());

@@ -180,10 +180,7 @@ impl Check {
         }
         let is_open = config.auth.is_none() && !config.files.settings.insecure_no_auth;
         if is_open && is_public(&server.listen) {
-            self.error(
-                &["server", "listen"],
-                format!("`{}` {NEEDS_AUTH}", server.listen),
-            );
+            self.error(&["server", "listen"], format!("`{}` {NEEDS_AUTH}", server.listen));
         }
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number of at least 1");

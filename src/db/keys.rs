@@ -137,7 +137,8 @@ pub async fn list(tx: &mut Tx<'_>, tenant: Option<&Tenant>, limit: i64, offset: 
         if let Some(tenant) = tenant {
             sql.push(" where tenant = ").push_bind(tenant.as_str());
         }
-        sql.push(" order by created_at desc, key_id desc limit ").push_bind(limit);
+        sql.push(" order by created_at desc, key_id desc limit ")
+            .push_bind(limit);
         sql.push(" offset ").push_bind(offset);
         sql.build_query_as().fetch_all(conn).await
     })?;

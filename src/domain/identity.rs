@@ -154,13 +154,7 @@ pub enum Role {
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 5] = [
-        Self::Admin,
-        Self::Developer,
-        Self::Operator,
-        Self::User,
-        Self::Approver,
-    ];
+    pub const ALL: [Self; 5] = [Self::Admin, Self::Developer, Self::Operator, Self::User, Self::Approver];
 
     /// Returns the name of the role in settings, tokens and the API.
     pub fn word(self) -> &'static str {

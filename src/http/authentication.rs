@@ -3,7 +3,6 @@
 //! The identity is put into the extensions of the request, from where handlers take it. With the section `[auth]` a
 //! request without valid credentials ends here with 401, whatever its path is; only a few pages are public.
 
-use std::borrow::Cow;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -72,14 +71,16 @@ fn is_public(request: &Request) -> bool {
 }
 
 /// Returns the ticket of a request for a stream.
-fn ticket_of(request: &Request) -> Option<Cow<'_, str>> {
+fn ticket_of(request: &Request) -> Option<String> {
     let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
     if *request.method() != Method::GET || !route.is_some_and(|route| STREAMS.contains(&route)) {
         return None;
     }
     let query = request.uri().query()?.as_bytes();
     let mut parameters = url::form_urlencoded::parse(query);
-    parameters.find(|(name, _)| name == TICKET).map(|(_, ticket)| ticket)
+    parameters
+        .find(|(name, _)| name == TICKET)
+        .map(|(_, ticket)| ticket.into_owned())
 }
 
 /// The identity of the caller.

@@ -116,7 +116,8 @@ impl ApiError {
 
     /// The request has no valid credential.
     pub fn unauthenticated() -> Self {
-        let message = "Authentication required: send an API key as `x-api-key`, or a token as `Authorization: Bearer …`";
+        let message =
+            "Authentication required: send an API key as `x-api-key`, or a token as `Authorization: Bearer …`";
         Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
     }
 

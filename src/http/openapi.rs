@@ -70,7 +70,11 @@ pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
             document_numbers_as_json(operation);
             if path != "/ok" {
                 add_error(operation, "401", "With `[auth]`: there are no valid credentials");
-                add_error(operation, "403", "With `[auth]`: no role of the caller allows this; or the page is foreign");
+                add_error(
+                    operation,
+                    "403",
+                    "With `[auth]`: no role of the caller allows this; or the page is foreign",
+                );
             }
         }
         item.get.iter_mut().for_each(|operation| add_errors(operation, false));

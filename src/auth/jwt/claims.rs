@@ -60,7 +60,11 @@ impl ClaimRules {
     /// Returns the name for people.
     pub(super) fn display_name(&self, claims: &Map<String, Value>) -> Option<String> {
         let name = self.text(claims, &self.display_name)?;
-        let name: String = name.chars().filter(|c| !c.is_control()).take(MAX_DISPLAY_CHARS).collect();
+        let name: String = name
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(MAX_DISPLAY_CHARS)
+            .collect();
         (!name.is_empty()).then_some(name)
     }
 

@@ -169,7 +169,10 @@ impl IssuerKeys {
         };
         let sent = self.client.get(url).send().await;
         let set: KeySet = bounded_json::read(sent.map_err(bounded_json::reason)?, MAX_ANSWER_BYTES).await?;
-        let written = set.keys.into_iter().filter_map(|key| serde_json::from_value::<WrittenKey>(key).ok());
+        let written = set
+            .keys
+            .into_iter()
+            .filter_map(|key| serde_json::from_value::<WrittenKey>(key).ok());
         let keys: Vec<JwksKey> = written.filter_map(WrittenKey::read).take(MAX_KEYS).collect();
         match keys.is_empty() {
             true => Err("the key set has no key for signatures that is known here".to_owned()),

@@ -67,7 +67,11 @@ impl WrittenKey {
         }
         let algorithm = match self.alg {
             None => None,
-            Some(word) => Some(word.parse::<JwtAlgorithm>().ok().filter(|found| !found.is_symmetric())?),
+            Some(word) => Some(
+                word.parse::<JwtAlgorithm>()
+                    .ok()
+                    .filter(|found| !found.is_symmetric())?,
+            ),
         };
         let key = match self.kty.as_str() {
             "RSA" => VerificationKey::Rsa {
@@ -157,7 +161,9 @@ pub(super) fn verify(key: &VerificationKey, algorithm: JwtAlgorithm, signed: &[u
 }
 
 fn verify_ecdsa(algorithm: &'static EcdsaVerificationAlgorithm, point: &[u8], signed: &[u8], signature: &[u8]) -> bool {
-    UnparsedPublicKey::new(algorithm, point).verify(signed, signature).is_ok()
+    UnparsedPublicKey::new(algorithm, point)
+        .verify(signed, signature)
+        .is_ok()
 }
 
 fn rsa_parameters(algorithm: JwtAlgorithm) -> Option<&'static RsaParameters> {

@@ -52,17 +52,35 @@ fn mistakes_in_keys_are_named_with_their_place() {
     for (more, expected) in [
         ("", "must have a `key_env` or a `key_file`"),
         ("key_env = \"A\"\nkey_file = \"b\"", "and not both"),
-        ("key_env = \"A B\"", "auth.keys[0].key_env: must be the name of an environment variable"),
-        ("key_env = \"A\"\ntenant = \"Acme\"", "auth.keys[0].tenant: must be the name of a tenant"),
-        ("key_env = \"A\"\nscopes = [\"threads:fly\"]", "auth.keys[0].scopes: is no permission"),
-        ("key_env = \"A\"\nroles = []", "auth.keys[0].roles: must have at least one role"),
-        ("key_env = \"A\"\nexpires_at = \"soon\"", "auth.keys[0].expires_at: must be a time"),
+        (
+            "key_env = \"A B\"",
+            "auth.keys[0].key_env: must be the name of an environment variable",
+        ),
+        (
+            "key_env = \"A\"\ntenant = \"Acme\"",
+            "auth.keys[0].tenant: must be the name of a tenant",
+        ),
+        (
+            "key_env = \"A\"\nscopes = [\"threads:fly\"]",
+            "auth.keys[0].scopes: is no permission",
+        ),
+        (
+            "key_env = \"A\"\nroles = []",
+            "auth.keys[0].roles: must have at least one role",
+        ),
+        (
+            "key_env = \"A\"\nexpires_at = \"soon\"",
+            "auth.keys[0].expires_at: must be a time",
+        ),
         ("key_env = \"A\"\nkey = \"inline\"", "key"),
     ] {
         assert!(key(more).contains(expected), "{more}: {}", key(more));
     }
     let twice = auth_complaints(&"[[auth.keys]]\nname = \"x\"\nkey_env = \"A\"\n".repeat(2));
-    assert!(twice.contains("auth.keys[1].name: `x` is the name of another key"), "{twice}");
+    assert!(
+        twice.contains("auth.keys[1].name: `x` is the name of another key"),
+        "{twice}"
+    );
 }
 
 #[test]
@@ -70,10 +88,16 @@ fn mistakes_in_issuers_are_named() {
     for (more, expected) in [
         ("algorithms = [\"none\"]", "algorithms"),
         ("algorithms = []", "must have at least one algorithm"),
-        ("algorithms = [\"HS256\"]", "`HS256` needs a `secret_env` or a `secret_file`"),
+        (
+            "algorithms = [\"HS256\"]",
+            "`HS256` needs a `secret_env` or a `secret_file`",
+        ),
         ("secret_env = \"A\"", "auth.jwt[0].secret_env: is for `HS256` only"),
         ("leeway_s = 1000", "must be from 0 to 300 seconds"),
-        ("jwks_url = \"http://keys.example.org\"", "auth.jwt[0].jwks_url: must begin with https://"),
+        (
+            "jwks_url = \"http://keys.example.org\"",
+            "auth.jwt[0].jwks_url: must begin with https://",
+        ),
         ("tenant = \"a\"\ntenant_claim = \"org\"", "cannot both be given"),
         ("role_words = { A = \"admin\" }", "needs `roles_claim`"),
         ("user_claim = \" \"", "must be the name of a claim"),
@@ -90,9 +114,18 @@ fn mistakes_in_issuers_are_named() {
 fn mistakes_in_the_hook_are_named() {
     for (lines, expected) in [
         ("url = \"who\"", "auth.hook.url: is no address"),
-        ("url = \"http://a/\"\ntimeout_s = 0", "auth.hook.timeout_s: must be more than 0"),
-        ("url = \"http://a/\"\nheaders = []", "auth.hook.headers: must name 1 to 32 headers"),
-        ("url = \"http://a/\"\nheaders = [\"a b\"]", "auth.hook.headers[0]: `a b` must be the name of a header"),
+        (
+            "url = \"http://a/\"\ntimeout_s = 0",
+            "auth.hook.timeout_s: must be more than 0",
+        ),
+        (
+            "url = \"http://a/\"\nheaders = []",
+            "auth.hook.headers: must name 1 to 32 headers",
+        ),
+        (
+            "url = \"http://a/\"\nheaders = [\"a b\"]",
+            "auth.hook.headers[0]: `a b` must be the name of a header",
+        ),
     ] {
         let found = auth_complaints(&format!("[auth.hook]\n{lines}"));
         assert!(found.contains(expected), "{lines}: {found}");

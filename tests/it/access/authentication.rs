@@ -154,7 +154,11 @@ async fn a_preflight_needs_no_credentials(server: TestServer) {
 async fn the_python_sdk_sends_its_key(server: TestServer) {
     let keys = server.is_protected().await;
     let Some(python) = python() else { return };
-    let created = keys.client("root").post("/auth/keys", json!({"name": "sdk"})).await.ok();
+    let created = keys
+        .client("root")
+        .post("/auth/keys", json!({"name": "sdk"}))
+        .await
+        .ok();
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/python/api_key.py");
     let mut command = Command::new(python);
     command.args(["-B", script, &server.client().base()]);

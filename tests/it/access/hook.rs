@@ -127,7 +127,9 @@ async fn the_hook_gets_the_request_and_names_the_caller(server: TestServer) {
 
 async fn an_answer_is_cached_for_as_long_as_it_says(server: TestServer) {
     let scene = Scene::begins(&server).await;
-    scene.service.answers(200, json!({"identity": "ann", "expires_in_s": 60}));
+    scene
+        .service
+        .answers(200, json!({"identity": "ann", "expires_in_s": 60}));
     for _ in 0..3 {
         assert_eq!(scene.asks().await.status, 200);
     }
@@ -145,7 +147,9 @@ async fn what_the_hook_refuses_is_refused(server: TestServer) {
         scene.service.answers(status, json!({"identity": "ann"}));
         assert_eq!(scene.asks().await.status, 401);
     }
-    scene.service.answers(200, json!({"identity": "ann", "is_authenticated": false}));
+    scene
+        .service
+        .answers(200, json!({"identity": "ann", "is_authenticated": false}));
     assert_eq!(scene.asks().await.status, 401);
 }
 

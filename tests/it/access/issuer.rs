@@ -135,8 +135,13 @@ pub(super) fn sign_rsa(header: Value, claims: Value) -> String {
     let signed = unsigned(&header, &claims);
     let key = rsa_key();
     let mut signature = vec![0; key.public().modulus_len()];
-    key.sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), signed.as_bytes(), &mut signature)
-        .expect("a signature");
+    key.sign(
+        &RSA_PKCS1_SHA256,
+        &SystemRandom::new(),
+        signed.as_bytes(),
+        &mut signature,
+    )
+    .expect("a signature");
     format!("{signed}.{}", encode(signature))
 }
 
@@ -165,7 +170,10 @@ impl EllipticKey {
     /// Signs a token.
     pub(super) fn sign(&self, claims: &Value) -> String {
         let signed = unsigned(&json!({"alg": "ES256", "kid": self.kid}), claims);
-        let signature = self.pair.sign(&SystemRandom::new(), signed.as_bytes()).expect("a signature");
+        let signature = self
+            .pair
+            .sign(&SystemRandom::new(), signed.as_bytes())
+            .expect("a signature");
         format!("{signed}.{}", encode(signature))
     }
 }

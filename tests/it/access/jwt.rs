@@ -180,16 +180,30 @@ async fn claims_become_tenant_and_roles(server: TestServer) {
     let more = "tenant_claim = \"org\"\nroles_claim = \"realm_access.roles\"\nuser_claim = \"email\"\n\
                 default_roles = []\nrole_words = { \"Chiefs\" = \"admin\", \"Staff\" = \"user\" }";
     let scene = Scene::begins(&server, more).await;
-    let claims = |org: &str, role: &str| json!({"org": org, "email": "ann@acme.org", "realm_access": {"roles": [role, "x"]}});
+    let claims =
+        |org: &str, role: &str| json!({"org": org, "email": "ann@acme.org", "realm_access": {"roles": [role, "x"]}});
     let token = scene.issuer.token(scene.clock.now(), claims("acme", "Chiefs"));
     let caller = with_bearer(&scene.nobody, &token).await.ok();
     assert_eq!(caller["identity"], "ann@acme.org");
     assert_eq!(caller["tenant"], "acme");
     assert_eq!(caller["roles"], json!(["admin"]));
     assert_eq!(scene.status(claims("acme", "Staff")).await, 200);
-    assert_eq!(scene.status(claims("acme", "admin")).await, 401, "words beside the map mean no role");
-    assert_eq!(scene.status(claims("*", "Chiefs")).await, 401, "not the name of a tenant");
-    assert_eq!(scene.status(json!({"email": "a", "realm_access": {"roles": ["Chiefs"]}})).await, 401);
+    assert_eq!(
+        scene.status(claims("acme", "admin")).await,
+        401,
+        "words beside the map mean no role"
+    );
+    assert_eq!(
+        scene.status(claims("*", "Chiefs")).await,
+        401,
+        "not the name of a tenant"
+    );
+    assert_eq!(
+        scene
+            .status(json!({"email": "a", "realm_access": {"roles": ["Chiefs"]}}))
+            .await,
+        401
+    );
 }
 
 async fn new_keys_are_fetched_when_a_token_names_one(server: TestServer) {
@@ -219,7 +233,11 @@ async fn keys_are_kept_while_the_issuer_is_unreachable(server: TestServer) {
     assert_eq!(scene.status(json!({})).await, 200);
     assert_eq!(scene.issuer.fetched(), 2);
     scene.clock.advance(Duration::from_secs(24 * 3600));
-    assert_eq!(scene.status(json!({})).await, 503, "a day without the issuer is too long");
+    assert_eq!(
+        scene.status(json!({})).await,
+        503,
+        "a day without the issuer is too long"
+    );
     scene.issuer.publishes(Some(json!({"keys": [rsa_jwk()]})));
     scene.clock.advance(Duration::from_secs(30));
     assert_eq!(scene.status(json!({})).await, 200);
@@ -232,7 +250,9 @@ async fn tokens_of_an_issuer_that_was_never_reached_are_unavailable(server: Test
     assert_eq!(refused.status, 503);
     assert_eq!(refused.body["code"], "authentication_unavailable");
     assert_eq!(refused.header("retry-after"), Some("5"));
-    scene.issuer.publishes(Some(json!({"keys": [{"kty": "RSA", "n": 1}, "x", {"kty": "new"}]})));
+    scene
+        .issuer
+        .publishes(Some(json!({"keys": [{"kty": "RSA", "n": 1}, "x", {"kty": "new"}]})));
     scene.clock.advance(Duration::from_secs(30));
     assert_eq!(scene.status(json!({})).await, 503, "a set without a usable key");
 }
@@ -268,11 +288,17 @@ async fn several_issuers_are_told_apart(server: TestServer) {
     let other = Issuer::start().await;
     let key = EllipticKey::new("other");
     other.publishes(Some(json!({"keys": [key.jwk()]})));
-    server.is_configured_with(&other.configuration("tenant = \"second\"")).await;
+    server
+        .is_configured_with(&other.configuration("tenant = \"second\""))
+        .await;
     let now = scene.clock.now();
-    let first = with_bearer(&scene.nobody, &scene.issuer.token(now, json!({}))).await.ok();
+    let first = with_bearer(&scene.nobody, &scene.issuer.token(now, json!({})))
+        .await
+        .ok();
     assert_eq!(first["tenant"], "first");
-    let second = with_bearer(&scene.nobody, &key.sign(&other.claims(now, json!({})))).await.ok();
+    let second = with_bearer(&scene.nobody, &key.sign(&other.claims(now, json!({}))))
+        .await
+        .ok();
     assert_eq!(second["tenant"], "second");
     // The key of one issuer does not sign for another.
     assert_eq!(scene.status_of(&key.sign(&scene.claims())).await, 401);
@@ -284,6 +310,12 @@ async fn a_foreign_api_key_beside_a_token_is_ignored(server: TestServer) {
     let token = scene.issuer.token(scene.clock.now(), json!({}));
     let foreign = scene.nobody.with_key("lsv2_pt_0123");
     assert_eq!(with_bearer(&foreign, &token).await.status, 200);
-    let own = scene.nobody.with_key(&format!("adj_0011223344556677_{}", "0".repeat(64)));
-    assert_eq!(with_bearer(&own, &token).await.status, 401, "a wrong key of this server is refused");
+    let own = scene
+        .nobody
+        .with_key(&format!("adj_0011223344556677_{}", "0".repeat(64)));
+    assert_eq!(
+        with_bearer(&own, &token).await.status,
+        401,
+        "a wrong key of this server is refused"
+    );
 }

@@ -124,14 +124,26 @@ async fn nobody_creates_a_key_beyond_their_own_rights(server: TestServer) {
         json!({"name": "more", "scopes": ["threads:*"]}),
         json!({"name": "more", "scopes": ["*"]}),
     ] {
-        assert!(limited.post("/auth/keys", body).await.refused(422).starts_with("scopes"));
+        assert!(
+            limited
+                .post("/auth/keys", body)
+                .await
+                .refused(422)
+                .starts_with("scopes")
+        );
     }
     let same = json!({"name": "same", "scopes": ["threads:read"]});
     assert_eq!(limited.post("/auth/keys", same).await.status, 200);
     // A new secret of a key with more rights would be a way around.
     let other = create(&root, json!({"name": "powerful", "roles": ["admin"]})).await;
     let rotate = format!("{}/rotate", path_of(&other));
-    assert!(limited.post(&rotate, json!({})).await.refused(422).starts_with("scopes"));
+    assert!(
+        limited
+            .post(&rotate, json!({}))
+            .await
+            .refused(422)
+            .starts_with("scopes")
+    );
 }
 
 async fn only_admins_manage_keys(server: TestServer) {
@@ -139,7 +151,11 @@ async fn only_admins_manage_keys(server: TestServer) {
     let issued = create(&keys.client("root"), json!({"name": "ci"})).await;
     for name in ["ann", "operator"] {
         let client = keys.client(name);
-        assert_eq!(client.post("/auth/keys", json!({"name": "x"})).await.status, 403, "{name}");
+        assert_eq!(
+            client.post("/auth/keys", json!({"name": "x"})).await.status,
+            403,
+            "{name}"
+        );
         assert_eq!(client.get("/auth/keys").await.status, 403, "{name}");
         assert_eq!(client.get(&path_of(&issued)).await.status, 403, "{name}");
         assert_eq!(client.delete(&path_of(&issued)).await.status, 403, "{name}");
@@ -207,7 +223,10 @@ async fn everything_stored(server: &TestServer) -> String {
     let mut text = String::new();
     for entry in std::fs::read_dir(folder).expect("the folder") {
         let path = entry.expect("an entry").path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adjutant.db")) {
+        if path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("adjutant.db"))
+        {
             text += &String::from_utf8_lossy(&std::fs::read(path).expect("the file"));
         }
     }
@@ -230,7 +249,10 @@ async fn secrets_are_neither_stored_nor_logged(server: TestServer) {
     let ticket = ticket["ticket"].as_str().expect("a ticket");
     let wrong = text_of(&issued).replace("adj_", "adj_0");
     assert_eq!(keys.with(&wrong).get("/auth/me").await.status, 401);
-    let stream = format!("/threads/{}/stream?ticket={ticket}0", "00000000-0000-0000-0000-000000000000");
+    let stream = format!(
+        "/threads/{}/stream?ticket={ticket}0",
+        "00000000-0000-0000-0000-000000000000"
+    );
     assert_eq!(keys.nobody().get(&stream).await.status, 401);
     let stored = everything_stored(&server).await;
     let log = server.log().text();
@@ -251,13 +273,20 @@ async fn secrets_are_neither_stored_nor_logged(server: TestServer) {
 fn keys_command(server: &TestServer, arguments: &[&str]) -> Output {
     let (action, rest) = arguments.split_first().expect("an action");
     let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
-    command.args(["keys", action, "--config"]).arg(server.configuration()).args(rest);
+    command
+        .args(["keys", action, "--config"])
+        .arg(server.configuration())
+        .args(rest);
     command.stdin(Stdio::null()).output().expect("the program starts")
 }
 
 fn said(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     text
 }
 

@@ -81,12 +81,22 @@ async fn a_ticket_is_for_streams_only(server: TestServer) {
     let body = json!({"channels": ["values"]});
     assert_eq!(nobody.post(&path, body).await.status, 401);
     assert_eq!(nobody.with_key(&ticket).get("/auth/me").await.status, 401);
-    for wrong in ["", "adjt_", "adjt_0", &format!("adjt_{}", "0".repeat(64)), &ticket.to_uppercase()] {
+    for wrong in [
+        "",
+        "adjt_",
+        "adjt_0",
+        &format!("adjt_{}", "0".repeat(64)),
+        &ticket.to_uppercase(),
+    ] {
         let path = format!("/threads/{thread}/stream?ticket={wrong}");
         assert_eq!(stream_status(&nobody, &path).await, 401, "{wrong}");
     }
     let path = format!("/threads/{thread}/stream?ticket={ticket}");
-    assert_eq!(stream_status(&nobody, &path).await, 200, "it was not used up by wrong uses");
+    assert_eq!(
+        stream_status(&nobody, &path).await,
+        200,
+        "it was not used up by wrong uses"
+    );
 }
 
 async fn a_ticket_ends_with_its_key(server: TestServer) {

@@ -38,7 +38,16 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ),
     (
         "http",
-        &["domain", "definition", "auth", "db", "events", "runtime", "metrics", "shutdown"],
+        &[
+            "domain",
+            "definition",
+            "auth",
+            "db",
+            "events",
+            "runtime",
+            "metrics",
+            "shutdown",
+        ],
     ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),
