@@ -58,7 +58,7 @@ struct KeySet {
 #[derive(Deserialize)]
 struct Discovery {
     issuer: String,
-    jwks_uri: Url,
+    jwks_uri: String,
 }
 
 impl IssuerKeys {
@@ -188,11 +188,12 @@ impl IssuerKeys {
         if found.issuer != self.issuer {
             return Err("the description is of another issuer".to_owned());
         }
-        let is_plain = found.jwks_uri.scheme() == "http" && self.issuer.starts_with("http://");
-        if found.jwks_uri.scheme() != "https" && !is_plain {
+        let address = Url::parse(&found.jwks_uri).map_err(|error| format!("the key set has no address: {error}"))?;
+        let is_plain = address.scheme() == "http" && self.issuer.starts_with("http://");
+        if address.scheme() != "https" && !is_plain {
             return Err("the key set has no address with https".to_owned());
         }
-        Ok(found.jwks_uri)
+        Ok(address)
     }
 
     fn state(&self) -> MutexGuard<'_, KeySetState> {
