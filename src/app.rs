@@ -13,12 +13,14 @@ use secrecy::SecretString;
 use tokio::net::TcpListener;
 
 use crate::agent::assemble::AgentFactory;
+use crate::auth::Authenticator;
 use crate::config::{self, Config, KeySource, ProviderSection, SweepStrategy, TimeToLive};
 use crate::config::{Problems, Watch};
 use crate::db::{Db, DbLimits, Engine};
 use crate::definition::builtins::policy_tools;
 use crate::definition::provider::ProviderKind;
 use crate::definition::{HarnessProfiles, ToolDefinition, ToolKind};
+use crate::domain::Invalid;
 use crate::domain::background::PollPolicy;
 use crate::domain::item::TextPath;
 use crate::domain::size::SizeLimits;
@@ -45,10 +47,13 @@ use crate::tool::remote::{self, RemoteTool};
 use crate::tool::{Tool, demo};
 
 mod builder;
+mod credentials;
 mod definitions;
+mod key_commands;
 mod keys;
 
 pub use builder::{Builder, Prepared};
+pub use key_commands::run as run_key_command;
 
 use builder::Registered;
 
@@ -59,6 +64,7 @@ pub struct App {
     events: Events,
     runtime: RuntimeHandles,
     store: Store,
+    auth: Authenticator,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     shutdown: Shutdown,
@@ -138,7 +144,7 @@ impl App {
                 file: config.runtime.max_file_bytes,
                 state: config.runtime.max_state_bytes,
             },
-            sharing: SharingRules::default(),
+            sharing: sharing_rules(config.auth.as_ref()).context("[auth.sharing] cannot be used")?,
             audit: AuditSettings {
                 reads: config.audit.reads,
                 keep: config.audit.keep(),
@@ -148,6 +154,11 @@ impl App {
         })
         .await
         .context("could not load the agents or continue their runs")?;
+        let auth = credentials::authenticator(config.auth.as_ref(), &db, &clock)?;
+        if let Ok(keys) = auth.keys() {
+            let recording = keys.clone().record_uses(shutdown.soft().clone());
+            shutdown.spawn_essential("uses of API keys", recording.map(Ok::<(), Infallible>));
+        }
         if let Some(pause) = config.runtime.reload() {
             let watch = Watch::new(&config.files);
             let soft = shutdown.soft().clone();
@@ -160,6 +171,7 @@ impl App {
             events,
             runtime,
             store,
+            auth,
             metrics,
             clock,
             shutdown,
@@ -192,6 +204,7 @@ impl App {
             assistants: self.runtime.assistants.clone(),
             definitions: self.runtime.definitions.clone(),
             store: self.store.clone(),
+            auth: self.auth.clone(),
             clock: Arc::clone(&self.clock),
             metrics: self.metrics.clone(),
             streams: StreamLimiter::new(StreamLimits {
@@ -226,11 +239,11 @@ impl App {
 
     /// Refuses to listen on a public address without authentication, unless `insecure_no_auth` is set.
     fn check_address(&self, address: SocketAddr) -> anyhow::Result<()> {
-        let may_be_public = self.config.files.settings.insecure_no_auth;
+        let may_be_public = self.config.auth.is_some() || self.config.files.settings.insecure_no_auth;
         if may_be_public || address.ip().to_canonical().is_loopback() {
             return Ok(());
         }
-        Err(anyhow!("{address} {}", config::NEEDS_INSECURE_NO_AUTH))
+        Err(anyhow!("{address} {}", config::NEEDS_AUTH))
     }
 }
 
@@ -261,6 +274,17 @@ fn api_settings(server: &config::Server, address: SocketAddr) -> ApiSettings {
         request: server.request(),
         hosts: HostRules::new(&hosts, Some(address.ip())),
     }
+}
+
+/// Returns the rules by which owners share resources.
+fn sharing_rules(section: Option<&config::AuthSection>) -> Result<SharingRules, Invalid> {
+    let Some(section) = section else {
+        return Ok(SharingRules::default());
+    };
+    Ok(SharingRules {
+        threads: section.sharing.threads.rule()?,
+        assistants: section.sharing.assistants.rule()?,
+    })
 }
 
 /// Returns the limits of queued runs and of a run's time.

@@ -19,6 +19,7 @@
 //! |---|---|---|
 //! | [`domain`] | the nouns and the machine; pure | itself |
 //! | [`definition`] | the descriptions of agents: reading, validation, inheritance; pure | `domain` |
+//! | [`auth`] | who sends a request: API keys, tokens, the hook, tickets | `domain`, `net` |
 //! | [`net`] | HTTP clients, the reader of event streams, and the SSRF guard | `domain` |
 //! | [`model`] | language models and their providers | `domain`, `definition`, `net` |
 //! | [`tool`] | tools, MCP servers, programs | `domain`, `definition`, `net`, `model` |
@@ -28,7 +29,7 @@
 //! | [`db`] | SQL, and nothing but SQL | `domain`, `definition` |
 //! | [`events`] | the log and its subscribers | `domain`, `db`, `shutdown` |
 //! | [`runtime`] | admission, execution and resumption of runs; jobs | those above but `middleware`; `metrics`, `shutdown` |
-//! | [`http`] | the translation | `domain`, `definition`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
+//! | [`http`] | the translation | `domain`, `definition`, `auth`, `db` (reads), `events`, `runtime`, `metrics`, `shutdown` |
 //! | [`metrics`] | Prometheus metrics | `domain`, `logging` |
 //! | [`logging`] | the log of the process | `config` |
 //! | [`config`], [`shutdown`] | the configuration; the tasks and their end | `domain`, `definition`; nothing |
@@ -55,6 +56,10 @@
 //! | thread | a conversation: its state and its history |
 //! | run | one execution on a thread |
 //! | child run | the run of a subagent: executes a delegated call and has a parent run |
+//! | identity | who sends a request: a user of a tenant, with roles |
+//! | credential | what proves an identity: an API key, a token, or the answer of the hook |
+//! | tenant | an organisation or team whose resources are invisible to all others |
+//! | ticket | a secret for one stream and one minute, which a browser sends in the query instead of headers |
 //! | tree | a run of a main agent with all child runs below it, and their shared budget |
 //! | background task | work delegated to an agent on a thread of its own, for which the caller does not wait |
 //! | cron | a schedule that starts runs |
@@ -140,6 +145,7 @@
 
 pub mod agent;
 pub mod app;
+pub mod auth;
 pub mod config;
 pub mod db;
 pub mod definition;

@@ -6,6 +6,7 @@ use clap::builder::FalseyValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use super::Embedded;
+use crate::domain::identity::Tenant;
 
 /// A server for deep agents.
 #[derive(Debug, Clone, Parser)]
@@ -33,6 +34,88 @@ pub enum ProgramCommand {
     Serve(CommandLineSettings),
     /// Prints a summary of the configuration and its problems, without serving or opening the database.
     Check(CommandLineSettings),
+    /// Creates, lists, rotates and revokes API keys in the configured database.
+    #[command(subcommand)]
+    Keys(KeysCommand),
+}
+
+impl ProgramCommand {
+    /// Returns the settings.
+    pub fn settings(&self) -> &CommandLineSettings {
+        match self {
+            Self::Serve(settings) | Self::Check(settings) => settings,
+            Self::Keys(command) => command.settings(),
+        }
+    }
+}
+
+/// The commands about API keys. They work on the database itself, so they need no API key.
+#[derive(Debug, Clone, Subcommand)]
+pub enum KeysCommand {
+    /// Creates a key and prints it. It cannot be printed again.
+    Create {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// The name of the key, for people.
+        #[arg(long)]
+        name: String,
+        /// The tenant.
+        #[arg(long, default_value = Tenant::DEFAULT)]
+        tenant: String,
+        /// The user; the name of the key if absent.
+        #[arg(long)]
+        user: Option<String>,
+        /// A role: admin, developer, operator, user or approver. May be repeated.
+        #[arg(long = "role", default_value = "user")]
+        roles: Vec<String>,
+        /// A permission that limits what the roles allow, such as threads:read. May be repeated.
+        #[arg(long = "scope")]
+        scopes: Vec<String>,
+        /// The number of days after which the key expires; never if absent.
+        #[arg(long)]
+        expires_in_days: Option<u32>,
+    },
+    /// Lists the keys of all tenants, newest first, without their secrets.
+    List {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// Only keys of this tenant.
+        #[arg(long)]
+        tenant: Option<String>,
+    },
+    /// Gives a key a new secret and prints it.
+    Rotate {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// The id of the key: the 16 digits after `adj_`.
+        key_id: String,
+        /// The number of hours for which the old secret is still accepted.
+        #[arg(long, default_value_t = 24)]
+        grace_hours: u32,
+    },
+    /// Revokes a key with all its secrets.
+    Revoke {
+        /// The settings, for the database.
+        #[command(flatten)]
+        settings: CommandLineSettings,
+        /// The id of the key: the 16 digits after `adj_`.
+        key_id: String,
+    },
+}
+
+impl KeysCommand {
+    /// Returns the settings.
+    pub fn settings(&self) -> &CommandLineSettings {
+        match self {
+            Self::Create { settings, .. }
+            | Self::List { settings, .. }
+            | Self::Rotate { settings, .. }
+            | Self::Revoke { settings, .. } => settings,
+        }
+    }
 }
 
 /// The settings from the command line and the environment. They override the file.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use secrecy::ExposeSecret;
 
-use super::{Config, ProviderSection, Server, TimeToLive};
+use super::{AuthSection, Config, ProviderSection, Server, TimeToLive};
 use crate::definition::check::{ValidationContext, address_problem, check_agent, check_tool, is_word};
 use crate::definition::provider::PROVIDERS;
 use crate::definition::{Diagnostic, FieldPath, Segment};
@@ -42,6 +42,7 @@ pub(super) fn check(config: &Config, unread: &[Diagnostic]) -> Vec<Diagnostic> {
         }
     }
     check.findings.extend(config.peers.check_headers());
+    check.findings.extend(config.auth.iter().flat_map(AuthSection::check));
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&config.log.filter) {
         check.error(&["log", "filter"], format!("is not a log filter: {error}"));
     }
@@ -117,9 +118,9 @@ fn partial_validation_context(config: &Config, unread: &[Diagnostic]) -> Validat
 }
 
 /// The error for a server without authentication that other machines can reach.
-pub const NEEDS_INSECURE_NO_AUTH: &str = "can be reached by other machines, and this server has no authentication: \
-    anyone who can reach it can do everything. Listen on 127.0.0.1, or, if a proxy in front of the server authenticates \
-    its clients, give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
+pub const NEEDS_AUTH: &str = "can be reached by other machines, and this server has no authentication: anyone who can \
+    reach it can do everything. Add a section [auth], or listen on 127.0.0.1, or, if a proxy in front of the server \
+    authenticates its clients, give the option --insecure-no-auth (ADJUTANT_INSECURE_NO_AUTH=1)";
 
 /// Returns whether other machines can reach the address. A host name is resolved only when it is bound.
 fn is_public(listen: &str) -> bool {
@@ -188,11 +189,9 @@ impl Check {
             let message = format!("`{}` must be `host:port`, as in `127.0.0.1:8123`", server.listen);
             self.error(&["server", "listen"], message);
         }
-        if is_public(&server.listen) && !config.files.settings.insecure_no_auth {
-            self.error(
-                &["server", "listen"],
-                format!("`{}` {NEEDS_INSECURE_NO_AUTH}", server.listen),
-            );
+        let is_open = config.auth.is_none() && !config.files.settings.insecure_no_auth;
+        if is_open && is_public(&server.listen) {
+            self.error(&["server", "listen"], format!("`{}` {NEEDS_AUTH}", server.listen));
         }
         if server.max_body_bytes == 0 {
             self.error(&["server", "max_body_bytes"], "must be a whole number of at least 1");

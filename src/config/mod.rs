@@ -21,6 +21,7 @@ use crate::definition::{
 
 mod answers;
 mod arguments;
+mod auth;
 mod bundled_files;
 mod check;
 mod document;
@@ -37,8 +38,9 @@ mod watch;
 mod webhooks;
 
 pub use answers::AnswersSection;
-pub use arguments::{Arguments, CommandLineSettings, ProgramCommand};
-pub use check::{NEEDS_INSECURE_NO_AUTH, validation_context};
+pub use arguments::{Arguments, CommandLineSettings, KeysCommand, ProgramCommand};
+pub use auth::{AuthKeySection, AuthSection, HookSection, JwtSection, SharingSection};
+pub use check::{NEEDS_AUTH, validation_context};
 pub use embedded::Embedded;
 pub use mcp::inherited;
 pub use peers::PeersSection;
@@ -95,6 +97,8 @@ pub struct Config {
     pub audit: AuditSection,
     /// The API for clients that define agents.
     pub agents_api: AgentsApi,
+    /// The ways in which callers prove who they are; none if absent.
+    pub auth: Option<AuthSection>,
     /// The log.
     pub log: Log,
     /// The model providers, by the name before the colon.
@@ -186,6 +190,9 @@ fn load_from(directory: &Path, settings: &CommandLineSettings) -> Result<LoadedC
     config.agents_dir = Some(folder);
     for provider in config.providers.values_mut() {
         provider.api_key_file = provider.api_key_file.take().map(|path| beside.join(path));
+    }
+    if let Some(auth) = &mut config.auth {
+        auth.settle_files(&beside);
     }
     config.webhooks.secret_file = config.webhooks.secret_file.take().map(|path| beside.join(path));
     let unset = mcp::fill_in(&mut config);

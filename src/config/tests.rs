@@ -5,6 +5,7 @@ use secrecy::ExposeSecret;
 use super::*;
 
 mod agents;
+mod auth;
 mod folders;
 mod layouts;
 mod servers;

@@ -25,6 +25,7 @@ pub mod interrupts;
 pub mod items;
 pub mod jobs;
 mod json;
+pub mod keys;
 pub mod notifications;
 mod offload;
 mod part;

@@ -111,7 +111,9 @@ actions! {
 impl Action {
     /// Returns the kind of resource, such as `threads`.
     pub fn resource(self) -> &'static str {
-        self.word().split_once(':').map_or(self.word(), |(resource, _)| resource)
+        self.word()
+            .split_once(':')
+            .map_or(self.word(), |(resource, _)| resource)
     }
 
     /// Returns whether the action changes nothing.
@@ -282,9 +284,7 @@ pub fn may_access(identity: &Identity, action: Action, facts: &ResourceFacts, sh
     match reach {
         Reach::Nothing => false,
         Reach::Assigned => facts.is_assigned,
-        Reach::Own => {
-            ownership.owner == identity.user || facts.is_assigned || sharing.shares(action, &facts.metadata)
-        }
+        Reach::Own => ownership.owner == identity.user || facts.is_assigned || sharing.shares(action, &facts.metadata),
         Reach::Tenant | Reach::Server => true,
     }
 }
@@ -357,7 +357,12 @@ mod tests {
         let operator = caller("acme", "op", &[Role::Operator]);
         let theirs = of(&caller("acme", "bob", &[Role::User]));
         assert!(may(&operator, Action::ThreadsDelete, &theirs));
-        for action in [Action::AgentsPut, Action::KeysRead, Action::KeysWrite, Action::AuditRead] {
+        for action in [
+            Action::AgentsPut,
+            Action::KeysRead,
+            Action::KeysWrite,
+            Action::AuditRead,
+        ] {
             assert!(!may(&operator, action, &theirs), "{action}");
         }
     }
@@ -379,7 +384,10 @@ mod tests {
     fn scopes_limit_what_the_roles_allow() {
         let mut ann = caller("acme", "ann", &[Role::Admin]);
         ann.scopes = Some(vec!["threads:read".to_owned(), "store:*".to_owned()]);
-        let allowed: BTreeSet<_> = Action::ALL.iter().filter(|action| may(&ann, **action, &of(&ann))).collect();
+        let allowed: BTreeSet<_> = Action::ALL
+            .iter()
+            .filter(|action| may(&ann, **action, &of(&ann)))
+            .collect();
         let store = Action::ALL.iter().filter(|action| action.resource() == "store");
         assert_eq!(allowed, store.chain([&Action::ThreadsRead]).collect());
     }
@@ -416,8 +424,16 @@ mod tests {
         };
         let user = caller("acme", "ann", &[Role::User]);
         assert!(may(&user, Action::AssistantsRead, &facts));
-        assert!(!may(&caller("acme", "x", &[Role::Admin]), Action::AssistantsUpdate, &facts));
-        assert!(may(&caller(Tenant::DEFAULT, "x", &[Role::Admin]), Action::AssistantsUpdate, &facts));
+        assert!(!may(
+            &caller("acme", "x", &[Role::Admin]),
+            Action::AssistantsUpdate,
+            &facts
+        ));
+        assert!(may(
+            &caller(Tenant::DEFAULT, "x", &[Role::Admin]),
+            Action::AssistantsUpdate,
+            &facts
+        ));
     }
 
     #[test]

@@ -155,13 +155,7 @@ pub enum Role {
 
 impl Role {
     /// All roles.
-    pub const ALL: [Self; 5] = [
-        Self::Admin,
-        Self::Developer,
-        Self::Operator,
-        Self::User,
-        Self::Approver,
-    ];
+    pub const ALL: [Self; 5] = [Self::Admin, Self::Developer, Self::Operator, Self::User, Self::Approver];
 
     /// Returns the name of the role in settings, tokens and the API.
     pub fn word(self) -> &'static str {
@@ -188,7 +182,8 @@ impl FromStr for Role {
 }
 
 /// How an identity was proved.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Credential {
     /// By nothing, on a server without authentication.
     None,
@@ -205,7 +200,7 @@ pub enum Credential {
 }
 
 /// An authenticated caller.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Identity {
     /// The tenant. All resources that the caller creates belong to it.
     pub tenant: Tenant,
@@ -223,6 +218,25 @@ pub struct Identity {
     pub credential: Credential,
     /// The time from which the identity must be proved again.
     pub expires_at: Option<Timestamp>,
+}
+
+impl Credential {
+    /// Returns the kind of the credential, for logs and clients.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Anonymous => "anonymous",
+            Self::Server => "server",
+            Self::ApiKey(_) => "api_key",
+            Self::Jwt(_) => "jwt",
+            Self::Hook => "hook",
+        }
+    }
+
+    /// Returns whether the identity was proved by the caller.
+    pub fn is_proof(&self) -> bool {
+        matches!(self, Self::ApiKey(_) | Self::Jwt(_) | Self::Hook)
+    }
 }
 
 impl Identity {

@@ -4,6 +4,7 @@
 use std::fmt;
 
 pub mod access;
+pub mod api_key;
 pub mod assistant;
 pub mod audit;
 pub mod background;
@@ -30,6 +31,7 @@ pub mod interrupt;
 pub mod item;
 pub mod job;
 pub mod json_limits;
+pub mod jwt;
 pub mod limits;
 pub mod machine;
 pub mod message;

@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::wire::agent::DiagnosticView;
+use crate::auth::KeyError;
 use crate::db::DbError;
 use crate::domain::Invalid;
 use crate::domain::access::Action;
@@ -115,8 +116,15 @@ impl ApiError {
 
     /// The request has no valid credential.
     pub fn unauthenticated() -> Self {
-        let message = "Authentication required: send an API key as `x-api-key`, or a token as `Authorization: Bearer …`";
+        let message =
+            "Authentication required: send an API key as `x-api-key`, or a token as `Authorization: Bearer …`";
         Self::new(StatusCode::UNAUTHORIZED, "unauthenticated", message)
+    }
+
+    /// The credentials of the request cannot be checked now. The cause was logged.
+    pub fn authentication_unavailable() -> Self {
+        let message = "Your credentials cannot be checked now. Try again.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "authentication_unavailable", message).with_retry_after(5)
     }
 
     /// No role or scope of the caller allows the action.
@@ -408,6 +416,10 @@ impl IntoResponse for ApiError {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let challenge = HeaderValue::from_static("Bearer realm=\"adjutant\"");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+        }
         response
     }
 }
@@ -415,6 +427,27 @@ impl IntoResponse for ApiError {
 impl From<Invalid> for ApiError {
     fn from(error: Invalid) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", error.to_string())
+    }
+}
+
+impl From<KeyError> for ApiError {
+    #[track_caller]
+    fn from(error: KeyError) -> Self {
+        match error {
+            KeyError::Invalid(error) => error.into(),
+            KeyError::NoKey => Self::not_found("key_not_found"),
+            KeyError::Revoked => Self::new(StatusCode::CONFLICT, "key_revoked", error.to_string()),
+            KeyError::TooMany => Self::new(StatusCode::CONFLICT, "too_many_keys", error.to_string()),
+            KeyError::TooManyTickets => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_tickets", error.to_string()).with_retry_after(60)
+            }
+            KeyError::Off => Self::new(StatusCode::CONFLICT, "auth_disabled", error.to_string()),
+            KeyError::Unavailable(cause) => {
+                tracing::warn!(at = %Location::caller(), %cause, "database of API keys unavailable");
+                let message = "The database is not available or takes too long. Try again.";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "database_unavailable", message).with_retry_after(2)
+            }
+        }
     }
 }
 

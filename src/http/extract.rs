@@ -262,6 +262,14 @@ pub struct DeliveryPath {
     pub delivery_id: DeliveryId,
 }
 
+/// The path of an API key.
+#[derive(Debug, Clone, Deserialize, IntoParams)]
+#[into_params(parameter_in = Path)]
+pub struct KeyPath {
+    /// The key: the 16 digits after `adj_`.
+    pub key_id: String,
+}
+
 /// Refuses texts of the URL that contain U+0000.
 fn without_nul<'a>(mut texts: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), Invalid> {
     match texts.find(|(name, text)| name.contains('\0') || text.contains('\0')) {

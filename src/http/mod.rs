@@ -16,6 +16,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::auth::Authenticator;
 use crate::db::Db;
 use crate::domain::time::Clock;
 use crate::events::Events;
@@ -26,6 +27,7 @@ pub mod access;
 mod agents;
 mod assistants;
 mod audit;
+mod authentication;
 mod bodies;
 mod body_guard;
 mod client;
@@ -39,6 +41,7 @@ pub mod extract;
 mod history;
 mod idempotency;
 mod interrupts;
+mod keys;
 pub mod openapi;
 mod origins;
 mod request_metrics;
@@ -94,6 +97,8 @@ pub struct ApiParts {
     pub definitions: Definitions,
     /// The Store: items beyond a thread.
     pub store: Store,
+    /// Finds out who sends a request.
+    pub auth: Authenticator,
     /// The clock.
     pub clock: Arc<dyn Clock>,
     /// The metrics.
@@ -142,6 +147,12 @@ fn discovery_routes() -> OpenApiRouter<Server> {
         .routes(routes!(system::info))
         .routes(routes!(system::metrics))
         .routes(routes!(audit::list))
+        // Callers and API keys.
+        .routes(routes!(keys::me))
+        .routes(routes!(keys::ticket))
+        .routes(routes!(keys::create, keys::list))
+        .routes(routes!(keys::get, keys::revoke))
+        .routes(routes!(keys::rotate))
         // Assistants.
         .routes(routes!(assistants::create))
         .routes(routes!(assistants::search))
@@ -224,6 +235,7 @@ pub fn router(api: ApiParts) -> Router {
     let checks = Arc::new(RequestChecks {
         origins: settings.cors.origins.clone(),
         hosts: settings.hosts.clone(),
+        auth: api.auth.clone(),
         bodies: BodyReader::new(settings.bodies, api.events.clone()),
     });
     let (routes, document) = table().split_for_parts();
@@ -247,12 +259,20 @@ pub fn router(api: ApiParts) -> Router {
 struct RequestChecks {
     origins: OriginRules,
     hosts: HostRules,
+    auth: Authenticator,
     bodies: BodyReader,
 }
 
-/// Refuses requests from foreign origins or hosts, and reads the bodies of the others.
-async fn admit(State(checks): State<Arc<RequestChecks>>, request: Request, next: Next) -> Response {
-    let mut response = match origins::check(&checks.origins, &checks.hosts, &request) {
+impl RequestChecks {
+    async fn check(&self, request: &mut Request) -> Result<(), ApiError> {
+        origins::check(&self.origins, &self.hosts, request)?;
+        authentication::identify(&self.auth, request).await
+    }
+}
+
+/// Refuses requests from foreign origins or hosts and from unknown callers, and reads the bodies of the others.
+async fn admit(State(checks): State<Arc<RequestChecks>>, mut request: Request, next: Next) -> Response {
+    let mut response = match checks.check(&mut request).await {
         Ok(()) => checks.bodies.admit(request, next).await,
         Err(error) => error.into_response(),
     };

@@ -64,10 +64,18 @@ pub fn document() -> openapi::OpenApi {
 pub(super) fn complete(mut document: openapi::OpenApi) -> openapi::OpenApi {
     partial_schemas::add_partial_schemas(&mut document);
     close_bodies(&mut document);
-    for item in document.paths.paths.values_mut() {
+    for (path, item) in &mut document.paths.paths {
         for operation in operations(item) {
             qualify_operation_id(operation);
             document_numbers_as_json(operation);
+            if path != "/ok" {
+                add_error(operation, "401", "With `[auth]`: there are no valid credentials");
+                add_error(
+                    operation,
+                    "403",
+                    "With `[auth]`: no role of the caller allows this; or the page is foreign",
+                );
+            }
         }
         item.get.iter_mut().for_each(|operation| add_errors(operation, false));
         let changing = [&mut item.post, &mut item.put, &mut item.patch, &mut item.delete];
@@ -165,23 +173,25 @@ fn document_numbers_as_json(operation: &mut Operation) {
     }
 }
 
+fn add_error(operation: &mut Operation, status: &str, text: &str) {
+    let content = ContentBuilder::new()
+        .schema(Some(Ref::from_schema_name("ErrorBody")))
+        .build();
+    let response = ResponseBuilder::new()
+        .description(text)
+        .content("application/json", content)
+        .build();
+    operation
+        .responses
+        .responses
+        .entry(status.to_owned())
+        .or_insert(RefOr::T(response));
+}
+
 fn add_errors(operation: &mut Operation, changes: bool) {
     let takes_body = operation.request_body.is_some();
     let takes_input = takes_body || operation.parameters.as_ref().is_some_and(|all| !all.is_empty());
-    let mut add = |status: &str, text: &str| {
-        let content = ContentBuilder::new()
-            .schema(Some(Ref::from_schema_name("ErrorBody")))
-            .build();
-        let response = ResponseBuilder::new()
-            .description(text)
-            .content("application/json", content)
-            .build();
-        operation
-            .responses
-            .responses
-            .entry(status.to_owned())
-            .or_insert(RefOr::T(response));
-    };
+    let mut add = |status: &str, text: &str| add_error(operation, status, text);
     if changes {
         add("403", "The page's origin is not in `cors_origins`");
     }

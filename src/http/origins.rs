@@ -1,6 +1,6 @@
 //! Checks of the `Origin` and `Host` headers.
 //!
-//! There is no authentication yet, so browsers must not act for pages that the owner did not allow. A page cannot forge
+//! Browsers must not act for pages that the owner did not allow, with or without authentication. A page cannot forge
 //! two headers: `Origin` names the page that sends the request, and `Host` the name under which the browser found the
 //! server. A page that points its own DNS name to the server's address (DNS rebinding) has an allowed origin and a
 //! foreign host.

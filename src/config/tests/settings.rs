@@ -83,6 +83,11 @@ fn page() -> String {
     section::<PeersSection>(&mut page, "[peers]");
     section::<AgentsApi>(&mut page, "[agents_api]");
     section::<AuditSection>(&mut page, "[audit]");
+    section::<AuthSection>(&mut page, "[auth]");
+    section::<AuthKeySection>(&mut page, "[[auth.keys]]");
+    section::<JwtSection>(&mut page, "[[auth.jwt]]");
+    section::<HookSection>(&mut page, "[auth.hook]");
+    section::<SharingSection>(&mut page, "[auth.sharing.threads], [auth.sharing.assistants]");
     section::<Log>(&mut page, "[log]");
     section::<ProviderSection>(&mut page, "[providers.NAME]");
     section::<ToolDefinition>(&mut page, "[tools.NAME]");

@@ -36,8 +36,10 @@ async fn tables_are_the_same_on_both_engines() {
         ours.keys().collect::<Vec<_>>(),
         [
             "agents",
+            "api_keys",
             "assistant_versions",
             "assistants",
+            "auth_tickets",
             "background_tasks",
             "checkpoints",
             "crons",

@@ -18,6 +18,7 @@ pub mod delivery;
 pub mod history;
 pub mod interrupt;
 pub mod item;
+pub mod key;
 pub mod retention;
 pub mod run;
 pub mod server_sent_event;

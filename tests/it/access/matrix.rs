@@ -132,7 +132,7 @@ impl Fixture {
             (Users, body)
         };
         let (audience, body) = match (method, pattern) {
-            ("get", "/" | "/ok") => (Everybody, None),
+            ("get", "/ok") => (Everybody, None),
             ("get", "/metrics" | "/audit" | "/auth/keys") => (Admins, None),
             ("post", "/auth/keys") => (Admins, Some(json!({"name": "k", "user": "u", "roles": ["user"]}))),
             ("get" | "delete", "/auth/keys/{key_id}") => (Admins, None),
@@ -202,7 +202,8 @@ impl Fixture {
             ) => (Users, empty),
             (
                 "get",
-                "/info"
+                "/"
+                | "/info"
                 | "/auth/me"
                 | "/assistants/{assistant_id}"
                 | "/assistants/{assistant_id}/graph"

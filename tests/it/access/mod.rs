@@ -1,4 +1,10 @@
 //! Access: who is it, and what may they do.
 
 mod audit;
+mod authentication;
+mod hook;
+mod issuer;
+mod jwt;
+mod keys;
 mod matrix;
+mod tickets;

@@ -32,6 +32,9 @@ use crate::support::process::{Process, server_in};
 /// The address of the server in the documents.
 const BASE: &str = "http://127.0.0.1:8123";
 
+/// The environment variable with the API key of the page about authentication, and the key.
+const OPS_KEY: [&str; 2] = ["ADJUTANT_OPS_KEY", "a-key-for-the-documents-0123456789abcdef"];
+
 /// The most lines that the README has.
 const LONGEST_README: usize = 150;
 
@@ -286,7 +289,7 @@ impl Demonstration {
     async fn start(configuration: &str) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let mut command = server_in(folder.path());
-        command.args(["--listen", "127.0.0.1:0"]);
+        command.args(["--listen", "127.0.0.1:0"]).env(OPS_KEY[0], OPS_KEY[1]);
         if !configuration.is_empty() {
             let file = folder.path().join("documents.toml");
             fs::write(&file, configuration).expect("a configuration");
@@ -316,6 +319,7 @@ async fn sessions_come_to_their_end(languages: &[&str], program: &str, options: 
             .args([options, &block.text.replace(BASE, &server.base)])
             .current_dir(server.folder.path());
         command
+            .env(OPS_KEY[0], OPS_KEY[1])
             .env("BASE", &server.base)
             .env("JSON", "content-type: application/json");
         println!("{}", block.place);

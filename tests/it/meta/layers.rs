@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms it may use besides itself. `app` and `main` know all parts and are not listed.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
+    ("auth", &["domain", "net"]),
     ("domain", &[]),
     ("definition", &["domain"]),
     ("model", &["domain", "definition", "net"]),
@@ -37,7 +38,16 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ),
     (
         "http",
-        &["domain", "definition", "db", "events", "runtime", "metrics", "shutdown"],
+        &[
+            "domain",
+            "definition",
+            "auth",
+            "db",
+            "events",
+            "runtime",
+            "metrics",
+            "shutdown",
+        ],
     ),
     ("logging", &["config"]),
     ("metrics", &["domain", "logging"]),

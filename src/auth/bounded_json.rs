@@ -1,0 +1,47 @@
+//! Responses of issuers and of the hook: JSON of a bounded size.
+
+use reqwest::{Response, StatusCode};
+use serde::de::DeserializeOwned;
+
+/// Reads the body of a successful response as JSON.
+///
+/// # Errors
+/// A text for the log: the status is not 200, the body is larger than `max_bytes`, breaks off, or is not the expected
+/// JSON. The text does not contain the body, which may contain secrets.
+pub(super) async fn read<T: DeserializeOwned>(response: Response, max_bytes: usize) -> Result<T, String> {
+    let status = response.status();
+    if status != StatusCode::OK {
+        return Err(format!("the response has the status {}", status.as_u16()));
+    }
+    let bytes = read_bytes(response, max_bytes).await?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        let place = format!("line {} column {}", error.line(), error.column());
+        format!(
+            "the response is not the expected JSON ({:?} error at {place})",
+            error.classify()
+        )
+    })
+}
+
+async fn read_bytes(mut response: Response, max_bytes: usize) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(reason)? {
+        if bytes.len() + chunk.len() > max_bytes {
+            return Err(format!("the response is larger than {max_bytes} bytes"));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// Describes a failed request without its URL, which may contain secrets.
+pub(super) fn reason(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}

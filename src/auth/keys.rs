@@ -1,0 +1,312 @@
+//! API keys in the database: their creation, rotation and revocation, and the check of a presented key.
+//!
+//! Keys are cached for [`CACHED_FOR`], so that most requests do not read the database. A change in this process takes
+//! effect at once, and on other servers of the same database within that time.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use secrecy::SecretString;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::cache::{CachedValue, ExpiringCache};
+use super::store::{CredentialStore, CredentialStoreError, KeyPage, KeyRef, KeyRotation, KeySearch};
+use super::{AuthError, KeyError};
+use crate::domain::api_key::{ApiKey, ApiKeyId, NewApiKey, PresentedKey, SecretDigest, StoredApiKey, check_grant};
+use crate::domain::identity::{Identity, Tenant};
+use crate::domain::time::{Clock, Timestamp};
+
+/// The time for which a key is cached.
+pub const CACHED_FOR: Duration = Duration::from_secs(5);
+/// The time for which the old secret is accepted after a rotation, unless the request says otherwise.
+pub const DEFAULT_GRACE: Duration = Duration::from_hours(24);
+/// The longest time for which the old secret may be accepted after a rotation.
+pub const MAX_GRACE: Duration = Duration::from_hours(30 * 24);
+/// The number of cached keys.
+const CACHED_KEYS: usize = 10_000;
+/// The number of cached ids under which there is no key.
+const CACHED_GAPS: usize = 10_000;
+/// The shortest time between two records of the use of a key.
+const USE_INTERVAL: Duration = Duration::from_mins(1);
+/// The most uses that wait to be recorded.
+const MAX_WAITING_USES: usize = 10_000;
+
+/// The API keys of the database. Cloning copies a pointer.
+#[derive(Clone)]
+pub struct ApiKeys(Arc<KeysInner>);
+
+struct KeysInner {
+    store: Arc<dyn CredentialStore>,
+    clock: Arc<dyn Clock>,
+    random: SystemRandom,
+    known: ExpiringCache<ApiKeyId, Arc<KnownKey>>,
+    /// The ids under which there is no key. They have a cache of their own, so that made-up ids do not push out keys.
+    gaps: ExpiringCache<ApiKeyId, ()>,
+    /// Counts the changes of keys: what was read before a change is not cached after it.
+    changes: AtomicU64,
+    uses: Mutex<KeyUses>,
+    has_uses: Notify,
+}
+
+/// A key with the identity that it proves.
+struct KnownKey {
+    stored: StoredApiKey,
+    identity: Arc<Identity>,
+}
+
+/// The uses of keys.
+#[derive(Default)]
+struct KeyUses {
+    /// The last use of each key that was passed on to be recorded.
+    noted: HashMap<ApiKeyId, Timestamp>,
+    /// The uses that wait to be recorded.
+    waiting: BTreeMap<ApiKeyId, Timestamp>,
+}
+
+/// An API key that was just created or got a new secret.
+pub struct IssuedKey {
+    /// The key.
+    pub key: ApiKey,
+    /// The text of the key, which is not stored and cannot be shown again.
+    pub text: SecretString,
+}
+
+impl ApiKeys {
+    /// Creates the handle.
+    pub fn new(store: Arc<dyn CredentialStore>, clock: Arc<dyn Clock>) -> Self {
+        Self(Arc::new(KeysInner {
+            store,
+            clock,
+            random: SystemRandom::new(),
+            known: ExpiringCache::new(CACHED_KEYS),
+            gaps: ExpiringCache::new(CACHED_GAPS),
+            changes: AtomicU64::new(0),
+            uses: Mutex::default(),
+            has_uses: Notify::new(),
+        }))
+    }
+
+    /// Returns the identity that a key proves.
+    ///
+    /// # Errors
+    /// If there is no such key, its secret is another, or it has expired or was revoked; and if the database fails.
+    pub(super) async fn authenticate(&self, presented: &PresentedKey) -> Result<Arc<Identity>, AuthError> {
+        let now = self.0.clock.now();
+        let known = self.find_cached(&presented.id, now).await?;
+        let known = known.ok_or_else(|| AuthError::refused("no API key has this id"))?;
+        if !known.stored.has_secret(&presented.digest, now) {
+            return Err(AuthError::refused("the secret of the API key is wrong"));
+        }
+        if !known.stored.key.is_valid(now) {
+            return Err(AuthError::refused("the API key has expired or was revoked"));
+        }
+        self.note_use(&known.stored.key, now);
+        Ok(Arc::clone(&known.identity))
+    }
+
+    /// Returns whether the key with this id can be used.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub(super) async fn is_valid(&self, id: &ApiKeyId) -> Result<bool, AuthError> {
+        let now = self.0.clock.now();
+        let known = self.find_cached(id, now).await?;
+        Ok(known.is_some_and(|known| known.stored.key.is_valid(now)))
+    }
+
+    async fn find_cached(&self, id: &ApiKeyId, now: Timestamp) -> Result<Option<Arc<KnownKey>>, AuthError> {
+        if let Some(known) = self.0.known.get(id, now) {
+            return Ok(Some(known));
+        }
+        if self.0.gaps.get(id, now).is_some() {
+            return Ok(None);
+        }
+        let changes = self.0.changes.load(Ordering::SeqCst);
+        let found = self.0.store.find_key(id.clone()).await?;
+        let is_current = || self.0.changes.load(Ordering::SeqCst) == changes;
+        let valid_until = now.plus(CACHED_FOR);
+        let Some(stored) = found else {
+            let gap = CachedValue { value: (), valid_until };
+            self.0.gaps.insert_if(id.clone(), gap, now, is_current);
+            return Ok(None);
+        };
+        let identity = Arc::new(stored.key.identity());
+        let known = Arc::new(KnownKey { stored, identity });
+        let value = Arc::clone(&known);
+        let entry = CachedValue { value, valid_until };
+        self.0.known.insert_if(id.clone(), entry, now, is_current);
+        Ok(Some(known))
+    }
+
+    /// Forgets what is cached of a key that has changed.
+    fn forget(&self, id: &ApiKeyId) {
+        self.0.changes.fetch_add(1, Ordering::SeqCst);
+        self.0.known.remove(id);
+        self.0.gaps.remove(id);
+    }
+
+    /// Passes the use of a key on to be recorded, at most once a minute.
+    fn note_use(&self, key: &ApiKey, now: Timestamp) {
+        let is_recent = |at: Timestamp| now < at.plus(USE_INTERVAL);
+        let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let noted = uses.noted.get(&key.id).copied();
+        if noted.max(key.last_used_at).is_some_and(is_recent) || uses.waiting.len() >= MAX_WAITING_USES {
+            return;
+        }
+        if uses.noted.len() >= CACHED_KEYS {
+            uses.noted.clear();
+        }
+        uses.noted.insert(key.id.clone(), now);
+        uses.waiting.insert(key.id.clone(), now);
+        drop(uses);
+        self.0.has_uses.notify_one();
+    }
+
+    /// Records when keys were used, until the shutdown. Requests do not wait for that.
+    pub async fn record_uses(self, soft: CancellationToken) {
+        while soft.run_until_cancelled(self.0.has_uses.notified()).await.is_some() {
+            let waiting = {
+                let mut uses = self.0.uses.lock().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut uses.waiting)
+            };
+            for (id, at) in waiting {
+                if let Err(error) = self.0.store.record_use(id.clone(), at).await {
+                    tracing::warn!(key = %id, %error, "could not record the use of an API key");
+                }
+            }
+        }
+    }
+
+    /// Creates a key. `by` is who asks for it; `None` for an operator on the command line, who may create any.
+    ///
+    /// # Errors
+    /// If a field is invalid, if the key would have more rights than `by`, if the tenant has too many keys, or if the
+    /// database fails.
+    pub async fn create(&self, by: Option<&Identity>, new: NewApiKey) -> Result<IssuedKey, KeyError> {
+        let now = self.0.clock.now();
+        new.check(now)?;
+        if let Some(by) = by {
+            check_grant(by, new.rights())?;
+        }
+        let id = ApiKeyId::of_random(self.random_bytes()?);
+        let text = PresentedKey::text(&id, self.random_bytes()?);
+        let NewApiKey {
+            name,
+            tenant,
+            user,
+            roles,
+            scopes,
+            expires_at,
+        } = new;
+        let key = ApiKey {
+            id,
+            name,
+            tenant,
+            user,
+            roles,
+            scopes,
+            created_at: now,
+            expires_at,
+            last_used_at: None,
+            rotated_at: None,
+            revoked_at: None,
+        };
+        let digest = digest_of(&text)?;
+        let stored = StoredApiKey {
+            key: key.clone(),
+            digest,
+            previous: None,
+        };
+        if !self.0.store.insert_key(stored, now).await? {
+            return Err(KeyError::TooMany);
+        }
+        self.forget(&key.id);
+        let text = SecretString::from(text);
+        Ok(IssuedKey { key, text })
+    }
+
+    /// Returns a page of keys, newest first.
+    ///
+    /// # Errors
+    /// If the database fails.
+    pub async fn list(&self, search: KeySearch) -> Result<KeyPage, KeyError> {
+        Ok(self.0.store.list_keys(search).await?)
+    }
+
+    /// Returns a key of a tenant.
+    ///
+    /// # Errors
+    /// If there is no such key, or the database fails.
+    pub async fn get(&self, wanted: &KeyRef) -> Result<ApiKey, KeyError> {
+        let found = self.0.store.find_key(wanted.id.clone()).await?;
+        let is_of_tenant = |key: &ApiKey| {
+            wanted
+                .tenant
+                .as_ref()
+                .is_none_or(|tenant: &Tenant| key.tenant == *tenant)
+        };
+        let key = found.map(|stored| stored.key).filter(is_of_tenant);
+        key.ok_or(KeyError::NoKey)
+    }
+
+    /// Gives a key a new secret. The old one is accepted for `grace` more. A secret that was replaced before is refused
+    /// from now on.
+    ///
+    /// # Errors
+    /// If there is no such key, or it was revoked; if it has more rights than `by`, who would get its secret; or if the
+    /// database fails.
+    pub async fn rotate(&self, by: Option<&Identity>, key: KeyRef, grace: Duration) -> Result<IssuedKey, KeyError> {
+        let old = self.get(&key).await?;
+        if let Some(by) = by {
+            check_grant(by, old.rights())?;
+        }
+        let now = self.0.clock.now();
+        let text = PresentedKey::text(&key.id, self.random_bytes()?);
+        let id = key.id.clone();
+        let rotation = KeyRotation {
+            key,
+            digest: digest_of(&text)?,
+            previous_until: now.plus(grace.min(MAX_GRACE)),
+            now,
+        };
+        let rotated = self.0.store.rotate_key(rotation).await;
+        self.forget(&id);
+        let key = rotated?.ok_or(KeyError::Revoked)?;
+        let text = SecretString::from(text);
+        Ok(IssuedKey { key, text })
+    }
+
+    /// Revokes a key: it is refused from now on, with all its secrets. Returns the key.
+    ///
+    /// # Errors
+    /// If there is no such key, or the database fails.
+    pub async fn revoke(&self, key: KeyRef) -> Result<ApiKey, KeyError> {
+        let id = key.id.clone();
+        let now = self.0.clock.now();
+        let revoked = self.0.store.revoke_key(key, now).await;
+        self.forget(&id);
+        revoked?.ok_or(KeyError::NoKey)
+    }
+
+    fn random_bytes<const N: usize>(&self) -> Result<[u8; N], KeyError> {
+        random_bytes(&self.0.random).map_err(KeyError::Unavailable)
+    }
+}
+
+/// Returns random bytes of the operating system.
+pub(super) fn random_bytes<const N: usize>(random: &SystemRandom) -> Result<[u8; N], CredentialStoreError> {
+    let mut bytes = [0; N];
+    let filled = random.fill(&mut bytes);
+    filled.map_err(|_| CredentialStoreError("the operating system gives no random numbers".to_owned()))?;
+    Ok(bytes)
+}
+
+/// Returns the digest of the secret in the text of a key, as a later request will compute it.
+fn digest_of(text: &str) -> Result<SecretDigest, KeyError> {
+    let read = PresentedKey::read(text).map(|presented| presented.digest);
+    read.ok_or_else(|| KeyError::Unavailable(CredentialStoreError("a new API key has a wrong form".to_owned())))
+}

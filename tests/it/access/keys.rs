@@ -1,0 +1,355 @@
+//! API keys in the database: over HTTP, and with `adjutant keys`.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use adjutant::domain::time::{Clock, ManualClock, SystemClock};
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection, query_scalar};
+
+use crate::support::client::Client;
+use crate::support::{Engine, TestServer, eventually, on_both_engines, on_postgres};
+
+on_both_engines! {
+    a_key_works_until_it_is_revoked,
+    a_rotated_key_has_both_secrets_for_a_while,
+    a_key_rotated_without_grace_loses_its_secret_at_once,
+    a_key_expires,
+    nobody_creates_a_key_beyond_their_own_rights,
+    only_admins_manage_keys,
+    keys_of_other_tenants_do_not_exist,
+    invalid_fields_are_named,
+    the_last_use_is_recorded,
+    secrets_are_neither_stored_nor_logged,
+    the_command_line_creates_the_first_key,
+    keys_of_the_database_can_be_switched_off,
+}
+
+on_postgres! {
+    a_revocation_reaches_other_servers_within_seconds,
+    keys_can_be_revoked_while_a_server_runs,
+}
+
+/// Creates a key, and returns the response.
+async fn create(admin: &Client, body: Value) -> Value {
+    admin.post("/auth/keys", body).await.ok()
+}
+
+/// Returns the text of an issued key.
+fn text_of(issued: &Value) -> String {
+    issued["api_key"].as_str().expect("a key").to_owned()
+}
+
+fn path_of(issued: &Value) -> String {
+    format!("/auth/keys/{}", issued["key_id"].as_str().expect("an id"))
+}
+
+async fn clock(server: &TestServer) -> ManualClock {
+    let clock = ManualClock::starting_at(SystemClock.now());
+    server.uses_clock(&clock).await;
+    clock
+}
+
+async fn a_key_works_until_it_is_revoked(server: TestServer) {
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "ci", "user": "robot", "roles": ["developer"]})).await;
+    let robot = keys.with(&text_of(&issued));
+    let caller = robot.get("/auth/me").await.ok();
+    assert_eq!(caller["identity"], "robot");
+    assert_eq!(caller["tenant"], "acme");
+    assert_eq!(caller["roles"], json!(["developer"]));
+    let listed = admin.get("/auth/keys").await.ok();
+    assert_eq!(listed[0]["name"], "ci");
+    assert!(!listed.to_string().contains(&text_of(&issued)), "{listed}");
+    let revoked = admin.delete(&path_of(&issued)).await.ok();
+    assert!(revoked["revoked_at"].is_string(), "{revoked}");
+    assert_eq!(robot.get("/auth/me").await.status, 401);
+    assert_eq!(admin.get(&path_of(&issued)).await.ok(), revoked);
+}
+
+async fn a_rotated_key_has_both_secrets_for_a_while(server: TestServer) {
+    let clock = clock(&server).await;
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "ci"})).await;
+    let old = keys.with(&text_of(&issued));
+    assert_eq!(old.get("/auth/me").await.status, 200);
+    let rotate = format!("{}/rotate", path_of(&issued));
+    let rotated = admin.post(&rotate, json!({"grace_s": 3600})).await.ok();
+    let new = keys.with(&text_of(&rotated));
+    assert_eq!(old.get("/auth/me").await.ok(), new.get("/auth/me").await.ok());
+    clock.advance(Duration::from_secs(3601));
+    assert_eq!(old.get("/auth/me").await.status, 401);
+    assert_eq!(new.get("/auth/me").await.status, 200);
+}
+
+async fn a_key_rotated_without_grace_loses_its_secret_at_once(server: TestServer) {
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "ci"})).await;
+    let old = keys.with(&text_of(&issued));
+    assert_eq!(old.get("/auth/me").await.status, 200);
+    let rotate = format!("{}/rotate", path_of(&issued));
+    let rotated = admin.post(&rotate, json!({"grace_s": 0})).await.ok();
+    assert_eq!(old.get("/auth/me").await.status, 401);
+    assert_eq!(keys.with(&text_of(&rotated)).get("/auth/me").await.status, 200);
+    admin.delete(&path_of(&issued)).await.ok();
+    let refused = admin.post(&rotate, json!({})).await;
+    assert_eq!(refused.status, 409);
+    assert_eq!(refused.body["code"], "key_revoked");
+}
+
+async fn a_key_expires(server: TestServer) {
+    let clock = clock(&server).await;
+    let keys = server.is_protected().await;
+    let end = clock.now().plus(Duration::from_secs(60)).to_string();
+    let issued = create(&keys.client("root"), json!({"name": "ci", "expires_at": end})).await;
+    let robot = keys.with(&text_of(&issued));
+    assert_eq!(robot.get("/auth/me").await.ok()["expires_at"], end);
+    clock.advance(Duration::from_secs(59));
+    assert_eq!(robot.get("/auth/me").await.status, 200);
+    clock.advance(Duration::from_secs(1));
+    assert_eq!(robot.get("/auth/me").await.status, 401);
+}
+
+async fn nobody_creates_a_key_beyond_their_own_rights(server: TestServer) {
+    let keys = server.is_protected().await;
+    let root = keys.client("root");
+    let limited = json!({"name": "keys", "roles": ["admin"], "scopes": ["keys:*", "threads:read"]});
+    let limited = keys.with(&text_of(&create(&root, limited).await));
+    for body in [
+        json!({"name": "more"}),
+        json!({"name": "more", "scopes": ["threads:*"]}),
+        json!({"name": "more", "scopes": ["*"]}),
+    ] {
+        assert!(
+            limited
+                .post("/auth/keys", body)
+                .await
+                .refused(422)
+                .starts_with("scopes")
+        );
+    }
+    let same = json!({"name": "same", "scopes": ["threads:read"]});
+    assert_eq!(limited.post("/auth/keys", same).await.status, 200);
+    // A new secret of a key with more rights would be a way around.
+    let other = create(&root, json!({"name": "powerful", "roles": ["admin"]})).await;
+    let rotate = format!("{}/rotate", path_of(&other));
+    assert!(
+        limited
+            .post(&rotate, json!({}))
+            .await
+            .refused(422)
+            .starts_with("scopes")
+    );
+}
+
+async fn only_admins_manage_keys(server: TestServer) {
+    let keys = server.is_protected().await;
+    let issued = create(&keys.client("root"), json!({"name": "ci"})).await;
+    for name in ["ann", "operator"] {
+        let client = keys.client(name);
+        assert_eq!(
+            client.post("/auth/keys", json!({"name": "x"})).await.status,
+            403,
+            "{name}"
+        );
+        assert_eq!(client.get("/auth/keys").await.status, 403, "{name}");
+        assert_eq!(client.get(&path_of(&issued)).await.status, 403, "{name}");
+        assert_eq!(client.delete(&path_of(&issued)).await.status, 403, "{name}");
+        let rotate = format!("{}/rotate", path_of(&issued));
+        assert_eq!(client.post(&rotate, json!({})).await.status, 403, "{name}");
+    }
+}
+
+async fn keys_of_other_tenants_do_not_exist(server: TestServer) {
+    let keys = server.is_protected().await;
+    let issued = create(&keys.client("root"), json!({"name": "ci"})).await;
+    let other = keys.client("root-of-other");
+    assert_eq!(other.get("/auth/keys").await.ok(), json!([]));
+    assert_eq!(other.get(&path_of(&issued)).await.status, 404);
+    assert_eq!(other.delete(&path_of(&issued)).await.status, 404);
+    let rotate = format!("{}/rotate", path_of(&issued));
+    assert_eq!(other.post(&rotate, json!({})).await.status, 404);
+    assert_eq!(keys.with(&text_of(&issued)).get("/auth/me").await.status, 200);
+}
+
+async fn invalid_fields_are_named(server: TestServer) {
+    let admin = server.is_protected().await.client("root");
+    for (body, field) in [
+        (json!({"name": ""}), "name"),
+        (json!({"name": "x", "roles": ["root"]}), "roles[0]"),
+        (json!({"name": "x", "roles": []}), "roles"),
+        (json!({"name": "x", "scopes": ["threads:fly"]}), "scopes[0]"),
+        (json!({"name": "x", "user": "a\nb"}), "user"),
+        (json!({"name": "x", "expires_at": "soon"}), "expires_at"),
+        (json!({"name": "x", "expires_at": "2020-01-01T00:00:00Z"}), "expires_at"),
+        (json!({"name": "x", "tenant": "other"}), "tenant"),
+    ] {
+        let refusal = admin.post("/auth/keys", body).await.refused(422);
+        assert!(refusal.starts_with(&format!("{field}:")), "{field}: {refusal}");
+    }
+}
+
+async fn the_last_use_is_recorded(server: TestServer) {
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "ci"})).await;
+    assert_eq!(admin.get(&path_of(&issued)).await.ok()["last_used_at"], Value::Null);
+    assert_eq!(keys.with(&text_of(&issued)).get("/auth/me").await.status, 200);
+    eventually(async || admin.get(&path_of(&issued)).await.ok()["last_used_at"].is_string()).await;
+}
+
+/// Returns all rows of the two tables as text, and all files of the database.
+async fn everything_stored(server: &TestServer) -> String {
+    let url = server.database_url();
+    if server.engine == Engine::Postgres {
+        let mut conn = PgConnection::connect(&url).await.expect("a connection");
+        let keys: Vec<String> = query_scalar("select api_keys::text from api_keys")
+            .fetch_all(&mut conn)
+            .await
+            .expect("rows");
+        let tickets: Vec<String> = query_scalar("select auth_tickets::text from auth_tickets")
+            .fetch_all(&mut conn)
+            .await
+            .expect("rows");
+        assert!(!keys.is_empty() && !tickets.is_empty());
+        return [keys, tickets].concat().join("\n");
+    }
+    let file = url.strip_prefix("sqlite://").expect("a file");
+    let folder = Path::new(file).parent().expect("a folder");
+    let mut text = String::new();
+    for entry in std::fs::read_dir(folder).expect("the folder") {
+        let path = entry.expect("an entry").path();
+        if path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("adjutant.db"))
+        {
+            text += &String::from_utf8_lossy(&std::fs::read(path).expect("the file"));
+        }
+    }
+    assert!(text.contains("secretive"), "the file has the name of the key");
+    text
+}
+
+async fn secrets_are_neither_stored_nor_logged(server: TestServer) {
+    let keys = server.is_protected().await;
+    server
+        .is_reconfigured("[log]\n", "[log]\nfilter = \"trace,h2=info,hyper=info\"\n")
+        .await;
+    server.moves_into_a_process().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "secretive"})).await;
+    let rotate = format!("{}/rotate", path_of(&issued));
+    let rotated = admin.post(&rotate, json!({})).await.ok();
+    let robot = keys.with(&text_of(&rotated));
+    let ticket = robot.post("/auth/tickets", json!({})).await.ok();
+    let ticket = ticket["ticket"].as_str().expect("a ticket");
+    let wrong = text_of(&issued).replace("adj_", "adj_0");
+    assert_eq!(keys.with(&wrong).get("/auth/me").await.status, 401);
+    let stream = format!(
+        "/threads/{}/stream?ticket={ticket}0",
+        "00000000-0000-0000-0000-000000000000"
+    );
+    assert_eq!(keys.nobody().get(&stream).await.status, 401);
+    let stored = everything_stored(&server).await;
+    let log = server.log().text();
+    assert!(log.contains("request refused"), "{log}");
+    for text in [
+        &text_of(&issued),
+        &text_of(&rotated),
+        ticket,
+        "the-secret-key-of-root-0123456789abcdef",
+    ] {
+        let secret = text.rsplit('_').next().expect("a secret");
+        assert!(!stored.contains(secret), "the secret {secret} is stored");
+        assert!(!log.contains(secret), "the secret {secret} is in the log");
+    }
+}
+
+/// Runs `adjutant keys` with these arguments on the server's database.
+fn keys_command(server: &TestServer, arguments: &[&str]) -> Output {
+    let (action, rest) = arguments.split_first().expect("an action");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adjutant"));
+    command
+        .args(["keys", action, "--config"])
+        .arg(server.configuration())
+        .args(rest);
+    command.stdin(Stdio::null()).output().expect("the program starts")
+}
+
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+async fn the_command_line_creates_the_first_key(server: TestServer) {
+    let keys = server.is_protected().await;
+    if server.engine == Engine::Sqlite {
+        let refused = keys_command(&server, &["list"]);
+        assert!(!refused.status.success());
+        let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(reason.contains("POST /auth/keys"), "{reason}");
+    }
+    server.is_stopped().await;
+    let arguments = ["create", "--name", "first", "--tenant", "acme", "--role", "admin"];
+    let created = said(&keys_command(&server, &arguments));
+    let text = created.lines().next().expect("a key").to_owned();
+    let listed = said(&keys_command(&server, &["list", "--tenant", "acme"]));
+    assert!(listed.contains("first") && !listed.contains(&text), "{listed}");
+    assert!(!said(&keys_command(&server, &["list", "--tenant", "other"])).contains("first"));
+    let wrong = keys_command(&server, &["create", "--name", "x", "--role", "root"]);
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("`root` is not a role"));
+    let id = text.split('_').nth(1).expect("an id");
+    let rotated = said(&keys_command(&server, &["rotate", id, "--grace-hours", "0"]));
+    let new = rotated.lines().next().expect("a key").to_owned();
+    server.is_stopped_and_started_again().await;
+    assert_eq!(keys.with(&text).get("/auth/me").await.status, 401);
+    let caller = keys.with(&new).get("/auth/me").await.ok();
+    assert_eq!(caller["identity"], "first");
+    assert_eq!(caller["roles"], json!(["admin"]));
+}
+
+async fn keys_of_the_database_can_be_switched_off(server: TestServer) {
+    let keys = server.is_protected().await;
+    let issued = create(&keys.client("root"), json!({"name": "ci"})).await;
+    let robot = keys.with(&text_of(&issued));
+    assert_eq!(robot.get("/auth/me").await.status, 200);
+    server.is_reconfigured("[auth]\n", "[auth]\napi_keys = false\n").await;
+    assert_eq!(robot.get("/auth/me").await.status, 401);
+    assert_eq!(keys.client("ann").get("/auth/me").await.status, 200);
+}
+
+async fn a_revocation_reaches_other_servers_within_seconds(server: TestServer) {
+    let clock = clock(&server).await;
+    let keys = server.is_protected().await;
+    let admin = keys.client("root");
+    let issued = create(&admin, json!({"name": "ci"})).await;
+    let twin = server.starts_twin().await;
+    let there = twin.client.with_key(&text_of(&issued));
+    assert_eq!(there.get("/auth/me").await.status, 200);
+    admin.delete(&path_of(&issued)).await.ok();
+    assert_eq!(keys.with(&text_of(&issued)).get("/auth/me").await.status, 401);
+    clock.advance(Duration::from_secs(5));
+    assert_eq!(there.get("/auth/me").await.status, 401);
+    twin.stops().await;
+}
+
+async fn keys_can_be_revoked_while_a_server_runs(server: TestServer) {
+    let clock = clock(&server).await;
+    let keys = server.is_protected().await;
+    let issued = create(&keys.client("root"), json!({"name": "ci"})).await;
+    let robot = keys.with(&text_of(&issued));
+    assert_eq!(robot.get("/auth/me").await.status, 200);
+    let id = issued["key_id"].as_str().expect("an id");
+    assert!(said(&keys_command(&server, &["revoke", id])).contains("is revoked"));
+    clock.advance(Duration::from_secs(5));
+    assert_eq!(robot.get("/auth/me").await.status, 401);
+}
