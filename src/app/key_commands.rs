@@ -13,7 +13,7 @@ use crate::auth::{ApiKeys, IssuedKey, KeyRef, KeySearch};
 use crate::config::KeysCommand;
 use crate::db::{Db, DbError};
 use crate::domain::api_key::{ApiKey, ApiKeyId, NewApiKey};
-use crate::domain::identity::{Role, Tenant, UserId};
+use crate::domain::identity::{UserRole, Tenant, UserId};
 use crate::domain::time::{Clock, SystemClock};
 use crate::shutdown::Shutdown;
 
@@ -70,7 +70,7 @@ async fn run_on(db: &Db, command: &KeysCommand) -> anyhow::Result<String> {
                 name: name.clone(),
                 tenant: Tenant::new("--tenant", tenant)?,
                 user: UserId::new("--user", user.as_ref().unwrap_or(name))?,
-                roles: roles.collect::<Result<Vec<Role>, _>>()?,
+                roles: roles.collect::<Result<Vec<UserRole>, _>>()?,
                 scopes: Some(scopes.clone()).filter(|scopes| !scopes.is_empty()),
                 expires_at: lifetime.map(|lifetime| clock.now().plus(lifetime)),
             };

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::cache::{CachedValue, ExpiringCache};
 use super::{AuthError, Credentials, bounded_json};
-use crate::domain::identity::{Credential, Identity, Role, Tenant, UserId};
+use crate::domain::identity::{Credential, Identity, UserRole, Tenant, UserId};
 use crate::domain::time::Clock;
 use crate::net;
 
@@ -160,8 +160,8 @@ impl Hook {
     fn identity(&self, answer: HookAnswer) -> Result<Identity, AuthError> {
         let invalid = |error: crate::domain::Invalid| unavailable(&format!("its answer is not valid: {error}"));
         let tenant = answer.tenant.map(|tenant| Tenant::new("tenant", &tenant)).transpose();
-        let roles = answer.roles.unwrap_or_else(|| vec![Role::User.word().to_owned()]);
-        let roles: Result<Vec<Role>, _> = roles.iter().map(|role| role.parse()).collect();
+        let roles = answer.roles.unwrap_or_else(|| vec![UserRole::User.word().to_owned()]);
+        let roles: Result<Vec<UserRole>, _> = roles.iter().map(|role| role.parse()).collect();
         let mut roles = roles.map_err(invalid)?;
         roles.sort_unstable();
         roles.dedup();

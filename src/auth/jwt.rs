@@ -20,7 +20,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::AuthError;
-use crate::domain::identity::{Credential, Identity, Role, Tenant, UserId};
+use crate::domain::identity::{Credential, Identity, UserRole, Tenant, UserId};
 use crate::domain::jwt::JwtAlgorithm;
 use crate::domain::time::{Clock, Timestamp};
 
@@ -203,7 +203,7 @@ impl Issuer {
                 tenant.map_err(|_| AuthError::refused("the tenant in the token is no name of a tenant"))?
             }
         };
-        let roles: Vec<Role> = rules.roles(claims);
+        let roles: Vec<UserRole> = rules.roles(claims);
         if roles.is_empty() {
             return Err(AuthError::refused(
                 "the token gives no role, and there is none by default",

@@ -16,7 +16,7 @@ use crate::domain::Invalid;
 use crate::domain::access::SharingRule;
 use crate::domain::api_key::check_scopes;
 use crate::domain::filter::MetadataFilter;
-use crate::domain::identity::{Role, Tenant, UserId};
+use crate::domain::identity::{UserRole, Tenant, UserId};
 use crate::domain::jwt::JwtAlgorithm;
 use crate::domain::time::Timestamp;
 
@@ -123,7 +123,7 @@ pub struct AuthKeySection {
     /// The roles: `admin`, `developer`, `operator`, `user`, `approver`.
     #[serde(default = "user_role")]
     #[cfg_attr(test, schemars(with = "Vec<String>"))]
-    pub roles: Vec<Role>,
+    pub roles: Vec<UserRole>,
     /// The permissions that limit what the roles allow, such as `threads:read`; no limit if absent.
     #[serde(default)]
     pub scopes: Option<Vec<String>>,
@@ -174,11 +174,11 @@ pub struct JwtSection {
     /// that mean no role are ignored.
     #[serde(default)]
     #[cfg_attr(test, schemars(with = "BTreeMap<String, String>"))]
-    pub role_words: BTreeMap<String, Role>,
+    pub role_words: BTreeMap<String, UserRole>,
     /// The roles of a token that gives none; if empty, such a token is refused.
     #[serde(default = "user_role")]
     #[cfg_attr(test, schemars(with = "Vec<String>"))]
-    pub default_roles: Vec<Role>,
+    pub default_roles: Vec<UserRole>,
     /// The claim with the name for people.
     #[serde(default = "name_claim")]
     pub display_name_claim: String,
@@ -205,8 +205,8 @@ pub struct HookSection {
     pub tenant: Option<String>,
 }
 
-fn user_role() -> Vec<Role> {
-    vec![Role::User]
+fn user_role() -> Vec<UserRole> {
+    vec![UserRole::User]
 }
 
 fn usual_algorithms() -> Vec<JwtAlgorithm> {

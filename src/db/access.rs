@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::{DbResult, Tx};
-use crate::domain::access::{Ownership, ResourceFacts, Scope};
+use crate::domain::access::{Ownership, ResourceFacts, AccessScope};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, RunId, ThreadId};
 use crate::domain::identity::{Tenant, UserId};
 
@@ -118,27 +118,27 @@ pub(super) struct ScopedRows {
     pub(super) alias: &'static str,
     /// True if their metadata can share them with the tenant.
     pub(super) can_be_shared: bool,
-    /// True if the server itself owns some of them, which all scopes but [`Scope::Nothing`] contain.
+    /// True if the server itself owns some of them, which all scopes but [`AccessScope::Nothing`] contain.
     pub(super) some_are_of_server: bool,
     /// True if they are found by the index of another condition, so that the index of owners must not be used.
     pub(super) by_other_index: bool,
 }
 
 /// Appends the condition that a row is in the scope, after `and`.
-pub(super) fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &Scope, rows: ScopedRows) -> DbResult<()>
+pub(super) fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &AccessScope, rows: ScopedRows) -> DbResult<()>
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
     for<'q> String: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
 {
     let (tenant, own) = match scope {
-        Scope::Server => return Ok(()),
-        Scope::Nothing => {
+        AccessScope::Server => return Ok(()),
+        AccessScope::Nothing => {
             sql.push(" and false");
             return Ok(());
         }
-        Scope::Tenant(tenant) => (tenant, None),
-        Scope::Own { ownership, shared } => (&ownership.tenant, Some((&ownership.owner, shared))),
+        AccessScope::Tenant(tenant) => (tenant, None),
+        AccessScope::Own { ownership, shared } => (&ownership.tenant, Some((&ownership.owner, shared))),
     };
     let alias = rows.alias;
     sql.push(" and ");
@@ -177,7 +177,7 @@ where
 }
 
 /// Appends the condition that the thread named by `column` is in the scope, after `and`.
-pub(super) fn push_scope_of_thread<DB>(sql: &mut QueryBuilder<DB>, scope: &Scope, column: &'static str) -> DbResult<()>
+pub(super) fn push_scope_of_thread<DB>(sql: &mut QueryBuilder<DB>, scope: &AccessScope, column: &'static str) -> DbResult<()>
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
@@ -190,8 +190,8 @@ where
         by_other_index: true,
     };
     match scope {
-        Scope::Server | Scope::Nothing => push_scope(sql, scope, rows),
-        Scope::Tenant(_) | Scope::Own { .. } => {
+        AccessScope::Server | AccessScope::Nothing => push_scope(sql, scope, rows),
+        AccessScope::Tenant(_) | AccessScope::Own { .. } => {
             sql.push(" and exists (select 1 from threads scoped where scoped.thread_id = ")
                 .push(column);
             push_scope(sql, scope, rows)?;

@@ -10,7 +10,7 @@ use super::engine::{Contains, on_engine};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::assistant::{Assistant, AssistantSettings, AssistantVersion};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
@@ -318,8 +318,8 @@ pub enum AssistantOrder {
 #[derive(Debug, Clone, PartialEq)]
 pub struct AssistantQuery {
     /// Only assistants in this scope. The default assistants of definitions are in every scope but
-    /// [`Scope::Nothing`].
-    pub scope: Scope,
+    /// [`AccessScope::Nothing`].
+    pub scope: AccessScope,
     /// Only assistants of this definition.
     pub graph_id: Option<String>,
     /// Only assistants whose name contains this, case-insensitively.
@@ -338,7 +338,7 @@ pub struct AssistantQuery {
 
 impl AssistantQuery {
     /// Returns the search for the ten newest assistants of a scope.
-    pub fn within(scope: Scope) -> Self {
+    pub fn within(scope: AccessScope) -> Self {
         Self {
             scope,
             graph_id: None,

@@ -10,7 +10,7 @@ use super::jobs::{self, JobOwner};
 use super::json::{ColumnRef, encode};
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, CronId, ThreadId};
@@ -230,7 +230,7 @@ pub enum CronOrder {
 #[derive(Debug, Clone)]
 pub struct CronQuery {
     /// Only crons in this scope. Crons cannot be shared.
-    pub scope: Scope,
+    pub scope: AccessScope,
     /// Only crons of this assistant.
     pub assistant: Option<AssistantId>,
     /// Only crons of this thread.
@@ -251,7 +251,7 @@ pub struct CronQuery {
 
 impl CronQuery {
     /// Returns the query for up to `limit` crons of a scope, the newest first.
-    pub fn within(scope: Scope, limit: i64) -> Self {
+    pub fn within(scope: AccessScope, limit: i64) -> Self {
         Self {
             scope,
             assistant: None,

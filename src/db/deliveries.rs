@@ -9,7 +9,7 @@ use super::jobs::{self, JobOwner};
 use super::json::ColumnRef;
 use super::part::{ListBuilder, ListPart};
 use super::{DbResult, Tx};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId};
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -184,7 +184,7 @@ pub async fn forget_thread(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<()> {
 #[derive(Debug, Clone)]
 pub struct DeliverySearch {
     /// Only deliveries in this scope. Deliveries cannot be shared.
-    pub scope: Scope,
+    pub scope: AccessScope,
     /// Only deliveries of this run.
     pub run: Option<RunId>,
     /// Only deliveries of this thread.
@@ -199,7 +199,7 @@ pub struct DeliverySearch {
 
 impl DeliverySearch {
     /// Returns the query for up to `limit` deliveries of a scope.
-    pub fn within(scope: Scope, limit: i64) -> Self {
+    pub fn within(scope: AccessScope, limit: i64) -> Self {
         Self {
             scope,
             run: None,

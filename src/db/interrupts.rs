@@ -14,7 +14,7 @@ use super::checkpoints::{lane_id, lane_of};
 use super::engine::on_engine;
 use super::json::{ColumnRef, encode, readable, unless_corrupt};
 use super::{DbError, DbResult, Tx};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, ThreadId};
 use crate::domain::interrupt::Interrupt;
@@ -230,7 +230,7 @@ pub async fn resumed(tx: &mut Tx<'_>, thread: ThreadId) -> DbResult<HashMap<RunI
 }
 
 /// Returns the pending interrupts of the threads in a scope, oldest first.
-pub async fn pending(tx: &mut Tx<'_>, scope: &Scope, limit: i64, offset: i64) -> DbResult<Vec<InterruptRecord>> {
+pub async fn pending(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64, offset: i64) -> DbResult<Vec<InterruptRecord>> {
     let rows: Vec<InterruptRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(concatcp!(SELECT, " where status = 'pending'"));
         push_scope_of_thread(&mut sql, scope, "interrupts.thread_id")?;

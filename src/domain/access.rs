@@ -9,7 +9,7 @@ use std::fmt;
 use serde_json::{Map, Value};
 
 use super::filter::MetadataFilter;
-use super::identity::{Identity, Role, Tenant, UserId};
+use super::identity::{Identity, UserRole, Tenant, UserId};
 
 macro_rules! actions {
     ($($(#[$doc:meta])* $name:ident = $word:literal,)*) => {
@@ -219,7 +219,7 @@ pub struct ResourceFacts {
 
 /// The resources that a search may find.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Scope {
+pub enum AccessScope {
     /// All of the server.
     Server,
     /// None.
@@ -248,21 +248,21 @@ pub fn reach(identity: &Identity, action: Action) -> Reach {
     reaches.max().unwrap_or(Reach::Nothing)
 }
 
-fn reach_of_role(role: Role, identity: &Identity, action: Action) -> Reach {
+fn reach_of_role(role: UserRole, identity: &Identity, action: Action) -> Reach {
     // The metrics count for all tenants, so they are for those who run the server.
     if action == Action::MetricsRead {
-        let runs_server = matches!(role, Role::Admin | Role::Operator) && identity.tenant == Tenant::default();
+        let runs_server = matches!(role, UserRole::Admin | UserRole::Operator) && identity.tenant == Tenant::default();
         return if runs_server { Reach::Tenant } else { Reach::Nothing };
     }
     match (role, action.resource()) {
-        (_, "server" | "tickets") | (Role::Admin, _) => Reach::Tenant,
+        (_, "server" | "tickets") | (UserRole::Admin, _) => Reach::Tenant,
         (_, "keys" | "audit") => Reach::Nothing,
-        (Role::Approver, "interrupts") => Reach::Assigned,
-        (Role::Approver, _) => Reach::Nothing,
-        (Role::Developer, "agents" | "assistants") => Reach::Tenant,
+        (UserRole::Approver, "interrupts") => Reach::Assigned,
+        (UserRole::Approver, _) => Reach::Nothing,
+        (UserRole::Developer, "agents" | "assistants") => Reach::Tenant,
         (_, "agents") if !action.is_read() => Reach::Nothing,
-        (_, "agents") | (Role::Operator, _) => Reach::Tenant,
-        (Role::Developer | Role::User, _) => Reach::Own,
+        (_, "agents") | (UserRole::Operator, _) => Reach::Tenant,
+        (UserRole::Developer | UserRole::User, _) => Reach::Own,
     }
 }
 
@@ -275,7 +275,7 @@ pub fn may_access(identity: &Identity, action: Action, facts: &ResourceFacts, sh
     }
     if ownership.is_of_server() {
         // What belongs to the server is changed by those who run it: the admins of the default tenant.
-        let runs_server = identity.tenant == Tenant::default() && identity.has(Role::Admin);
+        let runs_server = identity.tenant == Tenant::default() && identity.has(UserRole::Admin);
         return reach > Reach::Assigned && (action.is_read() || runs_server);
     }
     if ownership.tenant != identity.tenant {
@@ -290,15 +290,15 @@ pub fn may_access(identity: &Identity, action: Action, facts: &ResourceFacts, sh
 }
 
 /// Returns the filter of a search: the resources for which [`may_access`] is true.
-pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> Scope {
+pub fn scope_of(identity: &Identity, action: Action, sharing: &SharingRule) -> AccessScope {
     match reach(identity, action) {
-        Reach::Nothing | Reach::Assigned => Scope::Nothing,
-        Reach::Own => Scope::Own {
+        Reach::Nothing | Reach::Assigned => AccessScope::Nothing,
+        Reach::Own => AccessScope::Own {
             ownership: Ownership::of(identity),
             shared: sharing.filters(action).cloned().collect(),
         },
-        Reach::Tenant => Scope::Tenant(identity.tenant.clone()),
-        Reach::Server => Scope::Server,
+        Reach::Tenant => AccessScope::Tenant(identity.tenant.clone()),
+        Reach::Server => AccessScope::Server,
     }
 }
 
@@ -311,7 +311,7 @@ mod tests {
     use super::*;
     use crate::domain::identity::Credential;
 
-    fn caller(tenant: &str, user: &str, roles: &[Role]) -> Identity {
+    fn caller(tenant: &str, user: &str, roles: &[UserRole]) -> Identity {
         Identity {
             tenant: Tenant::stored(tenant.to_owned()),
             user: UserId::stored(user.to_owned()),
@@ -334,8 +334,8 @@ mod tests {
 
     #[test]
     fn no_role_reaches_into_another_tenant() {
-        let theirs = of(&caller("other", "ann", &[Role::User]));
-        for role in Role::ALL {
+        let theirs = of(&caller("other", "ann", &[UserRole::User]));
+        for role in UserRole::ALL {
             let ann = caller("acme", "ann", &[role]);
             for action in Action::ALL {
                 assert!(!may(&ann, *action, &theirs), "{role:?} {action}");
@@ -345,8 +345,8 @@ mod tests {
 
     #[test]
     fn a_user_reaches_only_what_is_their_own() {
-        let ann = caller("acme", "ann", &[Role::User]);
-        let bob = caller("acme", "bob", &[Role::User]);
+        let ann = caller("acme", "ann", &[UserRole::User]);
+        let bob = caller("acme", "bob", &[UserRole::User]);
         assert!(may(&ann, Action::ThreadsDelete, &of(&ann)));
         assert!(!may(&ann, Action::ThreadsRead, &of(&bob)));
         assert!(!may(&ann, Action::AgentsPut, &of(&ann)));
@@ -354,8 +354,8 @@ mod tests {
 
     #[test]
     fn an_operator_reaches_the_tenant_but_neither_its_agents_nor_its_keys() {
-        let operator = caller("acme", "op", &[Role::Operator]);
-        let theirs = of(&caller("acme", "bob", &[Role::User]));
+        let operator = caller("acme", "op", &[UserRole::Operator]);
+        let theirs = of(&caller("acme", "bob", &[UserRole::User]));
         assert!(may(&operator, Action::ThreadsDelete, &theirs));
         for action in [
             Action::AgentsPut,
@@ -369,8 +369,8 @@ mod tests {
 
     #[test]
     fn an_approver_reaches_assigned_interrupts_only() {
-        let approver = caller("acme", "eve", &[Role::Approver]);
-        let theirs = of(&caller("acme", "bob", &[Role::User]));
+        let approver = caller("acme", "eve", &[UserRole::Approver]);
+        let theirs = of(&caller("acme", "bob", &[UserRole::User]));
         let assigned = ResourceFacts {
             is_assigned: true,
             ..theirs.clone()
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn scopes_limit_what_the_roles_allow() {
-        let mut ann = caller("acme", "ann", &[Role::Admin]);
+        let mut ann = caller("acme", "ann", &[UserRole::Admin]);
         ann.scopes = Some(vec!["threads:read".to_owned(), "store:*".to_owned()]);
         let allowed: BTreeSet<_> = Action::ALL
             .iter()
@@ -404,10 +404,10 @@ mod tests {
             read: filter(json!("team")),
             write: filter(json!("open")),
         };
-        let ann = caller("acme", "ann", &[Role::User]);
+        let ann = caller("acme", "ann", &[UserRole::User]);
         let shared = |value: &str| ResourceFacts {
             metadata: Map::from_iter([("visibility".to_owned(), json!(value))]),
-            ..of(&caller("acme", "bob", &[Role::User]))
+            ..of(&caller("acme", "bob", &[UserRole::User]))
         };
         let may = |action, value| may_access(&ann, action, &shared(value), &sharing);
         assert!(may(Action::ThreadsRead, "team"));
@@ -422,15 +422,15 @@ mod tests {
             ownership: Ownership::of_server(),
             ..ResourceFacts::default()
         };
-        let user = caller("acme", "ann", &[Role::User]);
+        let user = caller("acme", "ann", &[UserRole::User]);
         assert!(may(&user, Action::AssistantsRead, &facts));
         assert!(!may(
-            &caller("acme", "x", &[Role::Admin]),
+            &caller("acme", "x", &[UserRole::Admin]),
             Action::AssistantsUpdate,
             &facts
         ));
         assert!(may(
-            &caller(Tenant::DEFAULT, "x", &[Role::Admin]),
+            &caller(Tenant::DEFAULT, "x", &[UserRole::Admin]),
             Action::AssistantsUpdate,
             &facts
         ));
@@ -439,7 +439,7 @@ mod tests {
     #[test]
     fn without_authentication_everything_is_allowed() {
         let anyone = Identity::unauthenticated();
-        let theirs = of(&caller("other", "ann", &[Role::User]));
+        let theirs = of(&caller("other", "ann", &[UserRole::User]));
         assert!(Action::ALL.iter().all(|action| may(&anyone, *action, &theirs)));
     }
 }

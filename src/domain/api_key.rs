@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq;
 
 use super::Invalid;
 use super::access::Action;
-use super::identity::{Credential, Identity, Role, Tenant, UserId};
+use super::identity::{Credential, Identity, UserRole, Tenant, UserId};
 use super::time::Timestamp;
 
 /// The first part of the text of every API key.
@@ -136,7 +136,7 @@ pub struct ApiKey {
     /// The user of the identity.
     pub user: UserId,
     /// The roles of the identity.
-    pub roles: Vec<Role>,
+    pub roles: Vec<UserRole>,
     /// The permissions that limit what the roles allow; `None` for no limit.
     pub scopes: Option<Vec<String>>,
     /// The time of its creation.
@@ -220,7 +220,7 @@ pub struct NewApiKey {
     /// The user.
     pub user: UserId,
     /// The roles.
-    pub roles: Vec<Role>,
+    pub roles: Vec<UserRole>,
     /// The permissions that limit what the roles allow.
     pub scopes: Option<Vec<String>>,
     /// The time from which the key is refused.
@@ -283,7 +283,7 @@ pub fn check_scopes(field: &str, scopes: &[String]) -> Result<(), Invalid> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyRights<'k> {
     /// The roles.
-    pub roles: &'k [Role],
+    pub roles: &'k [UserRole],
     /// The permissions that limit what the roles allow.
     pub scopes: Option<&'k [String]>,
     /// The time from which the key is refused.
@@ -295,7 +295,7 @@ pub struct KeyRights<'k> {
 /// # Errors
 /// Names the field of the key that goes beyond the rights of the identity.
 pub fn check_grant(by: &Identity, rights: KeyRights<'_>) -> Result<(), Invalid> {
-    let may_grant = |role: &&Role| !by.has(Role::Admin) && !by.has(**role);
+    let may_grant = |role: &&UserRole| !by.has(UserRole::Admin) && !by.has(**role);
     if let Some(role) = rights.roles.iter().find(may_grant) {
         let reason = format!("`{}` is not one of your own roles, so you cannot grant it", role.word());
         return Err(Invalid::new("roles", reason));
@@ -335,7 +335,7 @@ fn check_scopes_within(own: &[String], wanted: Option<&[String]>) -> Result<(), 
 mod tests {
     use super::*;
 
-    fn key(roles: &[Role], scopes: Option<&[&str]>) -> NewApiKey {
+    fn key(roles: &[UserRole], scopes: Option<&[&str]>) -> NewApiKey {
         NewApiKey {
             name: "ci".to_owned(),
             tenant: Tenant::default(),
@@ -346,7 +346,7 @@ mod tests {
         }
     }
 
-    fn caller(roles: &[Role], scopes: Option<&[&str]>) -> Identity {
+    fn caller(roles: &[UserRole], scopes: Option<&[&str]>) -> Identity {
         Identity {
             roles: roles.to_vec(),
             scopes: key(roles, scopes).scopes,
@@ -394,7 +394,7 @@ mod tests {
                 name: "ci".to_owned(),
                 tenant: Tenant::default(),
                 user: UserId::default(),
-                roles: vec![Role::User],
+                roles: vec![UserRole::User],
                 scopes: None,
                 created_at: Timestamp(0),
                 expires_at: None,
@@ -416,20 +416,20 @@ mod tests {
 
     #[test]
     fn nobody_grants_roles_beyond_their_own() {
-        let developer = caller(&[Role::Developer], None);
-        assert_eq!(refused_field(&developer, &key(&[Role::Developer], None)), None);
+        let developer = caller(&[UserRole::Developer], None);
+        assert_eq!(refused_field(&developer, &key(&[UserRole::Developer], None)), None);
         assert_eq!(
-            refused_field(&developer, &key(&[Role::Admin], None)).as_deref(),
+            refused_field(&developer, &key(&[UserRole::Admin], None)).as_deref(),
             Some("roles")
         );
-        let admin = caller(&[Role::Admin], None);
-        assert_eq!(refused_field(&admin, &key(&Role::ALL, None)), None);
+        let admin = caller(&[UserRole::Admin], None);
+        assert_eq!(refused_field(&admin, &key(&UserRole::ALL, None)), None);
     }
 
     #[test]
     fn nobody_grants_scopes_beyond_their_own() {
-        let limited = caller(&[Role::Admin], Some(&["keys:*", "threads:read"]));
-        let refused = |scopes| refused_field(&limited, &key(&[Role::User], scopes));
+        let limited = caller(&[UserRole::Admin], Some(&["keys:*", "threads:read"]));
+        let refused = |scopes| refused_field(&limited, &key(&[UserRole::User], scopes));
         assert_eq!(refused(Some(&["threads:read"])), None);
         assert_eq!(refused(Some(&["keys:write"])), None);
         assert_eq!(refused(None).as_deref(), Some("scopes"));
@@ -439,9 +439,9 @@ mod tests {
 
     #[test]
     fn a_key_that_expires_creates_none_that_lasts_longer() {
-        let mut admin = caller(&[Role::Admin], None);
+        let mut admin = caller(&[UserRole::Admin], None);
         admin.expires_at = Some(Timestamp(100));
-        let mut wanted = key(&[Role::User], None);
+        let mut wanted = key(&[UserRole::User], None);
         assert_eq!(refused_field(&admin, &wanted).as_deref(), Some("expires_at"));
         wanted.expires_at = Some(Timestamp(100));
         assert_eq!(refused_field(&admin, &wanted), None);
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn an_unknown_permission_is_refused_by_name() {
-        let refused = key(&[Role::User], Some(&["threads:read", "thread:read"])).check(Timestamp(0));
+        let refused = key(&[UserRole::User], Some(&["threads:read", "thread:read"])).check(Timestamp(0));
         assert_eq!(refused.expect_err("no such permission").field, "scopes[1]");
     }
 }

@@ -140,7 +140,7 @@ impl From<UserId> for String {
 /// A role of an identity within its tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum UserRole {
     /// May do everything in the tenant, manage its API keys and read its audit.
     Admin,
     /// May define agents, besides what a user may do.
@@ -153,7 +153,7 @@ pub enum Role {
     Approver,
 }
 
-impl Role {
+impl UserRole {
     /// All roles.
     pub const ALL: [Self; 5] = [Self::Admin, Self::Developer, Self::Operator, Self::User, Self::Approver];
 
@@ -169,7 +169,7 @@ impl Role {
     }
 }
 
-impl FromStr for Role {
+impl FromStr for UserRole {
     type Err = Invalid;
 
     fn from_str(word: &str) -> Result<Self, Invalid> {
@@ -209,7 +209,7 @@ pub struct Identity {
     /// The name for people; the user's identity when none.
     pub display_name: Option<String>,
     /// The roles, without repetition.
-    pub roles: Vec<Role>,
+    pub roles: Vec<UserRole>,
     /// The permissions that limit what the roles allow, such as `threads:read` or `threads:*`; `None` for no limit.
     pub scopes: Option<Vec<String>>,
     /// Further fields that the authentication knows of the user. Agents and tools see them.
@@ -246,7 +246,7 @@ impl Identity {
             tenant: Tenant::default(),
             user: UserId::default(),
             display_name: None,
-            roles: vec![Role::Admin],
+            roles: vec![UserRole::Admin],
             scopes: None,
             claims: Map::new(),
             credential: Credential::None,
@@ -284,7 +284,7 @@ impl Identity {
     }
 
     /// Returns whether the caller has this role.
-    pub fn has(&self, role: Role) -> bool {
+    pub fn has(&self, role: UserRole) -> bool {
         self.roles.contains(&role)
     }
 }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn an_unknown_role_is_refused_with_the_list_of_roles() {
-        let refusal = "root".parse::<Role>().expect_err("no such role");
+        let refusal = "root".parse::<UserRole>().expect_err("no such role");
         assert!(refusal.reason.contains("`admin`"), "{refusal}");
     }
 }

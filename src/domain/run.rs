@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::background::TaskLineage;
 use super::goto::Goto;
 use super::id::{AssistantId, CheckpointId, Digest, InterruptId, RunId, TaskId, ThreadId};
-use super::identity::{Identity, Role, Tenant, UserId};
+use super::identity::{Identity, UserRole, Tenant, UserId};
 use super::machine::Failure;
 use super::message::Message;
 use super::time::Timestamp;
@@ -224,7 +224,7 @@ pub struct RunCaller {
     /// The user's name for people.
     pub display_name: String,
     /// The user's roles.
-    pub roles: Vec<Role>,
+    pub roles: Vec<UserRole>,
     /// The permissions of the credential; the roles when it is not limited.
     pub permissions: Vec<String>,
     /// Further fields that the authentication knows of the user.

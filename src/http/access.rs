@@ -16,7 +16,7 @@ use axum::http::request::Parts;
 use super::ApiParts;
 use super::audit;
 use super::error::ApiError;
-use crate::domain::access::{Action, Ownership, Scope};
+use crate::domain::access::{Action, Ownership, AccessScope};
 use crate::domain::audit::AuditOutcome;
 use crate::domain::identity::Identity;
 use crate::runtime::{AccessError, ResourceRef};
@@ -76,7 +76,7 @@ impl Api {
     }
 
     /// Returns the filter of a search.
-    pub fn scope(&self, action: Action) -> Scope {
+    pub fn scope(&self, action: Action) -> AccessScope {
         self.access.scope(&self.caller, action)
     }
 

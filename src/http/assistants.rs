@@ -19,7 +19,7 @@ use crate::domain::access::Action;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
-use crate::runtime::{AssistantError, AssistantRef};
+use crate::runtime::{AssistantError, AssistantRef, ResourceRef};
 
 /// Creates an assistant: an agent definition with settings.
 #[utoipa::path(post, path = "/assistants", tag = "Assistants", request_body = AssistantCreate,
@@ -37,6 +37,8 @@ pub(super) async fn create(
         settings,
         reuse_existing,
     } = body.check()?;
+    // An assistant that the caller may not read is only taken.
+    let reuse_existing = reuse_existing && api.may(Action::AssistantsRead, ResourceRef::Assistant(id)).await?;
     let created_response =
         |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
     let once = api

@@ -15,7 +15,7 @@ use crate::auth::keys::{DEFAULT_GRACE, MAX_GRACE};
 use crate::auth::{IssuedKey, KeyError, KeyRef, KeySearch};
 use crate::domain::Invalid;
 use crate::domain::api_key::{ApiKeyId, NewApiKey};
-use crate::domain::identity::{Role, UserId};
+use crate::domain::identity::{UserRole, UserId};
 use crate::domain::time::Timestamp;
 
 /// Shows the caller: identity, tenant, roles and scopes.
@@ -57,12 +57,12 @@ pub(super) async fn create(
     };
     let roles = body.roles.iter().flatten().enumerate();
     let roles = roles.map(|(at, role)| {
-        let parsed = role.parse::<Role>();
+        let parsed = role.parse::<UserRole>();
         parsed.map_err(|invalid| Invalid::new(format!("roles[{at}]"), invalid.reason))
     });
-    let mut roles = roles.collect::<Result<Vec<Role>, _>>()?;
+    let mut roles = roles.collect::<Result<Vec<UserRole>, _>>()?;
     if body.roles.is_none() {
-        roles = vec![Role::User];
+        roles = vec![UserRole::User];
     }
     roles.sort_unstable();
     roles.dedup();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::shared::Core;
 use crate::db::{self, DbError, DbResult, Tx};
-use crate::domain::access::{Action, Reach, ResourceFacts, Scope, SharingRule, may_access, reach, scope_of};
+use crate::domain::access::{Action, Reach, ResourceFacts, AccessScope, SharingRule, may_access, reach, scope_of};
 use crate::domain::id::{AssistantId, CronId, DeliveryId, ThreadId};
 use crate::domain::identity::Identity;
 
@@ -93,7 +93,7 @@ impl AccessControl {
     }
 
     /// Returns the filter of the caller's searches.
-    pub fn scope(&self, caller: &Identity, action: Action) -> Scope {
+    pub fn scope(&self, caller: &Identity, action: Action) -> AccessScope {
         scope_of(caller, action, self.core.sharing.of(action))
     }
 }

@@ -11,7 +11,7 @@ use crate::agent::assemble::RegisteredAgent;
 use crate::db::threads::{ThreadOrder, ThreadQuery};
 use crate::db::{DbError, DbResult, Tx, assistants, threads};
 use crate::definition::AgentDefinition;
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::assistant::{Assistant, AssistantChange, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::graph::{Graph, Schemas};
@@ -69,7 +69,7 @@ async fn refresh(tx: &mut Tx<'_>, ours: &Assistant) -> DbResult<()> {
 }
 
 /// Returns up to `limit` threads in a scope on which this assistant worked last.
-async fn threads_of(tx: &mut Tx<'_>, scope: &Scope, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
+async fn threads_of(tx: &mut Tx<'_>, scope: &AccessScope, id: AssistantId, limit: i64) -> DbResult<Vec<ThreadId>> {
     let notes = Map::from_iter([("assistant_id".to_owned(), Value::from(id.to_string()))]);
     let metadata = MetadataFilter::new("metadata", notes).map_err(|wrong| DbError::Unfit(wrong.to_string()))?;
     let wanted = ThreadQuery {
@@ -192,7 +192,7 @@ impl Assistants {
     ///
     /// # Errors
     /// See [`AssistantError`]. A default assistant cannot be deleted as long as its definition exists.
-    pub async fn delete_assistant(&self, id: AssistantId, threads: Option<Scope>) -> Result<(), AssistantError> {
+    pub async fn delete_assistant(&self, id: AssistantId, threads: Option<AccessScope>) -> Result<(), AssistantError> {
         if let Some(graph_id) = self
             .core
             .registry
@@ -228,7 +228,7 @@ impl Assistants {
         }
     }
 
-    async fn delete_threads_of(&self, id: AssistantId, scope: &Scope) -> DbResult<()> {
+    async fn delete_threads_of(&self, id: AssistantId, scope: &AccessScope) -> DbResult<()> {
         loop {
             let scope = scope.clone();
             let read = self

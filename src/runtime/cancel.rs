@@ -8,7 +8,7 @@ use super::interrupts::{self, CallerNotice};
 use super::run_context::RunContext;
 use super::{CancelError, Runs, Webhooks, admission, log_lines};
 use crate::db::{self, DbResult, Tx};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::id::{RunId, ThreadId};
 use crate::domain::run::{Run, RunStatus};
 use crate::domain::time::Timestamp;
@@ -84,7 +84,7 @@ impl Runs {
     ///
     /// # Errors
     /// Returns an error when the database fails; some runs may be cancelled already.
-    pub async fn cancel_all(&self, scope: Scope, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
+    pub async fn cancel_all(&self, scope: AccessScope, pending: bool, running: bool, action: CancelAction) -> DbResult<bool> {
         let runs = self.clone();
         let work = self.core.run_detached(async move {
             let stopped = running && runs.stop_all(&scope, action).await?;
@@ -97,7 +97,7 @@ impl Runs {
     }
 
     /// Cancels all runs that are at work in a scope. Returns false if there are none.
-    async fn stop_all(&self, scope: &Scope, action: CancelAction) -> DbResult<bool> {
+    async fn stop_all(&self, scope: &AccessScope, action: CancelAction) -> DbResult<bool> {
         let mut last = None;
         loop {
             let scope = scope.clone();
@@ -117,7 +117,7 @@ impl Runs {
     }
 
     /// Withdraws all runs that are queued by now in a scope. Returns false if there are none.
-    async fn withdraw_all(&self, scope: &Scope, action: CancelAction) -> DbResult<bool> {
+    async fn withdraw_all(&self, scope: &AccessScope, action: CancelAction) -> DbResult<bool> {
         let now = self.core.clock.now();
         let mut any = false;
         loop {
@@ -206,7 +206,7 @@ const AT_ONCE: i64 = 100;
 /// Requests that some runs at work in a scope stop: those on threads after `after`. Returns these runs.
 async fn some_running(
     tx: &mut Tx<'_>,
-    scope: &Scope,
+    scope: &AccessScope,
     after: Option<ThreadId>,
     action: CancelAction,
 ) -> DbResult<Vec<(ThreadId, RunId)>> {
@@ -220,7 +220,7 @@ async fn some_running(
 /// Withdraws some of the runs that were queued by `now` in a scope. Returns false if there are none.
 async fn some_pending(
     tx: &mut Tx<'_>,
-    scope: &Scope,
+    scope: &AccessScope,
     action: CancelAction,
     webhooks: &Webhooks,
     now: Timestamp,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::domain::identity::{Role, Tenant};
+use crate::domain::identity::{UserRole, Tenant};
 
 /// The longest name of a user that is taken from a token, in characters.
 const MAX_DISPLAY_CHARS: usize = 255;
@@ -21,9 +21,9 @@ pub struct ClaimRules {
     /// The claim with the roles: a text with words, or a list.
     pub roles_claim: Option<String>,
     /// The words of the claim, and the roles that they mean. If empty, the words are names of roles.
-    pub role_words: BTreeMap<String, Role>,
+    pub role_words: BTreeMap<String, UserRole>,
     /// The roles of a token that gives none.
-    pub default_roles: Vec<Role>,
+    pub default_roles: Vec<UserRole>,
     /// The claim with the name for people.
     pub display_name: String,
     /// The claims that agents and tools see.
@@ -37,7 +37,7 @@ impl ClaimRules {
     }
 
     /// Returns the roles that a token gives. Words that mean no role are left out: issuers have groups for other things.
-    pub(super) fn roles(&self, claims: &Map<String, Value>) -> Vec<Role> {
+    pub(super) fn roles(&self, claims: &Map<String, Value>) -> Vec<UserRole> {
         let claim = self.roles_claim.as_deref().and_then(|name| find(claims, name));
         let words: Vec<&str> = match claim {
             Some(Value::String(text)) => text.split_whitespace().collect(),
@@ -48,7 +48,7 @@ impl ClaimRules {
             true => word.parse().ok(),
             false => self.role_words.get(word).copied(),
         };
-        let mut roles: Vec<Role> = words.into_iter().filter_map(role).collect();
+        let mut roles: Vec<UserRole> = words.into_iter().filter_map(role).collect();
         if roles.is_empty() {
             roles.clone_from(&self.default_roles);
         }
@@ -99,8 +99,8 @@ mod tests {
             tenant_claim: None,
             tenant: Tenant::default(),
             roles_claim: Some(roles_claim.to_owned()),
-            role_words: words.iter().map(|word| ((*word).to_owned(), Role::Admin)).collect(),
-            default_roles: vec![Role::User],
+            role_words: words.iter().map(|word| ((*word).to_owned(), UserRole::Admin)).collect(),
+            default_roles: vec![UserRole::User],
             display_name: "name".to_owned(),
             kept: vec!["email".to_owned()],
         }
@@ -116,25 +116,25 @@ mod tests {
     #[test]
     fn roles_are_found_by_name_and_by_path() {
         let token = claims(json!({"realm": {"roles": ["developer"]}, "https://example.org/roles": "operator user"}));
-        assert_eq!(rules("realm.roles", &[]).roles(&token), [Role::Developer]);
+        assert_eq!(rules("realm.roles", &[]).roles(&token), [UserRole::Developer]);
         assert_eq!(
             rules("https://example.org/roles", &[]).roles(&token),
-            [Role::Operator, Role::User]
+            [UserRole::Operator, UserRole::User]
         );
     }
 
     #[test]
     fn with_a_map_only_its_words_give_roles() {
         let token = claims(json!({"groups": ["admin", "Chiefs", "developer"]}));
-        assert_eq!(rules("groups", &["Chiefs"]).roles(&token), [Role::Admin]);
-        assert_eq!(rules("groups", &["Others"]).roles(&token), [Role::User]);
+        assert_eq!(rules("groups", &["Chiefs"]).roles(&token), [UserRole::Admin]);
+        assert_eq!(rules("groups", &["Others"]).roles(&token), [UserRole::User]);
     }
 
     #[test]
     fn a_token_without_roles_has_the_default_ones() {
         let token = claims(json!({"roles": {"admin": true}}));
-        assert_eq!(rules("roles", &[]).roles(&token), [Role::User]);
-        assert_eq!(rules("nosuch.path", &[]).roles(&token), [Role::User]);
+        assert_eq!(rules("roles", &[]).roles(&token), [UserRole::User]);
+        assert_eq!(rules("nosuch.path", &[]).roles(&token), [UserRole::User]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::db::engine::on_engine;
 use crate::db::jobs::{self, JobOwner};
 use crate::db::json::{ColumnRef, encode, readable};
 use crate::db::{DbResult, Tx};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::background::{RemoteWork, TaskRecord};
 use crate::domain::id::ThreadId;
 use crate::domain::job::JobKind;
@@ -43,7 +43,7 @@ async fn poll_at(tx: &mut Tx<'_>, task: &TaskRecord, due_at: Option<Timestamp>) 
 }
 
 /// Returns the tasks that wait for an answer, oldest first, among those that threads in a scope have given away.
-pub async fn waiting(tx: &mut Tx<'_>, scope: &Scope, limit: i64) -> DbResult<Vec<TaskRecord>> {
+pub async fn waiting(tx: &mut Tx<'_>, scope: &AccessScope, limit: i64) -> DbResult<Vec<TaskRecord>> {
     const SQL: &str = concat!(
         select!(),
         " where w.seen_status = 'waiting' and not w.unwanted and exists (select 1 from jobs j where j.kind = 'poll_remote' \

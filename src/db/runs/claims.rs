@@ -12,7 +12,7 @@ use crate::db::engine::{Engine, on_engine};
 use crate::db::json::encode;
 use crate::db::workers::is_alive;
 use crate::db::{DbError, DbResult, Notification, Tx, interrupts, notifications, threads};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::id::{RunId, ThreadId, WorkerId};
 use crate::domain::limits::Usage;
 use crate::domain::machine::Failure;
@@ -273,7 +273,7 @@ pub async fn first_seq(tx: &mut Tx<'_>, run: RunId) -> DbResult<Option<i64>> {
 
 /// Returns up to `limit` pending runs of main agents created at or before `until`, on the threads in a scope, in the
 /// order in which they are due.
-pub async fn some_pending(tx: &mut Tx<'_>, scope: &Scope, until: Timestamp, limit: i64) -> DbResult<Vec<Run>> {
+pub async fn some_pending(tx: &mut Tx<'_>, scope: &AccessScope, until: Timestamp, limit: i64) -> DbResult<Vec<Run>> {
     const SQL: &str = concatcp!(SELECT, " where depth = 0 and status = 'pending' and created_at <= ");
     let rows: Vec<RunRow> = on_engine!(tx, |conn| {
         let mut sql = QueryBuilder::new(SQL);
@@ -289,7 +289,7 @@ pub async fn some_pending(tx: &mut Tx<'_>, scope: &Scope, until: Timestamp, limi
 /// after thread `after`.
 pub async fn some_running(
     tx: &mut Tx<'_>,
-    scope: &Scope,
+    scope: &AccessScope,
     after: Option<ThreadId>,
     limit: i64,
 ) -> DbResult<Vec<(ThreadId, RunId)>> {

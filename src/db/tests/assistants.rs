@@ -4,7 +4,7 @@ use super::tables::plan;
 use super::{Db, object, on_both, read, write};
 use crate::db::assistants::{self, AssistantOrder, AssistantQuery};
 use crate::db::engine::Conn;
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::assistant::{Assistant, AssistantSettings};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
@@ -113,7 +113,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
             .collect();
         (places, read!(db, |tx| assistants::count(tx, &counted)))
     };
-    let all = AssistantQuery::within(Scope::Server);
+    let all = AssistantQuery::within(AccessScope::Server);
     assert_eq!(found(all.clone()).await, (vec![3, 2, 1, 0], 4));
     assert_eq!(
         found(AssistantQuery {
@@ -155,7 +155,7 @@ async fn a_search_finds_any_part_of_a_name(db: Db) {
         let wanted = AssistantQuery {
             name: Some(name.to_owned()),
             ascending: true,
-            ..AssistantQuery::within(Scope::Server)
+            ..AssistantQuery::within(AccessScope::Server)
         };
         let found = read!(db, |tx| assistants::search(tx, &wanted, usize::MAX)).into_items();
         found.into_iter().map(|one| one.settings.name).collect::<Vec<_>>()
@@ -190,7 +190,7 @@ async fn renaming_changes_the_only_version(db: Db) {
     assert_eq!(version.settings, found.settings);
     let by_name = AssistantQuery {
         name: Some("new".to_owned()),
-        ..AssistantQuery::within(Scope::Server)
+        ..AssistantQuery::within(AccessScope::Server)
     };
     assert_eq!(read!(db, |tx| assistants::count(tx, &by_name)), 1);
 }

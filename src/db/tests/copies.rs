@@ -3,7 +3,7 @@ use serde_json::json;
 use super::{Db, DbResult, object, on_both, read, saying, stored_thread, texts, thread_at, write};
 use crate::db::checkpoints::{self, HistoryQuery, NewCheckpoint};
 use crate::db::{Engine, Tx, copies, threads};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::call::{Call, CallStatus};
 use crate::domain::checkpoint::{Checkpoint, Entry, Lane};
 use crate::domain::id::{RunId, TaskId, ThreadId};
@@ -74,7 +74,7 @@ async fn next(tx: &mut Tx<'_>, mut copy: copies::Copy) -> DbResult<(copies::Copy
 async fn found(db: &Db) -> usize {
     let all = threads::ThreadQuery {
         limit: 100,
-        ..threads::ThreadQuery::within(Scope::Server)
+        ..threads::ThreadQuery::within(AccessScope::Server)
     };
     let page = read!(db, |tx| threads::search(tx, &all));
     page.threads

@@ -1,7 +1,7 @@
 use super::{Db, object, on_both, read, stored_thread, thread_at, write};
 use crate::db::crons::{self, CronOrder, CronQuery};
 use crate::db::{DbError, assistants, jobs, threads};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::assistant::Assistant;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
@@ -206,7 +206,7 @@ async fn are_sorted(db: Db) {
                 sort,
                 ascending,
                 limit: 10,
-                ..CronQuery::within(Scope::Server, 10)
+                ..CronQuery::within(AccessScope::Server, 10)
             };
             let mut found: Vec<CronId> = read!(db, |tx| crons::search(tx, &wanted, usize::MAX))
                 .into_items()
@@ -222,7 +222,7 @@ async fn are_sorted(db: Db) {
     let who = MetadataFilter::new("metadata", object(serde_json::json!({"who": "me"}))).expect("a filter");
     let wanted = CronQuery {
         metadata: who,
-        ..CronQuery::within(Scope::Server, 10)
+        ..CronQuery::within(AccessScope::Server, 10)
     };
     assert_eq!(read!(db, |tx| crons::count(tx, &wanted)), 3);
 }

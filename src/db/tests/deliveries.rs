@@ -1,7 +1,7 @@
 use super::{Db, on_both, read, write};
 use crate::db::deliveries::{self, Attempt, DeliverySearch};
 use crate::db::jobs;
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::delivery::{Delivery, DeliveryStatus};
 use crate::domain::id::{DeliveryId, RunId, ThreadId, WorkerId};
 use crate::domain::job::{ClaimedJob, JobKind};
@@ -59,7 +59,7 @@ async fn come_back_as_they_went(db: Db) {
         (
             DeliverySearch {
                 limit: 10,
-                ..DeliverySearch::within(Scope::Server, 10)
+                ..DeliverySearch::within(AccessScope::Server, 10)
             },
             vec![second.clone(), first.clone()],
         ),
@@ -67,7 +67,7 @@ async fn come_back_as_they_went(db: Db) {
             DeliverySearch {
                 limit: 1,
                 offset: 1,
-                ..DeliverySearch::within(Scope::Server, 10)
+                ..DeliverySearch::within(AccessScope::Server, 10)
             },
             vec![first.clone()],
         ),
@@ -75,7 +75,7 @@ async fn come_back_as_they_went(db: Db) {
             DeliverySearch {
                 run: Some(run),
                 limit: 10,
-                ..DeliverySearch::within(Scope::Server, 10)
+                ..DeliverySearch::within(AccessScope::Server, 10)
             },
             vec![first.clone()],
         ),
@@ -83,7 +83,7 @@ async fn come_back_as_they_went(db: Db) {
             DeliverySearch {
                 thread: Some(thread),
                 limit: 10,
-                ..DeliverySearch::within(Scope::Server, 10)
+                ..DeliverySearch::within(AccessScope::Server, 10)
             },
             vec![second.clone()],
         ),
@@ -91,7 +91,7 @@ async fn come_back_as_they_went(db: Db) {
             DeliverySearch {
                 status: Some(DeliveryStatus::Dead),
                 limit: 10,
-                ..DeliverySearch::within(Scope::Server, 10)
+                ..DeliverySearch::within(AccessScope::Server, 10)
             },
             vec![],
         ),
@@ -188,7 +188,7 @@ async fn are_forgotten(db: Db) {
     write!(db, |tx| deliveries::forget_thread(tx, thread));
     let all = DeliverySearch {
         limit: 10,
-        ..DeliverySearch::within(Scope::Server, 10)
+        ..DeliverySearch::within(AccessScope::Server, 10)
     };
     let left = read!(db, |tx| deliveries::search(tx, &all, usize::MAX)).into_items();
     assert_eq!(

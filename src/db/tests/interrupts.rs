@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::{Db, on_both, read, stored_thread, write};
 use crate::db::interrupts::{self, InterruptRecord, InterruptState};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
 use crate::domain::interrupt::{Interrupt, InterruptSource, Question, QuestionKind};
@@ -69,7 +69,7 @@ async fn interrupts_are_stored_and_answered(db: Db) {
         [first.clone(), later.clone()]
     );
     assert_eq!(
-        read!(db, |tx| interrupts::pending(tx, &Scope::Server, 2, 1)),
+        read!(db, |tx| interrupts::pending(tx, &AccessScope::Server, 2, 1)),
         [on_other_thread, later.clone()]
     );
 

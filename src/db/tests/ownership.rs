@@ -19,7 +19,7 @@ use crate::db::interrupts;
 use crate::db::items::{self, NamespaceSearch, VectorQuery, VectorSearch, nearest};
 use crate::db::runs;
 use crate::db::threads::{self, ThreadOrder, ThreadQuery};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::assistant::{Assistant, AssistantSettings};
 use crate::domain::checkpoint::Lane;
 use crate::domain::cron::Cron;
@@ -70,9 +70,9 @@ fn filter(wanted: Value) -> MetadataFilter {
 }
 
 /// One scope of each kind, for several owners and rules of sharing.
-fn scopes() -> Vec<Scope> {
-    let mut all = vec![Scope::Server, Scope::Nothing];
-    all.extend(["default", "acme", "nobody"].map(|name| Scope::Tenant(Tenant::stored(name.to_owned()))));
+fn scopes() -> Vec<AccessScope> {
+    let mut all = vec![AccessScope::Server, AccessScope::Nothing];
+    all.extend(["default", "acme", "nobody"].map(|name| AccessScope::Tenant(Tenant::stored(name.to_owned()))));
     let rules = [
         vec![],
         vec![filter(json!({"visibility": "team"}))],
@@ -86,7 +86,7 @@ fn scopes() -> Vec<Scope> {
         vec![filter(json!({}))],
     ];
     for ownership in owners().into_iter().chain([of("acme", "zoe")]) {
-        let own = |shared: &Vec<MetadataFilter>| Scope::Own {
+        let own = |shared: &Vec<MetadataFilter>| AccessScope::Own {
             ownership: ownership.clone(),
             shared: shared.clone(),
         };
@@ -96,12 +96,12 @@ fn scopes() -> Vec<Scope> {
 }
 
 /// Returns whether a resource is in a scope, as the rules of access say.
-fn is_in(scope: &Scope, ownership: &Ownership, metadata: &Map<String, Value>) -> bool {
+fn is_in(scope: &AccessScope, ownership: &Ownership, metadata: &Map<String, Value>) -> bool {
     match scope {
-        Scope::Server => true,
-        Scope::Nothing => false,
-        Scope::Tenant(tenant) => *tenant == ownership.tenant,
-        Scope::Own {
+        AccessScope::Server => true,
+        AccessScope::Nothing => false,
+        AccessScope::Tenant(tenant) => *tenant == ownership.tenant,
+        AccessScope::Own {
             ownership: caller,
             shared,
         } => {
@@ -227,7 +227,7 @@ async fn a_thread_that_is_no_longer_shared_is_not_found(db: Db) {
     };
     let id = shared.id;
     write!(db, |tx| threads::insert(tx, &shared));
-    let of_bob = ThreadQuery::within(Scope::Own {
+    let of_bob = ThreadQuery::within(AccessScope::Own {
         ownership: of("acme", "bob"),
         shared: vec![filter(json!({"visibility": "team"}))],
     });
@@ -246,7 +246,7 @@ async fn a_copy_belongs_to_whom_it_was_made_for(db: Db) {
     write!(db, |tx| threads::insert(tx, &original));
     let to = copy_for(&db, from, of("acme", "bob")).await;
     for (owner, thread) in [("ann", from), ("bob", to)] {
-        let scope = Scope::Own {
+        let scope = AccessScope::Own {
             ownership: of("acme", owner),
             shared: vec![],
         };
@@ -277,7 +277,7 @@ async fn searches_for_assistants_keep_to_their_scope(db: Db) {
         for graph_id in [None, Some("agent".to_owned()), Some("nothing".to_owned())] {
             let matches = |assistant: &&Assistant| {
                 let settings = &assistant.settings;
-                let is_of_all = assistant.ownership.is_of_server() && scope != Scope::Nothing;
+                let is_of_all = assistant.ownership.is_of_server() && scope != AccessScope::Nothing;
                 (is_of_all || is_in(&scope, &assistant.ownership, &settings.metadata))
                     && graph_id.as_ref().is_none_or(|graph_id| *graph_id == settings.graph_id)
             };
@@ -313,7 +313,7 @@ async fn assistants_given_to_the_server_are_there_for_all(db: Db) {
         write!(db, |tx| assistants::insert(tx, &assistant));
     }
     write!(db, |tx| assistants::give_to_server(tx, &[id, AssistantId::mint()]));
-    let others = AssistantQuery::within(Scope::Tenant(Tenant::stored("other".to_owned())));
+    let others = AssistantQuery::within(AccessScope::Tenant(Tenant::stored("other".to_owned())));
     let found = read!(db, |tx| assistants::search(tx, &others, usize::MAX)).into_items();
     assert_eq!(found.iter().map(|assistant| assistant.id).collect::<Vec<_>>(), [id]);
     assert!(found.iter().all(|assistant| assistant.ownership.is_of_server()));
@@ -334,7 +334,7 @@ async fn searches_for_crons_keep_to_their_scope(db: Db) {
     for scope in scopes() {
         for assistant in [None, Some(AssistantId::of_graph("agent"))] {
             let matches = |cron: &&Cron| is_in(&scope, &cron.ownership, &Map::new());
-            let shares_all = matches!(&scope, Scope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
+            let shares_all = matches!(&scope, AccessScope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
             if shares_all {
                 continue;
             }
@@ -386,7 +386,7 @@ async fn searches_for_deliveries_keep_to_their_scope(db: Db) {
         all.insert(0, delivery);
     }
     for scope in scopes() {
-        let shares_all = matches!(&scope, Scope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
+        let shares_all = matches!(&scope, AccessScope::Own { shared, .. } if shared.iter().any(MetadataFilter::is_empty));
         if shares_all {
             continue;
         }
@@ -657,7 +657,7 @@ async fn migrations_until(engine: &str, last: &str) -> Migrator {
 async fn check_upgraded(url: &str, id: uuid::Uuid) {
     let db = open(url).await;
     let nobody = Ownership::default();
-    let tenant = || Scope::Tenant(Tenant::default());
+    let tenant = || AccessScope::Tenant(Tenant::default());
     let thread = ThreadId(id);
     check_threads(&db, ThreadQuery::within(tenant()), &[thread]).await;
     let facts = read!(db, |tx| thread_facts(tx, thread, true)).expect("a thread");
@@ -665,7 +665,7 @@ async fn check_upgraded(url: &str, id: uuid::Uuid) {
         (facts.ownership, facts.metadata),
         (nobody.clone(), object(json!({"a": 1})))
     );
-    let of_ann = Scope::Own {
+    let of_ann = AccessScope::Own {
         ownership: of("default", "ann"),
         shared: vec![],
     };

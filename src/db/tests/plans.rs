@@ -7,7 +7,7 @@ use super::{Db, object, on_both, read};
 use crate::db::engine::Conn;
 use crate::db::threads::{self, AccessPath, ThreadOrder, ThreadQuery};
 use crate::db::{DbResult, Tx};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::identity::{Tenant, UserId};
 use crate::domain::thread::ThreadStatus;
@@ -169,7 +169,7 @@ fn searches() -> Vec<(ThreadQuery, AccessPath)> {
                             status,
                             sort,
                             ascending,
-                            ..ThreadQuery::within(Scope::Server)
+                            ..ThreadQuery::within(AccessScope::Server)
                         },
                         path,
                     )
@@ -197,13 +197,13 @@ async fn pages_are_read_from_an_index(db: Db) {
             assert!(path != AccessPath::Order || sorts <= 1, "{about}\n{plan}");
         }
     }
-    let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::within(Scope::Server)));
+    let ids = read!(db, |tx| threads::search(tx, &ThreadQuery::within(AccessScope::Server)));
     let ids = Some(ids.threads.iter().map(|thread| thread.id).collect());
     for sort in SORTS {
         let search = ThreadQuery {
             ids: ids.clone(),
             sort,
-            ..ThreadQuery::within(Scope::Server)
+            ..ThreadQuery::within(AccessScope::Server)
         };
         let plan = read!(db, |tx| plan(tx, &search, AccessPath::Ids, Part::Page));
         assert_indexed(&plan, "by ids");
@@ -237,7 +237,7 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
     let all = ThreadQuery {
         limit: 3,
         ascending: true,
-        ..ThreadQuery::within(Scope::Server)
+        ..ThreadQuery::within(AccessScope::Server)
     };
     assert_eq!(found(all.clone()).await, (vec![1, 2, 3], 100_000));
     let deep = ThreadQuery {
@@ -283,22 +283,22 @@ async fn searches_find_rare_and_frequent_terms(db: Db) {
     assert_eq!(found(ThreadQuery { metadata: none, ..all }).await, (vec![], 0));
 }
 
-fn own(tenant: &str, user: &str, shared: Vec<MetadataFilter>) -> Scope {
+fn own(tenant: &str, user: &str, shared: Vec<MetadataFilter>) -> AccessScope {
     let ownership = Ownership {
         tenant: Tenant::stored(tenant.to_owned()),
         owner: UserId::stored(user.to_owned()),
     };
-    Scope::Own { ownership, shared }
+    AccessScope::Own { ownership, shared }
 }
 
-fn tenant(name: &str) -> Scope {
-    Scope::Tenant(Tenant::stored(name.to_owned()))
+fn tenant(name: &str) -> AccessScope {
+    AccessScope::Tenant(Tenant::stored(name.to_owned()))
 }
 
 async fn searches_of_a_scope_are_read_from_an_index(db: Db) {
     fill(&db).await;
     let scopes = [
-        Scope::Nothing,
+        AccessScope::Nothing,
         tenant("acme"),
         tenant("nobody"),
         own("acme", "bob", vec![]),
@@ -329,7 +329,7 @@ async fn searches_of_a_scope_are_read_from_an_index(db: Db) {
 
 async fn searches_of_a_scope_find_few_and_many_threads(db: Db) {
     fill(&db).await;
-    let first = async |scope: Scope, metadata: MetadataFilter| {
+    let first = async |scope: AccessScope, metadata: MetadataFilter| {
         let wanted = ThreadQuery {
             metadata,
             limit: 2,
@@ -350,7 +350,7 @@ async fn searches_of_a_scope_find_few_and_many_threads(db: Db) {
     assert_eq!(first(tenant("default"), any()).await, (vec![1, 2], 40_000));
     assert_eq!(first(tenant("default"), few()).await, (vec![1, 2], 10));
     assert_eq!(first(tenant("nobody"), any()).await, (vec![], 0));
-    assert_eq!(first(Scope::Nothing, any()).await, (vec![], 0));
+    assert_eq!(first(AccessScope::Nothing, any()).await, (vec![], 0));
     assert_eq!(
         first(own("acme", "ann", vec![]), any()).await,
         (vec![50_001, 50_002], 50_000)

@@ -5,7 +5,7 @@ use crate::db::checkpoints::{self, NewCheckpoint};
 use crate::db::events::{self, NewEvent};
 use crate::db::threads::{self, ThreadChange, ThreadOrder, ThreadQuery};
 use crate::db::{DbError, runs};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::checkpoint::Lane;
 use crate::domain::event::Fact;
 use crate::domain::filter::MetadataFilter;
@@ -162,7 +162,7 @@ async fn a_search_filters_sorts_and_pages(db: Db) {
         assert_eq!(read!(db, |tx| threads::count(tx, &counted)), page.total);
         (places, page.total)
     };
-    let all = ThreadQuery::within(Scope::Server);
+    let all = ThreadQuery::within(AccessScope::Server);
     assert_eq!(found(all.clone()).await, (vec![4, 3, 2, 1, 0], 5));
     assert_eq!(
         found(ThreadQuery {
@@ -263,7 +263,7 @@ async fn a_search_matches_contained_metadata(db: Db) {
         let text = wanted.to_string();
         let wanted = ThreadQuery {
             metadata: filter(wanted.clone()),
-            ..ThreadQuery::within(Scope::Server)
+            ..ThreadQuery::within(AccessScope::Server)
         };
         assert_eq!(read!(db, |tx| threads::count(tx, &wanted)) == 1, expected, "{text}");
     }

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{Db, Refusal, on_both, read, stored_thread, thread_at, write};
 use crate::db::{DbError, DbResult, threads};
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 
 on_both!(
     concurrent_writes_all_succeed,
@@ -32,7 +32,7 @@ async fn concurrent_writes_all_succeed(db: Db) {
     assert_eq!(
         read!(db, |tx| threads::count(
             tx,
-            &threads::ThreadQuery::within(Scope::Server)
+            &threads::ThreadQuery::within(AccessScope::Server)
         )),
         64
     );
@@ -66,7 +66,7 @@ async fn a_failed_job_does_not_affect_others(db: Db) {
     assert_eq!(
         read!(db, |tx| threads::count(
             tx,
-            &threads::ThreadQuery::within(Scope::Server)
+            &threads::ThreadQuery::within(AccessScope::Server)
         )),
         42
     );
@@ -144,7 +144,7 @@ async fn a_panicking_job_does_not_affect_others(db: Db) {
     );
     let found = read!(db, |tx| threads::search(
         tx,
-        &threads::ThreadQuery::within(Scope::Server)
+        &threads::ThreadQuery::within(AccessScope::Server)
     ));
     assert_eq!(found.threads.iter().map(|thread| thread.id).collect::<Vec<_>>(), [fine]);
 }
@@ -198,7 +198,7 @@ async fn closing_finishes_accepted_writes() {
     assert_eq!(
         read!(db, |tx| threads::count(
             tx,
-            &threads::ThreadQuery::within(Scope::Server)
+            &threads::ThreadQuery::within(AccessScope::Server)
         )),
         21
     );

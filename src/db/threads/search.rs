@@ -18,7 +18,7 @@ use crate::db::engine::{Contains, on_engine};
 use crate::db::json::unless_corrupt;
 use crate::db::states::object_weight;
 use crate::db::{DbError, DbResult, Tx, background, checkpoints, copies, off_thread};
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::checkpoint::Lane;
 use crate::domain::filter::{MetadataFilter, Term};
 use crate::domain::id::ThreadId;
@@ -59,7 +59,7 @@ pub enum ThreadOrder {
 #[derive(Debug, Clone)]
 pub struct ThreadQuery {
     /// Only threads in this scope.
-    pub scope: Scope,
+    pub scope: AccessScope,
     /// Only threads with these ids.
     pub ids: Option<Vec<ThreadId>>,
     /// Only threads whose metadata contains this.
@@ -85,7 +85,7 @@ pub struct ThreadQuery {
 
 impl ThreadQuery {
     /// Returns the search for the ten newest threads of a scope.
-    pub fn within(scope: Scope) -> Self {
+    pub fn within(scope: AccessScope) -> Self {
         Self {
             scope,
             ids: None,
@@ -119,7 +119,7 @@ pub(in crate::db) enum AccessPath {
     /// The index of terms, for a term that few threads have.
     Term(Term),
     /// The index of owners and, for shared threads, that of terms, for a scope with few threads.
-    Scope,
+    AccessScope,
     /// The index of the sort order.
     Order,
 }
@@ -137,12 +137,12 @@ enum Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    fn of(scope: &'a Scope) -> Self {
+    fn of(scope: &'a AccessScope) -> Self {
         match scope {
-            Scope::Server => Self::All,
-            Scope::Nothing => Self::None,
-            Scope::Tenant(tenant) => Self::OfTenant(tenant),
-            Scope::Own { ownership, shared } => {
+            AccessScope::Server => Self::All,
+            AccessScope::Nothing => Self::None,
+            AccessScope::Tenant(tenant) => Self::OfTenant(tenant),
+            AccessScope::Own { ownership, shared } => {
                 let terms = shared.iter().map(|filter| filter.terms().first().copied());
                 // A rule without a value shares everything with the tenant.
                 terms.collect::<Option<_>>().map_or_else(
@@ -154,10 +154,10 @@ impl<'a> Candidates<'a> {
     }
 
     /// Returns whether all of them are in the scope.
-    fn are_decided(&self, scope: &Scope) -> bool {
+    fn are_decided(&self, scope: &AccessScope) -> bool {
         match self {
             Self::All | Self::None => true,
-            Self::OfTenant(_) => matches!(scope, Scope::Tenant(_)),
+            Self::OfTenant(_) => matches!(scope, AccessScope::Tenant(_)),
             Self::Own(_, terms) => terms.is_empty(),
         }
     }
@@ -307,7 +307,7 @@ impl ThreadQuery {
 }
 
 /// Appends the condition that a thread is in the scope, after `and`. The index of owners is not used for it.
-fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &Scope) -> DbResult<()>
+fn push_scope<DB>(sql: &mut QueryBuilder<DB>, scope: &AccessScope) -> DbResult<()>
 where
     DB: sqlx::Database,
     QueryBuilder<DB>: Contains,
@@ -315,19 +315,19 @@ where
     for<'q> &'q str: sqlx::Encode<'q, DB> + sqlx::Type<DB>,
 {
     let tenant = match scope {
-        Scope::Server => return Ok(()),
-        Scope::Nothing => {
+        AccessScope::Server => return Ok(()),
+        AccessScope::Nothing => {
             sql.push(" and false");
             return Ok(());
         }
-        Scope::Tenant(tenant) => tenant,
-        Scope::Own { ownership, .. } => &ownership.tenant,
+        AccessScope::Tenant(tenant) => tenant,
+        AccessScope::Own { ownership, .. } => &ownership.tenant,
     };
     sql.push(" and ")
         .push(<QueryBuilder<DB> as Contains>::WITHOUT_INDEX)
         .push("found.tenant = ")
         .push_bind(tenant.as_str());
-    if let Scope::Own { ownership, shared } = scope {
+    if let AccessScope::Own { ownership, shared } = scope {
         sql.push(" and (found.owner = ").push_bind(ownership.owner.as_str());
         for filter in shared {
             sql.push(" or (true");

@@ -9,7 +9,7 @@ use super::thread::{IfExists, SortOrder};
 use super::{Object, run};
 use crate::db::assistants as rows;
 use crate::domain::Invalid;
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::assistant::{
     Assistant, AssistantChange, AssistantSettings, AssistantVersion, MAX_NAME_CHARS, UNTITLED,
 };
@@ -185,7 +185,7 @@ impl AssistantSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self, scope: Scope) -> Result<CheckedAssistantSearch, ApiError> {
+    pub fn check(self, scope: AccessScope) -> Result<CheckedAssistantSearch, ApiError> {
         if self
             .name
             .as_ref()

@@ -13,7 +13,7 @@ use super::thread::SortOrder;
 use super::{Object, word};
 use crate::db::crons as rows;
 use crate::domain::Invalid;
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::cron::{Cron, Schedule};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::{AssistantId, ThreadId};
@@ -254,7 +254,7 @@ impl CronSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self, scope: Scope) -> Result<CheckedCronSearch, ApiError> {
+    pub fn check(self, scope: AccessScope) -> Result<CheckedCronSearch, ApiError> {
         let assistant = self
             .assistant_id
             .map(|id| id.parse().unwrap_or_else(|_| AssistantId::of_graph(&id)));

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use super::Object;
 use crate::domain::api_key::ApiKey;
-use crate::domain::identity::{Identity, Role};
+use crate::domain::identity::{Identity, UserRole};
 
 /// The caller of a request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -46,7 +46,7 @@ impl CallerView {
     }
 }
 
-fn words(roles: &[Role]) -> Vec<String> {
+fn words(roles: &[UserRole]) -> Vec<String> {
     roles.iter().map(|role| role.word().to_owned()).collect()
 }
 

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::Object;
 use super::retention::{TtlRequest, TtlView};
 use crate::db::threads as rows;
-use crate::domain::access::{Ownership, Scope};
+use crate::domain::access::{Ownership, AccessScope};
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::ThreadId;
 use crate::domain::thread::{Thread, ThreadStatus};
@@ -260,7 +260,7 @@ impl ThreadSearch {
     ///
     /// # Errors
     /// Names the invalid field.
-    pub fn check(self, scope: Scope) -> Result<CheckedThreadSearch, ApiError> {
+    pub fn check(self, scope: AccessScope) -> Result<CheckedThreadSearch, ApiError> {
         let extract = self.extract.unwrap_or_default();
         if extract.len() > MAX_EXTRACTS {
             return Err(Invalid::new("extract", format!("has more than {MAX_EXTRACTS} entries")).into());
@@ -444,7 +444,7 @@ mod tests {
         };
         assert!(
             select
-                .check(Scope::Server)
+                .check(AccessScope::Server)
                 .is_err_and(|e| e.message().starts_with("select[0]: is \"bogus\""))
         );
         let limit = ThreadSearch {
@@ -453,7 +453,7 @@ mod tests {
         };
         assert!(
             limit
-                .check(Scope::Server)
+                .check(AccessScope::Server)
                 .is_err_and(|e| e.message().starts_with("limit: "))
         );
     }

@@ -14,7 +14,7 @@ use super::{Interrupts, Resolution, continue_thread, pending};
 use crate::db::interrupts::{InterruptRecord, InterruptState};
 use crate::db::{self, DbResult, Tx};
 use crate::domain::Invalid;
-use crate::domain::access::Scope;
+use crate::domain::access::AccessScope;
 use crate::domain::background::{Answered, TaskRecord, TaskSnapshot, TaskStatus};
 use crate::domain::checkpoint::Lane;
 use crate::domain::id::{InterruptId, RunId, TaskId, ThreadId};
@@ -45,7 +45,7 @@ impl Interrupts {
     ///
     /// # Errors
     /// Returns an error when the database fails.
-    pub async fn pending_of_remote_tasks(&self, scope: Scope, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
+    pub async fn pending_of_remote_tasks(&self, scope: AccessScope, tasks: i64) -> DbResult<Vec<InterruptRecord>> {
         let read = self
             .core
             .db
