@@ -72,7 +72,7 @@ fn mistakes_in_keys_are_named_with_their_place() {
             "key_env = \"A\"\nexpires_at = \"soon\"",
             "auth.keys[0].expires_at: must be a time",
         ),
-        ("key_env = \"A\"\nkey = \"inline\"", "key"),
+        ("key_env = \"A\"\nkey = \"inline\"", "unknown key"),
     ] {
         assert!(key(more).contains(expected), "{more}: {}", key(more));
     }

@@ -164,5 +164,5 @@ async fn the_python_sdk_sends_its_key(server: TestServer) {
     command.args(["-B", script, &server.client().base()]);
     command.arg(created["api_key"].as_str().expect("a key"));
     let said = runs_to_its_end(command).await;
-    assert!(said.contains("in"), "{said}");
+    assert!(said.contains("the key lets in"), "{said}");
 }
