@@ -119,7 +119,7 @@ pub(in crate::db) enum AccessPath {
     /// The index of terms, for a term that few threads have.
     Term(Term),
     /// The index of owners and, for shared threads, that of terms, for a scope with few threads.
-    AccessScope,
+    Scope,
     /// The index of the sort order.
     Order,
 }
