@@ -16,7 +16,7 @@ use axum::http::request::Parts;
 use super::ApiParts;
 use super::audit;
 use super::error::ApiError;
-use crate::domain::access::{Action, Ownership, AccessScope};
+use crate::domain::access::{AccessScope, Action, Ownership};
 use crate::domain::audit::AuditOutcome;
 use crate::domain::identity::Identity;
 use crate::runtime::{AccessError, ResourceRef};
@@ -143,7 +143,10 @@ async fn resource_of(parts: &mut Parts, server: &Server, subject: Subject) -> Re
     let Ok(values) = RawPathParams::from_request_parts(parts, server).await else {
         return ResourceRef::Collection;
     };
-    let text = values.iter().find(|(name, _)| *name == variable).map(|(_, value)| value);
+    let text = values
+        .iter()
+        .find(|(name, _)| *name == variable)
+        .map(|(_, value)| value);
     let Some(text) = text else {
         return ResourceRef::Collection;
     };

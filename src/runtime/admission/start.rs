@@ -118,7 +118,9 @@ pub(in crate::runtime) async fn start_as(
     let mut run = build_run(id, new_run, &resolved, &thread, settings, now);
     if new_run.caller.credential == Credential::Server && run.request.caller.is_none() {
         // The server continues work on the thread: on behalf of the same user as before.
-        run.request.caller = db::runs::newest(tx, thread.id).await?.and_then(|before| before.request.caller);
+        run.request.caller = db::runs::newest(tx, thread.id)
+            .await?
+            .and_then(|before| before.request.caller);
     }
     inherit_task_lineage(tx, &thread, &mut run).await?;
     settle_questions(tx, new_run, &resolved.known, &mut run, in_flight).await?;
@@ -156,7 +158,12 @@ pub(in crate::runtime) fn check_assistant(
     if access::decide(caller, Action::AssistantsRead, &facts, &core.sharing) {
         return Ok(());
     }
-    audit::record_refusal(core, caller, Action::AssistantsRead, format!("assistant:{}", assistant.id));
+    audit::record_refusal(
+        core,
+        caller,
+        Action::AssistantsRead,
+        format!("assistant:{}", assistant.id),
+    );
     Err(StartError::NoAssistant(assistant.id.to_string()))
 }
 
