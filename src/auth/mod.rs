@@ -243,7 +243,9 @@ impl Ways {
     async fn credential_ended(&self, identity: &Identity) {
         let key = match &identity.credential {
             Credential::ApiKey(id) => ApiKeyId::read(id),
-            _ => None,
+            Credential::None | Credential::Anonymous | Credential::Server | Credential::Jwt(_) | Credential::Hook => {
+                None
+            }
         };
         let mut changes = self.keys.watch_changes();
         loop {

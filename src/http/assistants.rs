@@ -19,7 +19,7 @@ use crate::domain::access::Action;
 use crate::domain::assistant::Assistant;
 use crate::domain::filter::MetadataFilter;
 use crate::domain::id::AssistantId;
-use crate::runtime::{AssistantError, AssistantRef, ResourceRef};
+use crate::runtime::{AssistantError, AssistantRef, NewAssistant, ResourceRef};
 
 /// Creates an assistant: an agent definition with settings.
 #[utoipa::path(post, path = "/assistants", tag = "Assistants", request_body = AssistantCreate,
@@ -39,12 +39,15 @@ pub(super) async fn create(
     } = body.check()?;
     // An assistant that the caller may not read is only taken.
     let reuse_existing = reuse_existing && api.may(Action::AssistantsRead, ResourceRef::Assistant(id)).await?;
+    let new = NewAssistant {
+        id,
+        ownership: api.ownership(),
+        settings,
+        reuse_existing,
+    };
     let created_response =
         |assistant: &Assistant| idempotency::stored_response(&AssistantView::from(assistant.clone()));
-    let once = api
-        .assistants
-        .create_assistant(id, api.ownership(), settings, reuse_existing, key, created_response)
-        .await?;
+    let once = api.assistants.create_assistant(new, key, created_response).await?;
     idempotency::respond(once, |assistant| idempotency::response(created_response(&assistant)))
 }
 

@@ -87,6 +87,18 @@ async fn threads_of(tx: &mut Tx<'_>, scope: &AccessScope, id: AssistantId, limit
         .collect())
 }
 
+/// An assistant to create.
+pub struct NewAssistant {
+    /// The id.
+    pub id: AssistantId,
+    /// The tenant and the owner.
+    pub ownership: Ownership,
+    /// What it runs, and how.
+    pub settings: AssistantSettings,
+    /// True to return the assistant that has the id already, if there is one.
+    pub reuse_existing: bool,
+}
+
 /// Creates, changes and deletes assistants, and describes their agents. Cheap to clone.
 #[derive(Clone)]
 pub struct Assistants {
@@ -99,20 +111,22 @@ impl Assistants {
         Self { core, threads }
     }
 
-    /// Creates an assistant for `ownership`, once per key. `shown` renders the stored response. If the id is taken and `or_take_it` is
-    /// set, the existing assistant is returned.
+    /// Creates an assistant, once per key. `shown` renders the stored response.
     ///
     /// # Errors
     /// See [`AssistantError`]; nothing is stored then.
     pub async fn create_assistant(
         &self,
-        id: AssistantId,
-        ownership: Ownership,
-        settings: AssistantSettings,
-        or_take_it: bool,
+        new: NewAssistant,
         key: Option<IdempotencyKey>,
         shown: fn(&Assistant) -> StoredResponse,
     ) -> Result<Once<Assistant>, AssistantError> {
+        let NewAssistant {
+            id,
+            ownership,
+            settings,
+            reuse_existing,
+        } = new;
         let settings = settings.mirrored().map_err(|_| AssistantError::TwoContexts)?;
         settings.check()?;
         self.check_graph(&settings.graph_id)?;
@@ -123,7 +137,7 @@ impl Assistants {
                 if assistants::insert(tx, &assistant).await? {
                     return Ok(assistant);
                 }
-                let found = if or_take_it {
+                let found = if reuse_existing {
                     assistants::find(tx, id).await?
                 } else {
                     None

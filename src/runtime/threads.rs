@@ -175,7 +175,7 @@ impl Threads {
         let threads = self.clone();
         let work = self.core.run_detached(async move {
             let to = ThreadId::mint();
-            let copied = threads.copy_in_pieces(from, (to, ownership), key, shown).await;
+            let copied = threads.copy_in_pieces(from, to, ownership, key, shown).await;
             if !matches!(copied, Ok(None | Some(Once::First(_)))) {
                 let abandoned = threads.core.db.write(move |tx| Box::pin(db::copies::abandon(tx, to)));
                 if let Err(error) = abandoned.await {
@@ -190,7 +190,8 @@ impl Threads {
     async fn copy_in_pieces(
         &self,
         from: ThreadId,
-        (to, ownership): (ThreadId, Ownership),
+        to: ThreadId,
+        ownership: Ownership,
         key: Option<IdempotencyKey>,
         shown: fn(&CreatedThread) -> StoredResponse,
     ) -> DbResult<Option<Once<CreatedThread>>> {

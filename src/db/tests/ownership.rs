@@ -119,7 +119,7 @@ fn metadata(n: usize) -> Map<String, Value> {
         _ => json!([]),
     };
     let word = ["private", "team", "open"][n % 3];
-    object(json!({"visibility": word, "list": list, "even": n % 2 == 0}))
+    object(json!({"visibility": word, "list": list, "even": n.is_multiple_of(2)}))
 }
 
 /// Stores threads of all owners, in the order of their creation.

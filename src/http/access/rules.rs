@@ -28,6 +28,7 @@ pub(in crate::http) enum Rule {
 }
 
 /// Returns the rule of a route; `path` is its pattern.
+#[expect(clippy::match_same_arms, reason = "one line for each resource")]
 pub(in crate::http) fn rule_of(method: &str, path: &str) -> Option<Rule> {
     use Action::{
         AgentsDelete, AgentsPut, AgentsRead, AssistantsCreate, AssistantsDelete, AssistantsRead, AssistantsSearch,

@@ -70,9 +70,7 @@ impl ThreadFrames {
         };
         Ok(self.presenter.present(event, base))
     }
-}
 
-impl ThreadFrames {
     /// Returns whether the caller may read the thread now.
     async fn may_read(&self) -> DbResult<bool> {
         let resource = ResourceRef::Thread(self.thread);

@@ -123,7 +123,11 @@ impl Fixture {
     }
 
     /// Returns the request of an endpoint that succeeds for the owner.
-    #[expect(clippy::too_many_lines, reason = "one line for each endpoint")]
+    #[expect(
+        clippy::too_many_lines,
+        clippy::match_same_arms,
+        reason = "one line for each endpoint"
+    )]
     fn endpoint(&self, method: &str, pattern: &str) -> Endpoint {
         use Audience::{Admins, Everybody, ServerOperators, Users};
         let input = json!({"messages": [{"role": "user", "content": script().says("done").to_string()}]});
